@@ -1,0 +1,65 @@
+//! Every method that one daemon offers to another, with its request and reply.
+//!
+//! `docs/PROTOCOL.md` lists them. Names of later releases are reserved here, so that powers in
+//! certificates and access rules need not change when they come.
+// tidy: core
+
+pub mod dominator;
+pub mod image_server;
+pub mod object_server;
+pub mod subd;
+
+use crate::wire::{Access, MethodInfo};
+
+/// A reply that says no more than that it was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Done {}
+
+/// All methods, the reserved ones included, sorted by name.
+#[must_use]
+pub fn methods() -> Vec<MethodInfo> {
+    use Access::{Authenticated, Power, PowerOrOwner};
+    let reserve = MethodInfo::reserve;
+    let mut methods = vec![
+        MethodInfo::of::<subd::Poll>(),
+        MethodInfo::of::<subd::GetDirectories>(),
+        MethodInfo::of::<subd::Fetch>(),
+        MethodInfo::of::<subd::Prepare>(),
+        MethodInfo::of::<subd::Commit>(),
+        MethodInfo::of::<subd::Cleanup>(),
+        MethodInfo::of::<subd::GetConfiguration>(),
+        MethodInfo::of::<subd::SetConfiguration>(),
+        reserve("Subd.AddObjects", Power),
+        reserve("Subd.CheckHealth", PowerOrOwner),
+        reserve("Subd.GetFiles", PowerOrOwner),
+        MethodInfo::of::<image_server::AddImage>(),
+        MethodInfo::of::<image_server::GetImage>(),
+        MethodInfo::of::<image_server::ListImages>(),
+        MethodInfo::of::<image_server::DeleteImage>(),
+        reserve("ImageServer.ChangeExpiry", PowerOrOwner),
+        reserve("ImageServer.ChangeOwner", PowerOrOwner),
+        reserve("ImageServer.FindLatestImage", Authenticated),
+        reserve("ImageServer.GetImageUpdates", Power),
+        reserve("ImageServer.ListDirectories", Authenticated),
+        reserve("ImageServer.MakeDirectory", PowerOrOwner),
+        MethodInfo::of::<object_server::AddObjects>(),
+        MethodInfo::of::<object_server::CheckObjects>(),
+        MethodInfo::of::<object_server::GetObjects>(),
+        MethodInfo::of::<dominator::ListSubs>(),
+        MethodInfo::of::<dominator::ShowSub>(),
+        MethodInfo::of::<dominator::GetStatus>(),
+        MethodInfo::of::<dominator::DisableUpdates>(),
+        MethodInfo::of::<dominator::EnableUpdates>(),
+        MethodInfo::of::<dominator::ClearSafetyShutoff>(),
+        reserve("Dominator.FastUpdate", PowerOrOwner),
+        reserve("Dominator.ForceDisruptiveUpdate", PowerOrOwner),
+        reserve("Dominator.GetConfiguration", Authenticated),
+        reserve("Dominator.SetConfiguration", Power),
+        reserve("Dominator.SetDefaultImage", Power),
+        reserve("FileGenerator.Generate", Power),
+        reserve("MdbServer.GetMdb", Authenticated),
+        reserve("MdbServer.GetMdbUpdates", Authenticated),
+    ];
+    methods.sort_by_key(|method| method.name);
+    methods
+}

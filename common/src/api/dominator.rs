@@ -1,0 +1,321 @@
+//! `Dominator`: what operators ask of the controller.
+// tidy: core
+
+use core::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::Done;
+use crate::tree::Time;
+use crate::wire::{Access, Method};
+
+/// The status of a machine: what it is doing, or what it waits for. `docs/OPERATING.md` explains
+/// each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Status {
+    /// Not reached yet since the dominator started, or since the machine was added.
+    Connecting,
+    /// Cannot be reached now.
+    Unreachable,
+    /// Answers, but not as a sub should.
+    PollFailed,
+    /// No image is required of it.
+    ImageUndefined,
+    /// The image server does not have its image, or not all of it.
+    ImageNotReady,
+    /// Is scanning, because it just started or was told to scan otherwise.
+    Rescanning,
+    /// Gets objects from the image server.
+    Fetching,
+    /// The objects do not fit.
+    InsufficientSpace,
+    /// Stages an update.
+    Preparing,
+    /// Is carrying out an update.
+    Updating,
+    /// Equals its required image, and that has been verified.
+    Synced,
+    /// Differs, but updates are disabled.
+    UpdatesDisabled,
+    /// Differs, but the update would destroy too much.
+    UnsafeUpdate,
+    /// Differs, but content that it keeps is in the way.
+    Blocked,
+    /// An update was carried out and changed nothing of what it should.
+    NotConverging,
+    /// The last update failed and was put back.
+    UpdateFailed,
+    /// The last update failed and could not be put back.
+    UpdateStuck,
+    /// Equals its required image, but a service could not be acted on.
+    TriggerFailed,
+    /// The last fetch failed.
+    FetchFailed,
+}
+
+impl Status {
+    /// All of them.
+    pub const ALL: [Self; 19] = [
+        Self::Connecting,
+        Self::Unreachable,
+        Self::PollFailed,
+        Self::ImageUndefined,
+        Self::ImageNotReady,
+        Self::Rescanning,
+        Self::Fetching,
+        Self::InsufficientSpace,
+        Self::Preparing,
+        Self::Updating,
+        Self::Synced,
+        Self::UpdatesDisabled,
+        Self::UnsafeUpdate,
+        Self::Blocked,
+        Self::NotConverging,
+        Self::UpdateFailed,
+        Self::UpdateStuck,
+        Self::TriggerFailed,
+        Self::FetchFailed,
+    ];
+
+    /// The word that scripts match.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Unreachable => "unreachable",
+            Self::PollFailed => "poll-failed",
+            Self::ImageUndefined => "image-undefined",
+            Self::ImageNotReady => "image-not-ready",
+            Self::Rescanning => "rescanning",
+            Self::Fetching => "fetching",
+            Self::InsufficientSpace => "insufficient-space",
+            Self::Preparing => "preparing",
+            Self::Updating => "updating",
+            Self::Synced => "synced",
+            Self::UpdatesDisabled => "updates-disabled",
+            Self::UnsafeUpdate => "unsafe-update",
+            Self::Blocked => "blocked",
+            Self::NotConverging => "not-converging",
+            Self::UpdateFailed => "update-failed",
+            Self::UpdateStuck => "update-stuck",
+            Self::TriggerFailed => "trigger-failed",
+            Self::FetchFailed => "fetch-failed",
+        }
+    }
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// A machine in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubSummary {
+    /// Its name in the machine database.
+    pub hostname: String,
+    /// Where it is reached, once its name was resolved.
+    pub address: Option<SocketAddr>,
+    /// What it is doing.
+    pub status: Status,
+    /// The same in words: what it waits for, and what an operator may do.
+    pub detail: String,
+    /// Since when it has this status.
+    pub since: Time,
+    /// The image it must have; empty if none.
+    pub required_image: String,
+    /// The image it will get next; empty if none.
+    pub planned_image: String,
+    /// The image of the last update that was done; empty if none.
+    pub last_image: String,
+    /// When it last answered a poll.
+    pub last_seen: Option<Time>,
+    /// When it was last known to be synced.
+    pub last_synced: Option<Time>,
+}
+
+/// Lists the machines, sorted by host name.
+pub enum ListSubs {}
+
+/// See [`ListSubs`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListSubsRequest {
+    /// Only machines with one of these; all if empty.
+    pub statuses: Vec<Status>,
+}
+
+/// See [`ListSubs`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListSubsReply {
+    /// The machines.
+    pub subs: Vec<SubSummary>,
+}
+
+impl Method for ListSubs {
+    const NAME: &'static str = "Dominator.ListSubs";
+    const ACCESS: Access = Access::Authenticated;
+    const REPLY_BYTES_MAX: usize = 64 << 20;
+    type Request = ListSubsRequest;
+    type Reply = ListSubsReply;
+}
+
+/// Tells all about one machine.
+pub enum ShowSub {}
+
+/// See [`ShowSub`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShowSubRequest {
+    /// Its name in the machine database.
+    pub hostname: String,
+}
+
+/// See [`ShowSub`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubDetail {
+    /// As in the list.
+    pub summary: SubSummary,
+    /// Its record in the machine database.
+    pub machine: crate::mdb::Machine,
+    /// The last poll, without the lists that only a dominator needs; `None` before the first.
+    pub poll: Option<PollSummary>,
+    /// The first operations of the plan that is being carried out, or that is held back.
+    pub plan: Vec<String>,
+    /// How many operations that plan has.
+    pub plan_operations: u32,
+    /// Objects that it still has to fetch.
+    pub missing_objects: u32,
+    /// Their length together, in bytes.
+    #[serde(with = "crate::wide")]
+    pub missing_bytes: u64,
+    /// The last changes of its status: when, which, and in words; the newest first.
+    pub history: Vec<(Time, Status, String)>,
+}
+
+/// What is worth showing of a poll.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PollSummary {
+    /// Where the sub is in its history.
+    pub version: super::subd::Version,
+    /// Who it is.
+    pub identity: super::subd::Identity,
+    /// What it does.
+    pub activity: super::subd::Activity,
+    /// The digest of its tree, if it was scanned.
+    pub root: Option<crate::object::ObjectId>,
+    /// Sums over its tree.
+    pub totals: Option<crate::tree::Totals>,
+    /// Paths that it could not read.
+    pub unreadable: Vec<(crate::path::TreePath, String)>,
+    /// How its last fetch ended.
+    pub last_fetch: Option<super::subd::LastFetch>,
+    /// How its last update ended.
+    pub last_update: Option<super::subd::LastUpdate>,
+    /// Triggers that failed since the last good update.
+    pub trigger_failures: Vec<super::subd::TriggerFailure>,
+    /// Free space.
+    pub space: super::subd::Space,
+    /// Scan counters.
+    pub counters: super::subd::ScanCounters,
+}
+
+impl Method for ShowSub {
+    const NAME: &'static str = "Dominator.ShowSub";
+    const ACCESS: Access = Access::Authenticated;
+    const REPLY_BYTES_MAX: usize = 16 << 20;
+    type Request = ShowSubRequest;
+    type Reply = SubDetail;
+}
+
+/// Tells how the dominator itself is doing.
+pub enum GetStatus {}
+
+/// A brake that an operator pulled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Brake {
+    /// Why.
+    pub reason: String,
+    /// Who.
+    pub who: String,
+    /// When.
+    pub since: Time,
+}
+
+/// See [`GetStatus`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DominatorStatus {
+    /// Set while updates are disabled.
+    pub brake: Option<Brake>,
+    /// How many machines have each status; statuses without machines are left out.
+    pub counts: Vec<(Status, u32)>,
+    /// What is wrong with the machine database; the last good one stays in force.
+    pub mdb_error: Option<String>,
+    /// When the machine database in force was read.
+    pub mdb_read: Option<Time>,
+    /// What is wrong with the image server.
+    pub image_server_error: Option<String>,
+    /// Distinct directories held in memory for all images and machines together.
+    #[serde(with = "crate::wide")]
+    pub directories: u64,
+}
+
+impl Method for GetStatus {
+    const NAME: &'static str = "Dominator.GetStatus";
+    const ACCESS: Access = Access::Authenticated;
+    type Request = ();
+    type Reply = DominatorStatus;
+}
+
+/// Pulls the brake: when this has returned, no Commit is sent. Survives a restart.
+pub enum DisableUpdates {}
+
+/// See [`DisableUpdates`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DisableUpdatesRequest {
+    /// Why; must not be empty.
+    pub reason: String,
+    /// Who says so, as long as no certificate tells.
+    pub who: String,
+}
+
+impl Method for DisableUpdates {
+    const NAME: &'static str = "Dominator.DisableUpdates";
+    const ACCESS: Access = Access::Power;
+    type Request = DisableUpdatesRequest;
+    type Reply = Done;
+}
+
+/// Releases the brake.
+pub enum EnableUpdates {}
+
+/// See [`EnableUpdates`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnableUpdatesRequest {
+    /// Who says so, as long as no certificate tells.
+    pub who: String,
+}
+
+impl Method for EnableUpdates {
+    const NAME: &'static str = "Dominator.EnableUpdates";
+    const ACCESS: Access = Access::Power;
+    type Request = EnableUpdatesRequest;
+    type Reply = Done;
+}
+
+/// Lets one unsafe update of one machine pass.
+pub enum ClearSafetyShutoff {}
+
+/// See [`ClearSafetyShutoff`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClearSafetyShutoffRequest {
+    /// The machine.
+    pub hostname: String,
+}
+
+impl Method for ClearSafetyShutoff {
+    const NAME: &'static str = "Dominator.ClearSafetyShutoff";
+    const ACCESS: Access = Access::PowerOrOwner;
+    type Request = ClearSafetyShutoffRequest;
+    type Reply = Done;
+}

@@ -1,0 +1,83 @@
+//! `ObjectServer`: objects by id, in batches. Single objects are at `GET /objects/<id>`.
+// tidy: core
+
+use serde::{Deserialize, Serialize};
+
+use crate::object::ObjectId;
+use crate::wire::{Access, Method};
+
+/// The most ids in one request.
+pub const IDS_MAX: usize = 65_536;
+
+/// Says which objects the server has.
+pub enum CheckObjects {}
+
+/// See [`CheckObjects`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckObjectsRequest {
+    /// The ids to look for: at most [`IDS_MAX`].
+    pub ids: Vec<ObjectId>,
+    /// Keep the objects that are there from being collected for this long, in seconds.
+    pub lease_seconds: u32,
+}
+
+/// See [`CheckObjects`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckObjectsReply {
+    /// Those of the ids that the server lacks, in the order of the request.
+    pub missing: Vec<ObjectId>,
+}
+
+impl Method for CheckObjects {
+    const NAME: &'static str = "ObjectServer.CheckObjects";
+    const ACCESS: Access = Access::Authenticated;
+    const REQUEST_BYTES_MAX: usize = 16 << 20;
+    const REPLY_BYTES_MAX: usize = 16 << 20;
+    type Request = CheckObjectsRequest;
+    type Reply = CheckObjectsReply;
+}
+
+/// Stores objects. The request's body is an object stream ([`crate::wire::object_stream`]), not
+/// [`AddObjects::Request`]; each object is kept as soon as it is complete, so that an upload that
+/// was cut need not send it again.
+pub enum AddObjects {}
+
+/// See [`AddObjects`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddObjectsReply {
+    /// Objects that are new to the server.
+    #[serde(with = "crate::wide")]
+    pub added: u64,
+    /// Their length together, in bytes.
+    #[serde(with = "crate::wide")]
+    pub added_bytes: u64,
+    /// Objects that were there already.
+    #[serde(with = "crate::wide")]
+    pub known: u64,
+}
+
+impl Method for AddObjects {
+    const NAME: &'static str = "ObjectServer.AddObjects";
+    const ACCESS: Access = Access::Power;
+    type Request = ();
+    type Reply = AddObjectsReply;
+}
+
+/// Gives objects. The reply's body is an object stream, in the order of the request; an object
+/// that the server lacks, or that is found corrupt, is said to be absent.
+pub enum GetObjects {}
+
+/// See [`GetObjects`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetObjectsRequest {
+    /// The ids: at most [`IDS_MAX`].
+    pub ids: Vec<ObjectId>,
+}
+
+impl Method for GetObjects {
+    const NAME: &'static str = "ObjectServer.GetObjects";
+    const ACCESS: Access = Access::Power;
+    const REQUEST_BYTES_MAX: usize = 16 << 20;
+    type Request = GetObjectsRequest;
+    type Reply = ();
+}

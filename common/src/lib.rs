@@ -1,0 +1,24 @@
+//! The model and the wire: everything that two daemons must agree on.
+//!
+//! [`tree`], [`plan`], [`filter`], [`trigger`], [`image`] and [`mdb`] are the model. They are
+//! cores: functions of their arguments, with no clock, disk, network or randomness. [`api`]
+//! defines every method that one daemon offers to another. [`wire`] carries calls over HTTP.
+//! [`daemon`] is what all daemons do alike: they log, listen, serve pages and stop on SIGTERM.
+//!
+//! `docs/ARCHITECTURE.md` has the glossary; `docs/PROTOCOL.md` and `docs/IMAGE-FORMAT.md`
+//! specify the bytes.
+
+pub mod api;
+pub mod escape;
+pub mod filter;
+pub mod image;
+pub mod mdb;
+pub mod object;
+pub mod path;
+pub mod plan;
+pub mod report;
+pub mod scope;
+pub mod tree;
+pub mod trigger;
+pub mod wide;
+pub mod wire;

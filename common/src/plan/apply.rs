@@ -1,0 +1,6 @@
+//! x
+/// x
+#[derive(Debug)]
+pub struct ApplyError;
+/// x
+pub fn apply() {}

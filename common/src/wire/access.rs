@@ -1,0 +1,29 @@
+//! Who may call a method.
+// tidy: core
+
+use serde::{Deserialize, Serialize};
+
+/// The access rule that each method carries. Until certificates are checked every caller passes;
+/// the rules are part of the methods from the start, so that none is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// Any caller with a valid certificate.
+    Authenticated,
+    /// A caller whose certificate has a pattern that matches the method's name.
+    Power,
+    /// As [`Access::Power`], or an owner of the machine or image that the call is about.
+    PowerOrOwner,
+}
+
+impl Access {
+    /// What the rule asks for, in words.
+    #[must_use]
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Authenticated => "any certificate",
+            Self::Power => "a certificate with the power",
+            Self::PowerOrOwner => "a certificate with the power, or of an owner",
+        }
+    }
+}

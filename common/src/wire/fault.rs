@@ -1,0 +1,71 @@
+//! What a server answers when it does not do what a call asks.
+// tidy: core
+
+use serde::{Deserialize, Serialize};
+
+/// Why a call was not carried out. Callers branch on this, never on the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultCode {
+    /// The request cannot be understood, or breaks a rule.
+    BadRequest,
+    /// The server does not speak the caller's version of the protocol.
+    Version,
+    /// The method is unknown, or reserved for a later release.
+    NoMethod,
+    /// What the call is about does not exist.
+    NotFound,
+    /// It existed, was deleted, and its name is never used again.
+    Gone,
+    /// It exists already.
+    Exists,
+    /// Another update or fetch is under way.
+    Busy,
+    /// The machine has changed since the caller looked: poll, and plan again.
+    Stale,
+    /// The request or one of its parts is larger than the server accepts.
+    TooLarge,
+    /// There is no space left.
+    NoSpace,
+    /// The caller may not do this.
+    Denied,
+    /// The server cannot do this now; the same call may succeed later.
+    Unavailable,
+    /// Something failed inside the server.
+    Internal,
+}
+
+impl FaultCode {
+    /// The HTTP status that goes with the code.
+    #[must_use]
+    pub fn status(self) -> u16 {
+        match self {
+            Self::BadRequest | Self::Version => 400,
+            Self::Denied => 403,
+            Self::NoMethod | Self::NotFound => 404,
+            Self::Exists | Self::Busy | Self::Stale => 409,
+            Self::Gone => 410,
+            Self::TooLarge => 413,
+            Self::Internal => 500,
+            Self::Unavailable => 503,
+            Self::NoSpace => 507,
+        }
+    }
+}
+
+/// A refusal or a failure, as it travels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Fault {
+    /// What a caller branches on.
+    pub code: FaultCode,
+    /// What a person reads: what was refused, where, and what to do.
+    pub message: String,
+}
+
+impl Fault {
+    /// A fault with `code` and a text for people.
+    pub fn new(code: FaultCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}
