@@ -15,6 +15,7 @@
 
 pub mod apply;
 pub mod diff;
+mod order;
 
 use std::collections::BTreeMap;
 
@@ -52,8 +53,9 @@ pub enum Action {
         /// goes with it.
         displaced: Vec<TreePath>,
     },
-    /// Set owner, mode, extended attributes, and of a file its mtime, to those of this node,
-    /// leaving the inode and its content.
+    /// Set owner, mode, extended attributes, and of a file or special file its mtime, to those of
+    /// this node, leaving the inode and its content. Never of a symlink, nor of a file that has
+    /// or gets a set-id bit or capabilities: those are replaced.
     Change(Node),
     /// Take it away; a directory is empty by then.
     Remove,

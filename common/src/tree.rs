@@ -17,6 +17,8 @@
 pub mod assembly;
 pub mod build;
 pub mod encode;
+#[cfg(test)]
+pub(crate) mod generate;
 pub mod node;
 pub mod text;
 

@@ -1,1 +1,286 @@
+//! Plans: exact for any two trees, and readable.
 
+use std::collections::BTreeSet;
+
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+use super::{Action, Difference, Have, Plan, apply, plan};
+use crate::object::Algorithm;
+use crate::path::TreePath;
+use crate::tree::generate::{similar_trees, trees};
+use crate::tree::text::{from_text, to_text};
+use crate::tree::{Child, Leaf, Node, Tree, TreeBuilder};
+
+/// The single place that calls the planner.
+fn run(have: &Tree, want: &Tree, kept: &BTreeSet<TreePath>, external: &BTreeSet<TreePath>) -> Plan {
+    plan(&Have { tree: have, kept_directories: kept, externally_linked: external }, want)
+}
+
+fn nothing() -> BTreeSet<TreePath> {
+    BTreeSet::new()
+}
+
+/// Directories of `have` that are not in `want` and hold kept content somewhere: they stay.
+fn stays(have: &Tree, kept: &BTreeSet<TreePath>, path: &TreePath) -> bool {
+    matches!(have.get(path), Some(Child::Directory(_)))
+        && kept.iter().any(|directory| directory.starts_with(path))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn applying_a_plan_gives_what_is_required(
+        have in trees(Algorithm::Blake3),
+        want in trees(Algorithm::Blake3),
+    ) {
+        let plan = run(&have, &want, &nothing(), &nothing());
+        prop_assert_eq!(&plan.blocked, &[]);
+        let got = apply(&have, &plan).unwrap();
+        prop_assert_eq!(to_text(&got), to_text(&want), "{:#?}", plan);
+        prop_assert!(run(&got, &want, &nothing(), &nothing()).is_empty());
+    }
+
+    #[test]
+    fn a_plan_between_similar_trees_is_exact((have, want) in similar_trees(Algorithm::Blake3)) {
+        let plan = run(&have, &want, &nothing(), &nothing());
+        let got = apply(&have, &plan).unwrap();
+        prop_assert_eq!(to_text(&got), to_text(&want), "{:#?}", plan);
+        let untouched = plan.operations.iter().all(|operation| {
+            have.get(&operation.path) != want.get(&operation.path)
+                || operation.reason == [Difference::Links]
+        });
+        prop_assert!(untouched, "{:#?}", plan);
+    }
+
+    #[test]
+    fn equal_trees_need_no_change(tree in trees(Algorithm::Blake3)) {
+        prop_assert_eq!(run(&tree, &tree, &nothing(), &nothing()), Plan::default());
+    }
+
+    #[test]
+    fn what_is_kept_stays_and_the_rest_converges(
+        have in trees(Algorithm::Blake3),
+        want in trees(Algorithm::Blake3),
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 1..4),
+    ) {
+        let directories: Vec<TreePath> = have
+            .nodes()
+            .filter(|(_, node)| node.is_directory())
+            .map(|(path, _)| path)
+            .collect();
+        let kept: BTreeSet<TreePath> =
+            picks.iter().map(|pick| pick.get(&directories).clone()).collect();
+        let plan = run(&have, &want, &kept, &nothing());
+        for operation in &plan.operations {
+            let takes_away = matches!(operation.action, Action::Remove | Action::Replace { .. });
+            prop_assert!(!(takes_away && stays(&have, &kept, &operation.path)), "{operation}");
+        }
+        if let Some(blocked) = plan.blocked.first() {
+            prop_assert!(stays(&have, &kept, &blocked.path));
+            prop_assert!(!matches!(want.get(&blocked.path), Some(Child::Directory(_))));
+            return Ok(());
+        }
+        let mut expected = TreeBuilder::new(Algorithm::Blake3);
+        for (path, node) in want.nodes() {
+            expected.insert(path, node).unwrap();
+        }
+        for (path, node) in have.nodes() {
+            if stays(&have, &kept, &path) && expected.get(&path).is_none() {
+                expected.insert(path, node).unwrap();
+            }
+        }
+        let got = apply(&have, &plan).unwrap();
+        prop_assert_eq!(to_text(&got), to_text(&expected.finish().unwrap()));
+        let left: BTreeSet<TreePath> =
+            kept.into_iter().filter(|path| got.get(path).is_some()).collect();
+        prop_assert!(run(&got, &want, &left, &nothing()).is_empty());
+    }
+
+    #[test]
+    fn files_linked_from_outside_are_never_changed_in_place(
+        have in trees(Algorithm::Blake3),
+        want in trees(Algorithm::Blake3),
+    ) {
+        let external: BTreeSet<TreePath> = have.nodes().map(|(path, _)| path).collect();
+        let plan = run(&have, &want, &nothing(), &external);
+        for operation in &plan.operations {
+            if let Action::Change(node) = &operation.action {
+                prop_assert!(!matches!(node, Node::Leaf(Leaf::File(_))), "{operation}");
+            }
+        }
+        prop_assert_eq!(to_text(&apply(&have, &plan).unwrap()), to_text(&want));
+    }
+
+    #[test]
+    fn privileged_files_are_replaced_not_changed(
+        have in trees(Algorithm::Blake3),
+        want in trees(Algorithm::Blake3),
+    ) {
+        for operation in run(&have, &want, &nothing(), &nothing()).operations {
+            if let Action::Change(Node::Leaf(Leaf::File(file))) = &operation.action {
+                prop_assert!(!file.metadata.is_privileged(), "{operation}");
+            }
+        }
+    }
+}
+
+fn tree(text: &str) -> Tree {
+    // `#x` stands for the id of the one-byte object `x`.
+    let mut full = String::new();
+    for word in text.split_inclusive([' ', '\n']) {
+        match word.strip_prefix('#') {
+            Some(rest) if rest.trim().len() == 1 => {
+                full.push_str(&Algorithm::Blake3.digest(rest.trim().as_bytes()).to_string());
+                full.push_str(&rest[1..]);
+            }
+            _ => full.push_str(word),
+        }
+    }
+    from_text(Algorithm::Blake3, &full).unwrap()
+}
+
+#[track_caller]
+fn check(have: &str, want: &str, kept: &[&str], expect: Expect) {
+    let kept = kept.iter().map(|path| path.parse().unwrap()).collect();
+    let plan = run(&tree(have), &tree(want), &kept, &nothing());
+    let mut lines = String::new();
+    for operation in &plan.operations {
+        let line = operation.to_string();
+        // Digests make the lines long and say nothing here.
+        let short: Vec<&str> =
+            line.split(' ').filter(|word| !word.starts_with("blake3:")).collect();
+        lines.push_str(&short.join(" "));
+        lines.push('\n');
+    }
+    for blocked in &plan.blocked {
+        lines.push_str(&format!("blocked {}: {}\n", blocked.path, blocked.why));
+    }
+    expect.assert_eq(&lines);
+}
+
+const T: &str = "1.000000000";
+
+#[test]
+fn metadata_is_set_in_place_and_content_is_replaced() {
+    check(
+        &format!("f 644 0:0 {T} 1 #x /a\nf 644 0:0 {T} 1 #x /b\nf 4755 0:0 {T} 1 #x /c"),
+        &format!("f 600 0:1 {T} 1 #x /a\nf 644 0:0 {T} 1 #y /b\nf 755 0:0 {T} 1 #x /c"),
+        &[],
+        expect![[r#"
+            change f 600 0:1 1.000000000 1 /a (mode, owner)
+            replace f 644 0:0 1.000000000 1 /b (content)
+            replace f 755 0:0 1.000000000 1 /c (mode)
+        "#]],
+    );
+}
+
+#[test]
+fn a_directory_makes_way_for_a_symlink_in_one_step() {
+    check(
+        &format!("d 755 0:0 /lib\nd 755 0:0 /lib/x\nf 644 0:0 {T} 1 #x /lib/x/y\nd 755 0:0 /usr"),
+        "l 0:0 /lib -> usr/lib\nd 755 0:0 /usr",
+        &[],
+        expect![[r#"
+            replace l 0:0 /lib -> usr/lib [displaces 2 paths] (kind)
+        "#]],
+    );
+}
+
+#[test]
+fn a_symlink_makes_way_for_a_directory() {
+    check(
+        "l 0:0 /lib -> usr/lib",
+        &format!("d 755 0:0 /lib\nf 644 0:0 {T} 1 #x /lib/y"),
+        &[],
+        expect![[r#"
+            replace d 755 0:0 /lib (kind)
+            create f 644 0:0 1.000000000 1 /lib/y (missing)
+        "#]],
+    );
+}
+
+#[test]
+fn kept_content_blocks_what_stands_in_its_place_and_keeps_its_directories() {
+    check(
+        "d 755 0:0 /srv\nd 755 0:0 /srv/data\nd 755 0:0 /srv/x\nd 755 0:0 /var\nd 755 0:0 /var/log",
+        &format!("f 644 0:0 {T} 1 #x /var"),
+        &["/srv/data", "/var/log"],
+        expect![[r#"
+            remove /srv/x (extra)
+            blocked /var: /var/log holds content that the machine keeps
+        "#]],
+    );
+}
+
+#[test]
+fn libraries_come_first_then_programs_then_boot_files_then_removals() {
+    check(
+        &format!("d 755 0:0 /old\nf 644 0:0 {T} 1 #x /old/x"),
+        &format!(
+            "d 755 0:0 /boot\nf 644 0:0 {T} 1 #k /boot/vmlinuz\nf 755 0:0 {T} 1 #p /app\n\
+             f 644 0:0 {T} 1 #l /libx.so.6\nf 644 0:0 {T} 1 #e /etc"
+        ),
+        &[],
+        expect![[r#"
+            create f 644 0:0 1.000000000 1 /libx.so.6 (missing)
+            create f 644 0:0 1.000000000 1 /etc (missing)
+            create f 755 0:0 1.000000000 1 /app (missing)
+            create d 755 0:0 /boot (missing)
+            create f 644 0:0 1.000000000 1 /boot/vmlinuz (missing)
+            remove /old/x (extra)
+            remove /old (extra)
+        "#]],
+    );
+}
+
+#[test]
+fn a_broken_hard_link_is_mended_and_a_group_changes_in_place_only_whole() {
+    let whole = format!("f 644 0:0 {T} 1 #x /a\nh /b -> /a");
+    check(
+        &format!("f 644 0:0 {T} 1 #x /a\nf 644 0:0 {T} 1 #x /b"),
+        &whole,
+        &[],
+        expect![[r#"
+            replace h /b -> /a (links)
+        "#]],
+    );
+    check(
+        &whole,
+        &format!("f 600 0:0 {T} 1 #x /a\nh /b -> /a"),
+        &[],
+        expect![[r#"
+            change f 600 0:0 1.000000000 1 /a (mode)
+        "#]],
+    );
+    check(
+        &whole,
+        &format!("f 600 0:0 {T} 1 #x /a\nf 644 0:0 {T} 1 #x /b"),
+        &[],
+        expect![[r#"
+            replace f 600 0:0 1.000000000 1 /a (mode)
+        "#]],
+    );
+    check(
+        &whole,
+        &format!("f 644 0:0 {T} 1 #y /a\nh /b -> /a"),
+        &[],
+        expect![[r#"
+            replace f 644 0:0 1.000000000 1 /a (content)
+            replace h /b -> /a (links)
+        "#]],
+    );
+}
+
+#[test]
+fn a_computed_file_without_content_blocks_the_plan() {
+    check(
+        "",
+        "g 644 0:0 files:6972 /resolv.conf",
+        &[],
+        expect![[r#"
+            blocked /resolv.conf: the content that files:6972 should compute is missing
+        "#]],
+    );
+}

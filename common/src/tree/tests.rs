@@ -1,1 +1,228 @@
+//! Trees: encodings and texts are lossless and canonical, hard links are normalised.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::assembly::Assembly;
+use super::generate::{trees, trees_with_computed};
+use super::text::{from_text, to_text};
+use super::*;
+
+/// The encodings of all directories, by digest.
+fn encodings(tree: &Tree) -> BTreeMap<ObjectId, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut stack = vec![Arc::clone(tree.root())];
+    while let Some(directory) = stack.pop() {
+        found.insert(directory.digest(), directory.encode());
+        for entry in directory.entries() {
+            if let Child::Directory(below) = &entry.child {
+                stack.push(Arc::clone(below));
+            }
+        }
+    }
+    found
+}
+
+fn assemble(root: ObjectId, encodings: &BTreeMap<ObjectId, Vec<u8>>) -> Result<Tree, TreeError> {
+    let mut assembly = Assembly::new(root, |_| None);
+    loop {
+        let wanted = assembly.wanted();
+        if wanted.is_empty() {
+            return assembly.finish();
+        }
+        for digest in wanted {
+            let bytes = encodings.get(&digest).ok_or(TreeError::MissingDirectory { digest })?;
+            assembly.insert(bytes.clone(), |_| None)?;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_tree_is_rebuilt_from_its_encodings(tree in trees_with_computed(Algorithm::Blake3)) {
+        let again = assemble(tree.digest(), &encodings(&tree)).unwrap();
+        prop_assert_eq!(again.nodes().collect::<Vec<_>>(), tree.nodes().collect::<Vec<_>>());
+        prop_assert_eq!(again.digest(), tree.digest());
+        prop_assert_eq!(again.root().totals(), tree.root().totals());
+    }
+
+    #[test]
+    fn a_tree_is_read_back_from_its_text(tree in trees_with_computed(Algorithm::Sha512)) {
+        let text = to_text(&tree);
+        let again = from_text(Algorithm::Sha512, &text).unwrap();
+        prop_assert_eq!(to_text(&again), text);
+        prop_assert_eq!(again.digest(), tree.digest());
+    }
+
+    #[test]
+    fn trees_are_equal_exactly_if_their_digests_are(
+        left in trees(Algorithm::Blake3),
+        right in trees(Algorithm::Blake3),
+    ) {
+        let nodes = |tree: &Tree| tree.nodes().collect::<Vec<_>>();
+        prop_assert_eq!(nodes(&left) == nodes(&right), left.digest() == right.digest());
+        let rebuilt = from_text(Algorithm::Blake3, &to_text(&left)).unwrap();
+        prop_assert_eq!(rebuilt.digest(), left.digest());
+    }
+
+    #[test]
+    fn one_changed_node_changes_the_digest(
+        tree in trees(Algorithm::Blake3),
+        pick in any::<prop::sample::Index>(),
+    ) {
+        let nodes: Vec<_> = tree.nodes().collect();
+        let (path, node) = pick.get(&nodes).clone();
+        let Some(metadata) = node.metadata() else { return Ok(()) };
+        let mut changed = node.clone();
+        let other = Metadata { gid: metadata.gid + 1, ..metadata.clone() };
+        *changed.metadata_mut().unwrap() = other;
+        let mut builder = TreeBuilder::new(Algorithm::Blake3);
+        for (path, node) in nodes {
+            builder.insert(path, node).unwrap();
+        }
+        builder.replace(path, changed);
+        prop_assert_ne!(builder.finish().unwrap().digest(), tree.digest());
+    }
+
+    #[test]
+    fn a_damaged_encoding_is_refused_or_is_another_directory(
+        tree in trees(Algorithm::Blake3),
+        pick in any::<prop::sample::Index>(),
+        value in any::<u8>(),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let bytes = tree.root().encode();
+        let known: BTreeMap<_, _> = tree.root().entries().iter().filter_map(|entry| {
+            match &entry.child {
+                Child::Directory(directory) => Some((directory.digest(), Arc::clone(directory))),
+                Child::Leaf(_) => None,
+            }
+        }).collect();
+        let decode = |bytes: &[u8]| {
+            encode::decode(Algorithm::Blake3, bytes, |digest| known.get(digest).cloned())
+        };
+        let mut damaged = bytes.clone();
+        let at = pick.index(damaged.len());
+        damaged[at] = value;
+        // Whatever is accepted encodes to exactly the bytes that were read.
+        if let Ok(directory) = decode(&damaged) {
+            prop_assert_eq!(directory.encode(), damaged);
+        }
+        prop_assert!(decode(&bytes[..cut.index(bytes.len())]).is_err());
+        let mut longer = bytes.clone();
+        longer.push(value);
+        prop_assert!(decode(&longer).is_err());
+    }
+
+    #[test]
+    fn dropping_paths_drops_them_and_what_lies_below(
+        tree in trees(Algorithm::Blake3),
+        pick in any::<prop::sample::Index>(),
+    ) {
+        let nodes: Vec<_> = tree.nodes().collect();
+        let gone = pick.get(&nodes).0.clone();
+        prop_assume!(!gone.is_root());
+        let left = tree.without(|path| *path == gone).unwrap();
+        left.verify().unwrap();
+        let expected: Vec<_> =
+            nodes.iter().map(|(path, _)| path).filter(|path| !path.starts_with(&gone)).collect();
+        let got: Vec<_> = left.nodes().map(|(path, _)| path).collect();
+        prop_assert_eq!(got.iter().collect::<Vec<_>>(), expected);
+        for (path, _) in left.nodes() {
+            prop_assert_eq!(left.file(&path), tree.file(&path));
+        }
+    }
+}
+
+fn path(text: &str) -> TreePath {
+    text.parse().unwrap()
+}
+
+fn file(content: &[u8]) -> Node {
+    Node::Leaf(Leaf::File(File {
+        metadata: Metadata::new(0o644, 0, 0),
+        mtime: Time::default(),
+        size_bytes: content.len() as u64,
+        object: Algorithm::Blake3.digest(content),
+    }))
+}
+
+fn link(target: &str) -> Node {
+    Node::Leaf(Leaf::HardLink(path(target)))
+}
+
+fn build(items: &[(&str, Node)]) -> Result<Tree, TreeError> {
+    let mut builder = TreeBuilder::new(Algorithm::Blake3);
+    for (at, node) in items {
+        builder.insert(path(at), node.clone())?;
+    }
+    builder.finish()
+}
+
+#[test]
+fn the_first_path_carries_a_group_however_it_was_given() {
+    let expected = build(&[("/a", file(b"x")), ("/b", link("/a")), ("/c", link("/a"))]).unwrap();
+    let ways: [[(&str, Node); 3]; 3] = [
+        [("/c", file(b"x")), ("/a", link("/c")), ("/b", link("/c"))],
+        [("/b", file(b"x")), ("/c", link("/b")), ("/a", link("/c"))],
+        [("/a", link("/b")), ("/b", link("/c")), ("/c", file(b"x"))],
+    ];
+    for way in ways {
+        assert_eq!(to_text(&build(&way).unwrap()), to_text(&expected));
+    }
+}
+
+#[test]
+fn what_is_no_tree_is_refused_by_name() {
+    let orphan = build(&[("/a/b", file(b""))]).unwrap_err();
+    assert_eq!(orphan.to_string(), "/a/b is in no directory");
+    let below_file = build(&[("/a", file(b"")), ("/a/b", file(b""))]).unwrap_err();
+    assert_eq!(below_file.to_string(), "/a/b is in no directory");
+    let nowhere = build(&[("/a", link("/b"))]).unwrap_err();
+    assert_eq!(
+        nowhere.to_string(),
+        "/a is a hard link to /b, which is no regular file of the tree"
+    );
+    let circle = build(&[("/a", link("/b")), ("/b", link("/a"))]).unwrap_err();
+    assert!(matches!(circle, TreeError::BadLink { .. }), "{circle}");
+    let twice = build(&[("/a", file(b"")), ("/a", file(b""))]).unwrap_err();
+    assert_eq!(twice.to_string(), "/a is given twice");
+}
+
+#[test]
+fn deep_trees_are_refused_before_they_are_a_danger() {
+    let mut builder = TreeBuilder::new(Algorithm::Blake3);
+    let mut at = TreePath::root();
+    let directory = || Node::Directory(Metadata::new(0o755, 0, 0));
+    for _ in 0..crate::path::DEPTH_MAX - 1 {
+        at = at.join(b"d").unwrap();
+        builder.insert(at.clone(), directory()).unwrap();
+    }
+    let tree = builder.finish().unwrap();
+    assert_eq!(tree.root().totals().depth as usize, crate::path::DEPTH_MAX - 1);
+    let text = to_text(&tree);
+    let deeper = format!("{text}d 755 0:0 {at}/d\n");
+    assert!(matches!(
+        from_text(Algorithm::Blake3, &deeper),
+        Err(super::text::TextError::Tree { source: TreeError::TooDeep })
+    ));
+}
+
+#[test]
+fn an_assembly_refuses_what_nobody_asked_for() {
+    let tree = build(&[("/a", file(b"x"))]).unwrap();
+    let other = Tree::empty(Algorithm::Blake3);
+    let mut assembly = Assembly::new(tree.digest(), |_| None);
+    assert_eq!(
+        assembly.insert(other.root().encode(), |_| None),
+        Err(TreeError::Digest { want: tree.digest(), got: other.digest() })
+    );
+    assert_eq!(
+        assembly.finish().unwrap_err(),
+        TreeError::MissingDirectory { digest: tree.digest() }
+    );
+}
