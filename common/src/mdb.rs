@@ -57,38 +57,38 @@ pub enum MdbError {
     },
 }
 
-/// One machine.
+/// One machine. No field is left out when it is encoded: bincode has no names of fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Machine {
     /// The name of the machine, and the name its certificate must have.
     pub hostname: String,
     /// Where to reach it, if the name does not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub ip_address: Option<IpAddr>,
     /// The port of its subd, if not the dominator's default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub subd_port: Option<u16>,
     /// The image it must have; without one the machine is only watched.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default)]
     pub required_image: String,
     /// The image it will get next; its objects are fetched ahead.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default)]
     pub planned_image: String,
     /// Leave the machine as it is.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub disable_updates: bool,
     /// Groups that may act on the machine.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub owner_groups: Vec<String>,
     /// Users that may act on the machine.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub owner_users: Vec<String>,
     /// Where it stands, such as `nyc/rack4`.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default)]
     pub location: String,
     /// Free-form labels.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default)]
     pub tags: BTreeMap<String, String>,
 }
 

@@ -5,10 +5,15 @@
 //! [`client`] and [`server`] are the only modules of the project that know HTTP.
 
 pub mod access;
+mod body;
+pub mod client;
 pub mod codec;
+mod executor;
 pub mod fault;
 pub mod method;
+pub mod object_reader;
 pub mod object_stream;
+pub mod server;
 
 pub use access::Access;
 pub use fault::{Fault, FaultCode};
@@ -22,3 +27,12 @@ pub const PROTOCOL_OLDEST: u32 = 1;
 
 /// The header that carries the protocol version on every call and reply.
 pub const PROTOCOL_HEADER: &str = "dominator-protocol";
+
+/// How often a peer that says nothing is asked whether it is still there.
+const KEEP_ALIVE_INTERVAL: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// How long it may take to answer that.
+const KEEP_ALIVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// The most bytes of headers of one message.
+const HEADER_BYTES_MAX: u32 = 16 << 10;

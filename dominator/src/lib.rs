@@ -1,1 +1,21 @@
-//! Placeholder.
+//! The central controller: it keeps every machine equal to its image.
+//!
+//! [`core`] decides; everything else carries out. `docs/ARCHITECTURE.md` has the map,
+//! `docs/OPERATING.md` the words that operators see.
+
+pub mod api;
+pub mod chance;
+pub mod command;
+pub mod core;
+pub mod daemon;
+pub mod domtool;
+pub mod driver;
+pub mod fleet;
+pub mod gate;
+pub mod images;
+pub mod mdb_file;
+pub mod metrics;
+pub mod pages;
+pub mod state;
+pub mod store;
+pub mod trees;

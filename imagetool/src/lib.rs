@@ -1,1 +1,20 @@
-//! Placeholder.
+//! The operator's image CLI: makes images from archives and directories, lists, shows, gets and
+//! deletes them.
+//!
+//! [`archive`] and [`directory`] read what an image is made of, [`upload`] sends what the image
+//! server lacks, [`download`] and [`restore`] are the way back. [`verb`] has one module for each
+//! verb of the command line. Contents are never held in memory, and nothing that is read, from
+//! an archive or from a server, is trusted.
+
+pub mod archive;
+pub mod command;
+pub mod computed;
+pub mod content;
+pub mod directory;
+pub mod download;
+pub mod failure;
+pub mod output;
+pub mod progress;
+pub mod restore;
+pub mod upload;
+pub mod verb;

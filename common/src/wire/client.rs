@@ -1,1 +1,347 @@
-//! The client.
+//! Calls methods of another daemon.
+//!
+//! A [`Client`] keeps one HTTP/2 connection to one server, made when first needed and made again
+//! when it was lost; any number of calls run on it at the same time. Every call has a limit of
+//! time and of size. A call whose future is dropped is cancelled, at the server too.
+
+mod connection;
+mod error;
+mod peer;
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+
+pub use error::{CallError, Remedy};
+pub use peer::{Peer, PeerError};
+
+use super::body::{self, Body, ReadError};
+use super::codec::{self, CodecError, Encoding};
+use super::fault::Fault;
+use super::method::Method;
+pub use super::object_reader::{ObjectReader, StreamError};
+use super::{PROTOCOL, PROTOCOL_HEADER, object_stream};
+use crate::api::object_server::{GetObjects, GetObjectsRequest};
+use connection::Connection;
+
+/// How long a call may take if its caller does not say.
+pub const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long an upload may make no progress, its reply included.
+pub const UPLOAD_STALL_MAX: Duration = Duration::from_secs(120);
+
+/// The largest page that [`Client::get`] takes, in bytes.
+const PAGE_BYTES_MAX: usize = 16 << 20;
+
+/// The longest text of a fault that is accepted, in bytes.
+const FAULT_BYTES_MAX: usize = 64 << 10;
+
+/// A client of one server. A clone shares its connection.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    peer: Peer,
+    connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Client({})", self.inner.peer)
+    }
+}
+
+impl Client {
+    /// A client of `peer`; connects when first used.
+    #[must_use]
+    pub fn new(peer: Peer) -> Self {
+        Self { inner: Arc::new(Inner { peer, connection: tokio::sync::Mutex::new(None) }) }
+    }
+
+    /// The server.
+    #[must_use]
+    pub fn peer(&self) -> &Peer {
+        &self.inner.peer
+    }
+
+    /// Calls `M`, within [`CALL_LIMIT`].
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn call<M: Method>(&self, request: &M::Request) -> Result<M::Reply, CallError> {
+        self.call_within::<M>(request, CALL_LIMIT).await
+    }
+
+    /// Calls `M`, within `limit`, connecting included.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn call_within<M: Method>(
+        &self,
+        request: &M::Request,
+        limit: Duration,
+    ) -> Result<M::Reply, CallError> {
+        let request = self.encoded::<M>(request)?;
+        let call = async {
+            let (response, _connection) = self.send(M::NAME, request).await?;
+            let reply = self.accept(M::NAME, response).await?;
+            self.decode_reply::<M>(reply, limit).await
+        };
+        self.within(M::NAME, limit, call).await
+    }
+
+    /// Streams an object stream to `M`; `body` is asked for one chunk after the other. There is
+    /// no limit on the whole, but none of its parts may take [`UPLOAD_STALL_MAX`].
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn upload<M: Method>(
+        &self,
+        body: impl Stream<Item = Result<Bytes, io::Error>> + Send + 'static,
+    ) -> Result<M::Reply, CallError> {
+        let progress = Arc::new(AtomicU64::new(0));
+        let failure = Arc::new(Mutex::new(None));
+        let (count, failed) = (Arc::clone(&progress), Arc::clone(&failure));
+        let body = body.map(move |chunk| {
+            count.fetch_add(1, Ordering::Relaxed);
+            chunk.map_err(|error| {
+                let again = io::Error::new(error.kind(), error.to_string());
+                *failed.lock().expect("no holder panics") = Some(error);
+                again
+            })
+        });
+        let request = self.request(M::NAME, object_stream::CONTENT_TYPE, body::streamed(body))?;
+        let call = async {
+            let (response, _connection) = self.send(M::NAME, request).await?;
+            let reply = self.accept(M::NAME, response).await?;
+            self.decode_reply::<M>(reply, UPLOAD_STALL_MAX).await
+        };
+        let mut call = std::pin::pin!(call);
+        let result = loop {
+            let before = progress.load(Ordering::Relaxed);
+            match tokio::time::timeout(UPLOAD_STALL_MAX, &mut call).await {
+                Ok(result) => break result,
+                Err(_) if progress.load(Ordering::Relaxed) != before => {}
+                Err(_) => break Err(self.timed_out(M::NAME, UPLOAD_STALL_MAX)),
+            }
+        };
+        let failure = failure.lock().expect("no holder panics").take();
+        match failure {
+            Some(source) if result.is_err() => {
+                Err(CallError::Source { method: M::NAME, peer: self.name(), source })
+            }
+            _ => result,
+        }
+    }
+
+    /// Asks for objects; they come one after the other, their hashes not yet checked.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn get_objects(
+        &self,
+        request: &GetObjectsRequest,
+    ) -> Result<ObjectReader, CallError> {
+        let method = GetObjects::NAME;
+        let request = self.encoded::<GetObjects>(request)?;
+        let call = async {
+            let (response, connection) = self.send(method, request).await?;
+            let response = self.accept(method, response).await?;
+            let kind = response.headers().get(CONTENT_TYPE).cloned();
+            if kind.as_ref().map(HeaderValue::as_bytes)
+                != Some(object_stream::CONTENT_TYPE.as_bytes())
+            {
+                return Err(self.odd(method, "the reply is not a stream of objects".to_owned()));
+            }
+            Ok(ObjectReader::of_incoming(response.into_body()).keeping(connection))
+        };
+        self.within(method, CALL_LIMIT, call).await
+    }
+
+    /// Gets a page: its status and its body, which must be small.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn get(&self, path_and_query: &str) -> Result<(u16, Bytes), CallError> {
+        let method = "GET";
+        let request = Request::get(self.uri(path_and_query))
+            .body(body::full(Bytes::new()))
+            .map_err(|error| self.odd(method, error.to_string()))?;
+        let call = async {
+            let (response, _connection) = self.send(method, request).await?;
+            let status = response.status().as_u16();
+            let bytes = body::read(response.into_body(), PAGE_BYTES_MAX, CALL_LIMIT).await;
+            Ok((status, bytes.map_err(|error| self.unread(method, error))?))
+        };
+        self.within(method, CALL_LIMIT, call).await
+    }
+
+    fn encoded<M: Method>(&self, request: &M::Request) -> Result<Request<Body>, CallError> {
+        let codec = |source| CallError::Codec { method: M::NAME, peer: self.name(), source };
+        let bytes = codec::encode(Encoding::Bincode, "request", request).map_err(codec)?;
+        if bytes.len() > M::REQUEST_BYTES_MAX {
+            let (length, limit) = (bytes.len(), M::REQUEST_BYTES_MAX);
+            return Err(codec(CodecError::TooLarge { what: "request", length, limit }));
+        }
+        self.request(M::NAME, Encoding::Bincode.content_type(), body::full(bytes))
+    }
+
+    fn request(
+        &self,
+        method: &'static str,
+        content_type: &'static str,
+        body: Body,
+    ) -> Result<Request<Body>, CallError> {
+        Request::post(self.uri(&format!("/rpc/{method}")))
+            .header(PROTOCOL_HEADER, PROTOCOL)
+            .header(CONTENT_TYPE, content_type)
+            .body(body)
+            .map_err(|error| self.odd(method, error.to_string()))
+    }
+
+    fn uri(&self, path_and_query: &str) -> String {
+        format!("http://{}{path_and_query}", self.inner.peer.authority())
+    }
+
+    /// Sends `request` and waits for the head of the response. The connection must be held until
+    /// the body has been read.
+    async fn send(
+        &self,
+        method: &'static str,
+        request: Request<Body>,
+    ) -> Result<(Response<Incoming>, Arc<Connection>), CallError> {
+        let mut request = request;
+        let mut again = true;
+        loop {
+            let connection = self.connection().await?;
+            let mut sender = connection.sender.clone();
+            match sender.try_send_request(request).await {
+                Ok(response) => return Ok((response, connection)),
+                Err(mut error) => {
+                    self.forget(&connection).await;
+                    // A request that comes back was not sent: the connection had just ended.
+                    match error.take_message() {
+                        Some(unsent) if again => {
+                            again = false;
+                            request = unsent;
+                        }
+                        _ => return Err(self.lost(method, error.into_error())),
+                    }
+                }
+            }
+        }
+    }
+
+    async fn connection(&self) -> Result<Arc<Connection>, CallError> {
+        let mut kept = self.inner.connection.lock().await;
+        if let Some(connection) = kept.as_ref()
+            && !connection.sender.is_closed()
+        {
+            return Ok(Arc::clone(connection));
+        }
+        *kept = None;
+        let connection = Connection::open(&self.inner.peer)
+            .await
+            .map_err(|source| CallError::Connect { peer: self.name(), source })?;
+        let connection = Arc::new(connection);
+        *kept = Some(Arc::clone(&connection));
+        Ok(connection)
+    }
+
+    /// Does not use `connection` again if it has ended.
+    async fn forget(&self, connection: &Arc<Connection>) {
+        let mut kept = self.inner.connection.lock().await;
+        if connection.sender.is_closed()
+            && kept.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, connection))
+        {
+            *kept = None;
+        }
+    }
+
+    /// Gives the response if it is one, and else the fault.
+    async fn accept(
+        &self,
+        method: &'static str,
+        response: Response<Incoming>,
+    ) -> Result<Response<Incoming>, CallError> {
+        let status = response.status();
+        if !response.headers().contains_key(PROTOCOL_HEADER) {
+            let what = format!("what answers is no daemon of this kind (status {status})");
+            return Err(self.odd(method, what));
+        }
+        if status == StatusCode::OK {
+            return Ok(response);
+        }
+        let kind = response.headers().get(CONTENT_TYPE);
+        let json = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+        let encoding = if json { Encoding::Json } else { Encoding::Bincode };
+        let bytes = body::read(response.into_body(), FAULT_BYTES_MAX, CALL_LIMIT)
+            .await
+            .map_err(|error| self.unread(method, error))?;
+        let fault: Fault = codec::decode(encoding, "fault", &bytes, FAULT_BYTES_MAX)
+            .map_err(|source| CallError::Codec { method, peer: self.name(), source })?;
+        Err(CallError::Fault { method, peer: self.name(), source: fault })
+    }
+
+    async fn decode_reply<M: Method>(
+        &self,
+        response: Response<Incoming>,
+        stall: Duration,
+    ) -> Result<M::Reply, CallError> {
+        let bytes = body::read(response.into_body(), M::REPLY_BYTES_MAX, stall)
+            .await
+            .map_err(|error| self.unread(M::NAME, error))?;
+        codec::decode(Encoding::Bincode, "reply", &bytes, M::REPLY_BYTES_MAX)
+            .map_err(|source| CallError::Codec { method: M::NAME, peer: self.name(), source })
+    }
+
+    async fn within<T>(
+        &self,
+        method: &'static str,
+        limit: Duration,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Result<T, CallError> {
+        match tokio::time::timeout(limit, call).await {
+            Ok(result) => result,
+            Err(_) => Err(self.timed_out(method, limit)),
+        }
+    }
+
+    fn name(&self) -> String {
+        self.inner.peer.to_string()
+    }
+
+    fn timed_out(&self, method: &'static str, limit: Duration) -> CallError {
+        CallError::TimedOut { method, peer: self.name(), limit }
+    }
+
+    fn lost(&self, method: &'static str, error: hyper::Error) -> CallError {
+        CallError::Lost { method, peer: self.name(), source: Box::new(error) }
+    }
+
+    fn odd(&self, method: &'static str, what: String) -> CallError {
+        CallError::Protocol { method, peer: self.name(), what }
+    }
+
+    fn unread(&self, method: &'static str, error: ReadError) -> CallError {
+        match error {
+            ReadError::TooLarge { .. } => self.odd(method, format!("the reply is {error}")),
+            ReadError::Cut(error) => self.lost(method, error),
+            ReadError::Stalled { limit } => self.timed_out(method, limit),
+        }
+    }
+}

@@ -36,6 +36,26 @@ pub enum FaultCode {
 }
 
 impl FaultCode {
+    /// The word that JSON and metrics have for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BadRequest => "bad-request",
+            Self::Version => "version",
+            Self::NoMethod => "no-method",
+            Self::NotFound => "not-found",
+            Self::Gone => "gone",
+            Self::Exists => "exists",
+            Self::Busy => "busy",
+            Self::Stale => "stale",
+            Self::TooLarge => "too-large",
+            Self::NoSpace => "no-space",
+            Self::Denied => "denied",
+            Self::Unavailable => "unavailable",
+            Self::Internal => "internal",
+        }
+    }
+
     /// The HTTP status that goes with the code.
     #[must_use]
     pub fn status(self) -> u16 {

@@ -1,1 +1,214 @@
-//! The server.
+//! Answers calls and pages.
+//!
+//! A daemon makes one [`Router`], with a handler for each method and page, and gives it to
+//! [`serve`]. HTTP/1.1 and HTTP/2 (by prior knowledge) are spoken on the same port. `/healthz`
+//! and `/metrics` are there without being asked for.
+//!
+//! # Invariants
+//!
+//! * No length that a peer claims is allocated for before it was held against a limit.
+//! * A handler that panics fails its call only.
+//! * A call whose caller goes away is dropped where it waits. A handler that must finish what it
+//!   began runs that as a task of its own.
+
+mod dispatch;
+mod listen;
+mod metrics;
+mod page;
+mod range;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use prometheus_client::registry::Registry;
+
+pub use super::object_reader::{ObjectReader, StreamError, head_bytes, object_chunks};
+pub use listen::{SHUTDOWN_GRACE, serve};
+pub use page::{Content, Page, PageBody, PageRequest};
+pub use range::ByteRange;
+
+use super::body::{Body, streamed};
+use super::codec::{self, Encoding};
+use super::fault::{Fault, FaultCode};
+use super::method::Method;
+use crate::daemon::page::Frame;
+use metrics::Metrics;
+
+/// Who calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Where the connection comes from.
+    pub address: SocketAddr,
+}
+
+/// What a handler gives back, sooner or later.
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Fault>> + Send>>;
+
+type Unary = Arc<dyn Fn(Caller, Encoding, Bytes) -> Answer<Vec<u8>> + Send + Sync>;
+type Upload = Arc<dyn Fn(Caller, Encoding, ObjectReader) -> Answer<Vec<u8>> + Send + Sync>;
+type Download = Arc<dyn Fn(Caller, Encoding, Bytes) -> Answer<Body> + Send + Sync>;
+type PageHandler = Arc<dyn Fn(PageRequest) -> Answer<Page> + Send + Sync>;
+
+/// How a method is answered.
+#[derive(Clone)]
+enum Kind {
+    Unary(Unary),
+    Upload(Upload),
+    Download(Download),
+}
+
+/// A method that is answered.
+#[derive(Clone)]
+struct Entry {
+    name: &'static str,
+    request_bytes_max: usize,
+    kind: Kind,
+}
+
+/// What a server answers to.
+pub struct Router {
+    frame: Frame,
+    methods: BTreeMap<&'static str, Entry>,
+    pages: BTreeMap<&'static str, PageHandler>,
+    below: BTreeMap<&'static str, PageHandler>,
+    metrics: Metrics,
+}
+
+impl std::fmt::Debug for Router {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Router")
+            .field("methods", &self.methods.keys())
+            .field("pages", &self.pages.keys())
+            .field("below", &self.below.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Router {
+    /// A server for `daemon` that answers nothing but `/healthz` and `/metrics`.
+    #[must_use]
+    pub fn new(daemon: &'static str) -> Self {
+        Self {
+            frame: Frame::new(daemon),
+            methods: BTreeMap::new(),
+            pages: BTreeMap::new(),
+            below: BTreeMap::new(),
+            metrics: Metrics::new(daemon),
+        }
+    }
+
+    /// Puts error pages into `frame`.
+    #[must_use]
+    pub fn frame(mut self, frame: Frame) -> Self {
+        self.frame = frame;
+        self
+    }
+
+    /// Lets the daemon add metrics of its own; their names begin with `dominator_` by themselves.
+    #[must_use]
+    pub fn metrics(mut self, add: impl FnOnce(&mut Registry)) -> Self {
+        add(self.metrics.registry());
+        self
+    }
+
+    /// Answers `M` with `handler`.
+    #[must_use]
+    pub fn method<M, F, Fut>(self, handler: F) -> Self
+    where
+        M: Method,
+        F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
+    {
+        self.add::<M>(Kind::Unary(Arc::new(move |caller, encoding, bytes| {
+            let answer =
+                decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
+            Box::pin(async move { encode_reply::<M>(encoding, &answer?.await?) })
+        })))
+    }
+
+    /// Answers `M`, whose request is an object stream, with `handler`.
+    #[must_use]
+    pub fn upload<M, F, Fut>(self, handler: F) -> Self
+    where
+        M: Method,
+        F: Fn(Caller, ObjectReader) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
+    {
+        self.add::<M>(Kind::Upload(Arc::new(move |caller, encoding, reader| {
+            let answer = handler(caller, reader);
+            Box::pin(async move { encode_reply::<M>(encoding, &answer.await?) })
+        })))
+    }
+
+    /// Answers `M`, whose reply is an object stream, with `handler`. A stream that gives an error
+    /// is cut, which its reader notices.
+    #[must_use]
+    pub fn download<M, F, Fut, S>(self, handler: F) -> Self
+    where
+        M: Method,
+        F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<S, Fault>> + Send + 'static,
+        S: Stream<Item = io::Result<Bytes>> + Send + 'static,
+    {
+        self.add::<M>(Kind::Download(Arc::new(move |caller, encoding, bytes| {
+            let answer =
+                decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
+            Box::pin(async move { Ok(streamed(answer?.await?)) })
+        })))
+    }
+
+    /// Answers GET of exactly `path`.
+    #[must_use]
+    pub fn page<F, Fut>(mut self, path: &'static str, handler: F) -> Self
+    where
+        F: Fn(PageRequest) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Page, Fault>> + Send + 'static,
+    {
+        self.pages.insert(path, Arc::new(move |request| Box::pin(handler(request))));
+        self
+    }
+
+    /// Answers GET of every path that begins with `prefix`, which ends with `/`; what follows it
+    /// is [`PageRequest::below`].
+    #[must_use]
+    pub fn pages_below<F, Fut>(mut self, prefix: &'static str, handler: F) -> Self
+    where
+        F: Fn(PageRequest) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Page, Fault>> + Send + 'static,
+    {
+        self.below.insert(prefix, Arc::new(move |request| Box::pin(handler(request))));
+        self
+    }
+
+    fn add<M: Method>(mut self, kind: Kind) -> Self {
+        let entry = Entry { name: M::NAME, request_bytes_max: M::REQUEST_BYTES_MAX, kind };
+        self.methods.insert(M::NAME, entry);
+        self
+    }
+}
+
+/// Decodes a request. In JSON no bytes at all are `null`, so that curl needs no body for methods
+/// without a request.
+fn decode_request<M: Method>(encoding: Encoding, bytes: &[u8]) -> Result<M::Request, Fault> {
+    let bytes = if bytes.is_empty() && encoding == Encoding::Json { b"null" } else { bytes };
+    codec::decode(encoding, "request", bytes, M::REQUEST_BYTES_MAX)
+        .map_err(|error| Fault::new(FaultCode::BadRequest, format!("{}: {error}", M::NAME)))
+}
+
+fn encode_reply<M: Method>(encoding: Encoding, reply: &M::Reply) -> Result<Vec<u8>, Fault> {
+    let bytes = codec::encode(encoding, "reply", reply)
+        .map_err(|error| Fault::new(FaultCode::Internal, format!("{}: {error}", M::NAME)))?;
+    // JSON of the same reply is longer, and goes to people.
+    if encoding == Encoding::Bincode && bytes.len() > M::REPLY_BYTES_MAX {
+        let (length, limit) = (bytes.len(), M::REPLY_BYTES_MAX);
+        let text = format!("{}: the reply has {length} bytes, {limit} are allowed", M::NAME);
+        return Err(Fault::new(FaultCode::Internal, text));
+    }
+    Ok(bytes)
+}

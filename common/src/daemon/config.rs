@@ -1,0 +1,298 @@
+//! `--config FILE`: a TOML file that takes every flag of a program by its long name.
+//!
+//! The file becomes arguments that stand before those of the command line, so that there is one
+//! definition of every flag, and one check of its value. A flag that is on the command line is
+//! left out of the file's, so that the command line wins; so does a variable of the environment.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+
+/// The largest configuration file, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What is wrong with a configuration file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("cannot read configuration file `{}`", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It is no TOML.
+    #[error("`{}` is not TOML", .path.display())]
+    Toml {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        source: Box<toml::de::Error>,
+    },
+    /// A key is no flag.
+    #[error("`{}`: there is no flag --{key}; known: {known}", .path.display())]
+    UnknownKey {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// The flags that there are.
+        known: String,
+    },
+    /// A value has the wrong kind.
+    #[error("`{}`: {key} must be {expected}", .path.display())]
+    WrongKind {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+}
+
+/// Parses the arguments of this process, and the configuration file that they name with
+/// `--config FILE`, or else `/etc/<program>/config.toml` if there is one. The program's flags
+/// must have a `--config`, for instance by flattening [`ConfigArgs`]. Prints and exits with 2 if
+/// anything is wrong, as clap does.
+#[must_use]
+pub fn parse<T: CommandFactory + FromArgMatches>(program: &str) -> T {
+    let default = Path::new("/etc").join(program).join("config.toml");
+    match parse_from::<T>(std::env::args_os().collect(), Some(&default)) {
+        Ok(parsed) => parsed,
+        Err(ParseError::Clap(error)) => error.exit(),
+        Err(ParseError::Config(error)) => {
+            eprintln!("error: {}", crate::report::report(&error));
+            std::process::exit(i32::from(super::EXIT_MISUSE));
+        }
+    }
+}
+
+/// The flag for the configuration file; flatten it into a program's flags.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ConfigArgs {
+    /// TOML file that takes every flag by its long name; flags on the command line win.
+    /// Without it, `/etc/<program>/config.toml` is read if it exists.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Why the arguments of a program are not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ParseError {
+    /// The flags, from the command line or the file, are wrong.
+    #[error(transparent)]
+    Clap(Box<clap::Error>),
+    /// The file is wrong.
+    #[error(transparent)]
+    Config(ConfigError),
+}
+
+/// As [`parse`], of `arguments` (the program first) and with another default file.
+///
+/// # Errors
+///
+/// [`ParseError`].
+pub fn parse_from<T: CommandFactory + FromArgMatches>(
+    arguments: Vec<OsString>,
+    default_file: Option<&Path>,
+) -> Result<T, ParseError> {
+    let clap = |error| ParseError::Clap(Box::new(error));
+    // What the file may give is not required on the command line: this pass only looks around.
+    let lenient = T::command().ignore_errors(true);
+    let first = lenient.try_get_matches_from(arguments.clone()).map_err(clap)?;
+    let named = first.get_one::<PathBuf>("config").cloned();
+    let path = match (named, default_file) {
+        (Some(path), _) => path,
+        (None, Some(path)) if path.exists() => path.to_owned(),
+        (None, _) => return parse_strictly(arguments),
+    };
+    let mut command = T::command();
+    command.build();
+    let table = read(&path).map_err(ParseError::Config)?;
+    let from_file = as_arguments(&command, &first, &path, &table).map_err(ParseError::Config)?;
+    let mut all = arguments;
+    let at = all.len().min(1);
+    all.splice(at..at, from_file);
+    parse_strictly(all)
+}
+
+fn parse_strictly<T: CommandFactory + FromArgMatches>(
+    arguments: Vec<OsString>,
+) -> Result<T, ParseError> {
+    let clap = |error| ParseError::Clap(Box::new(error));
+    let matches = T::command().try_get_matches_from(arguments).map_err(clap)?;
+    T::from_arg_matches(&matches).map_err(clap)
+}
+
+fn read(path: &Path) -> Result<toml::Table, ConfigError> {
+    use std::io::Read as _;
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut text = String::new();
+    let length = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+    if length as u64 > FILE_BYTES_MAX {
+        return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, "more than 1 MiB")));
+    }
+    text.parse()
+        .map_err(|error| ConfigError::Toml { path: path.to_owned(), source: Box::new(error) })
+}
+
+/// The arguments that say what `table` says, but for flags that `given` has on its command line.
+fn as_arguments(
+    command: &Command,
+    given: &ArgMatches,
+    path: &Path,
+    table: &toml::Table,
+) -> Result<Vec<OsString>, ConfigError> {
+    let mut arguments = Vec::new();
+    for (key, value) in table {
+        let known = |argument: &&Arg| {
+            argument.get_long() == Some(key) && !matches!(&**key, "config" | "help" | "version")
+        };
+        let Some(argument) = command.get_arguments().find(known) else {
+            return Err(ConfigError::UnknownKey {
+                path: path.to_owned(),
+                key: key.clone(),
+                known: flags(command),
+            });
+        };
+        let source = given.value_source(argument.get_id().as_str());
+        if let Some(ValueSource::CommandLine | ValueSource::EnvVariable) = source {
+            continue;
+        }
+        let wrong =
+            |expected| ConfigError::WrongKind { path: path.to_owned(), key: key.clone(), expected };
+        match (argument.get_action(), value) {
+            (ArgAction::SetTrue, toml::Value::Boolean(true)) => {
+                arguments.push(format!("--{key}").into());
+            }
+            (ArgAction::SetTrue, toml::Value::Boolean(false)) => {}
+            (ArgAction::SetTrue, _) => return Err(wrong("true or false")),
+            (ArgAction::Append, toml::Value::Array(values)) => {
+                for value in values {
+                    let text = scalar(value).ok_or_else(|| wrong("a list of texts"))?;
+                    arguments.push(format!("--{key}={text}").into());
+                }
+            }
+            (_, value) => {
+                let text = scalar(value).ok_or_else(|| wrong("a text or a number"))?;
+                arguments.push(format!("--{key}={text}").into());
+            }
+        }
+    }
+    Ok(arguments)
+}
+
+fn scalar(value: &toml::Value) -> Option<String> {
+    match value {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Float(number) => Some(number.to_string()),
+        toml::Value::Boolean(truth) => Some(truth.to_string()),
+        _ => None,
+    }
+}
+
+fn flags(command: &Command) -> String {
+    let mut flags: Vec<&str> = command
+        .get_arguments()
+        .filter_map(Arg::get_long)
+        .filter(|flag| !matches!(*flag, "config" | "help" | "version"))
+        .collect();
+    flags.sort_unstable();
+    flags.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    /// Tests flags.
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        config: ConfigArgs,
+        #[command(flatten)]
+        security: crate::daemon::SecurityArgs,
+        #[arg(long)]
+        data: PathBuf,
+        #[arg(long, default_value_t = 7)]
+        shelves: u32,
+        #[arg(long)]
+        exclude: Vec<String>,
+    }
+
+    /// What the flags are with `line` on the command line and `text` in the file.
+    fn parsed(line: &[&str], text: &str) -> Result<Flags, ParseError> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.toml");
+        std::fs::write(&path, text).unwrap();
+        let line = std::iter::once("testd").chain(line.iter().copied());
+        parse_from(line.map(OsString::from).collect(), Some(&path))
+    }
+
+    #[track_caller]
+    fn check(line: &[&str], text: &str, expected: &str) {
+        let got = match parsed(line, text) {
+            Ok(flags) => format!(
+                "{} {} {:?} {}",
+                flags.data.display(),
+                flags.shelves,
+                flags.exclude,
+                flags.security.insecure
+            ),
+            Err(ParseError::Config(error)) => {
+                let error = crate::report::report(&error);
+                error.split_once("config.toml`").unwrap().1.to_owned()
+            }
+            Err(ParseError::Clap(error)) => error.to_string(),
+        };
+        assert!(got.starts_with(expected), "{line:?} {text}: {got}");
+    }
+
+    #[test]
+    fn the_file_gives_every_flag_and_the_command_line_wins() {
+        let file = "data = '/d'\nshelves = 9\nexclude = ['/a', '-b']\ninsecure = true\n";
+        check(&[], file, "/d 9 [\"/a\", \"-b\"] true");
+        check(&["--shelves", "1"], file, "/d 1 [\"/a\", \"-b\"] true");
+        check(&["--exclude=/c", "--data=/e"], file, "/e 9 [\"/c\"] true");
+        check(&["--data=/e"], "insecure = false", "/e 7 [] false");
+        check(&["--data=/e"], "exclude = '/a'", "/e 7 [\"/a\"] false");
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_file_is_said() {
+        check(&[], "sheves = 1", ": there is no flag --sheves; known: data, exclude, insecure, ");
+        check(&[], "config = 'x'", ": there is no flag --config");
+        check(&[], "shelves = [1]", ": shelves must be a text or a number");
+        check(&[], "insecure = 'yes'", ": insecure must be true or false");
+        check(&[], "exclude = [[1]]", ": exclude must be a list of texts");
+        check(&[], "[data]", ": data must be a text or a number");
+        check(&[], "data", " is not TOML: TOML parse error at line 1, column 5");
+        check(&[], "shelves = 'x'\ndata='/'", "error: invalid value 'x' for '--shelves <SHELVES>'");
+        check(&[], "", "error: the following required arguments were not provided:\n  --data");
+        check(&["--data=/", "--shelvs=1"], "", "error: unexpected argument '--shelvs' found");
+        check(&["--help"], "", "Tests flags\n\nUsage: testd");
+    }
+
+    #[test]
+    fn a_file_that_is_named_must_exist() {
+        let line = ["testd", "--config", "/nowhere/config.toml", "--data=/"];
+        let result = parse_from::<Flags>(line.map(OsString::from).to_vec(), None);
+        let Err(ParseError::Config(error)) = result else { panic!("{result:?}") };
+        let text = "cannot read configuration file `/nowhere/config.toml`: \
+                    No such file or directory (os error 2)";
+        assert_eq!(crate::report::report(&error), text);
+        let line = ["testd", "--data=/"].map(OsString::from).to_vec();
+        let none = parse_from::<Flags>(line, Some(Path::new("/nowhere/config.toml"))).unwrap();
+        assert_eq!(none.config.config, None);
+    }
+}

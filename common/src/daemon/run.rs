@@ -1,0 +1,221 @@
+//! Logging, listening and stopping.
+
+use std::io::{self, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+use super::security::SecurityError;
+use super::{EXIT_FAILED, EXIT_MISUSE};
+
+/// Logs to stderr, one line per event. `filter` is a level (`error`, `warn`, `info`, `debug`,
+/// `trace`) or directives such as `info,subd=debug`. Only the first call of a process counts.
+///
+/// # Errors
+///
+/// The text of what is wrong with `filter`.
+pub fn start_logging(filter: &str) -> Result<(), String> {
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|error| format!("`{filter}` is no log level: {error}"))?;
+    let colours = io::IsTerminal::is_terminal(&io::stderr());
+    let logging = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_target(false)
+        .with_ansi(colours)
+        .try_init();
+    if let Err(error) = logging {
+        tracing::debug!("logging was started before: {error}");
+    }
+    Ok(())
+}
+
+/// A token that is cancelled by SIGTERM and SIGINT. A second signal ends the process at once.
+///
+/// # Errors
+///
+/// What the kernel says if signals cannot be caught.
+pub fn stop_on_signals() -> io::Result<CancellationToken> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let stop = CancellationToken::new();
+    let cancel = stop.clone();
+    // Lives as long as the process: it waits for the second signal.
+    tokio::spawn(async move {
+        let mut wait = async || {
+            tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            }
+        };
+        // Not inside the macros: they evaluate their arguments only if the level is logged.
+        let first = wait().await;
+        tracing::info!("stopping: {first}");
+        cancel.cancel();
+        let second = wait().await;
+        tracing::warn!("ending at once: second {second}");
+        std::process::exit(i32::from(EXIT_FAILED));
+    });
+    Ok(stop)
+}
+
+/// Lets this process, and those it starts, open as many files and connections as its hard limit
+/// allows; gives that number. For daemons with thousands of peers or files, not for subd: what it
+/// starts would inherit the limit.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn raise_file_limit() -> io::Result<u64> {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    }
+    Ok(hard)
+}
+
+/// Why a daemon does not listen.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// The address is none.
+    #[error("`{text}` is no address to listen on: expected ADDR, :PORT or ADDR:PORT")]
+    Address {
+        /// What was written.
+        text: String,
+    },
+    /// The host name has no address.
+    #[error("cannot resolve `{text}`")]
+    Resolve {
+        /// What was written.
+        text: String,
+        /// What the resolver said.
+        source: io::Error,
+    },
+    /// The port is taken, or not ours.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Listens on `address`. Port 0 takes a free one. Where the kernel has no IPv6, the unspecified
+/// IPv6 address means the IPv4 one.
+///
+/// # Errors
+///
+/// [`ListenError::Listen`].
+pub async fn listen(daemon: &str, address: SocketAddr) -> Result<TcpListener, ListenError> {
+    let failed = |source| ListenError::Listen { address, source };
+    let listener = match TcpListener::bind(address).await {
+        Err(error)
+            if error.raw_os_error() == Some(nix::errno::Errno::EAFNOSUPPORT as i32)
+                && address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) =>
+        {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        result => result,
+    }
+    .map_err(failed)?;
+    let local = listener.local_addr().map_err(failed)?;
+    tracing::info!("{daemon} listening on http://{local}");
+    Ok(listener)
+}
+
+/// Listens on what an operator wrote: `ADDR:PORT`, `:PORT` (all addresses), `ADDR`, or nothing
+/// (all addresses, the default port).
+///
+/// # Errors
+///
+/// [`ListenError`].
+pub async fn listen_text(
+    daemon: &str,
+    text: &str,
+    default_port: u16,
+) -> Result<TcpListener, ListenError> {
+    let bad = || ListenError::Address { text: text.to_owned() };
+    let all = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let address = match text.strip_prefix(':') {
+        Some(port) => SocketAddr::new(all, port.parse().map_err(|_| bad())?),
+        None if text.is_empty() => SocketAddr::new(all, default_port),
+        None => {
+            let peer = crate::wire::client::Peer::parse(text, default_port).map_err(|_| bad())?;
+            let resolved = tokio::net::lookup_host((peer.host.as_str(), peer.port)).await;
+            let unresolved = |source| ListenError::Resolve { text: text.to_owned(), source };
+            let none = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+            let mut found = resolved.map_err(unresolved)?;
+            found.next().ok_or_else(|| unresolved(none()))?
+        }
+    };
+    listen(daemon, address).await
+}
+
+/// Prints `error: ...` and the hints, and gives the exit code.
+pub fn exit(code: u8, error: &str, hints: &[&str]) -> ExitCode {
+    let mut text = format!("error: {error}\n");
+    for hint in hints {
+        text.push_str(&format!("hint: {hint}\n"));
+    }
+    // Nobody can be told if stderr is closed.
+    let _closed = io::stderr().write_all(text.as_bytes());
+    ExitCode::from(code)
+}
+
+/// What a program's `main` gives back: prints an error with its causes. Wrong security flags are
+/// misuse, all else is a failure.
+pub fn exit_on_error(result: Result<(), Box<dyn std::error::Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => match error.downcast_ref::<SecurityError>() {
+            Some(security) => exit(EXIT_MISUSE, &security.to_string(), &[security.hint()]),
+            None => exit(EXIT_FAILED, &crate::report::report(error.as_ref()), &[]),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_signal_cancels_the_token() {
+        let stop = stop_on_signals().unwrap();
+        assert!(!stop.is_cancelled());
+        nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM).unwrap();
+        stop.cancelled().await;
+    }
+
+    #[tokio::test]
+    async fn addresses_are_read_as_operators_write_them() {
+        for text in ["127.0.0.1:0", "127.0.0.1", "localhost:0", ":0", "", "[::]:0"] {
+            let listener = listen_text("testd", text, 0).await.unwrap();
+            assert_ne!(listener.local_addr().unwrap().port(), 0, "{text}");
+        }
+        for text in [":x", "a b", "127.0.0.1:x", "[::1"] {
+            let error = listen_text("testd", text, 0).await.unwrap_err();
+            assert!(matches!(error, ListenError::Address { .. }), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_is_named() {
+        let first = listen_text("testd", "127.0.0.1:0", 0).await.unwrap();
+        let address = first.local_addr().unwrap();
+        let error = listen("testd", address).await.unwrap_err();
+        let text = format!("cannot listen on {address}: Address already in use (os error 98)");
+        assert_eq!(crate::report::report(&error), text);
+    }
+
+    #[test]
+    fn log_levels_are_checked() {
+        assert!(start_logging("info,common=loud").is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! Accepts connections and ends them.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::super::executor::Tracked;
+use super::super::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
+use super::dispatch::Service;
+use super::metrics::Running;
+use super::{Caller, Router};
+
+/// How long running calls may go on after the server was told to stop.
+pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+
+/// The most connections at one time; more wait until one ends.
+const CONNECTIONS_MAX: usize = 4_096;
+
+/// The most calls at one time on one connection; more wait at the caller.
+const STREAMS_MAX: u32 = 512;
+
+/// How long the first request of a connection, and the headers of any, may take to come.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The most that a caller may send ahead in one call, in bytes.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+
+/// The most that a caller may send ahead in all calls of a connection, in bytes.
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+
+/// The most of a reply that waits for a slow caller, for each stream, in bytes.
+const SEND_BUFFER_BYTES: usize = 256 << 10;
+
+/// How long to wait when the kernel has no descriptor for a new connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Answers on `listener` until `stop` is cancelled; then lets running calls finish, for at most
+/// [`SHUTDOWN_GRACE`]. Handlers that wait for long should watch the token too.
+pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
+    let service = Arc::new(Service::new(router));
+    let tracker = TaskTracker::new();
+    let abort = CancellationToken::new();
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let accepted = stop.run_until_cancelled(next(&listener, &places)).await;
+        let Some((accepted, place)) = accepted else { break };
+        match accepted {
+            Ok((stream, address)) => {
+                let serve = Serve {
+                    service: Arc::clone(&service),
+                    tracked: Tracked { tracker: tracker.clone(), stop: abort.child_token() },
+                    stop: stop.clone(),
+                    place,
+                };
+                hyper::rt::Executor::execute(
+                    &serve.tracked.clone(),
+                    serve.connection(stream, address),
+                );
+            }
+            Err(error) => {
+                tracing::warn!("cannot accept a connection: {error}");
+                stop.run_until_cancelled(tokio::time::sleep(ACCEPT_PAUSE)).await;
+            }
+        }
+    }
+    drop(listener);
+    tracker.close();
+    if tokio::time::timeout(SHUTDOWN_GRACE, tracker.wait()).await.is_err() {
+        abort.cancel();
+        tracker.wait().await;
+    }
+}
+
+/// Waits for a free place, and then for a connection.
+async fn next(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> (io::Result<(TcpStream, SocketAddr)>, OwnedSemaphorePermit) {
+    let place = Arc::clone(places).acquire_owned().await.expect("the semaphore is never closed");
+    (listener.accept().await, place)
+}
+
+/// What one connection needs.
+struct Serve {
+    service: Arc<Service>,
+    tracked: Tracked,
+    stop: CancellationToken,
+    place: OwnedSemaphorePermit,
+}
+
+impl Serve {
+    async fn connection(self, stream: TcpStream, address: SocketAddr) {
+        let metrics = &self.service.router.metrics;
+        metrics.accepted.inc();
+        let _counted = Running::of(&metrics.connections);
+        let _place = self.place;
+        // Tasks of the connection end with it, however it ends.
+        let _end = self.tracked.stop.clone().drop_guard();
+        let stream = match accept(stream).await {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::debug!(%address, "connection refused: {error}");
+                return;
+            }
+        };
+        let asked = Arc::new(AtomicBool::new(false));
+        let handler = {
+            let (asked, service) = (Arc::clone(&asked), Arc::clone(&self.service));
+            service_fn(move |request| {
+                asked.store(true, Ordering::Relaxed);
+                let answer = Arc::clone(&service).answer(Caller { address }, request);
+                async move { Ok::<_, Infallible>(answer.await) }
+            })
+        };
+        let builder = builder(self.tracked.clone());
+        let connection = builder.serve_connection(TokioIo::new(stream), handler);
+        let mut connection = std::pin::pin!(connection);
+        let (mut stopping, mut waiting) = (false, true);
+        let first = tokio::time::sleep(HEADER_TIMEOUT);
+        let mut first = std::pin::pin!(first);
+        let result = loop {
+            tokio::select! {
+                result = connection.as_mut() => break result,
+                () = self.stop.cancelled(), if !stopping => {
+                    stopping = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                () = first.as_mut(), if waiting => {
+                    if !asked.load(Ordering::Relaxed) {
+                        tracing::debug!(%address, "no request came");
+                        return;
+                    }
+                    waiting = false;
+                }
+            }
+        };
+        if let Err(error) = result {
+            tracing::debug!(%address, "connection ended: {error}");
+        }
+    }
+}
+
+/// Prepares the stream of bytes of a caller. TLS goes around the stream here.
+async fn accept(stream: TcpStream) -> io::Result<impl AsyncRead + AsyncWrite + Unpin + Send> {
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn builder(tracked: Tracked) -> auto::Builder<Tracked> {
+    let mut builder = auto::Builder::new(tracked);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(64 << 10)
+        .keep_alive(true);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_header_list_size(HEADER_BYTES_MAX);
+    builder
+}

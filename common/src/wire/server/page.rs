@@ -1,0 +1,240 @@
+//! Pages: what browsers, curl and Prometheus ask for with GET.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{Response, StatusCode};
+
+use super::super::body::{self, Body};
+use super::Caller;
+use super::range::ByteRange;
+
+/// The most parameters of a query that are looked at.
+const PARAMETERS_MAX: usize = 64;
+
+/// What keeps a page from loading or sending anything by itself.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
+     img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// A page that is asked for.
+#[derive(Clone, Debug)]
+pub struct PageRequest {
+    /// Who asks.
+    pub caller: Caller,
+    /// The path, with its `%` escapes undone.
+    pub path: String,
+    /// What follows the prefix of `pages_below`; empty for a page of an exact path.
+    pub below: String,
+    /// The parameters of the query; of repeated ones the last.
+    pub query: BTreeMap<String, String>,
+    /// The part that is wanted, if not all is.
+    pub range: Option<ByteRange>,
+    /// The value of `If-None-Match`.
+    pub if_none_match: Option<String>,
+}
+
+/// A body that is asked for one chunk after the other.
+pub type PageBody = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
+
+/// Bytes of a known length, all or a part of them.
+pub struct Content {
+    /// The type of the bytes.
+    pub content_type: &'static str,
+    /// The length of the whole, in bytes.
+    pub total_bytes: u64,
+    /// The part that `body` gives; `None` if it gives the whole.
+    pub part: Option<Range<u64>>,
+    /// What tells this version from others, without quotes.
+    pub etag: Option<String>,
+    /// True if the path never gives anything else, so that caches may keep it for ever.
+    pub immutable: bool,
+    /// The bytes.
+    pub body: PageBody,
+}
+
+impl std::fmt::Debug for Content {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Content")
+            .field("content_type", &self.content_type)
+            .field("total_bytes", &self.total_bytes)
+            .field("part", &self.part)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a page is.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Page {
+    /// A whole HTML document.
+    Html(String),
+    /// Plain text.
+    Text(String),
+    /// JSON.
+    Json(Vec<u8>),
+    /// Bytes of another kind, as they are read.
+    Stream(Content),
+    /// The range that was asked for begins behind the end.
+    RangeNotSatisfiable {
+        /// The length of the whole, in bytes.
+        total_bytes: u64,
+    },
+    /// The page is elsewhere on this server.
+    Redirect(String),
+}
+
+impl Page {
+    /// Makes the response; `if_none_match` is the request's.
+    pub(super) fn into_response(self, if_none_match: Option<&str>) -> Response<Body> {
+        match self {
+            Self::Html(html) => html_response(StatusCode::OK, html),
+            Self::Text(text) => small("text/plain; charset=utf-8", text.into_bytes()),
+            Self::Json(json) => small("application/json", json),
+            Self::Stream(content) => content.into_response(if_none_match),
+            Self::RangeNotSatisfiable { total_bytes } => {
+                let mut response = Response::new(body::full(Bytes::new()));
+                *response.status_mut() = StatusCode::RANGE_NOT_SATISFIABLE;
+                set(&mut response, header::CONTENT_RANGE, &format!("bytes */{total_bytes}"));
+                response
+            }
+            Self::Redirect(to) => {
+                let mut response = Response::new(body::full(Bytes::new()));
+                *response.status_mut() = StatusCode::SEE_OTHER;
+                set(&mut response, header::LOCATION, &to);
+                response
+            }
+        }
+    }
+}
+
+impl Content {
+    fn into_response(self, if_none_match: Option<&str>) -> Response<Body> {
+        let etag = self.etag.map(|etag| format!("\"{etag}\""));
+        let known = match (&etag, if_none_match) {
+            (Some(etag), Some(have)) => have.split(',').any(|have| {
+                let have = have.trim();
+                have == "*" || have.strip_prefix("W/").unwrap_or(have) == etag
+            }),
+            _ => false,
+        };
+        let length = self.part.as_ref().map_or(self.total_bytes, |part| part.end - part.start);
+        let mut response = if known {
+            Response::new(body::full(Bytes::new()))
+        } else {
+            Response::new(body::streamed(self.body))
+        };
+        if known {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+        } else {
+            set(&mut response, header::CONTENT_TYPE, self.content_type);
+            set(&mut response, header::CONTENT_LENGTH, &length.to_string());
+            set(&mut response, header::ACCEPT_RANGES, "bytes");
+            if let Some(part) = self.part {
+                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                let (start, last) = (part.start, part.end.saturating_sub(1));
+                let range = format!("bytes {start}-{last}/{}", self.total_bytes);
+                set(&mut response, header::CONTENT_RANGE, &range);
+            }
+        }
+        set(&mut response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+        let caching =
+            if self.immutable { "public, max-age=31536000, immutable" } else { "no-cache" };
+        set(&mut response, header::CACHE_CONTROL, caching);
+        if let Some(etag) = etag {
+            set(&mut response, header::ETAG, &etag);
+        }
+        response
+    }
+}
+
+/// An HTML document with the headers that keep it harmless.
+pub(super) fn html_response(status: StatusCode, html: String) -> Response<Body> {
+    let mut response = small("text/html; charset=utf-8", html.into_bytes());
+    *response.status_mut() = status;
+    set(&mut response, header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY);
+    set(&mut response, header::REFERRER_POLICY, "no-referrer");
+    set(&mut response, header::X_FRAME_OPTIONS, "DENY");
+    response
+}
+
+/// A response of bytes in memory that no cache keeps.
+pub(super) fn small(content_type: &str, bytes: Vec<u8>) -> Response<Body> {
+    let length = bytes.len().to_string();
+    let mut response = Response::new(body::full(bytes));
+    set(&mut response, header::CONTENT_TYPE, content_type);
+    set(&mut response, header::CONTENT_LENGTH, &length);
+    set(&mut response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    set(&mut response, header::CACHE_CONTROL, "no-store");
+    response
+}
+
+/// Sets a header; one whose value no header can have is left out.
+pub(super) fn set(response: &mut Response<Body>, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        response.headers_mut().insert(name, value);
+    }
+}
+
+/// Undoes `%` escapes; `None` if they are wrong or the result is no UTF-8.
+pub(super) fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut source = text.bytes();
+    while let Some(byte) = source.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let high = char::from(source.next()?).to_digit(16)?;
+        let low = char::from(source.next()?).to_digit(16)?;
+        bytes.push(u8::try_from(high * 16 + low).ok()?);
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The parameters of a query; ones with wrong escapes are left out.
+pub(super) fn parameters(query: &str) -> BTreeMap<String, String> {
+    query
+        .split('&')
+        .take(PARAMETERS_MAX)
+        .filter_map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            Some((unescape(&name.replace('+', " "))?, unescape(&value.replace('+', " "))?))
+        })
+        .filter(|(name, _)| !name.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_of_paths_are_undone() {
+        #[rustfmt::skip]
+        let table = [
+            ("/a",      Some("/a")),
+            ("/a%20b",  Some("/a b")),
+            ("/%2e%2E", Some("/..")),
+            ("/%",      None),
+            ("/%a",     None),
+            ("/%ag",    None),
+            ("/%ff",    None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(unescape(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_split() {
+        let got: Vec<_> = parameters("a=1&b=x+y%26&c&=z&a=2").into_iter().collect();
+        let own = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(got, [own("a", "2"), own("b", "x y&"), own("c", "")]);
+    }
+}

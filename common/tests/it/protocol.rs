@@ -1,0 +1,78 @@
+//! `docs/PROTOCOL.md` says what the code does.
+
+use common::api::{dominator, image_server, object_server, subd};
+use common::wire::{FaultCode, Method};
+
+fn document() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/PROTOCOL.md");
+    std::fs::read_to_string(path).unwrap()
+}
+
+fn size(bytes: usize) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+fn row<M: Method>() -> String {
+    let (request, reply) = (size(M::REQUEST_BYTES_MAX), size(M::REPLY_BYTES_MAX));
+    format!("| `{}` | {} | {request} | {reply} |", M::NAME, M::ACCESS.describe())
+}
+
+#[test]
+fn every_method_is_in_the_table_with_its_access_and_limits() {
+    let rows = [
+        row::<subd::Poll>(),
+        row::<subd::GetDirectories>(),
+        row::<subd::Fetch>(),
+        row::<subd::Prepare>(),
+        row::<subd::Commit>(),
+        row::<subd::Cleanup>(),
+        row::<subd::GetConfiguration>(),
+        row::<subd::SetConfiguration>(),
+        row::<image_server::AddImage>(),
+        row::<image_server::GetImage>(),
+        row::<image_server::ListImages>(),
+        row::<image_server::DeleteImage>(),
+        row::<object_server::CheckObjects>(),
+        row::<dominator::ListSubs>(),
+        row::<dominator::ShowSub>(),
+        row::<dominator::GetStatus>(),
+        row::<dominator::DisableUpdates>(),
+        row::<dominator::EnableUpdates>(),
+        row::<dominator::ClearSafetyShutoff>(),
+    ];
+    let document = document();
+    for method in common::api::methods() {
+        let name = format!("| `{}` | {} |", method.name, method.access.describe());
+        assert!(document.contains(&name), "PROTOCOL.md lacks the row {name}");
+        let streams = ["ObjectServer.AddObjects", "ObjectServer.GetObjects"];
+        let pinned = rows.iter().any(|row| row.contains(&name));
+        assert!(method.reserved || streams.contains(&method.name) || pinned, "{}", method.name);
+    }
+    for row in rows {
+        assert!(document.contains(&row), "PROTOCOL.md lacks the row {row}");
+    }
+}
+
+#[test]
+fn every_fault_is_in_the_document_with_its_status() {
+    use FaultCode::*;
+    let document = document();
+    for code in [
+        BadRequest,
+        Version,
+        NoMethod,
+        NotFound,
+        Gone,
+        Exists,
+        Busy,
+        Stale,
+        TooLarge,
+        NoSpace,
+        Denied,
+        Unavailable,
+        Internal,
+    ] {
+        let row = format!("| `{}` | {} |", code.name(), code.status());
+        assert!(document.contains(&row), "PROTOCOL.md lacks the row {row}");
+    }
+}

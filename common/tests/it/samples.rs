@@ -1,0 +1,414 @@
+//! One request and one reply for every method, with a value in every field.
+
+use std::collections::BTreeMap;
+
+use common::api::Done;
+use common::api::dominator::*;
+use common::api::image_server::*;
+use common::api::object_server::*;
+use common::api::subd::*;
+use common::escape::ByteText;
+use common::filter::{Filter, Patterns};
+use common::image::{ComputedRule, Content, HealthCheck, Image, ImageName, Notes, Package};
+use common::object::{Algorithm, ObjectId};
+use common::path::TreePath;
+use common::plan::{Action, Blocked, Difference, Obstacle, Operation, Plan};
+use common::scope::{Attributes, Coverage, ScanSettings, Scope};
+use common::tree::{
+    Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Totals, Tree,
+    TreeBuilder, Xattrs,
+};
+use common::trigger::{Trigger, Triggers};
+
+/// An id of digits that are easy to find in a dump.
+pub fn blake3(byte: u8) -> ObjectId {
+    ObjectId::Blake3([byte; 32])
+}
+
+fn sha512(byte: u8) -> ObjectId {
+    ObjectId::Sha512([byte; 64])
+}
+
+pub fn path(text: &str) -> TreePath {
+    TreePath::new(text).unwrap()
+}
+
+fn name(text: &str) -> ImageName {
+    ImageName::new(text).unwrap()
+}
+
+fn time() -> Time {
+    Time { seconds: 1_700_000_000, nanoseconds: 5 }
+}
+
+fn texts(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|&text| text.to_owned()).collect()
+}
+
+fn xattrs() -> Xattrs {
+    [(b"user.note".to_vec(), b"a\xff".to_vec())].into_iter().collect()
+}
+
+fn metadata() -> Metadata {
+    Metadata { mode: 0o4755, uid: 1, gid: 2, xattrs: xattrs() }
+}
+
+fn plain(mode: u32) -> Metadata {
+    Metadata::new(mode, 0, 0)
+}
+
+fn file(object: ObjectId) -> Node {
+    Node::Leaf(Leaf::File(File { metadata: metadata(), mtime: time(), size_bytes: 9, object }))
+}
+
+/// A node of every kind.
+pub fn nodes(object: ObjectId) -> Vec<(TreePath, Node)> {
+    let special = |device| Leaf::Special(Special { metadata: plain(0o600), mtime: time(), device });
+    let symlink = Symlink { metadata: plain(0o777), target: ByteText(b"to/\xfe".to_vec()) };
+    let computed = Computed { metadata: plain(0o644), source: "files:6972".to_owned() };
+    vec![
+        (path("/d"), Node::Directory(plain(0o755))),
+        (TreePath::new(b"/d/\xff").unwrap(), Node::Directory(metadata())),
+        (path("/d/block"), Node::Leaf(special(Device::Block { major: 8, minor: 1 }))),
+        (path("/d/char"), Node::Leaf(special(Device::Character { major: 1, minor: 3 }))),
+        (path("/d/computed"), Node::Leaf(Leaf::Computed(computed))),
+        (path("/d/fifo"), Node::Leaf(special(Device::Fifo))),
+        (path("/d/file"), file(object)),
+        (path("/d/link"), Node::Leaf(Leaf::HardLink(path("/d/file")))),
+        (path("/d/symlink"), Node::Leaf(Leaf::Symlink(symlink))),
+    ]
+}
+
+/// A tree of all of them.
+pub fn tree(algorithm: Algorithm) -> Tree {
+    let object = algorithm.digest(b"contents\n");
+    let mut builder = TreeBuilder::new(algorithm);
+    for (path, node) in nodes(object) {
+        builder.insert(path, node).unwrap();
+    }
+    builder.finish().unwrap()
+}
+
+fn patterns() -> Patterns {
+    Patterns::new(["/var/log/.*", "/tmp/.*"]).unwrap()
+}
+
+fn triggers() -> Triggers {
+    Triggers(vec![Trigger {
+        match_lines: Patterns::new(["/etc/ssh/.*"]).unwrap(),
+        service: "ssh".to_owned(),
+        sort_name: "10".to_owned(),
+        do_reload: true,
+        do_reboot: false,
+        high_impact: true,
+        kind: Default::default(),
+    }])
+}
+
+fn totals() -> Totals {
+    Totals { entries: 9, directories: 2, bytes: 1 << 60, hard_links: 1, computed: 1, depth: 2 }
+}
+
+fn settings() -> ScanSettings {
+    let filter = Filter::new(["/var/.*"]).unwrap();
+    let coverage = Coverage::Full(filter);
+    ScanSettings { algorithm: Algorithm::Sha512, coverage, attributes: Attributes::Labels }
+}
+
+fn version() -> Version {
+    Version { instance: u64::MAX, generation: 7, status: 8 }
+}
+
+fn identity() -> Identity {
+    Identity {
+        hostname: "web-1".to_owned(),
+        machine_id: "0123".to_owned(),
+        boot_id: "4567".to_owned(),
+        subd_version: "0.1.0".to_owned(),
+    }
+}
+
+fn last_fetch() -> LastFetch {
+    let error = FetchFailure::InsufficientSpace { need_bytes: 2, free_bytes: 1 };
+    LastFetch { fetch_id: 3, error: Some(error), objects: 4, bytes: 5, took_ms: 6 }
+}
+
+fn failure() -> TriggerFailure {
+    TriggerFailure {
+        service: "ssh".to_owned(),
+        verb: "start".to_owned(),
+        output: "exit status 1".to_owned(),
+    }
+}
+
+fn last_update() -> LastUpdate {
+    LastUpdate {
+        update_id: 11,
+        image: name("base/1"),
+        outcome: Outcome::RolledBack("no space".to_owned()),
+        verified_generation: Some(7),
+        operations: 2,
+        window_ns: 33_000_000,
+        trigger_failures: vec![failure()],
+        ended: time(),
+    }
+}
+
+fn counters() -> ScanCounters {
+    ScanCounters {
+        metadata_passes: 1,
+        content_passes: 2,
+        metadata_pass_ms: 3,
+        content_pass_ms: 4,
+        hashed_bytes: 5,
+        fetched_bytes: 6,
+    }
+}
+
+fn space() -> Space {
+    Space { free_bytes: 1 << 40, free_inodes: u64::MAX }
+}
+
+fn unreadable() -> Vec<(TreePath, String)> {
+    vec![(path("/proc/x"), "Permission denied".to_owned())]
+}
+
+pub fn poll() -> (PollRequest, PollReply) {
+    let request = PollRequest { have: Some(version()), wait_ms: 60_000 };
+    let scan = ScanReport {
+        scope: Scope(blake3(0xaa)),
+        root: sha512(0xbb),
+        totals: totals(),
+        kept_directories: vec![path("/var")],
+        externally_linked: vec![path("/usr/bin/x")],
+        unreadable: unreadable(),
+    };
+    let cache = CacheReport::Changes { added: vec![blake3(1)], removed: vec![sha512(2)] };
+    let reply = PollReply {
+        version: version(),
+        identity: identity(),
+        activity: Activity::Fetching { fetch_id: 3, objects: 4, bytes: 5 },
+        scan: Some(scan),
+        scanned: true,
+        scope: Scope(blake3(0xaa)),
+        exclusions: patterns(),
+        cache: Some(cache),
+        last_fetch: Some(last_fetch()),
+        last_update: Some(last_update()),
+        last_image: Some(name("base/0")),
+        trigger_failures: vec![failure()],
+        space: space(),
+        counters: counters(),
+        clock: time(),
+    };
+    (request, reply)
+}
+
+pub fn get_directories() -> (GetDirectoriesRequest, GetDirectoriesReply) {
+    let request = GetDirectoriesRequest { digests: vec![blake3(1), sha512(2)] };
+    let directories = vec![EncodedDirectory(ByteText(b"tree-1\0\xff".to_vec()))];
+    (request, GetDirectoriesReply { directories, absent: vec![sha512(2)] })
+}
+
+pub fn fetch() -> (FetchRequest, Done) {
+    let objects = vec![FetchObject { id: blake3(1), size_bytes: 1 << 60 }];
+    let sources = texts(&["images:6971"]);
+    (FetchRequest { fetch_id: 3, sources, objects }, Done {})
+}
+
+pub fn prepare() -> (PrepareRequest, Done) {
+    let object = blake3(1);
+    let mut operations: Vec<Operation> = nodes(object)
+        .into_iter()
+        .map(|(path, node)| Operation {
+            path,
+            action: Action::Create(node),
+            reason: vec![Difference::Missing],
+        })
+        .collect();
+    let mut more = |at: &str, action, reason| {
+        operations.push(Operation { path: path(at), action, reason });
+    };
+    let displaced = vec![path("/e/x")];
+    let replace = Action::Replace { node: file(object), displaced };
+    more("/e", replace, vec![Difference::Kind, Difference::Content]);
+    more("/f", Action::Change(file(object)), vec![Difference::Mode, Difference::Owner]);
+    more("/g", Action::Remove, vec![Difference::Extra]);
+    let why = |why| Blocked { path: path("/var"), why };
+    let blocked = vec![
+        why(Obstacle::HoldsKept { directory: path("/var/log") }),
+        why(Obstacle::NotComputed { source: "files:6972".to_owned() }),
+        why(Obstacle::MountPoint),
+        why(Obstacle::SwapFile),
+    ];
+    let root = sha512(0xbb);
+    let request = PrepareRequest {
+        update_id: 11,
+        expects: Expects { instance: u64::MAX, root, scope: Scope(blake3(0xaa)) },
+        image: name("base/1"),
+        image_digest: blake3(0xcc),
+        plan: Plan { operations, blocked },
+        triggers: triggers(),
+        expires_seconds: 600,
+    };
+    (request, Done {})
+}
+
+pub fn commit() -> (CommitRequest, Done) {
+    (CommitRequest { update_id: 11 }, Done {})
+}
+
+pub fn cleanup() -> (CleanupRequest, Done) {
+    (CleanupRequest { objects: vec![blake3(1)] }, Done {})
+}
+
+pub fn configuration() -> Configuration {
+    Configuration { scan: settings() }
+}
+
+fn content() -> Content {
+    let command = texts(&["/bin/check", "-q"]);
+    Content {
+        format: 1,
+        name: name("base/1"),
+        root: sha512(0xbb),
+        filter: Some(Filter::new(["/var/.*"]).unwrap()),
+        triggers: triggers(),
+        computed: vec![ComputedRule { path: path("/d/c"), source: "files:6972".to_owned() }],
+        health_check: Some(HealthCheck { command, within_seconds: 60, undo: true }),
+    }
+}
+
+fn notes() -> Notes {
+    let package = Package { name: "ssh".to_owned(), version: "9.2".to_owned(), size_bytes: 5 };
+    Notes {
+        expires_at: Some(time()),
+        owner_groups: texts(&["ops"]),
+        owner_users: texts(&["ann"]),
+        tags: BTreeMap::from([("os".to_owned(), "debian".to_owned())]),
+        release_notes: Some("First.".to_owned()),
+        build_log: Some(blake3(9)),
+        packages: vec![package],
+        created_by: "ann".to_owned(),
+        created_for: "bob".to_owned(),
+        created_on: time(),
+        source_image: Some(name("base/0")),
+    }
+}
+
+pub fn add_image() -> (AddImageRequest, AddImageReply) {
+    let request = AddImageRequest { content: content(), notes: notes() };
+    (request, AddImageReply { digest: blake3(0xcc) })
+}
+
+pub fn get_image() -> (GetImageRequest, Image) {
+    let request = GetImageRequest { name: name("base/1"), wait_ms: 60_000 };
+    (request, Image { content: content(), notes: notes() })
+}
+
+pub fn list_images() -> (ListImagesRequest, ListImagesReply) {
+    let summary = ImageSummary {
+        name: name("base/1"),
+        digest: blake3(0xcc),
+        root: sha512(0xbb),
+        totals: totals(),
+        filter_lines: Some(1),
+        triggers: 1,
+        created_on: time(),
+        expires_at: Some(time()),
+    };
+    let request = ListImagesRequest { after: Some(name("base/0")) };
+    (request, ListImagesReply { images: vec![summary], more: true })
+}
+
+pub fn delete_image() -> (DeleteImageRequest, Done) {
+    (DeleteImageRequest { name: name("base/1") }, Done {})
+}
+
+pub fn add_objects() -> ((), AddObjectsReply) {
+    ((), AddObjectsReply { added: 1, added_bytes: 2, known: 3 })
+}
+
+pub fn check_objects() -> (CheckObjectsRequest, CheckObjectsReply) {
+    let request = CheckObjectsRequest { ids: vec![blake3(1), sha512(2)], lease_seconds: 3_600 };
+    (request, CheckObjectsReply { missing: vec![sha512(2)] })
+}
+
+pub fn get_objects() -> (GetObjectsRequest, ()) {
+    (GetObjectsRequest { ids: vec![blake3(1), sha512(2)] }, ())
+}
+
+fn summary() -> SubSummary {
+    SubSummary {
+        hostname: "web-1".to_owned(),
+        address: Some("10.0.0.7:6969".parse().unwrap()),
+        status: Status::Synced,
+        detail: "equals base/1".to_owned(),
+        since: time(),
+        required_image: "base/1".to_owned(),
+        planned_image: "base/2".to_owned(),
+        last_image: "base/1".to_owned(),
+        last_seen: Some(time()),
+        last_synced: Some(time()),
+    }
+}
+
+pub fn list_subs() -> (ListSubsRequest, ListSubsReply) {
+    let request = ListSubsRequest { statuses: Status::ALL.to_vec() };
+    (request, ListSubsReply { subs: vec![summary()] })
+}
+
+pub fn show_sub() -> (ShowSubRequest, SubDetail) {
+    let text = r#"[{"Hostname": "web-1", "RequiredImage": "base/1"}]"#;
+    let machine = common::mdb::parse(text).unwrap().remove("web-1").unwrap();
+    let poll = PollSummary {
+        version: version(),
+        identity: identity(),
+        activity: Activity::Updating { update_id: 11 },
+        root: Some(sha512(0xbb)),
+        totals: Some(totals()),
+        unreadable: unreadable(),
+        last_fetch: Some(last_fetch()),
+        last_update: Some(last_update()),
+        trigger_failures: vec![failure()],
+        space: space(),
+        counters: counters(),
+    };
+    let detail = SubDetail {
+        summary: summary(),
+        machine,
+        poll: Some(poll),
+        plan: texts(&["remove /g (extra)"]),
+        plan_operations: 1,
+        missing_objects: 2,
+        missing_bytes: 3,
+        history: vec![(time(), Status::Updating, "changes 1 path".to_owned())],
+    };
+    (ShowSubRequest { hostname: "web-1".to_owned() }, detail)
+}
+
+pub fn get_status() -> ((), DominatorStatus) {
+    let (reason, who) = ("outage".to_owned(), "ann".to_owned());
+    let reply = DominatorStatus {
+        brake: Some(Brake { reason, who, since: time() }),
+        counts: vec![(Status::Synced, 2)],
+        mdb_error: Some("line 1: no".to_owned()),
+        mdb_read: Some(time()),
+        image_server_error: Some("refused".to_owned()),
+        directories: 4_000,
+    };
+    ((), reply)
+}
+
+pub fn disable_updates() -> (DisableUpdatesRequest, Done) {
+    let (reason, who) = ("outage".to_owned(), "ann".to_owned());
+    (DisableUpdatesRequest { reason, who }, Done {})
+}
+
+pub fn enable_updates() -> (EnableUpdatesRequest, Done) {
+    (EnableUpdatesRequest { who: "ann".to_owned() }, Done {})
+}
+
+pub fn clear_safety_shutoff() -> (ClearSafetyShutoffRequest, Done) {
+    (ClearSafetyShutoffRequest { hostname: "web-1".to_owned() }, Done {})
+}

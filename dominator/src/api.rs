@@ -1,0 +1,77 @@
+//! Answers operators' calls.
+
+use std::sync::Arc;
+
+use common::api::Done;
+use common::api::dominator::{
+    ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply, ShowSub,
+};
+use common::report::report;
+use common::wire::server::Router;
+use common::wire::{Fault, FaultCode};
+use tokio_util::task::TaskTracker;
+
+use crate::fleet::{Fleet, OrderError};
+
+/// Adds the methods of `Dominator` to `router`. Orders that were begun are finished as tasks in
+/// `tracker`, even if the caller goes away.
+#[must_use]
+pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router {
+    let fleet_of = || Arc::clone(fleet);
+    let (list, show, status) = (fleet_of(), fleet_of(), fleet_of());
+    let (disable, enable, clear) = (fleet_of(), fleet_of(), fleet_of());
+    let (disabling, enabling) = (tracker.clone(), tracker.clone());
+    router
+        .method::<ListSubs, _, _>(move |_, request| {
+            let fleet = Arc::clone(&list);
+            async move { Ok(ListSubsReply { subs: fleet.list(&request.statuses) }) }
+        })
+        .method::<ShowSub, _, _>(move |_, request| {
+            let fleet = Arc::clone(&show);
+            async move { fleet.show(&request.hostname).map_err(|error| fault_of(&error)) }
+        })
+        .method::<GetStatus, _, _>(move |_, ()| {
+            let fleet = Arc::clone(&status);
+            async move { Ok(fleet.status()) }
+        })
+        .method::<DisableUpdates, _, _>(move |_, request| {
+            let fleet = Arc::clone(&disable);
+            let order = async move { fleet.disable_updates(request.reason, request.who).await };
+            finish(disabling.clone(), order)
+        })
+        .method::<EnableUpdates, _, _>(move |_, request| {
+            let fleet = Arc::clone(&enable);
+            finish(enabling.clone(), async move { fleet.enable_updates(request.who).await })
+        })
+        .method::<ClearSafetyShutoff, _, _>(move |_, request| {
+            let fleet = Arc::clone(&clear);
+            async move {
+                fleet.clear_safety(&request.hostname).map_err(|error| fault_of(&error))?;
+                Ok(Done {})
+            }
+        })
+}
+
+/// Carries an order out to its end, whether or not the caller waits for it.
+async fn finish(
+    tracker: TaskTracker,
+    order: impl Future<Output = Result<(), OrderError>> + Send + 'static,
+) -> Result<Done, Fault> {
+    match tracker.spawn(order).await {
+        Ok(Ok(())) => Ok(Done {}),
+        Ok(Err(error)) => Err(fault_of(&error)),
+        Err(error) => Err(Fault::new(FaultCode::Internal, error.to_string())),
+    }
+}
+
+/// What a caller is told of an order that was not carried out.
+#[must_use]
+pub fn fault_of(error: &OrderError) -> Fault {
+    let code = match error {
+        OrderError::Unknown { .. } | OrderError::NothingToClear { .. } => FaultCode::NotFound,
+        OrderError::NoReason | OrderError::LongReason => FaultCode::BadRequest,
+        OrderError::State { .. } => FaultCode::Internal,
+        OrderError::Stopping => FaultCode::Unavailable,
+    };
+    Fault::new(code, report(error))
+}

@@ -1,0 +1,51 @@
+//! The command lines of `dominator` and `domtool`.
+
+use std::process::ExitCode;
+
+use crate::daemon::{Arguments, NAME, StartError, run};
+use crate::domtool;
+use common::daemon::{EXIT_FAILED, exit, exit_on_error, start_logging, stop_on_signals};
+
+/// Runs the dominator, with the arguments of this process.
+#[must_use]
+pub fn dominator() -> ExitCode {
+    let arguments: Arguments = common::daemon::config::parse(NAME);
+    exit_on_error(start(arguments))
+}
+
+/// Runs domtool, with the arguments of this process.
+#[must_use]
+pub fn domtool() -> ExitCode {
+    let arguments = <domtool::Arguments as clap::Parser>::parse();
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(domtool::run(arguments)),
+        Err(error) => exit(EXIT_FAILED, &format!("cannot start: {error}"), &[]),
+    }
+}
+
+fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    start_logging(&arguments.log)?;
+    raise_file_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        let stop = stop_on_signals()?;
+        match run(arguments, stop).await {
+            Ok(()) => Ok(()),
+            Err(StartError::Security(error)) => Err(error.into()),
+            Err(error) => Err(Box::<dyn std::error::Error>::from(error)),
+        }
+    });
+    // Plans that are still being made are of no use to anyone.
+    runtime.shutdown_background();
+    result
+}
+
+/// One connection for each machine: take as many descriptors as the system gives.
+fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
+}

@@ -1,0 +1,14 @@
+//! What the dominator decides: functions of their arguments, without clock, disk or network.
+//!
+//! The shell (`crate::driver`, `crate::herd` and their neighbours) and the simulation of
+//! `tests/it` are two interpreters of the same effects.
+// tidy: core
+// tidy: core
+
+pub mod herd;
+pub mod history;
+pub mod pace;
+pub mod planning;
+pub mod required;
+pub mod safety;
+pub mod sub;

@@ -1,0 +1,103 @@
+//! How long to wait before the next try, and how often a sub may be polled.
+//!
+//! Jitter is an argument: a number from 0 to 999 that the shell draws and the simulation computes.
+// tidy: core
+
+use core::time::Duration;
+
+/// How long a poll waits for news, before jitter.
+pub const POLL_WAIT: Duration = Duration::from_secs(60);
+
+/// The first pause after a failed poll or call, and the longest.
+pub const RETRY_FIRST: Duration = Duration::from_secs(1);
+/// The longest pause after failed polls or calls, before jitter.
+pub const RETRY_LONGEST: Duration = Duration::from_secs(30);
+
+/// The first pause after an update or a fetch that failed.
+pub const HOLD_FIRST: Duration = Duration::from_secs(10);
+/// The longest pause after updates or fetches that failed.
+pub const HOLD_LONGEST: Duration = Duration::from_secs(600);
+
+/// Polls that may follow each other at once.
+const POLL_BURST: u32 = 60;
+
+/// The interval in which one more poll may be sent at once.
+const POLL_REFILL: Duration = Duration::from_millis(200);
+
+/// `base` doubled for each failure after the first, at most `longest`.
+#[must_use]
+pub fn doubled(base: Duration, longest: Duration, failures: u32) -> Duration {
+    base.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest)
+}
+
+/// `base`, 20 % less to 20 % more by `jitter`.
+#[must_use]
+pub fn jittered(base: Duration, jitter: u16) -> Duration {
+    base * (800 + u32::from(jitter % 1_000) * 2 / 5) / 1_000
+}
+
+/// Lets polls follow each other at once as long as they are few: a sub whose status changes all
+/// the time is polled five times a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollPace {
+    credits: u32,
+    counted: Duration,
+}
+
+impl Default for PollPace {
+    fn default() -> Self {
+        Self { credits: POLL_BURST, counted: Duration::ZERO }
+    }
+}
+
+impl PollPace {
+    /// Says when a poll may be sent, and counts it as sent then.
+    pub fn next(&mut self, now: Duration) -> Duration {
+        let refills = now.saturating_sub(self.counted).as_millis() / POLL_REFILL.as_millis();
+        if refills > 0 {
+            let refills = u32::try_from(refills).unwrap_or(POLL_BURST);
+            self.credits = self.credits.saturating_add(refills).min(POLL_BURST);
+            self.counted = now;
+        }
+        if self.credits > 0 {
+            self.credits -= 1;
+            return now;
+        }
+        // The next credit is spent on this poll.
+        self.counted = now + POLL_REFILL;
+        self.counted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let pauses: Vec<u64> = [0, 1, 2, 3, 5, 6, 100]
+            .map(|failures| doubled(RETRY_FIRST, RETRY_LONGEST, failures).as_secs())
+            .to_vec();
+        assert_eq!(pauses, [1, 1, 2, 4, 16, 30, 30]);
+    }
+
+    #[test]
+    fn jitter_is_a_fifth_to_both_sides() {
+        let waits: Vec<u128> =
+            [0, 500, 999].map(|jitter| jittered(POLL_WAIT, jitter).as_millis()).to_vec();
+        assert_eq!(waits, [48_000, 60_000, 71_940]);
+    }
+
+    #[test]
+    fn a_restless_sub_is_polled_five_times_a_second() {
+        let mut pace = PollPace::default();
+        let mut now = Duration::from_secs(1);
+        let mut polls = 0;
+        while now < Duration::from_secs(11) {
+            let at = pace.next(now);
+            polls += 1;
+            now = at.max(now + Duration::from_millis(1));
+        }
+        assert!((100..=115).contains(&polls), "{polls} polls in ten seconds");
+    }
+}

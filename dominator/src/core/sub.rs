@@ -1,0 +1,544 @@
+//! One machine: the state machine that brings it to its image and keeps it there.
+//!
+//! [`Sub::step`] takes note of an [`Event`], then looks at all it knows and decides what is next
+//! (`decide`). Decisions depend on what is known, not on the way it became known, so lost,
+//! repeated and late answers, restarts of the sub and of the dominator need no cases of their own.
+//!
+//! # Invariants
+//!
+//! * At most one poll, one reading of the tree, one plan and one call are under way.
+//! * No Commit while the brake is on; none but of an update whose Prepare the sub has accepted and
+//!   staged, made from the scan and the image that are still the latest.
+//! * `synced` means: the plan from a complete scan in the scope of the required image is empty,
+//!   and what the last update touched has been scanned since.
+// tidy: core
+
+mod decide;
+mod event;
+mod report;
+mod view;
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use common::api::dominator::Status;
+use common::api::subd::{Activity, Outcome, PollReply};
+use common::filter::Patterns;
+use common::mdb::Machine;
+use common::object::ObjectId;
+use common::scope::Scope;
+use common::tree::{Time, Tree};
+
+pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Ticket};
+pub use view::{Incomplete, View};
+
+use super::history::History;
+use super::pace::{
+    HOLD_FIRST, HOLD_LONGEST, PollPace, RETRY_FIRST, RETRY_LONGEST, doubled, jittered,
+};
+use super::planning::{PlanKey, Planned};
+
+/// Whether the sub answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Reach {
+    /// Nobody knows yet.
+    Unknown,
+    /// It answered the last poll.
+    Good,
+    /// It did not.
+    Bad(Failure),
+}
+
+/// The poll that is under way, or when the next is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Polling {
+    Due(Duration),
+    UnderWay(Ticket),
+}
+
+/// What a call was for; tells whether a poll shows that it was carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Scan(Scope),
+    Fetch(u64),
+    Prepare(u64),
+    Commit(u64),
+    Cleanup,
+}
+
+/// A call that was accepted, and that no poll has shown yet.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    purpose: Purpose,
+    /// A poll with this ticket or a later one was sent after the call was accepted: if it does
+    /// not show the call, then the call was lost.
+    shown_from: Ticket,
+}
+
+/// The update that is wanted, under the id by which the sub knows it.
+#[derive(Clone, Copy, Debug)]
+struct Update {
+    id: u64,
+    key: PlanKey,
+    instance: u64,
+    plan: ObjectId,
+}
+
+/// The fetch that is wanted, under the id by which the sub knows it.
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    id: u64,
+    plan: ObjectId,
+    missing: usize,
+}
+
+/// Something failed: do not try the same again before the time has come.
+#[derive(Clone, Debug)]
+struct Hold {
+    status: Status,
+    detail: String,
+    image: ObjectId,
+    /// The plan that failed, if another plan may be tried at once.
+    plan: Option<ObjectId>,
+    /// The scan that it failed upon: upon another it is tried again soon.
+    scan: u64,
+    since: Duration,
+    until: Duration,
+}
+
+/// The scope that an image has on a machine with these exclusions; kept, because a sparse image
+/// has as many lines as paths.
+#[derive(Clone, Debug)]
+struct KnownScope {
+    image: ObjectId,
+    exclusions: Patterns,
+    scope: Scope,
+}
+
+/// One machine. See the module's text.
+#[derive(Debug)]
+pub struct Sub {
+    machine: Arc<Machine>,
+    image: ImageState,
+    brake: Option<Arc<str>>,
+
+    last_ticket: u64,
+    last_id: u64,
+
+    reach: Reach,
+    view: Option<View>,
+    /// How many scans that differ have been seen.
+    scans: u64,
+    /// The next poll asks for everything, because something was missed.
+    ask_all: bool,
+    polling: Polling,
+    pace: PollPace,
+    polls_failed: u32,
+
+    tree: Option<Tree>,
+    reading: Option<(Ticket, ObjectId)>,
+    read_again: Option<(Duration, String)>,
+    reads_failed: u32,
+
+    planning: Option<(Ticket, PlanKey)>,
+    planned: Option<Arc<Planned>>,
+    plan_failed: Option<(PlanKey, String)>,
+    known_scope: Option<KnownScope>,
+
+    calling: Option<(Ticket, Purpose)>,
+    pending: Option<Pending>,
+    call_again: Option<(Duration, String)>,
+    calls_failed: u32,
+
+    update: Option<Update>,
+    fetch: Option<Fetch>,
+    done: Option<ObjectId>,
+    hold: Option<Hold>,
+    holds: u32,
+    cleared: Option<ObjectId>,
+    cleaned_generation: Option<u64>,
+
+    status: Status,
+    detail: String,
+    since: Time,
+    history: History,
+    last_seen: Option<Time>,
+    last_synced: Option<Time>,
+    wake: Option<Duration>,
+}
+
+impl Sub {
+    /// Starts to look after a machine. Ids of updates and fetches count upwards from `first_id`,
+    /// which no other run of the dominator may use for this machine.
+    #[must_use]
+    pub fn new(machine: Arc<Machine>, first_id: u64, now: Now) -> Self {
+        Self {
+            machine,
+            image: ImageState::Undefined,
+            brake: None,
+            last_ticket: 0,
+            last_id: first_id,
+            reach: Reach::Unknown,
+            view: None,
+            scans: 0,
+            ask_all: false,
+            polling: Polling::Due(now.elapsed),
+            pace: PollPace::default(),
+            polls_failed: 0,
+            tree: None,
+            reading: None,
+            read_again: None,
+            reads_failed: 0,
+            planning: None,
+            planned: None,
+            plan_failed: None,
+            known_scope: None,
+            calling: None,
+            pending: None,
+            call_again: None,
+            calls_failed: 0,
+            update: None,
+            fetch: None,
+            done: None,
+            hold: None,
+            holds: 0,
+            cleared: None,
+            cleaned_generation: None,
+            status: Status::Connecting,
+            detail: "not reached yet".to_owned(),
+            since: now.wall,
+            history: History::default(),
+            last_seen: None,
+            last_synced: None,
+            wake: Some(now.elapsed),
+        }
+    }
+
+    /// Takes note of `event` and says what to do.
+    pub fn step(&mut self, now: Now, event: Event, context: &Context<'_>) -> Vec<Effect> {
+        self.note(now, event, context);
+        let mut effects = Vec::new();
+        self.decide(now, context, &mut effects);
+        effects
+    }
+
+    /// When [`Event::Wake`] is wanted, if nothing else happens before; on the clock of
+    /// [`Now::elapsed`].
+    #[must_use]
+    pub fn wake_at(&self) -> Option<Duration> {
+        self.wake
+    }
+
+    /// Lets the pending unsafe update pass, and no other; the next step acts on it. False if there
+    /// is none. For callers that must tell an operator; others use [`Event::SafetyCleared`].
+    #[must_use]
+    pub fn clear_danger(&mut self) -> bool {
+        let Some(digest) = self.pending_danger().map(|planned| planned.digest) else {
+            return false;
+        };
+        self.cleared = Some(digest);
+        self.let_go();
+        true
+    }
+
+    fn note(&mut self, now: Now, event: Event, context: &Context<'_>) {
+        match event {
+            Event::Assigned { machine, image } => self.assigned(machine, image),
+            Event::Brake(brake) => {
+                if brake.is_none() && self.brake.is_some() {
+                    self.let_go();
+                }
+                self.brake = brake;
+            }
+            Event::SafetyCleared => {
+                let _there_was_one = self.clear_danger();
+            }
+            Event::Polled(ticket, reply) => {
+                if self.polling == Polling::UnderWay(ticket) {
+                    self.polled(now, context, ticket, *reply);
+                }
+            }
+            Event::PollFailed(ticket, failure) => {
+                if self.polling == Polling::UnderWay(ticket) {
+                    self.poll_failed(now, context, failure);
+                }
+            }
+            Event::TreeRead(ticket, tree) => {
+                if self.reading.take_if(|(asked, _)| *asked == ticket).is_some() {
+                    self.tree = Some(tree);
+                    self.read_again = None;
+                    self.reads_failed = 0;
+                }
+            }
+            Event::TreeFailed(ticket, failure) => {
+                if self.reading.take_if(|(asked, _)| *asked == ticket).is_some() {
+                    self.reads_failed += 1;
+                    let pause = self.pause(self.reads_failed, context);
+                    self.read_again = Some((now.elapsed + pause, failure.text));
+                }
+            }
+            Event::Planned(ticket, result) => {
+                if let Some((_, key)) = self.planning.take_if(|(asked, _)| *asked == ticket) {
+                    match result {
+                        Ok(planned) => self.planned = Some(planned),
+                        Err(text) => self.plan_failed = Some((key, text)),
+                    }
+                }
+            }
+            Event::Accepted(ticket) => {
+                if let Some((_, purpose)) = self.calling.take_if(|(asked, _)| *asked == ticket) {
+                    // A poll may have overtaken the answer to the call.
+                    let is_seen = self.view.as_ref().is_some_and(|view| is_shown(purpose, view));
+                    if !is_seen {
+                        let shown_from = Ticket(self.last_ticket + 1);
+                        self.pending = Some(Pending { purpose, shown_from });
+                    }
+                    self.call_again = None;
+                    self.calls_failed = 0;
+                }
+            }
+            Event::CallFailed(ticket, failure) => {
+                if let Some((_, purpose)) = self.calling.take_if(|(asked, _)| *asked == ticket) {
+                    self.call_failed(now, context, purpose, failure);
+                }
+            }
+            Event::Wake => {}
+        }
+    }
+
+    fn assigned(&mut self, machine: Arc<Machine>, image: ImageState) {
+        if self.machine != machine {
+            self.machine = machine;
+            self.let_go();
+        }
+        let digest = |image: &ImageState| match image {
+            ImageState::Ready(image) => Some(image.digest),
+            ImageState::Undefined | ImageState::Missing(_) => None,
+        };
+        if digest(&self.image) != digest(&image) {
+            self.let_go();
+            self.done = None;
+            self.cleared = None;
+        }
+        self.image = image;
+    }
+
+    /// Forgets that something failed, so that it is tried again at once.
+    fn let_go(&mut self) {
+        self.hold = None;
+        self.holds = 0;
+        self.call_again = None;
+        self.calls_failed = 0;
+    }
+
+    fn polled(&mut self, now: Now, context: &Context<'_>, ticket: Ticket, reply: PollReply) {
+        let before = if self.ask_all { None } else { self.view.take() };
+        let view = match View::after(before, reply, self.scans + 1) {
+            Ok(view) => view,
+            Err(Incomplete) if self.ask_all => {
+                let text = "the answer to a poll for everything lacks the scan or the cache";
+                let failure = Failure { kind: FailureKind::Garbage, text: text.to_owned() };
+                return self.poll_failed(now, context, failure);
+            }
+            Err(Incomplete) => {
+                self.ask_all = true;
+                self.polling = Polling::Due(self.pace.next(now.elapsed));
+                return;
+            }
+        };
+        if view.scan_number > self.scans {
+            self.scans = view.scan_number;
+            // Whatever was refused was asked for upon another scan.
+            self.call_again = None;
+        }
+        self.ask_all = false;
+        self.reach = Reach::Good;
+        self.polls_failed = 0;
+        self.last_seen = Some(now.wall);
+        self.polling = Polling::Due(self.pace.next(now.elapsed));
+        if self
+            .pending
+            .is_some_and(|pending| ticket >= pending.shown_from || is_shown(pending.purpose, &view))
+        {
+            self.pending = None;
+        }
+        self.view = Some(view);
+        self.note_outcome(now, context);
+        self.note_fetch(now, context);
+    }
+
+    fn poll_failed(&mut self, now: Now, context: &Context<'_>, failure: Failure) {
+        self.polls_failed += 1;
+        let pause = self.pause(self.polls_failed, context);
+        self.polling = Polling::Due(now.elapsed + pause);
+        self.ask_all = failure.kind == FailureKind::Garbage;
+        self.reach = Reach::Bad(failure);
+    }
+
+    fn pause(&self, failures: u32, context: &Context<'_>) -> Duration {
+        jittered(doubled(RETRY_FIRST, RETRY_LONGEST, failures), context.jitter)
+    }
+
+    fn call_failed(&mut self, now: Now, context: &Context<'_>, purpose: Purpose, failure: Failure) {
+        self.calls_failed += 1;
+        let pause = self.pause(self.calls_failed, context);
+        match failure.kind {
+            FailureKind::Braked => self.calls_failed = 0,
+            // The call may have been carried out; the same call with the same id does no harm.
+            FailureKind::Unreachable | FailureKind::Busy | FailureKind::Stale => {
+                self.call_again = Some((now.elapsed + pause, failure.text));
+            }
+            FailureKind::NotFound => {
+                self.update = None;
+                self.call_again = Some((now.elapsed + pause, failure.text));
+            }
+            FailureKind::NoSpace | FailureKind::Refused | FailureKind::Garbage => {
+                let what = match purpose {
+                    Purpose::Scan(_) | Purpose::Cleanup => {
+                        self.call_again = Some((now.elapsed + pause, failure.text));
+                        return;
+                    }
+                    Purpose::Fetch(_) => (Status::FetchFailed, "would not fetch"),
+                    Purpose::Prepare(_) => (Status::UpdateFailed, "would not prepare the update"),
+                    Purpose::Commit(_) => (Status::UpdateFailed, "would not carry out the update"),
+                };
+                let status = match failure.kind {
+                    FailureKind::NoSpace => Status::InsufficientSpace,
+                    _ => what.0,
+                };
+                self.update = None;
+                self.fetch = None;
+                self.hold_back(now, context, status, format!("it {}: {}", what.1, failure.text));
+            }
+        }
+    }
+
+    /// Takes note of how the update ended that this state machine asked for.
+    fn note_outcome(&mut self, now: Now, context: &Context<'_>) {
+        let Some(update) = self.update else { return };
+        let Some(view) = &self.view else { return };
+        let Some(last) = view.outcome_of(update.id) else { return };
+        let (status, detail) = match &last.outcome {
+            Outcome::Done => {
+                self.done = Some(update.plan);
+                self.update = None;
+                return;
+            }
+            Outcome::NotPrepared(why) => (Status::UpdateFailed, format!("not prepared: {why}")),
+            Outcome::RolledBack(why) => {
+                (Status::UpdateFailed, format!("failed, and was put back: {why}"))
+            }
+            Outcome::Stuck(why) => {
+                (Status::UpdateStuck, format!("failed, and could not be put back: {why}"))
+            }
+        };
+        self.update = None;
+        self.hold_back(now, context, status, format!("the update {detail}"));
+    }
+
+    /// Takes note of how the fetch ended that this state machine asked for.
+    fn note_fetch(&mut self, now: Now, context: &Context<'_>) {
+        use common::api::subd::FetchFailure;
+        let Some(fetch) = self.fetch else { return };
+        let Some(view) = &self.view else { return };
+        if matches!(view.activity, Activity::Fetching { fetch_id, .. } if fetch_id == fetch.id) {
+            return;
+        }
+        let Some(last) = view.fetch_of(fetch.id) else { return };
+        let (status, detail) = match &last.error {
+            None => {
+                let planned = self.planned.as_ref().filter(|planned| planned.digest == fetch.plan);
+                let missing = planned.map_or(0, |planned| missing(planned, view).count());
+                self.fetch = None;
+                if missing < fetch.missing {
+                    return;
+                }
+                (Status::FetchFailed, "it fetched, and has no more objects than before".to_owned())
+            }
+            Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => (
+                Status::InsufficientSpace,
+                format!("the objects need {need_bytes} bytes, {free_bytes} are free"),
+            ),
+            Some(FetchFailure::Sources(why)) => {
+                (Status::FetchFailed, format!("no source gave all objects: {why}"))
+            }
+            Some(FetchFailure::Local(why)) => {
+                (Status::FetchFailed, format!("the object cache cannot be written: {why}"))
+            }
+        };
+        self.fetch = None;
+        self.hold_back(now, context, status, detail);
+    }
+
+    /// Tries nothing more for a while, that grows with each time.
+    fn hold_back(&mut self, now: Now, context: &Context<'_>, status: Status, detail: String) {
+        let ImageState::Ready(image) = &self.image else { return };
+        self.holds += 1;
+        let pause = doubled(HOLD_FIRST, HOLD_LONGEST, self.holds);
+        self.hold = Some(Hold {
+            status,
+            detail,
+            image: image.digest,
+            plan: match status {
+                Status::NotConverging => self.planned.as_ref().map(|planned| planned.digest),
+                _ => None,
+            },
+            scan: self.scans,
+            since: now.elapsed,
+            until: now.elapsed + jittered(pause, context.jitter),
+        });
+    }
+
+    fn next_ticket(&mut self) -> Ticket {
+        self.last_ticket += 1;
+        Ticket(self.last_ticket)
+    }
+
+    fn next_id(&mut self) -> u64 {
+        self.last_id = self.last_id.wrapping_add(1);
+        self.last_id
+    }
+
+    /// The unsafe plan that waits for an operator, if there is one.
+    fn pending_danger(&self) -> Option<&Arc<Planned>> {
+        self.planned
+            .as_ref()
+            .filter(|planned| self.status == Status::UnsafeUpdate && !planned.dangers.is_empty())
+    }
+}
+
+/// The objects that the plan needs and the sub does not have, with their needs.
+fn missing<'a>(
+    planned: &'a Planned,
+    view: &'a View,
+) -> impl Iterator<Item = (&'a ObjectId, &'a common::plan::Need)> {
+    planned.needs.iter().filter(|(object, _)| !view.cache.contains(object))
+}
+
+/// True if `view` shows that the call was carried out.
+fn is_shown(purpose: Purpose, view: &View) -> bool {
+    match purpose {
+        Purpose::Scan(scope) => view.scope == scope,
+        Purpose::Fetch(id) => {
+            matches!(view.activity, Activity::Fetching { fetch_id, .. } if fetch_id == id)
+                || view.fetch_of(id).is_some()
+        }
+        Purpose::Prepare(id) => {
+            matches!(
+                view.activity,
+                Activity::Preparing { update_id }
+                    | Activity::Prepared { update_id }
+                    | Activity::Updating { update_id } if update_id == id
+            ) || view.outcome_of(id).is_some()
+        }
+        Purpose::Commit(id) => {
+            matches!(view.activity, Activity::Updating { update_id } if update_id == id)
+                || view.outcome_of(id).is_some()
+        }
+        // Nothing waits for it.
+        Purpose::Cleanup => true,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,510 @@
+//! Looks at all that is known of a sub and says what is next.
+//!
+//! The stages come in the order of the loop: reach it, know its image, have it scan the right
+//! paths, know its tree, know the plan; then fetch, prepare, commit, clean up. The first stage
+//! that is not there yet gives the status and, if nothing is under way, the effect that brings it
+//! nearer.
+// tidy: core
+
+use core::ops::ControlFlow::{self, Break, Continue};
+use core::time::Duration;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use common::api::dominator::Status;
+use common::api::object_server::IDS_MAX;
+use common::api::subd::{
+    Activity, CleanupRequest, CommitRequest, Configuration, Expects, FetchObject, FetchRequest,
+    PollRequest, PrepareRequest, ScanReport,
+};
+use common::plan::Plan;
+use common::scope::Scope;
+use common::tree::Tree;
+
+use super::{
+    Call, Context, Effect, Fetch, ImageState, KnownScope, Now, Polling, Purpose, Reach, Sub,
+    Update, View, missing,
+};
+use crate::core::pace::{HOLD_FIRST, POLL_WAIT, jittered};
+use crate::core::planning::{PlanJob, PlanKey, Planned};
+use crate::core::required::RequiredImage;
+
+/// How long a staged update waits for its Commit.
+const EXPIRES_SECONDS: u32 = 300;
+
+/// How many paths a status names.
+const PATHS_NAMED: usize = 3;
+
+/// What every file takes more than its length, in bytes: the block that it ends in.
+const BLOCK_BYTES: u64 = 4_096;
+
+/// A status and what it waits for, in words.
+type Verdict = (Status, String);
+
+/// Goes on with `T`, or ends with a verdict.
+type Stage<T> = ControlFlow<Verdict, T>;
+
+fn stop<T>(status: Status, detail: impl Into<String>) -> Stage<T> {
+    Break((status, detail.into()))
+}
+
+impl Sub {
+    pub(super) fn decide(&mut self, now: Now, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        self.wake = None;
+        self.keep_polling(now, context, effects);
+        let verdict = match (&self.reach, self.view.take()) {
+            (Reach::Bad(failure), view) => {
+                self.view = view;
+                let status = match failure.kind {
+                    super::FailureKind::Unreachable => Status::Unreachable,
+                    _ => Status::PollFailed,
+                };
+                (status, failure.text.clone())
+            }
+            // Nothing was said yet, or everything has to be said again: the status stays.
+            (Reach::Unknown | Reach::Good, None) => (self.status, self.detail.clone()),
+            (Reach::Unknown | Reach::Good, Some(view)) => {
+                let (Break(verdict) | Continue(verdict)) = self.judge(&view, now, context, effects);
+                self.view = Some(view);
+                verdict
+            }
+        };
+        self.set_status(now, verdict, effects);
+    }
+
+    fn set_status(&mut self, now: Now, verdict: Verdict, effects: &mut Vec<Effect>) {
+        let (status, detail) = verdict;
+        if status != self.status {
+            self.since = now.wall;
+            self.history.record(now.wall, status, &detail);
+            effects.push(Effect::Record(status, detail.clone()));
+        }
+        if status == Status::Synced {
+            self.last_synced = Some(now.wall);
+        }
+        self.status = status;
+        self.detail = detail;
+    }
+
+    fn keep_polling(&mut self, now: Now, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        let Polling::Due(at) = self.polling else { return };
+        if now.elapsed < at {
+            self.wake_by(at);
+            return;
+        }
+        let have = match &self.view {
+            Some(view) if !self.ask_all => Some(view.version),
+            _ => None,
+        };
+        let wait = jittered(POLL_WAIT, context.jitter).as_millis();
+        let wait_ms = u32::try_from(wait).expect("a poll waits for about a minute");
+        let ticket = self.next_ticket();
+        self.polling = Polling::UnderWay(ticket);
+        effects.push(Effect::Poll(ticket, PollRequest { have, wait_ms }));
+    }
+
+    fn wake_by(&mut self, at: Duration) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    fn judge(
+        &mut self,
+        view: &View,
+        now: Now,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Stage<Verdict> {
+        self.not_updating(view)?;
+        let image = match &self.image {
+            ImageState::Undefined => {
+                return stop(Status::ImageUndefined, "the machine database names no image for it");
+            }
+            ImageState::Missing(why) => return stop(Status::ImageNotReady, &**why),
+            ImageState::Ready(image) => Arc::clone(image),
+        };
+        let scan = self.scanned(view, &image, now, effects)?;
+        let planned = self.plan_at_hand(view, &image, &scan, now, effects)?;
+        if planned.plan.is_empty() {
+            return self.in_place(view, &image, now, effects);
+        }
+        self.allowed(&planned)?;
+        self.not_held(&image, &planned, now, context)?;
+        self.fetched(view, &planned, now, context, effects)?;
+        self.carried_out(view, &image, &scan, &planned, now, effects)
+    }
+
+    fn not_updating(&self, view: &View) -> Stage<()> {
+        let told = |purpose: Purpose| matches!(purpose, Purpose::Commit(_));
+        if matches!(view.activity, Activity::Updating { .. }) {
+            return stop(Status::Updating, "carries out the update; then its triggers run");
+        }
+        if self.calling.is_some_and(|(_, purpose)| told(purpose))
+            || self.pending.is_some_and(|pending| told(pending.purpose))
+        {
+            return stop(Status::Updating, "was told to carry out the update");
+        }
+        Continue(())
+    }
+
+    /// A complete scan in the scope of the image, that has seen what the last update touched.
+    fn scanned(
+        &mut self,
+        view: &View,
+        image: &RequiredImage,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Stage<Arc<ScanReport>> {
+        let scope = self.scope_of(image, view);
+        if view.scope != scope {
+            let call = Call::SetConfiguration(Configuration { scan: image.scan.clone() });
+            self.call(now, Purpose::Scan(scope), call, effects);
+            let name = image.name();
+            return self.waiting(Status::Rescanning, format!("is told to scan as {name} asks"));
+        }
+        let Some(scan) = &view.scan else {
+            return stop(Status::Rescanning, "scans; the first complete scan is awaited");
+        };
+        if view.is_unverified() {
+            return stop(Status::Rescanning, "scans again what the update has touched");
+        }
+        Continue(Arc::clone(scan))
+    }
+
+    fn scope_of(&mut self, image: &RequiredImage, view: &View) -> Scope {
+        match &self.known_scope {
+            Some(known) if known.image == image.digest && known.exclusions == view.exclusions => {
+                known.scope
+            }
+            _ => {
+                let scope = Scope::of(&image.scan, &view.exclusions);
+                let exclusions = view.exclusions.clone();
+                self.known_scope = Some(KnownScope { image: image.digest, exclusions, scope });
+                scope
+            }
+        }
+    }
+
+    /// The plan from the last scan to the image.
+    fn plan_at_hand(
+        &mut self,
+        view: &View,
+        image: &Arc<RequiredImage>,
+        scan: &Arc<ScanReport>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Stage<Arc<Planned>> {
+        let key = PlanKey { image: image.digest, scan: view.scan_number };
+        if let Some(planned) = &self.planned
+            && planned.key == key
+        {
+            return Continue(Arc::clone(planned));
+        }
+        if let Some((failed, text)) = &self.plan_failed
+            && *failed == key
+        {
+            return stop(Status::Blocked, format!("no plan can be made: {text}"));
+        }
+        let tree = self.tree_at_hand(scan, now, effects)?;
+        if self.planning.is_none() {
+            let ticket = self.next_ticket();
+            self.planning = Some((ticket, key));
+            let job = PlanJob {
+                key,
+                tree,
+                scan: Arc::clone(scan),
+                exclusions: view.exclusions.clone(),
+                image: Arc::clone(image),
+            };
+            effects.push(Effect::Plan(ticket, Box::new(job)));
+        }
+        stop(Status::Rescanning, format!("has a new scan, which is compared with {}", image.name()))
+    }
+
+    fn tree_at_hand(
+        &mut self,
+        scan: &ScanReport,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Stage<Tree> {
+        if let Some(tree) = self.tree.as_ref().filter(|tree| tree.digest() == scan.root) {
+            return Continue(tree.clone());
+        }
+        if self.reading.is_none() {
+            if let Some((at, why)) = &self.read_again
+                && now.elapsed < *at
+            {
+                let (at, why) = (*at, why.clone());
+                self.wake_by(at);
+                return stop(Status::PollFailed, format!("its tree could not be read: {why}"));
+            }
+            let ticket = self.next_ticket();
+            self.reading = Some((ticket, scan.root));
+            effects.push(Effect::ReadTree(ticket, scan.root));
+        }
+        stop(Status::Rescanning, "has a new scan, which is being read")
+    }
+
+    /// Nothing is left to change.
+    fn in_place(
+        &mut self,
+        view: &View,
+        image: &RequiredImage,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Stage<Verdict> {
+        (self.hold, self.holds) = (None, 0);
+        (self.update, self.fetch, self.done, self.cleared) = (None, None, None, None);
+        let generation = view.version.generation;
+        let is_idle = matches!(view.activity, Activity::Idle);
+        if is_idle && !view.cache.is_empty() && self.cleaned_generation != Some(generation) {
+            let objects = view.cache.iter().copied().take(IDS_MAX).collect();
+            let call = Call::Cleanup(CleanupRequest { objects });
+            if self.call(now, Purpose::Cleanup, call, effects) {
+                self.cleaned_generation = Some(generation);
+            }
+        }
+        if view.trigger_failures.is_empty() {
+            return Continue((Status::Synced, format!("equals {}", image.name())));
+        }
+        let mut detail = format!("equals {}, but", image.name());
+        for failure in view.trigger_failures.iter().take(PATHS_NAMED) {
+            let end = failure.output.trim_end().lines().last().unwrap_or_default();
+            write!(detail, " {} {} failed: {end};", failure.verb, failure.service)
+                .expect("writing to a String cannot fail");
+        }
+        detail.push_str(" the next good update clears this");
+        Continue((Status::TriggerFailed, detail))
+    }
+
+    /// Nobody has said that this plan, or any, must not be carried out.
+    fn allowed(&self, planned: &Planned) -> Stage<()> {
+        if let Some(first) = planned.plan.blocked.first() {
+            let mut detail = format!("{}: {}", first.path, first.why);
+            if planned.plan.blocked.len() > 1 {
+                write!(detail, "; and {} more", planned.plan.blocked.len() - 1)
+                    .expect("writing to a String cannot fail");
+            }
+            return stop(Status::Blocked, detail);
+        }
+        if self.machine.disable_updates {
+            let detail =
+                format!("{}; the machine database says DisableUpdates", describe(&planned.plan));
+            return stop(Status::UpdatesDisabled, detail);
+        }
+        if !planned.dangers.is_empty() && self.cleared != Some(planned.digest) {
+            let detail = format!(
+                "{}; if that is meant: domtool clear-safety-shutoff {}",
+                planned.dangers.join(", "),
+                self.machine.hostname
+            );
+            return stop(Status::UnsafeUpdate, detail);
+        }
+        Continue(())
+    }
+
+    /// Nothing failed so shortly ago that it is too early to try again.
+    fn not_held(
+        &mut self,
+        image: &RequiredImage,
+        planned: &Planned,
+        now: Now,
+        context: &Context<'_>,
+    ) -> Stage<()> {
+        if self.hold.is_none() && self.done == Some(planned.digest) {
+            self.done = None;
+            let detail = format!(
+                "the update was carried out, and the same is to be done again: {}; does something \
+                 on the machine undo it?",
+                paths(&planned.plan)
+            );
+            self.hold_back(now, context, Status::NotConverging, detail);
+        }
+        let Some(hold) = &self.hold else { return Continue(()) };
+        let is_same =
+            hold.image == image.digest && hold.plan.is_none_or(|failed| failed == planned.digest);
+        let until = if hold.plan.is_some() || hold.scan == planned.key.scan {
+            hold.until
+        } else {
+            hold.until.min(hold.since + HOLD_FIRST)
+        };
+        if is_same && now.elapsed < until {
+            let verdict = (hold.status, format!("{}; will be tried again", hold.detail));
+            self.wake_by(until);
+            return Break(verdict);
+        }
+        (self.hold, self.done) = (None, None);
+        Continue(())
+    }
+
+    /// All objects that the plan needs are in the sub's cache.
+    fn fetched(
+        &mut self,
+        view: &View,
+        planned: &Planned,
+        now: Now,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Stage<()> {
+        let (mut objects, mut count, mut bytes, mut space) = (Vec::new(), 0_usize, 0_u64, 0_u64);
+        for (&id, need) in missing(planned, view) {
+            count += 1;
+            bytes = bytes.saturating_add(need.size_bytes);
+            let on_disk = need.size_bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
+            space = space.saturating_add(on_disk.saturating_mul(u64::from(need.files.max(1))));
+            if objects.len() < IDS_MAX {
+                objects.push(FetchObject { id, size_bytes: need.size_bytes });
+            }
+        }
+        if count == 0 {
+            return Continue(());
+        }
+        match view.activity {
+            Activity::Fetching { objects, bytes: got, .. } => {
+                let detail = format!(
+                    "has fetched {objects} objects, {got} bytes, of this batch; {count} objects, \
+                     {bytes} bytes were missing before"
+                );
+                return self.unless_braked(Status::Fetching, detail);
+            }
+            Activity::Preparing { .. } | Activity::Updating { .. } => {
+                return stop(Status::Preparing, "is still staging another update");
+            }
+            Activity::Idle | Activity::Prepared { .. } => {}
+        }
+        let free = view.space;
+        if space > free.free_bytes || u64::try_from(count).is_ok_and(|n| n > free.free_inodes) {
+            let detail = format!(
+                "{count} objects need {space} bytes; {} bytes and {} inodes are free",
+                free.free_bytes, free.free_inodes
+            );
+            return stop(Status::InsufficientSpace, detail);
+        }
+        let fetch = match self.fetch {
+            Some(fetch) if fetch.plan == planned.digest => fetch,
+            _ => Fetch { id: self.next_id(), plan: planned.digest, missing: count },
+        };
+        self.fetch = Some(fetch);
+        let sources = context.sources.to_vec();
+        let call = Call::Fetch(FetchRequest { fetch_id: fetch.id, sources, objects });
+        self.call(now, Purpose::Fetch(fetch.id), call, effects);
+        let detail = format!("is told to fetch {count} objects, {bytes} bytes");
+        self.unless_braked(Status::Fetching, detail)
+    }
+
+    /// Stages the update, and has it carried out once it is staged.
+    fn carried_out(
+        &mut self,
+        view: &View,
+        image: &RequiredImage,
+        scan: &ScanReport,
+        planned: &Planned,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Stage<Verdict> {
+        let (key, instance) = (planned.key, view.version.instance);
+        let update = match self.update {
+            Some(update) if update.key == key && update.instance == instance => update,
+            _ => Update { id: self.next_id(), key, instance, plan: planned.digest },
+        };
+        self.update = Some(update);
+        let todo = describe(&planned.plan);
+        if self.brake.is_some() {
+            // Fetching does no harm, but a staged update would expire again and again.
+            let detail = format!("{todo}; all objects are there");
+            return self.unless_braked(Status::UpdatesDisabled, detail);
+        }
+        match view.activity {
+            Activity::Fetching { .. } => stop(Status::Fetching, "is finishing a fetch"),
+            Activity::Preparing { update_id } if update_id == update.id => {
+                stop(Status::Preparing, format!("stages the update: {todo}"))
+            }
+            Activity::Preparing { .. } | Activity::Updating { .. } => {
+                stop(Status::Preparing, "is still staging another update")
+            }
+            Activity::Prepared { update_id } if update_id == update.id => {
+                let call = Call::Commit(CommitRequest { update_id });
+                if self.call(now, Purpose::Commit(update.id), call, effects) {
+                    return stop(Status::Updating, "is told to carry out the update");
+                }
+                self.waiting(Status::Preparing, format!("has staged the update: {todo}"))
+            }
+            Activity::Idle | Activity::Prepared { .. } => {
+                let request = PrepareRequest {
+                    update_id: update.id,
+                    expects: Expects { instance, root: scan.root, scope: scan.scope },
+                    image: image.name().clone(),
+                    image_digest: image.digest,
+                    plan: Plan::clone(&planned.plan),
+                    triggers: image.content.triggers.clone(),
+                    expires_seconds: EXPIRES_SECONDS,
+                };
+                let call = Call::Prepare(Box::new(request));
+                self.call(now, Purpose::Prepare(update.id), call, effects);
+                self.waiting(Status::Preparing, format!("is told to stage the update: {todo}"))
+            }
+        }
+    }
+}
+
+impl Sub {
+    /// Sends a call, if none is under way or waits to be seen, and none failed just now. Says
+    /// whether it did.
+    fn call(&mut self, now: Now, purpose: Purpose, call: Call, effects: &mut Vec<Effect>) -> bool {
+        if self.calling.is_some() || self.pending.is_some() {
+            return false;
+        }
+        if let Some((at, _)) = self.call_again
+            && now.elapsed < at
+        {
+            self.wake_by(at);
+            return false;
+        }
+        self.call_again = None;
+        let ticket = self.next_ticket();
+        self.calling = Some((ticket, purpose));
+        effects.push(Effect::Call(ticket, call));
+        true
+    }
+
+    /// The verdict, with why the last call failed if one did.
+    fn waiting<T>(&self, status: Status, detail: String) -> Stage<T> {
+        match &self.call_again {
+            None => stop(status, detail),
+            Some((_, why)) => stop(status, format!("{detail}; will be told again, because: {why}")),
+        }
+    }
+
+    /// The verdict; while the brake is on, that it is on.
+    fn unless_braked<T>(&self, status: Status, detail: String) -> Stage<T> {
+        match &self.brake {
+            None => self.waiting(status, detail),
+            Some(reason) => stop(
+                Status::UpdatesDisabled,
+                format!("{detail}; updates of all machines are disabled: {reason}"),
+            ),
+        }
+    }
+}
+
+/// A plan in a few words.
+fn describe(plan: &Plan) -> String {
+    match plan.operations.len() {
+        1 => format!("1 change: {}", paths(plan)),
+        count => format!("{count} changes: {}", paths(plan)),
+    }
+}
+
+/// The first paths of a plan, with what is wrong with each.
+fn paths(plan: &Plan) -> String {
+    let mut text = String::new();
+    for operation in plan.operations.iter().take(PATHS_NAMED) {
+        let separator = if text.is_empty() { "" } else { ", " };
+        let reason: Vec<&str> = operation.reason.iter().map(|reason| reason.name()).collect();
+        write!(text, "{separator}{} ({})", operation.path, reason.join(" "))
+            .expect("writing to a String cannot fail");
+    }
+    if plan.operations.len() > PATHS_NAMED {
+        text.push_str(" ...");
+    }
+    text
+}

@@ -1,0 +1,157 @@
+//! What can happen to a sub, and what can be done about it.
+// tidy: core
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use common::api::dominator::Status;
+use common::api::subd::{
+    CleanupRequest, CommitRequest, Configuration, FetchRequest, PollReply, PollRequest,
+    PrepareRequest,
+};
+use common::mdb::Machine;
+use common::object::ObjectId;
+use common::tree::{Time, Tree};
+
+use crate::core::planning::{PlanJob, Planned};
+use crate::core::required::RequiredImage;
+
+/// The time, as the shell read it or the simulation made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// Time since some fixed moment; never goes back.
+    pub elapsed: Duration,
+    /// The time of day, for people.
+    pub wall: Time,
+}
+
+/// What a decision needs beside the state of the sub.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// A number from 0 to 999, drawn for each event.
+    pub jitter: u16,
+    /// `host:port` of the object servers that subs fetch from.
+    pub sources: &'a [String],
+}
+
+/// Ties an answer to its question: an answer to another question than the last is late, and is
+/// ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// The image that a machine must have, as far as it is known.
+#[derive(Clone, Debug)]
+pub enum ImageState {
+    /// None is required.
+    Undefined,
+    /// It is not at hand, and why.
+    Missing(Arc<str>),
+    /// It is at hand.
+    Ready(Arc<RequiredImage>),
+}
+
+/// Why a question was not answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What to do about it.
+    pub kind: FailureKind,
+    /// In words.
+    pub text: String,
+}
+
+/// The kinds of failure that differ in what is done about them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// There was no connection, or no answer in time. The call may have been carried out.
+    Unreachable,
+    /// The answer made no sense.
+    Garbage,
+    /// The sub is busy, or cannot do it now.
+    Busy,
+    /// The sub has changed since it was looked at.
+    Stale,
+    /// What the call was about does not exist.
+    NotFound,
+    /// There is no space left.
+    NoSpace,
+    /// The sub refused.
+    Refused,
+    /// The brake was pulled before the call was sent, or while it was on its way.
+    Braked,
+}
+
+/// A call that changes something on the sub. At most one is under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Tells the sub how to scan.
+    SetConfiguration(Configuration),
+    /// Starts to get objects.
+    Fetch(FetchRequest),
+    /// Stages an update.
+    Prepare(Box<PrepareRequest>),
+    /// Carries a staged update out. Never sent while the brake is on.
+    Commit(CommitRequest),
+    /// Takes objects out of the cache.
+    Cleanup(CleanupRequest),
+}
+
+impl Call {
+    /// The word for logs.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::SetConfiguration(_) => "set-configuration",
+            Self::Fetch(_) => "fetch",
+            Self::Prepare(_) => "prepare",
+            Self::Commit(_) => "commit",
+            Self::Cleanup(_) => "cleanup",
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The record of the machine, or the state of its image, is this now.
+    Assigned {
+        /// The record.
+        machine: Arc<Machine>,
+        /// The image that it names.
+        image: ImageState,
+    },
+    /// The brake is on, for this reason, or off.
+    Brake(Option<Arc<str>>),
+    /// The operator lets the pending unsafe update pass.
+    SafetyCleared,
+    /// The sub answered a poll.
+    Polled(Ticket, Box<PollReply>),
+    /// The sub did not answer a poll.
+    PollFailed(Ticket, Failure),
+    /// The tree was read.
+    TreeRead(Ticket, Tree),
+    /// The tree was not read.
+    TreeFailed(Ticket, Failure),
+    /// The plan was made, or could not be made and why.
+    Planned(Ticket, Result<Arc<Planned>, String>),
+    /// The sub accepted the call.
+    Accepted(Ticket),
+    /// The call failed, or nobody knows.
+    CallFailed(Ticket, Failure),
+    /// The time that [`super::Sub::wake_at`] asked for has come, or nothing happened at all.
+    Wake,
+}
+
+/// What to do. Each but [`Effect::Record`] is answered by exactly one event with its ticket.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Poll the sub.
+    Poll(Ticket, PollRequest),
+    /// Read the tree with this digest.
+    ReadTree(Ticket, ObjectId),
+    /// Make a plan.
+    Plan(Ticket, Box<PlanJob>),
+    /// Call the sub.
+    Call(Ticket, Call),
+    /// The status has changed to this.
+    Record(Status, String),
+}

@@ -1,0 +1,415 @@
+//! Scripts of events, with what the state machine makes of each.
+
+mod script;
+
+use std::sync::Arc;
+
+use common::api::subd::{Activity, FetchFailure, Outcome, Space, TriggerFailure, Version};
+use common::mdb::Machine;
+use common::scope::Scope;
+use expect_test::expect;
+
+use super::*;
+use script::{Script, image, tree};
+
+#[test]
+fn the_whole_loop() {
+    let mut script = Script::new(image("base", &[("/a", "1")]));
+    script.poll();
+    let Call::SetConfiguration(configuration) = script.accept() else { panic!() };
+    script.reply.scope = Scope::of(&configuration.scan, &script.reply.exclusions);
+    (script.reply.scanned, script.reply.scan) = (false, None);
+    script.poll();
+    script.reply.scanned = true;
+    script.scan(&[]);
+    script.poll();
+    script.accept();
+    script.reply.activity = Activity::Fetching { fetch_id: 1, objects: 0, bytes: 0 };
+    script.poll();
+    script.cache(&["1"]);
+    script.fetched(1, None);
+    script.poll();
+    script.commit();
+    script.ended(2, Outcome::Done, None);
+    script.poll();
+    script.scan(&[("/a", "1")]);
+    script.ended(2, Outcome::Done, Some(3));
+    script.poll();
+    script.accept();
+    script.cache(&[]);
+    script.poll();
+    script.check(expect![[r#"
+          0 assigned connecting       not reached yet
+                     -> poll for all
+          0 polled   rescanning       is told to scan as base asks
+                     -> set-configuration
+          0 accepted rescanning       is told to scan as base asks
+          0 polled   rescanning       scans; the first complete scan is awaited
+          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+                     -> fetch 1: 1
+          0 accepted fetching         is told to fetch 1 objects, 1 bytes
+          0 polled   fetching         has fetched 0 objects, 0 bytes, of this batch; 1 o
+          0 polled   preparing        is told to stage the update: 1 change: /a (missing
+                     -> prepare 2: 1 operations
+          0 accepted preparing        is told to stage the update: 1 change: /a (missing
+          0 polled   updating         is told to carry out the update
+                     -> commit 2
+          0 accepted updating         was told to carry out the update
+          0 polled   updating         carries out the update; then its triggers run
+          0 polled   rescanning       scans again what the update has touched
+          0 polled   synced           equals base
+                     -> cleanup of 1
+          0 accepted synced           equals base
+          0 polled   synced           equals base
+    "#]]);
+}
+
+#[test]
+fn the_brake_stops_prepare_and_commit_and_lets_go_at_once() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    script.step("brake", Event::Brake(Some("storm".into())));
+    script.accept();
+    script.cache(&["1"]);
+    script.fetched(1, None);
+    script.poll();
+    script.step("released", Event::Brake(None));
+    script.accept();
+    script.reply.activity = Activity::Preparing { update_id: 2 };
+    script.poll();
+    script.step("brake", Event::Brake(Some("storm".into())));
+    script.reply.activity = Activity::Prepared { update_id: 2 };
+    script.poll();
+    script.step("released", Event::Brake(None));
+    script.check(expect![[r#"
+          0 assigned connecting       not reached yet
+                     -> poll for all
+          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+                     -> fetch 1: 1
+          0 brake    updates-disabled is told to fetch 1 objects, 1 bytes; updates of al
+          0 accepted updates-disabled is told to fetch 1 objects, 1 bytes; updates of al
+          0 polled   updates-disabled 1 change: /a (missing); all objects are there; upd
+          0 released preparing        is told to stage the update: 1 change: /a (missing
+                     -> prepare 2: 1 operations
+          0 accepted preparing        is told to stage the update: 1 change: /a (missing
+          0 polled   preparing        stages the update: 1 change: /a (missing)
+          0 brake    updates-disabled 1 change: /a (missing); all objects are there; upd
+          0 polled   updates-disabled 1 change: /a (missing); all objects are there; upd
+          0 released updating         is told to carry out the update
+                     -> commit 2
+    "#]]);
+}
+
+#[test]
+fn an_update_that_changes_nothing_is_not_repeated_for_ever() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    script.accept();
+    script.cache(&["1"]);
+    script.fetched(1, None);
+    script.poll();
+    script.commit();
+    script.ended(2, Outcome::Done, Some(4));
+    script.poll();
+    script.wait(5);
+    script.wait(5);
+    script.commit();
+    script.ended(3, Outcome::Done, Some(4));
+    script.poll();
+    script.wait(10);
+    script.wait(10);
+    script.check(expect![[r#"
+          0 assigned connecting       not reached yet
+                     -> poll for all
+          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+                     -> fetch 1: 1
+          0 accepted fetching         is told to fetch 1 objects, 1 bytes
+          0 polled   preparing        is told to stage the update: 1 change: /a (missing
+                     -> prepare 2: 1 operations
+          0 accepted preparing        is told to stage the update: 1 change: /a (missing
+          0 polled   updating         is told to carry out the update
+                     -> commit 2
+          0 accepted updating         was told to carry out the update
+          0 polled   updating         carries out the update; then its triggers run
+          0 polled   not-converging   the update was carried out, and the same is to be 
+          5 wake     not-converging   the update was carried out, and the same is to be 
+         10 wake     preparing        is told to stage the update: 1 change: /a (missing
+                     -> prepare 3: 1 operations
+         10 accepted preparing        is told to stage the update: 1 change: /a (missing
+         10 polled   updating         is told to carry out the update
+                     -> commit 3
+         10 accepted updating         was told to carry out the update
+         10 polled   updating         carries out the update; then its triggers run
+         10 polled   not-converging   the update was carried out, and the same is to be 
+         20 wake     not-converging   the update was carried out, and the same is to be 
+         30 wake     preparing        is told to stage the update: 1 change: /a (missing
+                     -> prepare 4: 1 operations
+    "#]]);
+}
+
+#[test]
+fn an_update_that_fails_is_tried_again_after_a_pause_or_with_another_image() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    script.accept();
+    script.cache(&["1", "2"]);
+    script.fetched(1, None);
+    script.poll();
+    script.commit();
+    script.ended(2, Outcome::RolledBack("no space".into()), Some(4));
+    script.poll();
+    script.wait(10);
+    script.commit();
+    script.ended(3, Outcome::Stuck("read-only".into()), Some(4));
+    script.poll();
+    script.image = image("other", &[("/a", "2")]);
+    script.assign();
+    script.check(expect![[r#"
+          0 assigned connecting       not reached yet
+                     -> poll for all
+          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+                     -> fetch 1: 1
+          0 accepted fetching         is told to fetch 1 objects, 1 bytes
+          0 polled   preparing        is told to stage the update: 1 change: /a (missing
+                     -> prepare 2: 1 operations
+          0 accepted preparing        is told to stage the update: 1 change: /a (missing
+          0 polled   updating         is told to carry out the update
+                     -> commit 2
+          0 accepted updating         was told to carry out the update
+          0 polled   updating         carries out the update; then its triggers run
+          0 polled   update-failed    the update failed, and was put back: no space; wil
+         10 wake     preparing        is told to stage the update: 1 change: /a (missing
+                     -> prepare 3: 1 operations
+         10 accepted preparing        is told to stage the update: 1 change: /a (missing
+         10 polled   updating         is told to carry out the update
+                     -> commit 3
+         10 accepted updating         was told to carry out the update
+         10 polled   updating         carries out the update; then its triggers run
+         10 polled   update-stuck     the update failed, and could not be put back: read
+         10 assigned preparing        is told to stage the update: 1 change: /a (missing
+                     -> prepare 4: 1 operations
+    "#]]);
+}
+
+#[test]
+fn calls_that_fail_are_made_again_with_the_same_id() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    script.refuse(FailureKind::Unreachable, "no answer");
+    script.wait(1);
+    script.refuse(FailureKind::Busy, "scanning");
+    script.wait(2);
+    script.accept();
+    script.fetched(1, Some(FetchFailure::Sources("images:6971 is down".into())));
+    script.poll();
+    script.wait(10);
+    script.refuse(FailureKind::Refused, "not allowed");
+    script.wait(10);
+    script.wait(10);
+    script.check(expect![[r#"
+          0 assigned connecting       not reached yet
+                     -> poll for all
+          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+                     -> fetch 1: 1
+          0 failed   fetching         is told to fetch 1 objects, 1 bytes; will be told 
+          1 wake     fetching         is told to fetch 1 objects, 1 bytes
+                     -> fetch 1: 1
+          1 failed   fetching         is told to fetch 1 objects, 1 bytes; will be told 
+          3 wake     fetching         is told to fetch 1 objects, 1 bytes
+                     -> fetch 1: 1
+          3 accepted fetching         is told to fetch 1 objects, 1 bytes
+          3 polled   fetch-failed     no source gave all objects: images:6971 is down; w
+         13 wake     fetching         is told to fetch 1 objects, 1 bytes
+                     -> fetch 2: 1
+         13 failed   fetch-failed     it would not fetch: not allowed; will be tried aga
+         23 wake     fetch-failed     it would not fetch: not allowed; will be tried aga
+         33 wake     fetching         is told to fetch 1 objects, 1 bytes
+                     -> fetch 3: 1
+    "#]]);
+}
+
+#[test]
+fn a_staged_update_that_was_lost_is_staged_again() {
+    let mut script = Script::scanning(image("base", &[]), &[("/a", "1")]);
+    script.accept();
+    script.reply.activity = Activity::Prepared { update_id: 1 };
+    script.poll();
+    script.refuse(FailureKind::NotFound, "nothing is staged");
+    script.reply.activity = Activity::Idle;
+    script.poll();
+    script.wait(1);
+    script.refuse(FailureKind::Stale, "the tree has changed");
+    script.scan(&[("/b", "1")]);
+    script.poll();
+    script.wait(2);
+    script.check(expect![[r#"
+          0 assigned connecting       not reached yet
+                     -> poll for all
+          0 polled   preparing        is told to stage the update: 1 change: /a (extra)
+                     -> prepare 1: 1 operations
+          0 accepted preparing        is told to stage the update: 1 change: /a (extra)
+          0 polled   updating         is told to carry out the update
+                     -> commit 1
+          0 failed   preparing        is told to stage the update: 1 change: /a (extra);
+          0 polled   preparing        is told to stage the update: 1 change: /a (extra);
+          1 wake     preparing        is told to stage the update: 1 change: /a (extra)
+                     -> prepare 2: 1 operations
+          1 failed   preparing        is told to stage the update: 1 change: /a (extra);
+          1 polled   preparing        is told to stage the update: 1 change: /b (extra)
+                     -> prepare 3: 1 operations
+          3 wake     preparing        is told to stage the update: 1 change: /b (extra)
+    "#]]);
+}
+
+#[test]
+fn a_restarted_sub_is_another_one() {
+    let mut script = Script::scanning(image("base", &[]), &[("/a", "1")]);
+    script.accept();
+    script.reply.activity = Activity::Prepared { update_id: 1 };
+    script.poll();
+    let failure = Failure { kind: FailureKind::Unreachable, text: "reset".into() };
+    script.step("lost", Event::PollFailed(script.polled, failure));
+    script.refuse(FailureKind::Unreachable, "reset");
+    script.wait(1);
+    script.reply.version = Version { instance: 8, generation: 1, status: 1 };
+    script.reply.activity = Activity::Idle;
+    script.poll();
+    script.wait(1);
+    script.check(expect![[r#"
+          0 assigned connecting       not reached yet
+                     -> poll for all
+          0 polled   preparing        is told to stage the update: 1 change: /a (extra)
+                     -> prepare 1: 1 operations
+          0 accepted preparing        is told to stage the update: 1 change: /a (extra)
+          0 polled   updating         is told to carry out the update
+                     -> commit 1
+          0 lost     unreachable      reset
+          0 failed   unreachable      reset
+          1 wake     unreachable      reset
+          1 polled   preparing        is told to stage the update: 1 change: /a (extra)
+                     -> prepare 2: 1 operations
+          2 wake     preparing        is told to stage the update: 1 change: /a (extra)
+    "#]]);
+}
+
+#[test]
+fn an_answer_to_a_poll_that_leaves_out_what_is_needed_is_asked_for_in_full_once() {
+    let mut script = Script::scanning(image("base", &[]), &[]);
+    script.reply.version.instance = 9;
+    script.reply.scan = None;
+    script.poll();
+    script.poll();
+    script.wait(1);
+    script.scan(&[]);
+    script.poll();
+    script.check(expect![[r#"
+          0 assigned connecting       not reached yet
+                     -> poll for all
+          0 polled   synced           equals base
+          0 polled   synced           equals base
+                     -> poll for all
+          0 polled   poll-failed      the answer to a poll for everything lacks the scan
+          1 wake     poll-failed      the answer to a poll for everything lacks the scan
+                     -> poll for all
+          1 polled   synced           equals base
+    "#]]);
+}
+
+#[test]
+fn what_is_held_back_says_why() {
+    let mut lines = String::new();
+    let mut show = |what: &str, script: &Script| {
+        let detail = script.sub.detail().replace("; ", "\n  ; ").replace(", the", "\n  , the");
+        lines.push_str(&format!("{what}: {}\n  {detail}\n", script.sub.status()));
+    };
+    let files: Vec<(String, String)> =
+        (0..150).map(|number| (format!("/f{number}"), "x".to_owned())).collect();
+    let files: Vec<(&str, &str)> =
+        files.iter().map(|(path, content)| (path.as_str(), content.as_str())).collect();
+
+    let mut script = Script::scanning(image("base", &[]), &files);
+    show("removes all", &script);
+    script.step("cleared", Event::SafetyCleared);
+    show("cleared", &script);
+    script.called = None;
+    script.scan(&files[1..]);
+    script.poll();
+    show("another plan", &script);
+
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    script.called = None;
+    let machine = Machine { hostname: "web".into(), disable_updates: true, ..Machine::default() };
+    let image_again = script.image.clone();
+    script.step("assigned", Event::Assigned { machine: Arc::new(machine), image: image_again });
+    show("DisableUpdates", &script);
+
+    let mut script = Script::new(image("base", &[("/a", "1")]));
+    let ImageState::Ready(wanted) = script.image.clone() else { unreachable!() };
+    script.reply.scope = Scope::of(&wanted.scan, &script.reply.exclusions);
+    script.reply.space = Space { free_bytes: 100, free_inodes: 1_000 };
+    script.scan(&[]);
+    script.poll();
+    show("full disk", &script);
+
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
+    script.reply.trigger_failures = vec![TriggerFailure {
+        service: "ssh".into(),
+        verb: "start".into(),
+        output: "many words\nexit status 1\n".into(),
+    }];
+    script.poll();
+    show("failed trigger", &script);
+
+    let mut script = Script::new(ImageState::Undefined);
+    script.poll();
+    show("no image", &script);
+    script.image = ImageState::Missing("not uploaded".into());
+    script.assign();
+    show("missing image", &script);
+    expect![[r#"
+        removes all: unsafe-update
+          it would remove 150 of 150 entries
+          , the image has 0 entries
+          , the machine 150
+          ; if that is meant: domtool clear-safety-shutoff web
+        cleared: preparing
+          is told to stage the update: 150 changes: /f99 (extra), /f98 (extra), /f97 (extra) ...
+        another plan: unsafe-update
+          it would remove 149 of 149 entries
+          , the image has 0 entries
+          , the machine 149
+          ; if that is meant: domtool clear-safety-shutoff web
+        DisableUpdates: updates-disabled
+          1 change: /a (missing)
+          ; the machine database says DisableUpdates
+        full disk: insufficient-space
+          1 objects need 4096 bytes
+          ; 100 bytes and 1000 inodes are free
+        failed trigger: trigger-failed
+          equals base, but start ssh failed: exit status 1
+          ; the next good update clears this
+        no image: image-undefined
+          the machine database names no image for it
+        missing image: image-not-ready
+          not uploaded
+    "#]]
+    .assert_eq(&lines);
+}
+
+#[test]
+fn late_and_repeated_answers_change_nothing() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    let before = (script.sub.status(), script.sub.detail().to_owned());
+    let failure = || Failure { kind: FailureKind::Refused, text: "late".into() };
+    for event in [
+        Event::Polled(Ticket(1), Box::new(script.reply.clone())),
+        Event::PollFailed(Ticket(1), failure()),
+        Event::TreeRead(Ticket(99), tree(&[("/z", "z")])),
+        Event::TreeFailed(Ticket(99), failure()),
+        Event::Planned(Ticket(99), Err("late".into())),
+        Event::Accepted(Ticket(99)),
+        Event::CallFailed(Ticket(99), failure()),
+        Event::SafetyCleared,
+        Event::Wake,
+    ] {
+        script.step("late", event);
+        assert_eq!((script.sub.status(), script.sub.detail().to_owned()), before);
+    }
+    assert!(script.called.is_some(), "the call is still awaited");
+}

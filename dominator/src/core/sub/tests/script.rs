@@ -1,0 +1,252 @@
+//! A state machine on a stage: what happens to it and what it makes of that become lines.
+// tidy: core
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use common::api::subd::{
+    Activity, CacheReport, FetchFailure, Identity, LastFetch, LastUpdate, Outcome, PollReply,
+    ScanCounters, ScanReport, Space, Version,
+};
+use common::filter::{Filter, Patterns};
+use common::image::{Content, FORMAT, ImageName};
+use common::mdb::Machine;
+use common::object::{Algorithm, ObjectId};
+use common::scope::{ScanSettings, Scope};
+use common::tree::text::from_text;
+use common::tree::{Time, Tree};
+use common::trigger::Triggers;
+use expect_test::Expect;
+
+use crate::core::required::RequiredImage;
+use crate::core::sub::{
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
+};
+
+pub(super) fn object(content: &str) -> ObjectId {
+    Algorithm::Blake3.digest(content.as_bytes())
+}
+
+pub(super) fn tree(files: &[(&str, &str)]) -> Tree {
+    let lines: Vec<String> = files
+        .iter()
+        .map(|(path, content)| {
+            format!("f 644 0:0 1.000000000 {} {} {path}\n", content.len(), object(content))
+        })
+        .collect();
+    from_text(Algorithm::Blake3, &lines.concat()).unwrap()
+}
+
+pub(super) fn image(name: &str, files: &[(&str, &str)]) -> ImageState {
+    let tree = tree(files);
+    let content = Content {
+        format: FORMAT,
+        name: ImageName::new(name).unwrap(),
+        root: tree.digest(),
+        filter: Some(Filter::new(["/kept"]).unwrap()),
+        triggers: Triggers::default(),
+        computed: Vec::new(),
+        health_check: None,
+    };
+    ImageState::Ready(Arc::new(RequiredImage::new(content, tree)))
+}
+
+/// A sub with a stage hand that plays all others: it answers what each test does not want to.
+pub(super) struct Script {
+    pub(super) sub: Sub,
+    now: Duration,
+    pub(super) image: ImageState,
+    /// What the sub would report.
+    pub(super) reply: PollReply,
+    scanned: Tree,
+    pub(super) polled: Ticket,
+    pub(super) called: Option<(Ticket, Call)>,
+    lines: String,
+}
+
+impl Script {
+    pub(super) fn new(image: ImageState) -> Self {
+        let machine = Arc::new(Machine { hostname: "web".into(), ..Machine::default() });
+        let now = Now { elapsed: Duration::ZERO, wall: Time::default() };
+        let exclusions = Patterns::new::<&str>([]).unwrap();
+        let scanned = tree(&[]);
+        let reply = PollReply {
+            version: Version { instance: 7, generation: 1, status: 1 },
+            identity: Identity::default(),
+            activity: Activity::Idle,
+            scan: None,
+            scanned: true,
+            scope: Scope::of(&ScanSettings::default(), &exclusions),
+            exclusions,
+            cache: Some(CacheReport::Full(Vec::new())),
+            last_fetch: None,
+            last_update: None,
+            last_image: None,
+            trigger_failures: Vec::new(),
+            space: Space { free_bytes: 1 << 30, free_inodes: 1_000 },
+            counters: ScanCounters::default(),
+            clock: Time::default(),
+        };
+        let mut script = Self {
+            sub: Sub::new(machine, 0, now),
+            now: Duration::ZERO,
+            image,
+            reply,
+            scanned,
+            polled: Ticket(0),
+            called: None,
+            lines: String::new(),
+        };
+        script.scan(&[]);
+        script.assign();
+        script
+    }
+
+    /// As a sub that scans in the right scope and has these files.
+    pub(super) fn scanning(image: ImageState, files: &[(&str, &str)]) -> Self {
+        let mut script = Self::new(image.clone());
+        let ImageState::Ready(image) = image else { panic!("the image is ready") };
+        script.reply.scope = Scope::of(&image.scan, &script.reply.exclusions);
+        script.scan(files);
+        script.poll();
+        script
+    }
+
+    pub(super) fn scan(&mut self, files: &[(&str, &str)]) {
+        self.scanned = tree(files);
+        self.reply.version.generation += 1;
+        self.reply.scan = Some(ScanReport {
+            scope: self.reply.scope,
+            root: self.scanned.digest(),
+            totals: self.scanned.root().totals(),
+            kept_directories: Vec::new(),
+            externally_linked: Vec::new(),
+            unreadable: Vec::new(),
+        });
+    }
+
+    pub(super) fn cache(&mut self, contents: &[&str]) {
+        let mut objects: Vec<ObjectId> = contents.iter().map(|content| object(content)).collect();
+        objects.sort();
+        self.reply.version.generation += 1;
+        self.reply.cache = Some(CacheReport::Full(objects));
+    }
+
+    pub(super) fn assign(&mut self) {
+        let machine = Arc::clone(&self.sub.machine);
+        let image = self.image.clone();
+        self.step("assigned", Event::Assigned { machine, image });
+    }
+
+    pub(super) fn poll(&mut self) {
+        self.reply.version.status += 1;
+        let reply = Box::new(self.reply.clone());
+        self.step("polled", Event::Polled(self.polled, reply));
+    }
+
+    pub(super) fn accept(&mut self) -> Call {
+        let (ticket, call) = self.called.take().expect("a call is under way");
+        self.step("accepted", Event::Accepted(ticket));
+        call
+    }
+
+    pub(super) fn refuse(&mut self, kind: FailureKind, text: &str) {
+        let (ticket, _) = self.called.take().expect("a call is under way");
+        let failure = Failure { kind, text: text.to_owned() };
+        self.step("failed", Event::CallFailed(ticket, failure));
+    }
+
+    pub(super) fn wait(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.step("wake", Event::Wake);
+    }
+
+    /// Steps, and steps again with what the shell would bring at once: trees and plans.
+    pub(super) fn step(&mut self, name: &str, event: Event) {
+        let now = Now { elapsed: self.now, wall: Time::default() };
+        let sources = ["images:6971".to_owned()];
+        let context = Context { jitter: 500, sources: &sources };
+        let effects = self.sub.step(now, event, &context);
+        let mut done = Vec::new();
+        let mut next = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Poll(ticket, request) => {
+                    self.polled = ticket;
+                    if request.have.is_none() {
+                        done.push("poll for all".to_owned());
+                    }
+                }
+                Effect::ReadTree(ticket, root) => {
+                    assert_eq!(root, self.scanned.digest());
+                    next.push(Event::TreeRead(ticket, self.scanned.clone()));
+                }
+                Effect::Plan(ticket, job) => {
+                    next.push(Event::Planned(ticket, Ok(Arc::new(job.run().unwrap()))));
+                }
+                Effect::Call(ticket, call) => {
+                    done.push(match &call {
+                        Call::Fetch(request) => {
+                            format!("fetch {}: {}", request.fetch_id, request.objects.len())
+                        }
+                        Call::Prepare(request) => format!(
+                            "prepare {}: {} operations",
+                            request.update_id,
+                            request.plan.operations.len()
+                        ),
+                        Call::Commit(request) => format!("commit {}", request.update_id),
+                        Call::Cleanup(request) => format!("cleanup of {}", request.objects.len()),
+                        Call::SetConfiguration(_) => "set-configuration".to_owned(),
+                    });
+                    assert!(self.called.replace((ticket, call)).is_none(), "two calls at one time");
+                }
+                Effect::Record(..) => {}
+            }
+        }
+        if next.is_empty() {
+            let start: String = self.sub.detail().chars().take(50).collect();
+            let (seconds, status) = (self.now.as_secs(), self.sub.status());
+            self.lines.push_str(&format!("{seconds:>3} {name:<8} {status:<16} {start}\n"));
+        }
+        for line in done {
+            self.lines.push_str(&format!("             -> {line}\n"));
+        }
+        for event in next {
+            self.step(name, event);
+        }
+    }
+
+    pub(super) fn ended(&mut self, update_id: u64, outcome: Outcome, verified: Option<u64>) {
+        self.reply.activity = Activity::Idle;
+        self.reply.last_update = Some(LastUpdate {
+            update_id,
+            image: ImageName::new("base").unwrap(),
+            outcome,
+            verified_generation: verified,
+            operations: 1,
+            window_ns: 0,
+            trigger_failures: Vec::new(),
+            ended: Time::default(),
+        });
+    }
+
+    pub(super) fn fetched(&mut self, fetch_id: u64, error: Option<FetchFailure>) {
+        self.reply.activity = Activity::Idle;
+        self.reply.last_fetch =
+            Some(LastFetch { fetch_id, error, objects: 1, bytes: 1, took_ms: 1 });
+    }
+
+    /// From the plan to the update that was told to go.
+    pub(super) fn commit(&mut self) {
+        let Call::Prepare(request) = self.accept() else { panic!("nothing to prepare") };
+        self.reply.activity = Activity::Prepared { update_id: request.update_id };
+        self.poll();
+        self.accept();
+        self.reply.activity = Activity::Updating { update_id: request.update_id };
+        self.poll();
+    }
+
+    pub(super) fn check(&self, expected: Expect) {
+        expected.assert_eq(&self.lines);
+    }
+}

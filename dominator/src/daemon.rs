@@ -1,0 +1,183 @@
+//! The daemon: its flags, and how its parts are put together and taken apart.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Parser;
+use common::daemon::config::ConfigArgs;
+use common::daemon::{
+    DOMINATOR_PORT, IMAGESERVER_PORT, ListenError, SUBD_PORT, SecurityArgs, SecurityError,
+    listen_text,
+};
+use common::wire::client::{Client, Peer, PeerError};
+use common::wire::server::{Router, serve};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::chance::Clock;
+use crate::driver::Shared;
+use crate::fleet::Fleet;
+use crate::gate::Gate;
+use crate::images::Images;
+use crate::metrics::{FleetCollector, Metrics};
+use crate::state::{State, StateError};
+use crate::trees::Reader;
+
+/// The name of the daemon.
+pub const NAME: &str = "dominator";
+
+/// Keeps every machine of a fleet equal to the image that the machine database names for it.
+///
+/// The dominator reads the machine database whenever it changes, gets images from an image
+/// server, and tells the subd of each machine what to fetch and what to change. Nothing runs on
+/// machines but subd; domtool talks to this daemon.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "dominator",
+    version,
+    after_help = "Example:\n  dominator --insecure --imageserver images:6971 --mdb /etc/fleet.json\n\n\
+        The machine database is a JSON array:\n  \
+        [{\"Hostname\": \"web1\", \"RequiredImage\": \"web/1.0\", \"IpAddress\": \"10.0.0.7\"}]"
+)]
+pub struct Arguments {
+    /// Address to listen on; [::] is all addresses, IPv4 too
+    #[arg(long, value_name = "ADDR", default_value = "[::]:6970")]
+    pub listen: String,
+
+    /// Image server that images come from
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "DOMINATOR_IMAGESERVER",
+        default_value = "localhost:6971"
+    )]
+    pub imageserver: String,
+
+    /// Object server that subs are told to fetch from, as they reach it; the image server if not
+    /// given. May be given several times: the first is tried first.
+    #[arg(long, value_name = "ADDR")]
+    pub imageserver_for_subs: Vec<String>,
+
+    /// Machine database
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/Dominator/mdb")]
+    pub mdb: PathBuf,
+
+    /// Directory for what must survive a restart
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/dominator")]
+    pub state: PathBuf,
+
+    /// Port of subs whose record in the machine database names none
+    #[arg(long, value_name = "PORT", default_value_t = SUBD_PORT)]
+    pub subd_port: u16,
+
+    /// What to log: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log: String,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub security: SecurityArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub config: ConfigArgs,
+}
+
+/// Why the daemon does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// It would run unprotected without being told to.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
+    /// An address of an image server is none.
+    #[error("bad {flag}")]
+    Address {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong.
+        #[source]
+        source: PeerError,
+    },
+    /// The state cannot be used.
+    #[error("cannot use the state directory")]
+    State {
+        /// Why.
+        #[source]
+        source: StateError,
+    },
+    /// It cannot listen.
+    #[error("cannot listen")]
+    Listen {
+        /// Why.
+        #[source]
+        source: ListenError,
+    },
+}
+
+/// Runs the daemon until `stop` is cancelled.
+///
+/// # Errors
+///
+/// [`StartError`] if it does not start.
+pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), StartError> {
+    arguments.security.check_daemon(NAME)?;
+    let address = |flag| move |source| StartError::Address { flag, source };
+    let imageserver =
+        Peer::parse(&arguments.imageserver, IMAGESERVER_PORT).map_err(address("--imageserver"))?;
+    let sources = sources(&arguments, &imageserver).map_err(address("--imageserver-for-subs"))?;
+    let state = State::open(&arguments.state).map_err(|source| StartError::State { source })?;
+    let brake = state.brake().map_err(|source| StartError::State { source })?;
+    if let Some(brake) = &brake {
+        tracing::warn!(reason = %brake.reason, who = %brake.who, "updates are disabled");
+    }
+    let listener = listen_text(NAME, &arguments.listen, DOMINATOR_PORT)
+        .await
+        .map_err(|source| StartError::Listen { source })?;
+
+    let tracker = TaskTracker::new();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let reader = Arc::new(Reader::new(processors));
+    let images =
+        Images::new(Client::new(imageserver), Arc::clone(&reader), tracker.clone(), stop.clone());
+    let shared = Arc::new(Shared {
+        clock: Clock::start(),
+        reader,
+        images,
+        gate: Gate::new(brake),
+        metrics: Metrics::default(),
+        sources,
+        subd_port: arguments.subd_port,
+    });
+    let fleet = Arc::new(Fleet::new(shared, Arc::new(state), tracker.clone(), stop.clone()));
+    let watching = stop.clone();
+    let watch = crate::mdb_file::watch(arguments.mdb, Arc::clone(&fleet));
+    tracker.spawn(async move {
+        watching.run_until_cancelled(watch).await;
+    });
+    serve(listener, router(&fleet, &tracker), stop).await;
+    tracker.close();
+    tracker.wait().await;
+    Ok(())
+}
+
+fn sources(arguments: &Arguments, imageserver: &Peer) -> Result<Vec<String>, PeerError> {
+    if arguments.imageserver_for_subs.is_empty() {
+        return Ok(vec![imageserver.authority()]);
+    }
+    let given = arguments.imageserver_for_subs.iter();
+    given.map(|text| Ok(Peer::parse(text, IMAGESERVER_PORT)?.authority())).collect()
+}
+
+/// All that the daemon answers to.
+#[must_use]
+pub fn router(fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router {
+    let collector = Arc::new(FleetCollector::default());
+    collector.watch(fleet);
+    let router = Router::new(NAME).metrics(|registry| {
+        fleet.shared().metrics.register(registry);
+        registry.register_collector(Box::new(collector));
+    });
+    let router = crate::api::methods(router, fleet, tracker);
+    crate::pages::pages(router, fleet)
+}

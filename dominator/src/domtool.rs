@@ -1,0 +1,307 @@
+//! `domtool`: what operators ask of the dominator, on the command line.
+//!
+//! Data goes to stdout, talk to stderr.
+
+pub mod facts;
+pub mod when;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use comfy_table::{Table, presets};
+use common::api::dominator::{
+    ClearSafetyShutoff, ClearSafetyShutoffRequest, DisableUpdates, DisableUpdatesRequest,
+    DominatorStatus, EnableUpdates, EnableUpdatesRequest, GetStatus, ListSubs, ListSubsRequest,
+    ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
+};
+use common::daemon::{DOMINATOR_PORT, EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, SecurityArgs, exit};
+use common::report::report;
+use common::wire::FaultCode;
+use common::wire::Method;
+use common::wire::client::{CallError, Client, Peer};
+
+use crate::chance::wall;
+use when::{ago, moment};
+
+/// How long the dominator may take to answer.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Asks the dominator what the machines are doing, and gives it orders.
+#[derive(Debug, Parser)]
+#[command(
+    name = "domtool",
+    version,
+    after_help = "Examples:\n  \
+        domtool --insecure list-subs\n  \
+        domtool --insecure list-subs --status blocked --status unsafe-update\n  \
+        domtool --insecure show-sub web1\n  \
+        domtool --insecure disable-updates \"database migration until noon\"\n\n\
+        Exit codes: 0 done, 1 failed, 2 misuse. The statuses are explained in docs/OPERATING.md."
+)]
+pub struct Arguments {
+    /// Dominator to ask, as HOST or HOST:PORT
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "DOMINATOR_ADDR",
+        default_value = "localhost:6970",
+        global = true
+    )]
+    dominator: String,
+
+    /// How to print data
+    #[arg(long, value_enum, default_value_t = Format::Table, global = true)]
+    format: Format,
+
+    #[command(flatten)]
+    security: SecurityArgs,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Aligned columns, for people
+    Table,
+    /// JSON, for scripts
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List the machines and what each is doing
+    #[command(after_help = "Example: domtool --insecure list-subs --status synced --format json")]
+    ListSubs {
+        /// Only machines with this status; may be given several times
+        #[arg(long, value_name = "STATUS", value_parser = status_of)]
+        status: Vec<Status>,
+    },
+    /// Show all that is known of one machine
+    ShowSub {
+        /// Its name in the machine database
+        #[arg(value_name = "HOST")]
+        hostname: String,
+    },
+    /// Stop all updates of all machines, also after a restart of the dominator
+    ///
+    /// When this has returned, no update is started any more. Updates that machines have begun
+    /// are finished by them.
+    DisableUpdates {
+        /// Why: it is shown to everyone who looks
+        reason: String,
+    },
+    /// Let updates go on
+    EnableUpdates {
+        /// Why: noted in the dominator's log
+        reason: Option<String>,
+    },
+    /// Let the pending unsafe update of one machine pass
+    ///
+    /// Look at the plan first: domtool show-sub HOST. Another plan than the pending one is held
+    /// back again.
+    ClearSafetyShutoff {
+        /// Its name in the machine database
+        #[arg(value_name = "HOST")]
+        hostname: String,
+    },
+    /// Show how the dominator itself is doing
+    Status,
+}
+
+fn status_of(text: &str) -> Result<Status, String> {
+    Status::ALL.into_iter().find(|status| status.name() == text).ok_or_else(|| {
+        let names: Vec<&str> = Status::ALL.iter().map(|status| status.name()).collect();
+        format!("the statuses are {}", names.join(", "))
+    })
+}
+
+/// Runs the tool.
+pub async fn run(arguments: Arguments) -> ExitCode {
+    if let Err(error) = arguments.security.check("domtool") {
+        return exit(EXIT_MISUSE, &error.to_string(), &[error.hint()]);
+    }
+    let peer = match Peer::parse(&arguments.dominator, DOMINATOR_PORT) {
+        Ok(peer) => peer,
+        Err(error) => {
+            let hint = "say where the dominator is: --dominator HOST:PORT, or DOMINATOR_ADDR";
+            return exit(EXIT_MISUSE, &report(&error), &[hint]);
+        }
+    };
+    match ask(&Client::new(peer), &arguments).await {
+        Ok(output) => print(&output),
+        Err(error) => {
+            let hints: &[&str] = match &error {
+                CallError::Connect { .. } => {
+                    &["is the dominator running? say where: --dominator HOST:PORT"]
+                }
+                error if error.code() == Some(FaultCode::NotFound) => {
+                    &["domtool list-subs shows the machines and what they wait for"]
+                }
+                _ => &[],
+            };
+            exit(EXIT_FAILED, &report(&error), hints)
+        }
+    }
+}
+
+fn print(output: &str) -> ExitCode {
+    match std::io::stdout().write_all(output.as_bytes()) {
+        Ok(()) => ExitCode::from(EXIT_DONE),
+        // `domtool list-subs | head` is not a failure.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(EXIT_DONE),
+        Err(error) => exit(EXIT_FAILED, &format!("cannot write to stdout: {error}"), &[]),
+    }
+}
+
+async fn call<M: Method>(client: &Client, request: &M::Request) -> Result<M::Reply, CallError> {
+    client.call_within::<M>(request, LIMIT).await
+}
+
+async fn ask(client: &Client, arguments: &Arguments) -> Result<String, CallError> {
+    let format = arguments.format;
+    Ok(match &arguments.command {
+        Command::ListSubs { status } => {
+            let request = ListSubsRequest { statuses: status.clone() };
+            let reply = call::<ListSubs>(client, &request).await?;
+            match format {
+                Format::Table => table_of_subs(&reply.subs),
+                Format::Json => json(&reply.subs),
+            }
+        }
+        Command::ShowSub { hostname } => {
+            let request = ShowSubRequest { hostname: hostname.clone() };
+            let detail = call::<ShowSub>(client, &request).await?;
+            match format {
+                Format::Table => text_of_sub(&detail),
+                Format::Json => json(&detail),
+            }
+        }
+        Command::Status => {
+            let status = call::<GetStatus>(client, &()).await?;
+            match format {
+                Format::Table => text_of_status(&status),
+                Format::Json => json(&status),
+            }
+        }
+        Command::DisableUpdates { reason } => {
+            let request = DisableUpdatesRequest { reason: reason.clone(), who: who() };
+            let done = call::<DisableUpdates>(client, &request).await?;
+            eprintln!("Updates are disabled. Machines that had begun one finish it.");
+            done_as(format, &done)
+        }
+        Command::EnableUpdates { reason } => {
+            let who = match reason {
+                Some(reason) => format!("{} ({reason})", who()),
+                None => who(),
+            };
+            let done = call::<EnableUpdates>(client, &EnableUpdatesRequest { who }).await?;
+            eprintln!("Updates go on.");
+            done_as(format, &done)
+        }
+        Command::ClearSafetyShutoff { hostname } => {
+            let request = ClearSafetyShutoffRequest { hostname: hostname.clone() };
+            let done = call::<ClearSafetyShutoff>(client, &request).await?;
+            eprintln!("The pending update of {hostname} may pass.");
+            done_as(format, &done)
+        }
+    })
+}
+
+/// Who says so, as long as no certificate tells.
+fn who() -> String {
+    let user = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    match (user, host) {
+        (Some(user), Some(host)) => format!("{user}@{host}"),
+        (Some(user), None) => user,
+        (None, Some(host)) => format!("uid {}@{host}", nix::unistd::getuid()),
+        (None, None) => format!("uid {}", nix::unistd::getuid()),
+    }
+}
+
+fn done_as(format: Format, done: &common::api::Done) -> String {
+    match format {
+        Format::Table => String::new(),
+        Format::Json => json(done),
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    let mut text = serde_json::to_string_pretty(value)
+        .expect("replies are plain structures, with texts as keys");
+    text.push('\n');
+    text
+}
+
+fn columns(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(head);
+    table
+}
+
+fn table_of_subs(subs: &[SubSummary]) -> String {
+    let now = wall();
+    let mut table = columns(&["HOST", "STATUS", "SINCE", "REQUIRED", "LAST UPDATE", "DETAIL"]);
+    for sub in subs {
+        table.add_row([
+            sub.hostname.clone(),
+            sub.status.to_string(),
+            ago(now, sub.since),
+            sub.required_image.clone(),
+            sub.last_image.clone(),
+            sub.detail.clone(),
+        ]);
+    }
+    format!("{}\n", table.trim_fmt())
+}
+
+fn text_of_sub(detail: &SubDetail) -> String {
+    let summary = &detail.summary;
+    let mut text = format!("{}: {}: {}\n\n", summary.hostname, summary.status, summary.detail);
+    let mut table = columns(&[]);
+    for (name, value) in facts::of(detail, wall()) {
+        table.add_row([name.to_owned(), value]);
+    }
+    text.push_str(&format!("{}\n", table.trim_fmt()));
+    if !detail.plan.is_empty() {
+        text.push_str(&format!("\nplan, {} operations:\n", detail.plan_operations));
+        for line in &detail.plan {
+            text.push_str(&format!("  {line}\n"));
+        }
+    }
+    text.push_str("\nhistory, the newest first:\n");
+    for (when, status, detail) in &detail.history {
+        text.push_str(&format!("  {} {status}: {detail}\n", moment(*when)));
+    }
+    text
+}
+
+fn text_of_status(status: &DominatorStatus) -> String {
+    let mut text = match &status.brake {
+        None => "updates: enabled\n".to_owned(),
+        Some(brake) => format!(
+            "updates: DISABLED since {} by {}: {}\n",
+            moment(brake.since),
+            brake.who,
+            brake.reason
+        ),
+    };
+    match (&status.mdb_error, status.mdb_read) {
+        (None, Some(read)) => text.push_str(&format!("machine database: read {}\n", moment(read))),
+        (None, None) => text.push_str("machine database: not read yet\n"),
+        (Some(error), _) => text.push_str(&format!("machine database: NOT TAKEN: {error}\n")),
+    }
+    match &status.image_server_error {
+        None => text.push_str("image server: no trouble\n"),
+        Some(error) => text.push_str(&format!("image server: {error}\n")),
+    }
+    text.push_str(&format!("directories in memory: {}\n", status.directories));
+    for (status, count) in &status.counts {
+        text.push_str(&format!("{count:>7} {status}\n"));
+    }
+    text
+}

@@ -1,0 +1,120 @@
+//! What is shown of one machine, on the page and by `show-sub`.
+// tidy: core
+
+use common::api::dominator::SubDetail;
+use common::api::subd::{Activity, FetchFailure, LastFetch, LastUpdate, Outcome};
+use common::tree::Time;
+
+use super::when::{ago, moment};
+
+/// Names and values, in the order in which they are read.
+#[must_use]
+pub fn of(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
+    let summary = &detail.summary;
+    let or_none = |text: &str| if text.is_empty() { "none".to_owned() } else { text.to_owned() };
+    let maybe = |when: Option<Time>| when.map_or_else(|| "never".to_owned(), |at| ago(now, at));
+    let mut facts = vec![
+        ("since", format!("{} ({})", ago(now, summary.since), moment(summary.since))),
+        ("required image", or_none(&summary.required_image)),
+        ("planned image", or_none(&summary.planned_image)),
+        ("last update to", or_none(&summary.last_image)),
+        ("last seen", maybe(summary.last_seen)),
+        ("last synced", maybe(summary.last_synced)),
+    ];
+    if let Some(address) = summary.address {
+        facts.push(("address", address.to_string()));
+    }
+    if detail.missing_objects > 0 {
+        let text = format!("{} objects, {} bytes", detail.missing_objects, detail.missing_bytes);
+        facts.push(("still to fetch", text));
+    }
+    let Some(poll) = &detail.poll else { return facts };
+    let identity = &poll.identity;
+    let free = format!("{} bytes, {} inodes", poll.space.free_bytes, poll.space.free_inodes);
+    facts.extend([
+        ("calls itself", or_none(&identity.hostname)),
+        ("machine id", or_none(&identity.machine_id)),
+        ("boot id", or_none(&identity.boot_id)),
+        ("subd", or_none(&identity.subd_version)),
+        ("activity", activity(&poll.activity)),
+        ("generation", format!("{} of {:016x}", poll.version.generation, poll.version.instance)),
+        ("tree", poll.root.map_or_else(|| "not scanned yet".to_owned(), |root| root.to_string())),
+        ("free space", free),
+        (
+            "scans",
+            format!(
+                "{} of metadata, the last in {} ms; {} of content, the last in {} ms",
+                poll.counters.metadata_passes,
+                poll.counters.metadata_pass_ms,
+                poll.counters.content_passes,
+                poll.counters.content_pass_ms
+            ),
+        ),
+        (
+            "so far",
+            format!(
+                "{} bytes hashed, {} bytes fetched",
+                poll.counters.hashed_bytes, poll.counters.fetched_bytes
+            ),
+        ),
+    ]);
+    if let Some(totals) = &poll.totals {
+        let text = format!("{} entries, {} bytes", totals.entries, totals.bytes);
+        facts.push(("scanned", text));
+    }
+    if let Some(fetch) = &poll.last_fetch {
+        facts.push(("last fetch", fetched(fetch)));
+    }
+    if let Some(update) = &poll.last_update {
+        facts.push(("last update", updated(update)));
+    }
+    for failure in &poll.trigger_failures {
+        let end = failure.output.trim_end().lines().last().unwrap_or_default();
+        facts.push(("failed trigger", format!("{} {}: {end}", failure.verb, failure.service)));
+    }
+    for (path, why) in &poll.unreadable {
+        facts.push(("unreadable", format!("{path}: {why}")));
+    }
+    facts
+}
+
+fn activity(activity: &Activity) -> String {
+    match activity {
+        Activity::Idle => "idle".to_owned(),
+        Activity::Fetching { objects, bytes, .. } => {
+            format!("fetching: {objects} objects, {bytes} bytes so far")
+        }
+        Activity::Preparing { .. } => "staging an update".to_owned(),
+        Activity::Prepared { .. } => "an update is staged".to_owned(),
+        Activity::Updating { .. } => "carrying out an update".to_owned(),
+    }
+}
+
+fn fetched(fetch: &LastFetch) -> String {
+    let sums = format!("{} objects, {} bytes in {} ms", fetch.objects, fetch.bytes, fetch.took_ms);
+    match &fetch.error {
+        None => sums,
+        Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => {
+            format!("{sums}; no space: {need_bytes} bytes needed, {free_bytes} free")
+        }
+        Some(FetchFailure::Sources(why)) => format!("{sums}; no source gave all: {why}"),
+        Some(FetchFailure::Local(why)) => format!("{sums}; the cache failed: {why}"),
+    }
+}
+
+fn updated(update: &LastUpdate) -> String {
+    let outcome = match &update.outcome {
+        Outcome::Done => "done".to_owned(),
+        Outcome::NotPrepared(why) => format!("not prepared: {why}"),
+        Outcome::RolledBack(why) => format!("put back: {why}"),
+        Outcome::Stuck(why) => format!("stuck: {why}"),
+    };
+    format!(
+        "to {}: {outcome}; {} operations within {}.{:03} ms, ended {}",
+        update.image,
+        update.operations,
+        update.window_ns / 1_000_000,
+        update.window_ns / 1_000 % 1_000,
+        moment(update.ended)
+    )
+}

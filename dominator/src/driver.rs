@@ -1,0 +1,329 @@
+//! Carries out what the state machine of one machine decides.
+//!
+//! One task for each machine owns all that goes on with it: a poll, a call, the reading of a tree
+//! and a plan may be under way at the same time, and each is dropped with the task. Tasks share
+//! nothing that a slow machine could hold.
+
+use std::future::pending;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::api::subd::{Cleanup, Commit, Fetch, Poll, PollRequest, Prepare, SetConfiguration};
+use common::image::ImageName;
+use common::mdb::Machine;
+use common::object::ObjectId;
+use common::report::report;
+use common::wire::FaultCode;
+use common::wire::client::{CallError, Client, Peer};
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Notify, watch};
+
+use crate::chance::{Clock, random};
+use crate::core::planning::PlanJob;
+use crate::core::sub::{
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
+};
+use crate::gate::Gate;
+use crate::images::Images;
+use crate::metrics::Metrics;
+use crate::trees::{ReadError, Reader};
+
+/// How much longer than it asked for the answer to a poll may take.
+const POLL_SLACK: Duration = Duration::from_secs(30);
+
+/// How long a sub may take to accept a call.
+const ACCEPT_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a sub may take to accept a plan, which may be large.
+const PREPARE_LIMIT: Duration = Duration::from_secs(120);
+
+/// What the drivers of all machines share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The clock that decisions are made by.
+    pub clock: Clock,
+    /// Reads trees.
+    pub reader: Arc<Reader>,
+    /// The images.
+    pub images: Arc<Images>,
+    /// The brake.
+    pub gate: Gate,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// `host:port` of the object servers that subs fetch from.
+    pub sources: Vec<String>,
+    /// The port of subs whose record names none.
+    pub subd_port: u16,
+}
+
+/// What others hold of a machine that is looked after.
+#[derive(Debug)]
+pub struct Handle {
+    sub: Mutex<Sub>,
+    machine: watch::Sender<Arc<Machine>>,
+    nudge: Notify,
+}
+
+impl Handle {
+    /// Starts to know `machine`; [`drive`] does the rest.
+    #[must_use]
+    pub fn new(machine: Arc<Machine>, shared: &Shared) -> Arc<Self> {
+        // Some random bits tell this run from others; the rest counts.
+        let first_id = random() << 24;
+        let sub = Sub::new(Arc::clone(&machine), first_id, shared.clock.now());
+        Arc::new(Self {
+            sub: Mutex::new(sub),
+            machine: watch::Sender::new(machine),
+            nudge: Notify::new(),
+        })
+    }
+
+    /// Tells that the record of the machine has changed.
+    pub fn assign(&self, machine: Arc<Machine>) {
+        self.machine.send_replace(machine);
+    }
+
+    /// Looks at the state machine.
+    pub fn look<T>(&self, look: impl FnOnce(&Sub) -> T) -> T {
+        look(&self.sub.lock().expect("no holder panics"))
+    }
+
+    /// Where the machine is dialled, if its record says so.
+    #[must_use]
+    pub fn address(&self, subd_port: u16) -> Option<SocketAddr> {
+        let machine = self.machine.borrow();
+        Some(SocketAddr::new(machine.ip_address?, machine.subd_port.unwrap_or(subd_port)))
+    }
+
+    /// Lets the pending unsafe update pass; false if there is none.
+    #[must_use]
+    pub fn clear_safety(&self) -> bool {
+        let mut sub = self.sub.lock().expect("no holder panics");
+        let is_pending = sub.clear_danger();
+        drop(sub);
+        if is_pending {
+            self.nudge.notify_one();
+        }
+        is_pending
+    }
+}
+
+/// Where the sub of `machine` is.
+#[must_use]
+pub fn peer_of(machine: &Machine, subd_port: u16) -> Peer {
+    let port = machine.subd_port.unwrap_or(subd_port);
+    Peer { host: machine.hostname.clone(), port, address: machine.ip_address }
+}
+
+/// Looks after one machine until it is dropped. The address of the machine must not change.
+pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
+    let mut machines = handle.machine.subscribe();
+    let mut brakes = shared.gate.watch();
+    brakes.mark_changed();
+    let mut driver = Driver::new(handle, shared);
+    let mut event = driver.assigned(Arc::clone(&machines.borrow_and_update()));
+    loop {
+        driver.step(event);
+        event = tokio::select! {
+            Ok(()) = machines.changed() => {
+                let machine = Arc::clone(&machines.borrow_and_update());
+                driver.assigned(machine)
+            }
+            () = changed(driver.image.as_mut()) => driver.assigned(Arc::clone(&driver.machine)),
+            Ok(()) = brakes.changed() => {
+                let brake = brakes.borrow_and_update();
+                Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))
+            }
+            () = driver.handle.nudge.notified() => Event::Wake,
+            Some(event) = driver.running.next() => event,
+            () = wake(driver.wake, driver.shared.clock) => Event::Wake,
+        };
+    }
+}
+
+/// Waits until `state` changes; for ever if there is none, or nobody will change it any more.
+async fn changed(state: Option<&mut watch::Receiver<ImageState>>) {
+    match state {
+        Some(state) => {
+            if state.changed().await.is_err() {
+                pending::<()>().await;
+            }
+        }
+        None => pending().await,
+    }
+}
+
+/// Waits until the clock shows `at`; for ever if there is no such time.
+async fn wake(at: Option<Duration>, clock: Clock) {
+    match at {
+        Some(at) => tokio::time::sleep_until(clock.moment(at).into()).await,
+        None => pending().await,
+    }
+}
+
+struct Driver {
+    handle: Arc<Handle>,
+    shared: Arc<Shared>,
+    client: Client,
+    machine: Arc<Machine>,
+    image: Option<watch::Receiver<ImageState>>,
+    image_name: Option<ImageName>,
+    running: FuturesUnordered<BoxFuture<'static, Event>>,
+    wake: Option<Duration>,
+}
+
+impl Driver {
+    fn new(handle: Arc<Handle>, shared: Arc<Shared>) -> Self {
+        let machine = Arc::clone(&handle.machine.borrow());
+        Self {
+            client: Client::new(peer_of(&machine, shared.subd_port)),
+            handle,
+            shared,
+            machine,
+            image: None,
+            image_name: None,
+            running: FuturesUnordered::new(),
+            wake: None,
+        }
+    }
+
+    /// Takes the record of the machine, and looks for its image.
+    fn assigned(&mut self, machine: Arc<Machine>) -> Event {
+        self.machine = Arc::clone(&machine);
+        let required = machine.required();
+        if self.image_name != required {
+            self.image = required.as_ref().and_then(|name| self.shared.images.watch(name));
+            self.image_name = required;
+        }
+        let image = match (&self.image_name, &mut self.image) {
+            (None, _) => ImageState::Undefined,
+            (Some(_), Some(image)) => image.borrow_and_update().clone(),
+            (Some(_), None) => ImageState::Missing("the image is not looked for any more".into()),
+        };
+        Event::Assigned { machine, image }
+    }
+
+    fn step(&mut self, event: Event) {
+        let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
+        let context = Context { jitter, sources: &self.shared.sources };
+        let now = self.shared.clock.now();
+        let effects = {
+            let mut sub = self.handle.sub.lock().expect("no holder panics");
+            let effects = sub.step(now, event, &context);
+            self.wake = sub.wake_at();
+            effects
+        };
+        for effect in effects {
+            self.carry_out(effect);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        let (client, shared) = (self.client.clone(), Arc::clone(&self.shared));
+        let future: BoxFuture<'static, Event> = match effect {
+            Effect::Poll(ticket, request) => Box::pin(poll(client, shared, ticket, request)),
+            Effect::ReadTree(ticket, root) => Box::pin(read_tree(client, shared, ticket, root)),
+            Effect::Plan(ticket, job) => Box::pin(plan(shared, ticket, job)),
+            Effect::Call(ticket, call) => {
+                tracing::debug!(host = %self.machine.hostname, "{}", call.name());
+                Box::pin(call_sub(client, shared, ticket, call))
+            }
+            Effect::Record(status, detail) => {
+                tracing::info!(host = %self.machine.hostname, %status, "{detail}");
+                return;
+            }
+        };
+        self.running.push(future);
+    }
+}
+
+async fn poll(client: Client, shared: Arc<Shared>, ticket: Ticket, request: PollRequest) -> Event {
+    let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
+    match client.call_within::<Poll>(&request, limit).await {
+        Ok(reply) => {
+            shared.metrics.polled(true);
+            Event::Polled(ticket, Box::new(reply))
+        }
+        Err(error) => {
+            shared.metrics.polled(false);
+            Event::PollFailed(ticket, failure_of(&error))
+        }
+    }
+}
+
+async fn read_tree(client: Client, shared: Arc<Shared>, ticket: Ticket, root: ObjectId) -> Event {
+    match shared.reader.from_sub(&client, root).await {
+        Ok(tree) => Event::TreeRead(ticket, tree),
+        Err(error) => {
+            let kind = match &error {
+                ReadError::Call { source } => failure_of(source).kind,
+                ReadError::Changed => FailureKind::Stale,
+                _ => FailureKind::Garbage,
+            };
+            Event::TreeFailed(ticket, Failure { kind, text: error.text() })
+        }
+    }
+}
+
+async fn plan(shared: Arc<Shared>, ticket: Ticket, job: Box<PlanJob>) -> Event {
+    let counted = Arc::clone(&shared);
+    let planned = shared.reader.compute(move || {
+        let started = std::time::Instant::now();
+        let planned = job.run();
+        counted.metrics.planned(started.elapsed());
+        planned
+    });
+    let result = match planned.await {
+        Ok(Ok(planned)) => Ok(Arc::new(planned)),
+        Ok(Err(error)) => Err(report(&error)),
+        Err(error) => Err(error.text()),
+    };
+    Event::Planned(ticket, result)
+}
+
+async fn call_sub(client: Client, shared: Arc<Shared>, ticket: Ticket, call: Call) -> Event {
+    let result = match &call {
+        Call::SetConfiguration(configuration) => {
+            client.call_within::<SetConfiguration>(configuration, ACCEPT_LIMIT).await
+        }
+        Call::Fetch(request) => client.call_within::<Fetch>(request, ACCEPT_LIMIT).await,
+        Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
+        Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
+        Call::Commit(request) => {
+            let commit = client.call_within::<Commit>(request, ACCEPT_LIMIT);
+            match shared.gate.pass(commit).await {
+                Some(result) => result,
+                None => {
+                    let text = "the brake was pulled".to_owned();
+                    let failure = Failure { kind: FailureKind::Braked, text };
+                    return Event::CallFailed(ticket, failure);
+                }
+            }
+        }
+    };
+    match result {
+        Ok(_done) => Event::Accepted(ticket),
+        Err(error) => Event::CallFailed(ticket, failure_of(&error)),
+    }
+}
+
+/// What the state machine makes of a failed call.
+fn failure_of(error: &CallError) -> Failure {
+    let kind = match error {
+        CallError::Connect { .. } | CallError::TimedOut { .. } | CallError::Lost { .. } => {
+            FailureKind::Unreachable
+        }
+        CallError::Fault { source, .. } => match source.code {
+            FaultCode::Busy | FaultCode::Unavailable => FailureKind::Busy,
+            FaultCode::Stale => FailureKind::Stale,
+            FaultCode::NotFound => FailureKind::NotFound,
+            FaultCode::NoSpace => FailureKind::NoSpace,
+            _ => FailureKind::Refused,
+        },
+        _ => FailureKind::Garbage,
+    };
+    Failure { kind, text: report(error) }
+}

@@ -1,0 +1,215 @@
+//! Gets the images that machines must have from the image server, and keeps them at hand.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::api::image_server::{GetImage, GetImageRequest};
+use common::image::{ImageError, ImageName};
+use common::report::report;
+use common::wire::FaultCode;
+use common::wire::client::{CallError, Client};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::chance::random;
+use crate::core::pace::{RETRY_FIRST, RETRY_LONGEST, doubled, jittered};
+use crate::core::required::RequiredImage;
+use crate::core::sub::ImageState;
+use crate::trees::{ReadError, Reader};
+
+/// How long the image server is asked to wait for an image that it does not have.
+const WAIT: Duration = Duration::from_secs(55);
+
+/// How much longer than that its answer may take.
+const SLACK: Duration = Duration::from_secs(15);
+
+/// An image that is not at hand.
+#[derive(Debug, thiserror::Error)]
+enum GetError {
+    #[error("the image server has no image {name} yet")]
+    NotThere { name: ImageName },
+    #[error("the image {name} was deleted: its name is never used again")]
+    Gone { name: ImageName },
+    #[error("the image server does not give {name}")]
+    Call {
+        name: ImageName,
+        #[source]
+        source: CallError,
+    },
+    #[error("the image server gives {got} for {want}")]
+    OtherName { want: ImageName, got: ImageName },
+    #[error("the tree of {name} cannot be read")]
+    Tree {
+        name: ImageName,
+        #[source]
+        source: ReadError,
+    },
+    #[error("{name} cannot be used")]
+    Image {
+        name: ImageName,
+        #[source]
+        source: ImageError,
+    },
+}
+
+#[derive(Debug)]
+struct Wanted {
+    state: watch::Sender<ImageState>,
+    cancel: CancellationToken,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Images {
+    client: Client,
+    reader: Arc<Reader>,
+    wanted: Mutex<BTreeMap<ImageName, Arc<Wanted>>>,
+    /// What is wrong with the image server itself, by the image that met it.
+    troubles: Mutex<BTreeMap<ImageName, String>>,
+    tracker: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Images {
+    /// Gets images over `client`; its tasks are in `tracker` and end when `stop` is cancelled.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        reader: Arc<Reader>,
+        tracker: TaskTracker,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            client,
+            reader,
+            wanted: Mutex::default(),
+            troubles: Mutex::default(),
+            tracker,
+            stop,
+        })
+    }
+
+    /// Starts to get those of `names` that are new, and lets go of images that are not named.
+    pub fn want(self: &Arc<Self>, names: &BTreeSet<ImageName>) {
+        let mut wanted = self.wanted.lock().expect("no holder panics");
+        let mut troubles = self.troubles.lock().expect("no holder panics");
+        wanted.retain(|name, image| {
+            let keep = names.contains(name);
+            if !keep {
+                image.cancel.cancel();
+                troubles.remove(name);
+            }
+            keep
+        });
+        for name in names {
+            if wanted.contains_key(name) {
+                continue;
+            }
+            let missing = ImageState::Missing("asks the image server for the image".into());
+            let image = Arc::new(Wanted {
+                state: watch::Sender::new(missing),
+                cancel: self.stop.child_token(),
+            });
+            wanted.insert(name.clone(), Arc::clone(&image));
+            let (images, name) = (Arc::clone(self), name.clone());
+            self.tracker.spawn(async move {
+                let cancel = image.cancel.clone();
+                cancel.run_until_cancelled(images.get_until_there(name, &image)).await;
+            });
+        }
+    }
+
+    /// Tells the state of a wanted image; `None` if nobody has asked for it with
+    /// [`Images::want`].
+    #[must_use]
+    pub fn watch(&self, name: &ImageName) -> Option<watch::Receiver<ImageState>> {
+        let wanted = self.wanted.lock().expect("no holder panics");
+        Some(wanted.get(name)?.state.subscribe())
+    }
+
+    /// What is wrong with the image server, if something is.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.troubles.lock().expect("no holder panics").values().next().cloned()
+    }
+
+    async fn get_until_there(&self, name: ImageName, wanted: &Wanted) {
+        let mut failures = 0;
+        // The first answer comes at once, so that an image that is missing is known to be.
+        let mut wait = Duration::ZERO;
+        loop {
+            let error = match self.get(&name, wait).await {
+                Ok(image) => {
+                    tracing::info!(image = %name, digest = %image.digest, "image is at hand");
+                    self.note_trouble(&name, None);
+                    wanted.state.send_replace(ImageState::Ready(image));
+                    return;
+                }
+                Err(error) => error,
+            };
+            let text = report(&error);
+            let is_patient = matches!(error, GetError::NotThere { .. });
+            failures = if is_patient { 1 } else { failures + 1 };
+            let trouble = match &error {
+                GetError::NotThere { .. } | GetError::Gone { .. } | GetError::Image { .. } => None,
+                _ => Some(text.clone()),
+            };
+            if failures == 1 {
+                tracing::warn!(image = %name, "{text}");
+            }
+            self.note_trouble(&name, trouble);
+            wanted.state.send_if_modified(|state| {
+                let is_new = !matches!(state, ImageState::Missing(old) if **old == *text);
+                if is_new {
+                    *state = ImageState::Missing(text.into());
+                }
+                is_new
+            });
+            wait = if is_patient { WAIT } else { Duration::ZERO };
+            let pause = doubled(RETRY_FIRST, RETRY_LONGEST, failures);
+            let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
+            tokio::time::sleep(jittered(pause, jitter)).await;
+        }
+    }
+
+    fn note_trouble(&self, name: &ImageName, trouble: Option<String>) {
+        let mut troubles = self.troubles.lock().expect("no holder panics");
+        match trouble {
+            Some(trouble) => troubles.insert(name.clone(), trouble),
+            None => troubles.remove(name),
+        };
+    }
+
+    async fn get(&self, name: &ImageName, wait: Duration) -> Result<Arc<RequiredImage>, GetError> {
+        let name = name.clone();
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        let request = GetImageRequest { name: name.clone(), wait_ms };
+        let image = match self.client.call_within::<GetImage>(&request, wait + SLACK).await {
+            Ok(image) => image,
+            Err(error) => {
+                return Err(match error.code() {
+                    Some(FaultCode::NotFound) => GetError::NotThere { name },
+                    Some(FaultCode::Gone) => GetError::Gone { name },
+                    _ => GetError::Call { name, source: error },
+                });
+            }
+        };
+        let content = image.content;
+        if content.name != name {
+            return Err(GetError::OtherName { want: name, got: content.name });
+        }
+        let tree = self.reader.from_image_server(&self.client, content.root).await;
+        let tree = tree.map_err(|source| GetError::Tree { name: name.clone(), source })?;
+        let verified = self.reader.compute(move || {
+            content.verify(&tree)?;
+            Ok(Arc::new(RequiredImage::new(content, tree)))
+        });
+        match verified.await {
+            Ok(Ok(image)) => Ok(image),
+            Ok(Err(source)) => Err(GetError::Image { name, source }),
+            Err(source) => Err(GetError::Tree { name, source }),
+        }
+    }
+}

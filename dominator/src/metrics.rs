@@ -1,0 +1,107 @@
+//! What is counted.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::fleet::Fleet;
+
+/// The upper limits of the buckets of plan durations, in seconds.
+const PLAN_SECONDS: [f64; 9] = [0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 30.0];
+
+/// Counters of all drivers together.
+#[derive(Debug)]
+pub struct Metrics {
+    polls: Counter,
+    polls_failed: Counter,
+    plans: Histogram,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            polls: Counter::default(),
+            polls_failed: Counter::default(),
+            plans: Histogram::new(PLAN_SECONDS),
+        }
+    }
+}
+
+impl Metrics {
+    /// Counts a poll.
+    pub fn polled(&self, answered: bool) {
+        if answered { &self.polls } else { &self.polls_failed }.inc();
+    }
+
+    /// Counts a plan.
+    pub fn planned(&self, took: Duration) {
+        self.plans.observe(took.as_secs_f64());
+    }
+
+    /// Makes the counters known.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("polls", "Polls that subs have answered", self.polls.clone());
+        registry.register(
+            "polls_failed",
+            "Polls that subs have not answered",
+            self.polls_failed.clone(),
+        );
+        registry.register_with_unit(
+            "plan",
+            "Time that it took to make a plan; the count is that of plans",
+            Unit::Seconds,
+            self.plans.clone(),
+        );
+    }
+}
+
+/// What is read from the fleet when someone asks.
+#[derive(Debug, Default)]
+pub struct FleetCollector {
+    fleet: OnceLock<Weak<Fleet>>,
+}
+
+impl FleetCollector {
+    /// Tells of `fleet` from now on.
+    pub fn watch(&self, fleet: &Arc<Fleet>) {
+        self.fleet.get_or_init(|| Arc::downgrade(fleet));
+    }
+}
+
+impl Collector for FleetCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let Some(fleet) = self.fleet.get().and_then(Weak::upgrade) else { return Ok(()) };
+        let status = fleet.status();
+        let mut subs =
+            encoder.encode_descriptor("subs", "Machines by status", None, MetricType::Gauge)?;
+        for known in common::api::dominator::Status::ALL {
+            let counted = status.counts.iter().find(|(status, _)| *status == known);
+            let gauge = ConstGauge::new(i64::from(counted.map_or(0, |(_, count)| *count)));
+            gauge.encode(subs.encode_family(&[("status", known.name())])?)?;
+        }
+        let mut one = |name, help, value: i64| {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(encoder)
+        };
+        one("updates_disabled", "1 while the brake is on", i64::from(status.brake.is_some()))?;
+        one(
+            "mdb_refused",
+            "1 while the machine database on disk is not the one in force",
+            i64::from(status.mdb_error.is_some()),
+        )?;
+        one(
+            "image_server_failing",
+            "1 while the image server does not give an image that is wanted",
+            i64::from(status.image_server_error.is_some()),
+        )?;
+        let directories = i64::try_from(status.directories).unwrap_or(i64::MAX);
+        one("directories", "Distinct directories held in memory", directories)
+    }
+}

@@ -1,0 +1,203 @@
+//! What a browser shows.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::api::dominator::{DominatorStatus, Status, SubDetail, SubSummary};
+use common::daemon::page::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
+use common::wire::server::{Page, Router};
+use common::wire::{Fault, FaultCode};
+
+use crate::api::fault_of;
+use crate::chance::wall;
+use crate::domtool::when::{ago, moment};
+use crate::fleet::Fleet;
+
+/// The most machines on one page.
+const ROWS_MAX: usize = 2_000;
+
+/// The name of the daemon on its pages.
+const DAEMON: &str = "dominator";
+
+/// Adds the pages to `router`.
+#[must_use]
+pub fn pages(router: Router, fleet: &Arc<Fleet>) -> Router {
+    let frame = Frame::new(DAEMON);
+    let (start, one) = ((Arc::clone(fleet), frame.clone()), (Arc::clone(fleet), frame.clone()));
+    router
+        .frame(frame)
+        .page("/", move |request| {
+            let (fleet, frame) = start.clone();
+            async move { start_page(&fleet, &frame, &request.query) }
+        })
+        .page("/sub", move |request| {
+            let (fleet, frame) = one.clone();
+            async move {
+                let Some(host) = request.query.get("host") else {
+                    return Err(Fault::new(FaultCode::BadRequest, "which machine? /sub?host=NAME"));
+                };
+                let detail = fleet.show(host).map_err(|error| fault_of(&error))?;
+                Ok(Page::Html(frame.render(host, &sub_body(&detail))))
+            }
+        })
+}
+
+fn start_page(
+    fleet: &Fleet,
+    frame: &Frame,
+    query: &BTreeMap<String, String>,
+) -> Result<Page, Fault> {
+    let wanted = match query.get("status") {
+        None => Vec::new(),
+        Some(name) => {
+            let known = Status::ALL.into_iter().find(|status| status.name() == name);
+            let unknown = || {
+                let name = html_escape(name);
+                Fault::new(FaultCode::BadRequest, format!("there is no status `{name}`"))
+            };
+            vec![known.ok_or_else(unknown)?]
+        }
+    };
+    let body = start_body(&fleet.status(), &fleet.list(&wanted), &wanted);
+    Ok(Page::Html(frame.render("Machines", &body)))
+}
+
+/// The colour of a status.
+fn mark_of(status: Status) -> Mark {
+    match status {
+        Status::Synced => Mark::Good,
+        Status::Connecting
+        | Status::Rescanning
+        | Status::Fetching
+        | Status::Preparing
+        | Status::Updating => Mark::Busy,
+        Status::ImageUndefined => Mark::Quiet,
+        Status::Unreachable
+        | Status::PollFailed
+        | Status::ImageNotReady
+        | Status::InsufficientSpace
+        | Status::UpdatesDisabled
+        | Status::UnsafeUpdate
+        | Status::Blocked
+        | Status::NotConverging
+        | Status::UpdateFailed
+        | Status::UpdateStuck
+        | Status::TriggerFailed
+        | Status::FetchFailed => Mark::Bad,
+    }
+}
+
+fn warning(text: &str) -> String {
+    format!("<p class=\"bad\">{}</p>\n", html_escape(text))
+}
+
+fn start_body(status: &DominatorStatus, subs: &[SubSummary], wanted: &[Status]) -> String {
+    let now = wall();
+    let mut body = String::new();
+    if let Some(brake) = &status.brake {
+        body.push_str(&warning(&format!(
+            "Updates are disabled since {} by {}: {}",
+            moment(brake.since),
+            brake.who,
+            brake.reason
+        )));
+    }
+    if let Some(error) = &status.mdb_error {
+        body.push_str(&warning(&format!(
+            "The machine database is not taken, the last good one is in force: {error}"
+        )));
+    }
+    if let Some(error) = &status.image_server_error {
+        body.push_str(&warning(&format!("The image server: {error}")));
+    }
+    let counts: Vec<Vec<Cell>> = status
+        .counts
+        .iter()
+        .map(|(status, count)| {
+            let path = format!("/?status={status}");
+            vec![
+                Cell::Link { path, text: status.name().to_owned() },
+                Cell::Number(count.to_string()),
+            ]
+        })
+        .collect();
+    body.push_str(&table(&["status", "machines"], &counts));
+    body.push_str(&format!(
+        "<p class=\"quiet\">Machine database read {}; {} directories in memory.</p>\n",
+        status.mdb_read.map_or_else(|| "never".to_owned(), |read| ago(now, read)),
+        status.directories
+    ));
+    if let [status] = wanted {
+        body.push_str(&format!("<h2>{status}</h2><p><a href=\"/\">all machines</a></p>\n"));
+    }
+    let rows: Vec<Vec<Cell>> = subs
+        .iter()
+        .take(ROWS_MAX)
+        .map(|sub| {
+            let path = format!("/sub?host={}", path_escape(&sub.hostname));
+            vec![
+                Cell::Link { path, text: sub.hostname.clone() },
+                Cell::Mark { mark: mark_of(sub.status), text: sub.status.to_string() },
+                Cell::Text(sub.detail.clone()),
+                Cell::Text(ago(now, sub.since)),
+                Cell::Text(sub.required_image.clone()),
+                Cell::Text(sub.planned_image.clone()),
+                Cell::Text(sub.last_image.clone()),
+                Cell::Text(sub.last_synced.map_or_else(String::new, |when| ago(now, when))),
+            ]
+        })
+        .collect();
+    let head =
+        ["machine", "status", "", "since", "required", "planned", "last update", "last synced"];
+    body.push_str(&table(&head, &rows));
+    if subs.len() > ROWS_MAX {
+        body.push_str(&format!(
+            "<p>{} more are not shown: choose a status, or use domtool list-subs.</p>\n",
+            subs.len() - ROWS_MAX
+        ));
+    }
+    body
+}
+
+fn sub_body(detail: &SubDetail) -> String {
+    let mut body = table(
+        &[],
+        &[vec![
+            Cell::Mark {
+                mark: mark_of(detail.summary.status),
+                text: detail.summary.status.to_string(),
+            },
+            Cell::Text(detail.summary.detail.clone()),
+        ]],
+    );
+    body.push_str(&pairs(
+        crate::domtool::facts::of(detail, wall())
+            .iter()
+            .map(|(name, value)| (*name, value.clone())),
+    ));
+    if !detail.plan.is_empty() {
+        body.push_str(&format!("<h2>Plan: {} operations</h2>\n<pre>", detail.plan_operations));
+        for line in &detail.plan {
+            body.push_str(&html_escape(line));
+            body.push('\n');
+        }
+        body.push_str("</pre>\n");
+    }
+    let rows: Vec<Vec<Cell>> = detail
+        .history
+        .iter()
+        .map(|(when, status, text)| {
+            vec![
+                Cell::Text(moment(*when)),
+                Cell::Mark { mark: mark_of(*status), text: status.to_string() },
+                Cell::Text(text.clone()),
+            ]
+        })
+        .collect();
+    body.push_str("<h2>History</h2>\n");
+    body.push_str(&table(&["when", "status", ""], &rows));
+    let record = serde_json::to_string_pretty(&detail.machine)
+        .unwrap_or_else(|error| format!("the record has no JSON: {error}"));
+    body.push_str(&format!("<h2>Machine database</h2>\n<pre>{}</pre>\n", html_escape(&record)));
+    body
+}

@@ -1,0 +1,179 @@
+//! What survives a restart: the brake, in an embedded database.
+//!
+//! The database file is locked while it is open, so there is one dominator for each state
+//! directory.
+
+use std::path::{Path, PathBuf};
+
+use common::api::dominator::Brake;
+use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+
+/// The name of the database in the state directory.
+pub const FILE: &str = "dominator.redb";
+
+const SETTINGS: TableDefinition<'static, &'static str, &'static [u8]> =
+    TableDefinition::new("settings");
+const BRAKE: &str = "brake";
+
+/// State that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// The state directory cannot be made.
+    #[error("cannot make the state directory {}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another process has the database open.
+    #[error(
+        "{} is in use: another dominator runs with this state directory; stop it first, or give \
+         this one another --state",
+        path.display()
+    )]
+    InUse {
+        /// The database.
+        path: PathBuf,
+    },
+    /// The database cannot be opened.
+    #[error("cannot open the database {}", path.display())]
+    Open {
+        /// The database.
+        path: PathBuf,
+        /// What it said.
+        #[source]
+        source: Box<redb::Error>,
+    },
+    /// The database cannot be read or written.
+    #[error("cannot {verb} the database {}", path.display())]
+    Access {
+        /// `read` or `write`.
+        verb: &'static str,
+        /// The database.
+        path: PathBuf,
+        /// What it said.
+        #[source]
+        source: Box<redb::Error>,
+    },
+    /// A record is no JSON of its kind.
+    #[error("the record `{key}` of {} is damaged", path.display())]
+    Record {
+        /// The record.
+        key: &'static str,
+        /// The database.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct State {
+    path: PathBuf,
+    database: Database,
+}
+
+impl State {
+    /// Opens the database in `directory`, or makes it.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::InUse`] if another process has it open.
+    pub fn open(directory: &Path) -> Result<Self, StateError> {
+        fs_err::create_dir_all(directory)
+            .map_err(|source| StateError::Directory { path: directory.to_owned(), source })?;
+        let path = directory.join(FILE);
+        let database = Database::create(&path).map_err(|error| match error {
+            redb::DatabaseError::DatabaseAlreadyOpen => StateError::InUse { path: path.clone() },
+            error => StateError::Open { path: path.clone(), source: Box::new(error.into()) },
+        })?;
+        let state = Self { path, database };
+        // So that reading need not ask whether the table is there.
+        state.write(|table| table.get(BRAKE).map(|_| ()))?;
+        Ok(state)
+    }
+
+    /// The brake, if it was on.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn brake(&self) -> Result<Option<Brake>, StateError> {
+        let access = |source: redb::Error| self.access("read", source);
+        let read = self.database.begin_read().map_err(|error| access(error.into()))?;
+        let table = read.open_table(SETTINGS).map_err(|error| access(error.into()))?;
+        let Some(record) = table.get(BRAKE).map_err(|error| access(error.into()))? else {
+            return Ok(None);
+        };
+        serde_json::from_slice(record.value()).map(Some).map_err(|source| StateError::Record {
+            key: BRAKE,
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    /// Keeps the brake; it is on the disk when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn set_brake(&self, brake: Option<&Brake>) -> Result<(), StateError> {
+        match brake {
+            None => self.write(|table| table.remove(BRAKE).map(|_| ())),
+            Some(brake) => {
+                let record = serde_json::to_vec(brake).map_err(|source| StateError::Record {
+                    key: BRAKE,
+                    path: self.path.clone(),
+                    source,
+                })?;
+                self.write(|table| table.insert(BRAKE, &record[..]).map(|_| ()))
+            }
+        }
+    }
+
+    fn write(
+        &self,
+        change: impl FnOnce(
+            &mut redb::Table<'_, &'static str, &'static [u8]>,
+        ) -> Result<(), redb::StorageError>,
+    ) -> Result<(), StateError> {
+        let access = |source: redb::Error| self.access("write", source);
+        let write = self.database.begin_write().map_err(|error| access(error.into()))?;
+        {
+            let mut table = write.open_table(SETTINGS).map_err(|error| access(error.into()))?;
+            change(&mut table).map_err(|error| access(error.into()))?;
+        }
+        write.commit().map_err(|error| access(error.into()))
+    }
+
+    fn access(&self, verb: &'static str, source: redb::Error) -> StateError {
+        StateError::Access { verb, path: self.path.clone(), source: Box::new(source) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use common::tree::Time;
+
+    #[test]
+    fn the_brake_is_kept_and_the_file_is_locked() {
+        let directory = tempfile::tempdir().unwrap();
+        let brake = Brake { reason: "storm".into(), who: "ops".into(), since: Time::default() };
+        let state = State::open(directory.path()).unwrap();
+        assert_eq!(state.brake().unwrap(), None);
+        state.set_brake(Some(&brake)).unwrap();
+        let second = State::open(directory.path()).unwrap_err();
+        assert!(matches!(second, StateError::InUse { .. }), "{second}");
+        drop(state);
+        let state = State::open(directory.path()).unwrap();
+        assert_eq!(state.brake().unwrap(), Some(brake));
+        state.set_brake(None).unwrap();
+        assert_eq!(state.brake().unwrap(), None);
+    }
+}

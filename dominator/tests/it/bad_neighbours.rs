@@ -1,0 +1,88 @@
+//! Machines that are off, slow or talk nonsense delay nobody.
+
+use std::time::{Duration, Instant};
+
+use common::api::dominator::Status;
+use common::api::subd::Poll;
+use common::wire::server::Router;
+use common::wire::{Fault, FaultCode};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
+
+use crate::fake::{FakeSub, file, start, tree};
+use crate::stage::{Stage, free_port, record};
+
+/// Listens, and does `act` with every connection.
+async fn listen<F, Fut>(act: F) -> u16
+where
+    F: Fn(tokio::net::TcpStream) -> Fut + Send + 'static,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(act(stream));
+        }
+    });
+    port
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_good_machine_converges_beside_bad_ones() {
+    let mut stage = Stage::new("[]").await;
+    let want = tree(&file("/one", "1"));
+    stage.images.add("base", &want, Some(&[]));
+    let silent = listen(|stream| async move {
+        let _held = stream;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let garbage = listen(|mut stream| async move {
+        let _sent = stream.write_all(&[0xa5; 4_096]).await;
+    })
+    .await;
+    let refusing = Router::new("subd").method::<Poll, _, _>(|_, _| async {
+        Err(Fault::new(FaultCode::Internal, "the disk is on fire"))
+    });
+    let (refusing, _guard) = start(refusing).await;
+    let good = FakeSub::new(tree(""));
+    let good_record = stage.sub("good", &good).await;
+    let mut machines = vec![good_record];
+    for number in 0..20 {
+        machines.push(record(&format!("silent{number}"), silent));
+        machines.push(record(&format!("garbage{number}"), garbage));
+        machines.push(record(&format!("off{number}"), free_port()));
+        machines.push(record(&format!("refusing{number}"), refusing.port()));
+    }
+    let machines: Vec<String> = machines
+        .iter()
+        .map(|record| format!("{{{record}, \"RequiredImage\": \"base\"}}"))
+        .collect();
+    let started = Instant::now();
+    stage.write_mdb(&format!("[{}]", machines.join(",")));
+    stage.wait("good", Status::Synced, "base").await;
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert_eq!(good.model.lock().unwrap().tree, want);
+
+    let off = stage.wait("off3", Status::Unreachable, "base").await;
+    assert!(off.detail.contains("Connection refused"), "{}", off.detail);
+    let refusing = stage.wait("refusing3", Status::PollFailed, "base").await;
+    assert!(refusing.detail.contains("the disk is on fire"), "{}", refusing.detail);
+    let garbage = stage.list().await.into_iter().find(|sub| sub.hostname == "garbage3").unwrap();
+    assert!(
+        matches!(garbage.status, Status::Unreachable | Status::PollFailed | Status::Connecting),
+        "{garbage:?}"
+    );
+    let silent = stage.list().await.into_iter().find(|sub| sub.hostname == "silent3").unwrap();
+    assert_eq!(silent.status, Status::Connecting);
+
+    // A machine that is taken out of the database is let go of at once, whatever it does.
+    stage.write_mdb(&format!("[{}]", machines[0]));
+    let deadline = Instant::now() + crate::stage::PATIENCE;
+    while stage.list().await.len() > 1 {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

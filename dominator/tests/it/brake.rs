@@ -1,0 +1,95 @@
+//! The brake: nothing passes while it is on, and it outlives the dominator.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use common::api::dominator::{
+    DisableUpdates, DisableUpdatesRequest, EnableUpdates, EnableUpdatesRequest, Status,
+};
+
+use crate::fake::{FakeSub, file, tree};
+use crate::stage::Stage;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_brake_outlives_a_kill_and_holds_until_it_is_released() {
+    let mut stage = Stage::new("[]").await;
+    let want = tree(&file("/one", "1"));
+    stage.images.add("base", &want, Some(&[]));
+    let sub = FakeSub::new(tree(""));
+    let record = stage.sub("host", &sub).await;
+
+    let nameless = DisableUpdatesRequest { reason: " ".into(), who: "me".into() };
+    let refused = stage.client.call::<DisableUpdates>(&nameless).await.unwrap_err();
+    assert_eq!(refused.fault().unwrap().message, "say why updates are to be disabled");
+
+    let pulled = stage.domtool(&["disable-updates", "moving house"]).await;
+    assert!(pulled.status.success(), "{pulled:?}");
+    stage.kill();
+    stage.start().await;
+    let brake = stage.status().await.brake.expect("the brake was kept");
+    assert_eq!(brake.reason, "moving house");
+
+    stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"base\"}}]"));
+    let deadline = Instant::now() + crate::stage::PATIENCE;
+    loop {
+        let summary = stage.wait("host", Status::UpdatesDisabled, "base").await;
+        if summary.detail.contains("all objects are there") {
+            assert_eq!(
+                summary.detail,
+                "1 change: /one (missing); all objects are there; updates of all machines are \
+                 disabled: moving house"
+            );
+            break;
+        }
+        assert!(Instant::now() < deadline, "{}", summary.detail);
+    }
+    let calls = sub.calls.lock().unwrap().clone();
+    assert!(!calls.contains(&"prepare") && !calls.contains(&"commit"), "{calls:?}");
+    assert_eq!(sub.model.lock().unwrap().tree, tree(""));
+
+    let released = stage.domtool(&["enable-updates", "moved"]).await;
+    assert!(released.status.success(), "{released:?}");
+    stage.wait("host", Status::Synced, "base").await;
+    assert_eq!(sub.model.lock().unwrap().tree, want);
+    stage.kill();
+    stage.start().await;
+    assert_eq!(stage.status().await.brake, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_dominator_on_the_same_state_does_not_start() {
+    let stage = Stage::new("[]").await;
+    let mut command = stage.command();
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("another dominator runs with this state directory"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_brake_does_not_wait_for_a_machine_that_does_not_answer() {
+    let mut stage = Stage::new("[]").await;
+    let want = tree(&file("/one", "1"));
+    stage.images.add("base", &want, Some(&[]));
+    let sub = FakeSub::new(tree(""));
+    sub.ignores_commit.store(true, Ordering::SeqCst);
+    let record = stage.sub("host", &sub).await;
+    stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"base\"}}]"));
+    stage.wait("host", Status::Updating, "base").await;
+
+    let started = Instant::now();
+    let order = DisableUpdatesRequest { reason: "stop".into(), who: "me".into() };
+    stage.client.call::<DisableUpdates>(&order).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    sub.ignores_commit.store(false, Ordering::SeqCst);
+    let sent = || sub.calls.lock().unwrap().iter().filter(|call| **call == "commit").count();
+    let before = sent();
+    stage.wait("host", Status::UpdatesDisabled, "base").await;
+    assert_eq!(sent(), before, "a Commit was sent after the brake was pulled");
+    assert_eq!(sub.model.lock().unwrap().tree, tree(""));
+
+    let order = EnableUpdatesRequest { who: "me".into() };
+    stage.client.call::<EnableUpdates>(&order).await.unwrap();
+    stage.wait("host", Status::Synced, "base").await;
+    assert_eq!(sub.model.lock().unwrap().tree, want);
+}

@@ -1,0 +1,94 @@
+//! Flags, pages and the output of domtool.
+
+use std::process::Command;
+
+use common::api::dominator::Status;
+
+use crate::fake::{FakeSub, file, tree};
+use crate::stage::Stage;
+
+#[test]
+fn both_programs_refuse_to_run_unprotected_by_accident() {
+    for program in [env!("CARGO_BIN_EXE_dominator"), env!("CARGO_BIN_EXE_domtool")] {
+        let mut command = Command::new(program);
+        if program.ends_with("domtool") {
+            command.arg("list-subs");
+        }
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{program}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.starts_with("error: TLS is not available"), "{said}");
+        assert!(said.contains("hint: start with --insecure"), "{said}");
+    }
+}
+
+#[test]
+fn help_teaches() {
+    for (program, parts) in [
+        (env!("CARGO_BIN_EXE_dominator"), ["--imageserver-for-subs", "Example", "--state"]),
+        (env!("CARGO_BIN_EXE_domtool"), ["list-subs", "Examples", "clear-safety-shutoff"]),
+    ] {
+        let output = Command::new(program).arg("--help").output().unwrap();
+        let help = String::from_utf8(output.stdout).unwrap();
+        for part in parts {
+            assert!(help.contains(part), "{part} in {help}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_see_every_machine_as_table_json_page_and_metric() {
+    let mut stage = Stage::new("[]").await;
+    stage.images.add("base", &tree(&file("/one", "1")), Some(&[]));
+    let sub = FakeSub::new(tree(""));
+    let record = stage.sub("host", &sub).await;
+    stage.write_mdb(&format!(
+        "[{{{record}, \"RequiredImage\": \"/base\", \"PlannedImage\": \"next\"}}]"
+    ));
+    stage.wait("host", Status::Synced, "base").await;
+
+    let json = stage.domtool(&["list-subs", "--format", "json"]).await;
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let host = &json[0];
+    for (field, value) in [
+        ("hostname", "host"),
+        ("status", "synced"),
+        ("required_image", "base"),
+        ("planned_image", "next"),
+        ("last_image", "base"),
+    ] {
+        assert_eq!(host[field], value, "{json}");
+    }
+    let table = stage.domtool(&["list-subs", "--status", "synced"]).await;
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("HOST") && table.contains("equals base"), "{table}");
+    let none = stage.domtool(&["list-subs", "--status", "blocked", "--format", "json"]).await;
+    assert_eq!(String::from_utf8(none.stdout).unwrap(), "[]\n");
+    let bad = stage.domtool(&["list-subs", "--status", "sunk"]).await;
+    assert_eq!(bad.status.code(), Some(2));
+    let shown = stage.domtool(&["show-sub", "host"]).await;
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.starts_with("host: synced: equals base\n"), "{shown}");
+    assert!(shown.contains("history, the newest first:"), "{shown}");
+    let unknown = stage.domtool(&["show-sub", "nobody"]).await;
+    assert_eq!(unknown.status.code(), Some(1));
+    let said = String::from_utf8(unknown.stderr).unwrap();
+    assert!(said.contains("there is no machine nobody"), "{said}");
+    assert!(said.contains("hint: domtool list-subs"), "{said}");
+
+    for (path, code, part) in [
+        ("/", 200, "href=\"/sub?host=host\""),
+        ("/?status=synced", 200, "equals base"),
+        ("/?status=%3Cb%3E", 400, "there is no status"),
+        ("/sub?host=host", 200, "History"),
+        ("/sub?host=nobody", 404, "there is no machine nobody"),
+        ("/metrics", 200, "dominator_subs{status=\"synced\"} 1"),
+        ("/metrics", 200, "dominator_plan_seconds_count"),
+        ("/healthz", 200, "ok"),
+    ] {
+        let (status, body) = stage.client.get(path).await.unwrap();
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        assert_eq!(status, code, "{path}: {body}");
+        assert!(body.contains(part), "{part} in {body}");
+    }
+}

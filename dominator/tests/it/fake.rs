@@ -1,0 +1,287 @@
+//! An image server and subs that speak the real protocol over real sockets, without disks.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::api::Done;
+use common::api::image_server::GetImage;
+use common::api::object_server::GetObjects;
+use common::api::subd::{
+    Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Poll, Prepare,
+    SetConfiguration,
+};
+use common::escape::ByteText;
+use common::filter::Filter;
+use common::image::{Content, FORMAT, Image, ImageName, Notes};
+use common::object::{Algorithm, ObjectId};
+use common::tree::text::from_text;
+use common::tree::{Child, Directory, Tree};
+use common::trigger::Triggers;
+use common::wire::object_stream::Head;
+use common::wire::server::{Router, head_bytes, object_chunks, serve};
+use common::wire::{Fault, FaultCode};
+use dominator::core::sub::{Call, FailureKind, Ticket};
+use futures_util::stream;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::model::{Answer, Model, Request};
+use crate::random::Random;
+
+/// A tree from its text.
+pub fn tree(text: &str) -> Tree {
+    from_text(Algorithm::Blake3, text).unwrap()
+}
+
+/// A line of a tree's text: a file with that content.
+pub fn file(path: &str, content: &str) -> String {
+    let object = Algorithm::Blake3.digest(content.as_bytes());
+    format!("f 644 0:0 1.000000000 {} {object} {path}\n", content.len())
+}
+
+/// All directories of a tree by digest.
+pub fn directories(tree: &Tree) -> BTreeMap<ObjectId, Vec<u8>> {
+    let mut found: BTreeMap<ObjectId, Vec<u8>> = BTreeMap::new();
+    let mut stack: Vec<Arc<Directory>> = vec![Arc::clone(tree.root())];
+    while let Some(directory) = stack.pop() {
+        found.insert(directory.digest(), directory.encode());
+        stack.extend(directory.entries().iter().filter_map(|entry| match &entry.child {
+            Child::Directory(below) => Some(Arc::clone(below)),
+            Child::Leaf(_) => None,
+        }));
+    }
+    found
+}
+
+/// Serves `router` on a free port of 127.0.0.1 until the guard is dropped.
+pub async fn start(router: Router) -> (SocketAddr, DropGuard) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    tokio::spawn(serve(listener, router, stop.clone()));
+    (address, stop.drop_guard())
+}
+
+/// An image server that gives what it was given.
+#[derive(Clone, Default)]
+pub struct ImageServer {
+    images: Arc<Mutex<BTreeMap<ImageName, Image>>>,
+    objects: Arc<Mutex<BTreeMap<ObjectId, Vec<u8>>>>,
+    added: Arc<Notify>,
+}
+
+impl ImageServer {
+    /// Adds an image; without filter lines nothing is kept, `None` makes it sparse.
+    pub fn add(&self, name: &str, tree: &Tree, filter: Option<&[&str]>) {
+        let name = ImageName::new(name).unwrap();
+        let content = Content {
+            format: FORMAT,
+            name: name.clone(),
+            root: tree.digest(),
+            filter: filter.map(|lines| Filter::new(lines).unwrap()),
+            triggers: Triggers::default(),
+            computed: Vec::new(),
+            health_check: None,
+        };
+        self.objects.lock().unwrap().extend(directories(tree));
+        self.images.lock().unwrap().insert(name, Image { content, notes: Notes::default() });
+        self.added.notify_waiters();
+    }
+
+    pub fn router(&self) -> Router {
+        let (asked, objects) = (self.clone(), Arc::clone(&self.objects));
+        Router::new("imageserver")
+            .method::<GetImage, _, _>(move |_, request| {
+                let server = asked.clone();
+                async move {
+                    let wait = Duration::from_millis(request.wait_ms.into());
+                    let found = tokio::time::timeout(wait, async {
+                        loop {
+                            let added = server.added.notified();
+                            if let Some(image) = server.images.lock().unwrap().get(&request.name) {
+                                return image.clone();
+                            }
+                            added.await;
+                        }
+                    });
+                    found.await.map_err(|_| Fault::new(FaultCode::NotFound, "no such image"))
+                }
+            })
+            .download::<GetObjects, _, _, _>(move |_, request| {
+                let objects = Arc::clone(&objects);
+                async move {
+                    let objects = objects.lock().unwrap();
+                    let mut chunks: Vec<std::io::Result<Bytes>> = Vec::new();
+                    for id in request.ids {
+                        match objects.get(&id) {
+                            Some(content) => {
+                                chunks.extend(object_chunks(id, content.clone().into()).map(Ok));
+                            }
+                            None => chunks.push(Ok(head_bytes(&Head::Absent(id)))),
+                        }
+                    }
+                    chunks.push(Ok(head_bytes(&Head::End)));
+                    Ok(stream::iter(chunks))
+                }
+            })
+    }
+}
+
+/// A model of a sub behind a socket.
+#[derive(Clone)]
+pub struct FakeSub {
+    pub model: Arc<Mutex<Model>>,
+    random: Arc<Mutex<Random>>,
+    news: Arc<Notify>,
+    /// Calls by name.
+    pub calls: Arc<Mutex<Vec<&'static str>>>,
+    /// Commit is heard, and neither done nor answered.
+    pub ignores_commit: Arc<AtomicBool>,
+}
+
+impl FakeSub {
+    pub fn new(tree: Tree) -> Self {
+        let mut random = Random::new(1);
+        let mut model = Model::new(tree);
+        model.start(&mut random);
+        model.started.iter_mut().for_each(|(delay, _)| *delay = Duration::ZERO);
+        let sub = Self {
+            model: Arc::new(Mutex::new(model)),
+            random: Arc::new(Mutex::new(random)),
+            news: Arc::default(),
+            calls: Arc::default(),
+            ignores_commit: Arc::default(),
+        };
+        sub.work();
+        sub
+    }
+
+    /// Something is done to the machine; the next scan comes at once.
+    pub fn change(&self, tree: Tree) {
+        let mut model = self.model.lock().unwrap();
+        model.drift(tree, &mut self.random.lock().unwrap());
+        model.started.iter_mut().for_each(|(delay, _)| *delay = Duration::ZERO);
+        drop(model);
+        self.work();
+    }
+
+    /// Does what was started, each a little later.
+    fn work(&self) {
+        let started = std::mem::take(&mut self.model.lock().unwrap().started);
+        for (delay, work) in started {
+            let sub = self.clone();
+            // Models are in no hurry: a hundredth of their time is enough here.
+            let delay =
+                if matches!(work, crate::model::Work::Expire(_)) { delay } else { delay / 100 };
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                let mut random = sub.random.lock().unwrap();
+                sub.model.lock().unwrap().over(&work, &mut random);
+                drop(random);
+                sub.work();
+                sub.news.notify_waiters();
+            });
+        }
+    }
+
+    fn ask(&self, name: &'static str, call: Call) -> Result<Done, Fault> {
+        self.calls.lock().unwrap().push(name);
+        let answer = {
+            let mut random = self.random.lock().unwrap();
+            self.model.lock().unwrap().ask(Request::Call(call), &mut random)
+        };
+        self.work();
+        self.news.notify_waiters();
+        match answer {
+            Answer::Accepted | Answer::Tree(_) => Ok(Done {}),
+            Answer::Failed(failure) => {
+                let code = match failure.kind {
+                    FailureKind::Busy => FaultCode::Busy,
+                    FailureKind::Stale => FaultCode::Stale,
+                    FailureKind::NotFound => FaultCode::NotFound,
+                    _ => FaultCode::Internal,
+                };
+                Err(Fault::new(code, failure.text))
+            }
+        }
+    }
+
+    pub fn router(&self) -> Router {
+        let sub = || self.clone();
+        let (poll, read, configure) = (sub(), sub(), sub());
+        let (fetch, prepare, commit, clean) = (sub(), sub(), sub(), sub());
+        Router::new("subd")
+            .method::<Poll, _, _>(move |_, request| {
+                let sub = poll.clone();
+                async move {
+                    let wait = Duration::from_millis(request.wait_ms.into());
+                    let deadline = tokio::time::Instant::now() + wait;
+                    loop {
+                        let news = sub.news.notified();
+                        let late = tokio::time::Instant::now() >= deadline;
+                        let answered = {
+                            let mut model = sub.model.lock().unwrap();
+                            model.poll(0, Ticket(0), &request);
+                            let answers = model.answers(late);
+                            model.waiting.clear();
+                            answers.into_iter().next()
+                        };
+                        if let Some((_, reply)) = answered {
+                            return Ok(reply);
+                        }
+                        let _either = tokio::time::timeout_at(deadline, news).await;
+                    }
+                }
+            })
+            .method::<GetDirectories, _, _>(move |_, request| {
+                let sub = read.clone();
+                async move {
+                    sub.calls.lock().unwrap().push("get-directories");
+                    let scanned = sub.model.lock().unwrap().scanned().cloned();
+                    let known = scanned.map(|tree| directories(&tree)).unwrap_or_default();
+                    let mut reply =
+                        GetDirectoriesReply { directories: Vec::new(), absent: Vec::new() };
+                    for digest in request.digests {
+                        match known.get(&digest) {
+                            Some(bytes) => {
+                                reply.directories.push(EncodedDirectory(ByteText(bytes.clone())));
+                            }
+                            None => reply.absent.push(digest),
+                        }
+                    }
+                    Ok(reply)
+                }
+            })
+            .method::<SetConfiguration, _, _>(move |_, request| {
+                let sub = configure.clone();
+                async move { sub.ask("set-configuration", Call::SetConfiguration(request)) }
+            })
+            .method::<Fetch, _, _>(move |_, request| {
+                let sub = fetch.clone();
+                async move { sub.ask("fetch", Call::Fetch(request)) }
+            })
+            .method::<Prepare, _, _>(move |_, request| {
+                let sub = prepare.clone();
+                async move { sub.ask("prepare", Call::Prepare(Box::new(request))) }
+            })
+            .method::<Commit, _, _>(move |_, request| {
+                let sub = commit.clone();
+                async move {
+                    if sub.ignores_commit.load(Ordering::SeqCst) {
+                        sub.calls.lock().unwrap().push("commit");
+                        std::future::pending::<()>().await;
+                    }
+                    sub.ask("commit", Call::Commit(request))
+                }
+            })
+            .method::<Cleanup, _, _>(move |_, request| {
+                let sub = clean.clone();
+                async move { sub.ask("cleanup", Call::Cleanup(request)) }
+            })
+    }
+}

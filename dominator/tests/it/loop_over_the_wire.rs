@@ -1,0 +1,116 @@
+//! The whole loop between the real dominator and subs behind sockets.
+
+use std::time::{Duration, Instant};
+
+use common::api::dominator::Status;
+
+use crate::fake::{FakeSub, file, tree};
+use crate::stage::Stage;
+
+/// A tree of two hundred files, `changed` of which have another content.
+fn numbered(changed: usize) -> common::tree::Tree {
+    let mut text = String::from("d 755 0:0 /d\n");
+    for number in 0..200 {
+        let content = if number < changed { "new" } else { "old" };
+        text.push_str(&file(&format!("/d/f{number:03}"), content));
+    }
+    tree(&text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_follow_the_database_and_drift_is_repaired() {
+    let mut stage = Stage::new("[]").await;
+    stage.images.add("base/1", &numbered(0), Some(&[]));
+    stage.images.add("base/2", &numbered(50), Some(&[]));
+    let subs: Vec<FakeSub> = (0..3).map(|_| FakeSub::new(tree(""))).collect();
+    let mut records = Vec::new();
+    for (number, sub) in subs.iter().enumerate() {
+        records.push(stage.sub(&format!("host{number}"), sub).await);
+    }
+    let mdb = |image: &str| {
+        let machines: Vec<String> = records
+            .iter()
+            .map(|record| format!("{{{record}, \"RequiredImage\": \"{image}\"}}"))
+            .collect();
+        format!("[{}]", machines.join(",\n"))
+    };
+
+    stage.write_mdb(&mdb("base/1"));
+    for (number, sub) in subs.iter().enumerate() {
+        let summary = stage.wait(&format!("host{number}"), Status::Synced, "base/1").await;
+        assert_eq!(summary.last_image, "base/1");
+        assert_eq!(summary.detail, "equals base/1");
+        assert_eq!(sub.model.lock().unwrap().tree, numbered(0));
+    }
+
+    let started = Instant::now();
+    stage.write_mdb(&mdb("base/2"));
+    for number in 0..3 {
+        stage.wait(&format!("host{number}"), Status::Synced, "base/2").await;
+    }
+    let took = started.elapsed();
+    println!("50 files, from the edit to synced: {took:?}");
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert!(subs.iter().all(|sub| sub.model.lock().unwrap().tree == numbered(50)));
+
+    // Someone changes a file, and it is put right.
+    subs[1].change(numbered(51));
+    let deadline = Instant::now() + crate::stage::PATIENCE;
+    while subs[1].model.lock().unwrap().tree != numbered(50) {
+        assert!(Instant::now() < deadline, "drift was not repaired");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    stage.wait("host1", Status::Synced, "base/2").await;
+    let calls = subs[1].calls.lock().unwrap().clone();
+    let updates = calls.iter().filter(|call| **call == "commit").count();
+    assert_eq!(updates, 3, "one for each image and one for the drift: {calls:?}");
+    assert!(stage.terminate().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_comes_later_is_waited_for() {
+    let mut stage = Stage::new("[]").await;
+    let sub = FakeSub::new(tree(""));
+    let record = stage.sub("host", &sub).await;
+    stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"late\"}}]"));
+    let summary = stage.wait("host", Status::ImageNotReady, "late").await;
+    assert_eq!(summary.detail, "the image server has no image late yet");
+    stage.images.add("late", &numbered(1), Some(&[]));
+    stage.wait("host", Status::Synced, "late").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_without_an_image_is_only_watched() {
+    let mut stage = Stage::new("[]").await;
+    let sub = FakeSub::new(numbered(0));
+    let record = stage.sub("host", &sub).await;
+    stage.write_mdb(&format!("[{{{record}, \"PlannedImage\": \"next\"}}]"));
+    let summary = stage.wait("host", Status::ImageUndefined, "").await;
+    assert_eq!(summary.planned_image, "next");
+    assert_eq!(*sub.calls.lock().unwrap(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unsafe_update_waits_for_an_operator() {
+    let mut stage = Stage::new("[]").await;
+    stage.images.add("small", &tree(&file("/one", "1")), Some(&[]));
+    let sub = FakeSub::new(numbered(0));
+    let record = stage.sub("host", &sub).await;
+    stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"small\"}}]"));
+    let summary = stage.wait("host", Status::UnsafeUpdate, "small").await;
+    assert_eq!(
+        summary.detail,
+        "it would remove 201 of 201 entries, the image has 1 entries, the machine 201; if that is \
+         meant: domtool clear-safety-shutoff host"
+    );
+    let detail = stage.show("host").await;
+    assert_eq!(detail.plan_operations, 202);
+    let refused = stage.domtool(&["clear-safety-shutoff", "nobody"]).await;
+    assert_eq!(refused.status.code(), Some(1));
+    let cleared = stage.domtool(&["clear-safety-shutoff", "host"]).await;
+    assert!(cleared.status.success(), "{cleared:?}");
+    stage.wait("host", Status::Synced, "small").await;
+    assert_eq!(sub.model.lock().unwrap().tree, tree(&file("/one", "1")));
+    let again = stage.domtool(&["clear-safety-shutoff", "host"]).await;
+    assert_eq!(again.status.code(), Some(1), "{again:?}");
+}

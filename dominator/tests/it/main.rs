@@ -1,0 +1,16 @@
+//! The state machines against a simulated fleet, and the real dominator as a process.
+
+#![expect(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
+
+mod bad_neighbours;
+mod brake;
+mod command_line;
+mod fake;
+mod loop_over_the_wire;
+mod machine_database;
+mod model;
+mod operating;
+mod random;
+mod simulation;
+mod stage;
+mod world;

@@ -1,0 +1,457 @@
+//! A sub as the dominator sees it, without disk, network or time: it scans, fetches, stages and
+//! updates a small tree in memory, with `common::plan::apply`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use common::api::subd::{
+    Activity, CacheReport, FetchFailure, FetchRequest, Identity, LastFetch, LastUpdate, Outcome,
+    PollReply, PollRequest, PrepareRequest, ScanCounters, ScanReport, Space, Version,
+};
+use common::filter::Patterns;
+use common::image::ImageName;
+use common::object::ObjectId;
+use common::path::TreePath;
+use common::plan::apply;
+use common::scope::{Coverage, ScanSettings, Scope};
+use common::tree::{Time, Tree, TreeBuilder};
+use dominator::core::sub::{Call, Failure, FailureKind, Ticket};
+
+use crate::random::Random;
+
+/// Something that will be over later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    Scan,
+    Fetch(u64),
+    Prepare(u64),
+    Update(u64),
+    Expire(u64),
+}
+
+/// What a sub is asked, apart from polls.
+#[derive(Clone, Debug)]
+pub enum Request {
+    ReadTree(ObjectId),
+    Call(Call),
+}
+
+/// What it answers.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    Tree(Tree),
+    Accepted,
+    Failed(Failure),
+}
+
+/// A poll that waits for news.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    pub run: u64,
+    pub ticket: Ticket,
+    pub have: Option<Version>,
+}
+
+/// A machine with its sub.
+pub struct Model {
+    pub tree: Tree,
+    pub is_up: bool,
+    pub instance: u64,
+    pub updates_done: u64,
+    pub fails: bool,
+    /// Work that was started and when it is over; the simulation takes it out.
+    pub started: Vec<(Duration, Work)>,
+    pub waiting: Vec<Waiting>,
+
+    // On disk.
+    settings: ScanSettings,
+    cache: BTreeSet<ObjectId>,
+    journal: Option<Box<PrepareRequest>>,
+    last_image: Option<ImageName>,
+
+    // In memory.
+    generation: u64,
+    status: u64,
+    scan: Option<(ScanReport, Tree)>,
+    last_scan: Option<(ObjectId, Vec<TreePath>)>,
+    activity: Activity,
+    staged: Option<Box<PrepareRequest>>,
+    fetching: Option<FetchRequest>,
+    fetched: BTreeMap<u64, ()>,
+    last_fetch: Option<LastFetch>,
+    last_update: Option<LastUpdate>,
+}
+
+fn failed(kind: FailureKind, text: &str) -> Answer {
+    Answer::Failed(Failure { kind, text: text.to_owned() })
+}
+
+impl Model {
+    pub fn new(tree: Tree) -> Self {
+        Self {
+            tree,
+            is_up: false,
+            instance: 0,
+            updates_done: 0,
+            fails: false,
+            started: Vec::new(),
+            waiting: Vec::new(),
+            settings: ScanSettings::default(),
+            cache: BTreeSet::new(),
+            journal: None,
+            last_image: None,
+            generation: 0,
+            status: 0,
+            scan: None,
+            last_scan: None,
+            activity: Activity::Idle,
+            staged: None,
+            fetching: None,
+            fetched: BTreeMap::new(),
+            last_fetch: None,
+            last_update: None,
+        }
+    }
+
+    /// Loses all that is not on disk.
+    pub fn crash(&mut self) {
+        self.is_up = false;
+        self.started.clear();
+        self.waiting.clear();
+        self.scan = None;
+        self.last_scan = None;
+        self.staged = None;
+        self.fetching = None;
+        self.fetched.clear();
+        self.activity = Activity::Idle;
+        self.last_fetch = None;
+        self.last_update = None;
+    }
+
+    /// Starts again; an update that was cut is finished or put back.
+    pub fn start(&mut self, random: &mut Random) {
+        self.is_up = true;
+        self.instance = random.next();
+        self.generation = 0;
+        self.status = 1;
+        if let Some(request) = self.journal.take()
+            && random.chance(50)
+        {
+            self.finish(&request);
+        }
+        self.work(500 + random.below(2_000), Work::Scan);
+    }
+
+    fn work(&mut self, milliseconds: u64, work: Work) {
+        self.started.push((Duration::from_millis(milliseconds), work));
+    }
+
+    fn version(&self) -> Version {
+        Version { instance: self.instance, generation: self.generation, status: self.status }
+    }
+
+    /// Takes the polls that have news, or all of them.
+    pub fn answers(&mut self, everyone: bool) -> Vec<(Waiting, PollReply)> {
+        let version = self.version();
+        let (answered, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|poll| everyone || poll.have != Some(version));
+        self.waiting = waiting;
+        answered
+            .into_iter()
+            .map(|poll| {
+                let reply = self.report(poll.have);
+                (poll, reply)
+            })
+            .collect()
+    }
+
+    /// Answers one poll whose wait is over.
+    pub fn give_up(&mut self, run: u64, ticket: Ticket) -> Option<(Waiting, PollReply)> {
+        let at = self.waiting.iter().position(|poll| poll.run == run && poll.ticket == ticket)?;
+        let poll = self.waiting.remove(at);
+        let reply = self.report(poll.have);
+        Some((poll, reply))
+    }
+
+    pub fn poll(&mut self, run: u64, ticket: Ticket, request: &PollRequest) {
+        self.waiting.push(Waiting { run, ticket, have: request.have });
+    }
+
+    fn report(&self, have: Option<Version>) -> PollReply {
+        let is_news = have.is_none_or(|have| {
+            (have.instance, have.generation) != (self.instance, self.generation)
+        });
+        let scan = self.scan.as_ref().filter(|_| is_news).map(|(report, _)| report.clone());
+        let cache = self.cache.iter().copied().collect();
+        PollReply {
+            version: self.version(),
+            identity: Identity::default(),
+            activity: self.activity.clone(),
+            scan,
+            scanned: self.scan.is_some(),
+            scope: self.scope(),
+            exclusions: Patterns::new::<&str>([]).unwrap(),
+            cache: is_news.then_some(CacheReport::Full(cache)),
+            last_fetch: self.last_fetch.clone(),
+            last_update: self.last_update.clone(),
+            last_image: self.last_image.clone(),
+            trigger_failures: Vec::new(),
+            space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
+            counters: ScanCounters::default(),
+            clock: Time::default(),
+        }
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::of(&self.settings, &Patterns::new::<&str>([]).unwrap())
+    }
+
+    /// The part of the tree that a scan under `settings` sees, with the directories that hold
+    /// what it does not see.
+    pub fn seen(&self, settings: &ScanSettings) -> (Tree, Vec<TreePath>) {
+        let sees = |path: &TreePath| match &settings.coverage {
+            Coverage::Full(filter) => !filter.keeps(path),
+            Coverage::Paths(paths) => paths.contains(path),
+        };
+        let mut builder = TreeBuilder::new(settings.algorithm);
+        let mut kept = BTreeSet::new();
+        for (path, node) in self.tree.nodes() {
+            if path.is_root() || sees(&path) {
+                builder.insert(path, node).unwrap();
+            } else if let Some(parent) = path.parent()
+                && (parent.is_root() || sees(&parent))
+            {
+                kept.insert(parent);
+            }
+        }
+        (builder.finish().unwrap(), kept.into_iter().collect())
+    }
+
+    /// The tree of the last scan.
+    pub fn scanned(&self) -> Option<&Tree> {
+        self.scan.as_ref().map(|(_, tree)| tree)
+    }
+
+    /// Something on the machine has changed: the next scan sees it.
+    pub fn drift(&mut self, tree: Tree, random: &mut Random) {
+        self.tree = tree;
+        if self.is_up {
+            self.work(random.below(5_000), Work::Scan);
+        }
+    }
+
+    pub fn ask(&mut self, request: Request, random: &mut Random) -> Answer {
+        match request {
+            Request::ReadTree(root) => match &self.scan {
+                Some((_, tree)) if tree.digest() == root => Answer::Tree(tree.clone()),
+                _ => failed(FailureKind::Stale, "the tree has changed"),
+            },
+            Request::Call(Call::SetConfiguration(configuration)) => {
+                if self.settings != configuration.scan {
+                    self.settings = configuration.scan;
+                    self.scan = None;
+                    self.status += 1;
+                    self.work(200 + random.below(1_000), Work::Scan);
+                }
+                Answer::Accepted
+            }
+            Request::Call(Call::Fetch(request)) => self.fetch(request, random),
+            Request::Call(Call::Prepare(request)) => self.prepare(request, random),
+            Request::Call(Call::Commit(request)) => self.commit(request.update_id, random),
+            Request::Call(Call::Cleanup(request)) => {
+                if self.activity != Activity::Idle {
+                    return failed(FailureKind::Busy, "busy");
+                }
+                let before = self.cache.len();
+                for object in &request.objects {
+                    self.cache.remove(object);
+                }
+                self.generation += u64::from(self.cache.len() != before);
+                Answer::Accepted
+            }
+        }
+    }
+
+    fn fetch(&mut self, request: FetchRequest, random: &mut Random) -> Answer {
+        if self.fetched.contains_key(&request.fetch_id) {
+            return Answer::Accepted;
+        }
+        match self.activity {
+            Activity::Idle | Activity::Prepared { .. } => {}
+            _ => return failed(FailureKind::Busy, "busy"),
+        }
+        self.staged = None;
+        let id = request.fetch_id;
+        self.fetched.insert(id, ());
+        self.activity = Activity::Fetching { fetch_id: id, objects: 0, bytes: 0 };
+        self.fetching = Some(request);
+        self.status += 1;
+        self.work(50 + random.below(3_000), Work::Fetch(id));
+        Answer::Accepted
+    }
+
+    fn prepare(&mut self, request: Box<PrepareRequest>, random: &mut Random) -> Answer {
+        let id = request.update_id;
+        let known = self.last_update.as_ref().is_some_and(|last| last.update_id == id);
+        match self.activity {
+            Activity::Preparing { update_id }
+            | Activity::Prepared { update_id }
+            | Activity::Updating { update_id }
+                if update_id == id =>
+            {
+                return Answer::Accepted;
+            }
+            _ if known => return Answer::Accepted,
+            Activity::Idle | Activity::Prepared { .. } => {}
+            _ => return failed(FailureKind::Busy, "busy"),
+        }
+        let fits = self.scan.as_ref().is_some_and(|(report, _)| {
+            let expects = request.expects;
+            (expects.instance, expects.root, expects.scope)
+                == (self.instance, report.root, report.scope)
+        });
+        if !fits {
+            return failed(FailureKind::Stale, "planned upon another tree");
+        }
+        self.staged = Some(request);
+        self.activity = Activity::Preparing { update_id: id };
+        self.status += 1;
+        self.work(20 + random.below(500), Work::Prepare(id));
+        Answer::Accepted
+    }
+
+    fn commit(&mut self, id: u64, random: &mut Random) -> Answer {
+        let done = self.last_update.as_ref().is_some_and(|last| last.update_id == id);
+        match self.activity {
+            Activity::Updating { update_id } if update_id == id => Answer::Accepted,
+            Activity::Prepared { update_id } if update_id == id => {
+                assert!(self.journal.is_none(), "two updates at one time");
+                let staged = self.staged.take().expect("a prepared update is staged");
+                assert_eq!(staged.update_id, id);
+                self.journal = Some(staged);
+                self.activity = Activity::Updating { update_id: id };
+                self.status += 1;
+                self.work(50 + random.below(1_000), Work::Update(id));
+                Answer::Accepted
+            }
+            _ if done => Answer::Accepted,
+            _ => failed(FailureKind::NotFound, "no such update is staged"),
+        }
+    }
+
+    /// Some work is over.
+    pub fn over(&mut self, work: &Work, random: &mut Random) {
+        match *work {
+            Work::Scan => self.scan_is_over(),
+            Work::Fetch(id) => self.fetch_is_over(id, random),
+            Work::Prepare(id) => {
+                if self.activity != (Activity::Preparing { update_id: id }) {
+                    return;
+                }
+                let staged = self.staged.as_ref().expect("what is prepared is staged");
+                let needs = staged.plan.objects();
+                self.status += 1;
+                if needs.keys().all(|object| self.cache.contains(object)) {
+                    self.activity = Activity::Prepared { update_id: id };
+                    self.work(1_000 * u64::from(staged.expires_seconds), Work::Expire(id));
+                } else {
+                    let staged = self.staged.take().expect("it was there just now");
+                    self.ended(&staged, Outcome::NotPrepared("an object is missing".into()));
+                }
+            }
+            Work::Update(id) => {
+                if self.activity != (Activity::Updating { update_id: id }) {
+                    return;
+                }
+                let request = self.journal.take().expect("an update has a journal");
+                if self.fails && random.chance(10) {
+                    self.ended(&request, Outcome::RolledBack("a step failed".into()));
+                } else {
+                    self.finish(&request);
+                }
+                self.work(20 + random.below(200), Work::Scan);
+            }
+            Work::Expire(id) => {
+                if self.activity == (Activity::Prepared { update_id: id }) {
+                    let staged = self.staged.take().expect("what is prepared is staged");
+                    self.ended(&staged, Outcome::NotPrepared("expired".into()));
+                }
+            }
+        }
+    }
+
+    fn scan_is_over(&mut self) {
+        if matches!(self.activity, Activity::Updating { .. }) {
+            return;
+        }
+        let (tree, kept_directories) = self.seen(&self.settings);
+        let report = ScanReport {
+            scope: self.scope(),
+            root: tree.digest(),
+            totals: tree.root().totals(),
+            kept_directories,
+            externally_linked: Vec::new(),
+            unreadable: Vec::new(),
+        };
+        let seen = (report.root, report.kept_directories.clone());
+        let was_scanned = self.scan.is_some();
+        self.scan = Some((report, tree));
+        if self.last_scan.as_ref() != Some(&seen) {
+            self.last_scan = Some(seen);
+            self.generation += 1;
+        }
+        self.status += u64::from(!was_scanned);
+        let generation = self.generation;
+        if let Some(last) = &mut self.last_update
+            && last.verified_generation.is_none()
+        {
+            last.verified_generation = Some(generation);
+            self.status += 1;
+        }
+    }
+
+    fn fetch_is_over(&mut self, id: u64, random: &mut Random) {
+        if !matches!(self.activity, Activity::Fetching { fetch_id, .. } if fetch_id == id) {
+            return;
+        }
+        let request = self.fetching.take().expect("a fetch has a request");
+        let error = (self.fails && random.chance(10))
+            .then(|| FetchFailure::Sources("the object server is down".into()));
+        let before = self.cache.len();
+        if error.is_none() {
+            self.cache.extend(request.objects.iter().map(|object| object.id));
+        }
+        self.generation += u64::from(self.cache.len() != before);
+        self.status += 1;
+        self.last_fetch = Some(LastFetch { fetch_id: id, error, objects: 0, bytes: 0, took_ms: 0 });
+        self.activity = Activity::Idle;
+    }
+
+    fn finish(&mut self, request: &PrepareRequest) {
+        match apply(&self.tree, &request.plan) {
+            Ok(tree) => {
+                self.tree = tree;
+                self.updates_done += 1;
+                self.last_image = Some(request.image.clone());
+                self.ended(request, Outcome::Done);
+            }
+            Err(error) => self.ended(request, Outcome::RolledBack(error.to_string())),
+        }
+    }
+
+    fn ended(&mut self, request: &PrepareRequest, outcome: Outcome) {
+        self.activity = Activity::Idle;
+        self.status += 1;
+        self.last_update = Some(LastUpdate {
+            update_id: request.update_id,
+            image: request.image.clone(),
+            outcome,
+            verified_generation: None,
+            operations: u32::try_from(request.plan.operations.len()).unwrap(),
+            window_ns: 0,
+            trigger_failures: Vec::new(),
+            ended: Time::default(),
+        });
+    }
+}

@@ -1,0 +1,162 @@
+//! Fifty machines on a bad network.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::filter::Filter;
+use common::image::{Content, FORMAT, ImageName};
+use common::object::Algorithm;
+use common::tree::Tree;
+use common::tree::text::from_text;
+use common::trigger::Triggers;
+use dominator::core::required::RequiredImage;
+
+use crate::random::Random;
+use crate::world::{Faults, NONE, World};
+
+const MACHINES: usize = 50;
+const MINUTE: Duration = Duration::from_secs(60);
+const BAD: Faults = Faults { lose: 5, repeat: 5, delay_max: 2_000, trouble_every: 1_000 };
+
+/// A tree of a few dozen entries, that has much in common with those of other seeds.
+fn tree(seed: u64, logs: bool) -> Tree {
+    let mut random = Random::new(seed);
+    let mut text = String::from("d 755 0:0 /\n");
+    for directory in ["/bin", "/etc", "/etc/app", "/lib", "/var", "/var/log"] {
+        text.push_str(&format!("d 755 0:0 {directory}\n"));
+    }
+    for directory in ["/bin", "/etc", "/etc/app", "/lib"] {
+        for file in 0..8 {
+            let version = if random.chance(50) { random.below(3) } else { 0 };
+            let object = Algorithm::Blake3.digest(format!("{file} {version}").as_bytes());
+            let path = format!("{directory}/file{file}");
+            match random.below(12) {
+                0 => {}
+                1 => text.push_str(&format!("l 0:0 {path} -> file{version}\n")),
+                2 => text.push_str(&format!(
+                    "d 755 0:0 {path}\nf 600 0:0 {version}.000000000 9 {object} {path}/inner\n"
+                )),
+                3 if file > 0 => text.push_str(&format!(
+                    "f 644 0:0 1.000000000 9 {object} {path}\nh {path}-again -> {path}\n"
+                )),
+                _ => text.push_str(&format!("f 644 0:0 1.000000000 9 {object} {path}\n")),
+            }
+        }
+    }
+    if logs {
+        let object = Algorithm::Blake3.digest(&seed.to_le_bytes());
+        text.push_str(&format!("f 640 0:0 7.000000000 8 {object} /var/log/own\n"));
+    }
+    from_text(Algorithm::Blake3, &text).unwrap()
+}
+
+fn image(name: &str, tree: Tree, filter: Option<&[&str]>) -> Arc<RequiredImage> {
+    let content = Content {
+        format: FORMAT,
+        name: ImageName::new(name).unwrap(),
+        root: tree.digest(),
+        filter: filter.map(|lines| Filter::new(lines).unwrap()),
+        triggers: Triggers::default(),
+        computed: Vec::new(),
+        health_check: None,
+    };
+    content.verify(&tree).unwrap();
+    Arc::new(RequiredImage::new(content, tree))
+}
+
+fn world(seed: u64, faults: Faults) -> World {
+    let sparse = from_text(
+        Algorithm::Blake3,
+        &format!(
+            "d 755 0:0 /etc\nf 644 0:0 5.000000000 9 {} /etc/motd\n",
+            Algorithm::Blake3.digest(b"welcome")
+        ),
+    );
+    let images = vec![
+        image("base/one", tree(1, false), Some(&["/var/log/.*"])),
+        image("base/two", tree(2, false), Some(&["/var/log/.*"])),
+        image("motd", sparse.unwrap(), None),
+    ];
+    let trees = (0..MACHINES as u64).map(|host| tree(seed * 1_000 + host % 7, true)).collect();
+    World::new(seed, trees, images, faults)
+}
+
+/// A bad quarter of an hour, then peace; gives when all machines were as they must be.
+fn bad_run(seed: u64) -> (Duration, String) {
+    let mut world = world(seed, BAD);
+    world.run_until(15 * MINUTE);
+    world.faults = NONE;
+    world.models.iter_mut().for_each(|model| model.fails = false);
+    world.pull_brake(None);
+    let converged = world.run_until_converged(45 * MINUTE);
+    let behind: Vec<String> = (0..MACHINES)
+        .filter(|&host| !world.is_host_converged(host))
+        .map(|host| world.describe(host))
+        .collect();
+    let converged = converged.unwrap_or_else(|| panic!("seed {seed}: {behind:#?}"));
+    must_be_quiet(&mut world, converged);
+    (converged, world.trace)
+}
+
+/// Nothing but polls from now on.
+fn must_be_quiet(world: &mut World, from: Duration) {
+    // What is still on its way, staged updates that expire, and the cleaning up.
+    world.run_until(from + 7 * MINUTE);
+    world.effects.clear();
+    world.run_until(from + 20 * MINUTE);
+    let others: Vec<_> = world.effects.iter().filter(|(name, _)| **name != "poll").collect();
+    assert_eq!(others, [], "a fleet that is in place must be left alone");
+    let polls = world.effects["poll"];
+    assert!(polls < MACHINES as u64 * 20, "{polls} polls in thirteen minutes");
+    assert!(world.is_converged());
+}
+
+#[test]
+fn fifty_machines_converge_on_a_bad_network() {
+    let started = Instant::now();
+    for seed in 1..=20 {
+        let (converged, trace) = bad_run(seed);
+        println!(
+            "seed {seed}: converged at {converged:?}, {} lines, {:?} so far",
+            trace.lines().count(),
+            started.elapsed()
+        );
+    }
+}
+
+#[test]
+fn a_seed_tells_the_whole_story() {
+    let first = bad_run(7);
+    assert!(first == bad_run(7), "two runs of one seed differ");
+    assert!(first.1 != bad_run(8).1, "two seeds give one run");
+}
+
+#[test]
+fn a_good_network_takes_seconds_and_each_machine_one_update() {
+    let mut world = world(3, NONE);
+    let converged = world.run_until_converged(MINUTE).expect("nothing is in the way");
+    assert!(converged < Duration::from_secs(20), "{converged:?}");
+    let updates: Vec<u64> = world.models.iter().map(|model| model.updates_done).collect();
+    assert!(updates.iter().all(|updates| *updates <= 1), "{updates:?}");
+    must_be_quiet(&mut world, converged);
+    world.drift(5);
+    world.drift(6);
+    let repaired = world.run_until_converged(25 * MINUTE).expect("nothing is in the way");
+    must_be_quiet(&mut world, repaired);
+}
+
+#[test]
+fn the_brake_holds_the_whole_fleet_and_lets_go() {
+    let mut world = world(4, NONE);
+    world.run_until(Duration::from_millis(3_500));
+    world.pull_brake(Some("wait for the meeting".into()));
+    world.run_until(MINUTE);
+    let before: Vec<u64> = world.models.iter().map(|model| model.updates_done).collect();
+    assert!(before.contains(&0), "the brake came too late to show anything");
+    world.run_until(20 * MINUTE);
+    let after: Vec<u64> = world.models.iter().map(|model| model.updates_done).collect();
+    assert_eq!(before, after);
+    world.pull_brake(None);
+    let converged = world.run_until_converged(21 * MINUTE).expect("nothing is in the way");
+    assert!(converged < 21 * MINUTE, "{converged:?}");
+}

@@ -1,0 +1,161 @@
+//! The real dominator as a process, with all that it talks to.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::api::dominator::{
+    GetStatus, ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
+};
+use common::wire::client::{Client, Peer};
+use tempfile::TempDir;
+use tokio_util::sync::DropGuard;
+
+use crate::fake::{FakeSub, ImageServer, start};
+
+/// How long anything may take here.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct Stage {
+    pub directory: TempDir,
+    pub images: ImageServer,
+    pub client: Client,
+    pub port: u16,
+    image_server: SocketAddr,
+    guards: Vec<DropGuard>,
+    process: Option<Child>,
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A port that nobody listens on, most likely for a while.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Stage {
+    /// An image server and a dominator with this machine database.
+    pub async fn new(mdb: &str) -> Self {
+        let images = ImageServer::default();
+        let (image_server, guard) = start(images.router()).await;
+        let port = free_port();
+        let client = Client::new(Peer::parse(&format!("127.0.0.1:{port}"), 0).unwrap());
+        let mut stage = Self {
+            directory: tempfile::tempdir().unwrap(),
+            images,
+            client,
+            port,
+            image_server,
+            guards: vec![guard],
+            process: None,
+        };
+        stage.write_mdb(mdb);
+        stage.start().await;
+        stage
+    }
+
+    /// A sub on a port of its own, and the machine's record without braces.
+    pub async fn sub(&mut self, hostname: &str, sub: &FakeSub) -> String {
+        let (address, guard) = start(sub.router()).await;
+        self.guards.push(guard);
+        record(hostname, address.port())
+    }
+
+    pub fn mdb(&self) -> PathBuf {
+        self.directory.path().join("mdb.json")
+    }
+
+    /// Replaces the machine database.
+    pub fn write_mdb(&self, text: &str) {
+        let new = self.directory.path().join("mdb.new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(&new, self.mdb()).unwrap();
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dominator"));
+        command
+            .args(["--insecure", "--log", "warn", "--listen"])
+            .arg(format!("127.0.0.1:{}", self.port))
+            .arg("--imageserver")
+            .arg(self.image_server.to_string())
+            .arg("--mdb")
+            .arg(self.mdb())
+            .arg("--state")
+            .arg(self.directory.path().join("state"));
+        command
+    }
+
+    pub async fn start(&mut self) {
+        self.process = Some(self.command().stdin(Stdio::null()).spawn().unwrap());
+        let deadline = Instant::now() + PATIENCE;
+        while self.client.get("/healthz").await.is_err() {
+            assert!(Instant::now() < deadline, "the dominator does not come up");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// SIGTERM; gives how it ended.
+    pub fn terminate(&mut self) -> std::process::ExitStatus {
+        let mut process = self.process.take().unwrap();
+        let id = nix::unistd::Pid::from_raw(i32::try_from(process.id()).unwrap());
+        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
+        process.wait().unwrap()
+    }
+
+    pub async fn show(&self, hostname: &str) -> SubDetail {
+        let request = ShowSubRequest { hostname: hostname.to_owned() };
+        self.client.call::<ShowSub>(&request).await.unwrap()
+    }
+
+    pub async fn list(&self) -> Vec<SubSummary> {
+        self.client.call::<ListSubs>(&ListSubsRequest::default()).await.unwrap().subs
+    }
+
+    pub async fn status(&self) -> common::api::dominator::DominatorStatus {
+        self.client.call::<GetStatus>(&()).await.unwrap()
+    }
+
+    /// Waits until the machine has that status with that required image, and gives the machine.
+    pub async fn wait(&self, hostname: &str, status: Status, image: &str) -> SubSummary {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let subs = self.list().await;
+            let sub = subs.iter().find(|sub| sub.hostname == hostname);
+            if let Some(sub) = sub
+                && sub.status == status
+                && sub.required_image == image
+            {
+                return sub.clone();
+            }
+            assert!(Instant::now() < deadline, "{hostname} does not get {status}: {sub:#?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Runs domtool.
+    pub async fn domtool(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_domtool"));
+        command.args(["--insecure", "--dominator"]).arg(format!("127.0.0.1:{}", self.port));
+        command.args(arguments).stdin(Stdio::null());
+        tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+    }
+}
+
+/// The fields of a machine that all tests need.
+pub fn record(hostname: &str, port: u16) -> String {
+    format!("\"Hostname\": \"{hostname}\", \"IpAddress\": \"127.0.0.1\", \"SubdPort\": {port}")
+}

@@ -1,0 +1,576 @@
+//! A dominator and its fleet in one process, on virtual time: the real state machines against
+//! models of subs, with a network that loses, repeats and delays.
+//!
+//! All that happens is in one queue, ordered by time and then by number, and all chance comes from
+//! one generator: a seed gives the same run every time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::api::dominator::Status;
+use common::api::subd::{PollReply, PollRequest};
+use common::mdb::Machine;
+use common::tree::{Leaf, Node, Time, Tree, TreeBuilder};
+use dominator::core::required::RequiredImage;
+use dominator::core::sub::{
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
+};
+
+use crate::model::{Answer, Model, Request, Work};
+use crate::random::Random;
+
+/// How long a driver waits for the answer to a call.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// How much longer than it asked for a driver waits for the answer to a poll.
+const POLL_SLACK: Duration = Duration::from_secs(30);
+
+/// How bad the world is, in per cent or in mean times.
+#[derive(Clone, Copy)]
+pub struct Faults {
+    /// Messages that get lost.
+    pub lose: u64,
+    /// Messages that come twice.
+    pub repeat: u64,
+    /// The longest delay of a message, in milliseconds.
+    pub delay_max: u64,
+    /// Something breaks once in so many milliseconds.
+    pub trouble_every: u64,
+}
+
+/// Nothing goes wrong.
+pub const NONE: Faults = Faults { lose: 0, repeat: 0, delay_max: 5, trouble_every: 0 };
+
+enum Happening {
+    ToSub { host: usize, run: u64, ticket: Ticket, message: Box<Message> },
+    ToDominator { host: usize, run: u64, event: Box<Event> },
+    GiveUp { host: usize, run: u64, ticket: Ticket },
+    PollWaited { host: usize, instance: u64, run: u64, ticket: Ticket },
+    Wake { host: usize, run: u64, at: Duration },
+    Work { host: usize, instance: u64, work: Work },
+    StartSub { host: usize },
+    StartDominator,
+    ImageLoaded { run: u64 },
+    Trouble,
+}
+
+enum Message {
+    Poll(PollRequest),
+    Ask(Request),
+}
+
+/// What the dominator's driver of one machine holds.
+struct Driver {
+    sub: Sub,
+    /// Questions without an answer, with whether they are polls.
+    open: BTreeMap<Ticket, bool>,
+    wake: Option<Duration>,
+}
+
+/// The whole world.
+pub struct World {
+    pub models: Vec<Model>,
+    pub trace: String,
+    pub effects: BTreeMap<&'static str, u64>,
+    pub brake: Option<Arc<str>>,
+    pub faults: Faults,
+    now: Duration,
+    queue: BTreeMap<(Duration, u64), Happening>,
+    sequence: u64,
+    random: Random,
+    run: u64,
+    drivers: Vec<Option<Driver>>,
+    machines: Vec<Arc<Machine>>,
+    images: BTreeMap<String, Arc<RequiredImage>>,
+    images_loaded: bool,
+    updating: BTreeSet<usize>,
+}
+
+impl World {
+    pub fn new(
+        seed: u64,
+        trees: Vec<Tree>,
+        images: Vec<Arc<RequiredImage>>,
+        faults: Faults,
+    ) -> Self {
+        let names: Vec<String> = images.iter().map(|image| image.name().to_string()).collect();
+        let mut random = Random::new(seed);
+        let machines = (0..trees.len())
+            .map(|host| Arc::new(machine(host, &names[random.below(2) as usize])))
+            .collect();
+        let mut world = Self {
+            drivers: trees.iter().map(|_| None).collect(),
+            models: trees.into_iter().map(Model::new).collect(),
+            trace: String::new(),
+            effects: BTreeMap::new(),
+            brake: None,
+            faults,
+            now: Duration::ZERO,
+            queue: BTreeMap::new(),
+            sequence: 0,
+            random,
+            run: 0,
+            machines,
+            images: names.into_iter().zip(images).collect(),
+            images_loaded: false,
+            updating: BTreeSet::new(),
+        };
+        for host in 0..world.models.len() {
+            let at = Duration::from_millis(world.random.below(3_000));
+            world.schedule(at, Happening::StartSub { host });
+        }
+        world.schedule(Duration::ZERO, Happening::StartDominator);
+        if faults.trouble_every > 0 {
+            world.schedule(Duration::from_secs(5), Happening::Trouble);
+        }
+        world
+    }
+
+    /// Lets time pass until `until`.
+    pub fn run_until(&mut self, until: Duration) {
+        while let Some(entry) = self.queue.first_entry()
+            && entry.key().0 <= until
+        {
+            let ((at, _), happening) = entry.remove_entry();
+            self.now = at;
+            self.happen(happening);
+        }
+        self.now = until;
+    }
+
+    /// Lets time pass until all machines are as they must be, and gives the time; `None` if they
+    /// are not by `until`.
+    pub fn run_until_converged(&mut self, until: Duration) -> Option<Duration> {
+        while self.now < until {
+            self.run_until((self.now + Duration::from_secs(1)).min(until));
+            if self.is_converged() {
+                return Some(self.now);
+            }
+        }
+        None
+    }
+
+    pub fn is_converged(&self) -> bool {
+        (0..self.models.len()).all(|host| self.is_host_converged(host))
+    }
+
+    pub fn is_host_converged(&self, host: usize) -> bool {
+        let image = &self.images[&self.machines[host].required_image];
+        let (seen, _) = self.models[host].seen(&image.scan);
+        seen == image.tree && self.status(host) == Some(Status::Synced)
+    }
+
+    pub fn status(&self, host: usize) -> Option<Status> {
+        self.drivers[host].as_ref().map(|driver| driver.sub.status())
+    }
+
+    /// What keeps a machine, for a failed test.
+    pub fn describe(&self, host: usize) -> String {
+        let detail = self.drivers[host].as_ref().map(|driver| driver.sub.detail().to_owned());
+        format!("host {host}: {:?} {detail:?}", self.status(host))
+    }
+
+    pub fn assign(&mut self, host: usize, image: &str) {
+        self.note(host, &format!("must have {image}"));
+        self.machines[host] = Arc::new(machine(host, image));
+        let event = self.assignment(host);
+        self.step(host, event);
+    }
+
+    pub fn pull_brake(&mut self, brake: Option<Arc<str>>) {
+        self.brake = brake;
+        for host in 0..self.models.len() {
+            self.step(host, Event::Brake(self.brake.clone()));
+        }
+    }
+
+    /// Changes something on the machine that nobody asked for.
+    pub fn drift(&mut self, host: usize) {
+        let tree = drifted(&self.models[host].tree, &mut self.random);
+        self.note(host, "drifts");
+        self.models[host].drift(tree, &mut self.random);
+        self.collect(host);
+    }
+
+    fn assignment(&self, host: usize) -> Event {
+        let machine = Arc::clone(&self.machines[host]);
+        let image = if self.images_loaded {
+            ImageState::Ready(Arc::clone(&self.images[&machine.required_image]))
+        } else {
+            ImageState::Missing("it is being loaded".into())
+        };
+        Event::Assigned { machine, image }
+    }
+
+    fn schedule(&mut self, delay: Duration, happening: Happening) {
+        self.sequence += 1;
+        self.queue.insert((self.now + delay, self.sequence), happening);
+    }
+
+    fn note(&mut self, host: usize, text: &str) {
+        writeln!(self.trace, "{:>9} {host:>2} {text}", self.now.as_millis()).unwrap();
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::ToSub { host, run, ticket, message } => {
+                self.at_sub(host, run, ticket, *message);
+            }
+            Happening::ToDominator { host, run, event } => {
+                if run == self.run {
+                    self.at_dominator(host, *event);
+                }
+            }
+            Happening::GiveUp { host, run, ticket } => {
+                let failure =
+                    Failure { kind: FailureKind::Unreachable, text: "no answer in time".into() };
+                if run == self.run {
+                    self.fail(host, ticket, failure);
+                }
+            }
+            Happening::PollWaited { host, instance, run, ticket } => {
+                let model = &mut self.models[host];
+                if model.is_up
+                    && model.instance == instance
+                    && let Some((poll, reply)) = model.give_up(run, ticket)
+                {
+                    self.answer_poll(host, poll.run, poll.ticket, reply);
+                }
+            }
+            Happening::Wake { host, run, at } => {
+                let wanted = self.drivers[host].as_ref().and_then(|driver| driver.wake);
+                if run == self.run && wanted == Some(at) {
+                    self.step(host, Event::Wake);
+                }
+            }
+            Happening::Work { host, instance, work } => {
+                let model = &mut self.models[host];
+                if model.is_up && model.instance == instance {
+                    model.over(&work, &mut self.random);
+                    if matches!(work, Work::Update(_)) {
+                        assert!(self.updating.remove(&host), "an update ended twice");
+                    }
+                    self.note(host, &format!("{work:?} is over"));
+                    self.collect(host);
+                }
+            }
+            Happening::StartSub { host } => {
+                if !self.models[host].is_up {
+                    self.models[host].start(&mut self.random);
+                    self.note(host, "starts");
+                    self.collect(host);
+                }
+            }
+            Happening::StartDominator => self.start_dominator(),
+            Happening::ImageLoaded { run } => {
+                if run == self.run {
+                    self.images_loaded = true;
+                    for host in 0..self.models.len() {
+                        let event = self.assignment(host);
+                        self.step(host, event);
+                    }
+                }
+            }
+            Happening::Trouble => self.trouble(),
+        }
+    }
+
+    fn start_dominator(&mut self) {
+        self.run += 1;
+        self.images_loaded = false;
+        let now = self.time();
+        for host in 0..self.models.len() {
+            let first_id = self.random.next() & !0xffff;
+            let sub = Sub::new(Arc::clone(&self.machines[host]), first_id, now);
+            self.drivers[host] = Some(Driver { sub, open: BTreeMap::new(), wake: None });
+            self.step(host, Event::Brake(self.brake.clone()));
+            let event = self.assignment(host);
+            self.step(host, event);
+        }
+        self.schedule(Duration::from_secs(1), Happening::ImageLoaded { run: self.run });
+    }
+
+    fn trouble(&mut self) {
+        if self.faults.trouble_every == 0 {
+            return;
+        }
+        let host = self.random.below(self.models.len() as u64) as usize;
+        match self.random.below(20) {
+            0..=6 => self.crash(host),
+            7..=13 => self.drift(host),
+            14..=16 => {
+                let names: Vec<String> = self.images.keys().cloned().collect();
+                let name = &names[self.random.below(names.len() as u64) as usize];
+                self.assign(host, name);
+            }
+            17 => {
+                let brake = match self.brake {
+                    Some(_) => None,
+                    None => Some("something is wrong".into()),
+                };
+                self.pull_brake(brake);
+            }
+            18 => {
+                self.note(host, "the dominator crashes");
+                self.drivers.iter_mut().for_each(|driver| *driver = None);
+                self.run += 1;
+                self.schedule(Duration::from_secs(3), Happening::StartDominator);
+            }
+            _ => self.models[host].fails ^= true,
+        }
+        let pause = Duration::from_millis(self.random.below(2 * self.faults.trouble_every));
+        self.schedule(pause, Happening::Trouble);
+    }
+
+    pub fn crash(&mut self, host: usize) {
+        self.note(host, "crashes");
+        self.models[host].crash();
+        self.updating.remove(&host);
+        let down = Duration::from_millis(self.random.below(10_000));
+        self.schedule(down, Happening::StartSub { host });
+    }
+
+    /// A message gets lost, comes once, or comes twice, each time late.
+    fn deliveries(&mut self) -> Vec<Duration> {
+        if self.random.chance(self.faults.lose) {
+            return Vec::new();
+        }
+        let times = 1 + usize::from(self.random.chance(self.faults.repeat));
+        (0..times)
+            .map(|_| Duration::from_micros(1 + self.random.below(1_000 * self.faults.delay_max)))
+            .collect()
+    }
+
+    fn at_sub(&mut self, host: usize, run: u64, ticket: Ticket, message: Message) {
+        if !self.models[host].is_up {
+            let failure =
+                Failure { kind: FailureKind::Unreachable, text: "connection refused".into() };
+            if run == self.run {
+                self.fail(host, ticket, failure);
+            }
+            return;
+        }
+        match message {
+            Message::Poll(request) => {
+                let model = &mut self.models[host];
+                model.poll(run, ticket, &request);
+                let instance = model.instance;
+                let wait = Duration::from_millis(request.wait_ms.into());
+                self.schedule(wait, Happening::PollWaited { host, instance, run, ticket });
+            }
+            Message::Ask(request) => {
+                let is_commit = matches!(request, Request::Call(Call::Commit(_)));
+                let is_tree = matches!(request, Request::ReadTree(_));
+                let answer = self.models[host].ask(request, &mut self.random);
+                if is_commit && matches!(answer, Answer::Accepted) {
+                    self.updating.insert(host);
+                }
+                let event = match answer {
+                    Answer::Tree(tree) => Event::TreeRead(ticket, tree),
+                    Answer::Accepted => Event::Accepted(ticket),
+                    Answer::Failed(failure) if is_tree => Event::TreeFailed(ticket, failure),
+                    Answer::Failed(failure) => Event::CallFailed(ticket, failure),
+                };
+                self.answer(host, run, event);
+            }
+        }
+        self.collect(host);
+    }
+
+    /// Takes from the model what it has started and what it answers.
+    fn collect(&mut self, host: usize) {
+        let model = &mut self.models[host];
+        if !model.is_up {
+            return;
+        }
+        let instance = model.instance;
+        let started = std::mem::take(&mut model.started);
+        let answers = model.answers(false);
+        for (delay, work) in started {
+            self.schedule(delay, Happening::Work { host, instance, work });
+        }
+        for (poll, reply) in answers {
+            self.answer_poll(host, poll.run, poll.ticket, reply);
+        }
+    }
+
+    fn answer_poll(&mut self, host: usize, run: u64, ticket: Ticket, reply: PollReply) {
+        self.answer(host, run, Event::Polled(ticket, Box::new(reply)));
+    }
+
+    fn answer(&mut self, host: usize, run: u64, event: Event) {
+        for delay in self.deliveries() {
+            let event = Box::new(event.clone());
+            self.schedule(delay, Happening::ToDominator { host, run, event });
+        }
+    }
+
+    fn at_dominator(&mut self, host: usize, event: Event) {
+        let Some(driver) = &mut self.drivers[host] else { return };
+        let ticket = match &event {
+            Event::Polled(ticket, _)
+            | Event::TreeRead(ticket, _)
+            | Event::Planned(ticket, _)
+            | Event::TreeFailed(ticket, _)
+            | Event::Accepted(ticket)
+            | Event::CallFailed(ticket, _) => *ticket,
+            _ => return,
+        };
+        // A second answer is news to nobody: the driver has closed the question.
+        let Some(_) = driver.open.remove(&ticket) else { return };
+        self.step(host, event);
+    }
+
+    fn fail(&mut self, host: usize, ticket: Ticket, failure: Failure) {
+        let Some(driver) = &mut self.drivers[host] else { return };
+        let Some(is_poll) = driver.open.remove(&ticket) else { return };
+        if is_poll {
+            self.step(host, Event::PollFailed(ticket, failure));
+        } else {
+            self.step(host, Event::CallFailed(ticket, failure.clone()));
+            self.step(host, Event::TreeFailed(ticket, failure));
+        }
+    }
+
+    fn time(&self) -> Now {
+        let seconds = i64::try_from(self.now.as_secs()).unwrap();
+        Now { elapsed: self.now, wall: Time { seconds, nanoseconds: self.now.subsec_nanos() } }
+    }
+
+    fn step(&mut self, host: usize, event: Event) {
+        let now = self.time();
+        let jitter = self.random.below(1_000) as u16;
+        let sources = ["images:6971".to_owned()];
+        let context = Context { jitter, sources: &sources };
+        let Some(driver) = &mut self.drivers[host] else { return };
+        let effects = driver.sub.step(now, event, &context);
+        let wake = driver.sub.wake_at();
+        let is_new = wake != driver.wake;
+        driver.wake = wake;
+        if let Some(at) = wake
+            && (is_new || at <= self.now)
+        {
+            let run = self.run;
+            // A moment that has come already must still pass, or time would stand still.
+            let at_least = at.max(self.now + Duration::from_millis(1));
+            if let Some(driver) = &mut self.drivers[host] {
+                driver.wake = Some(at_least);
+            }
+            self.schedule(at_least - self.now, Happening::Wake { host, run, at: at_least });
+        }
+        for effect in effects {
+            self.carry_out(host, effect);
+        }
+    }
+
+    fn carry_out(&mut self, host: usize, effect: Effect) {
+        let (name, ticket, message, limit) = match effect {
+            Effect::Poll(ticket, request) => {
+                let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
+                ("poll", ticket, Message::Poll(request), limit)
+            }
+            Effect::ReadTree(ticket, root) => {
+                ("read-tree", ticket, Message::Ask(Request::ReadTree(root)), CALL_LIMIT)
+            }
+            Effect::Plan(ticket, job) => {
+                let planned = job.run().map(Arc::new).map_err(|error| error.to_string());
+                let event = Box::new(Event::Planned(ticket, planned));
+                let run = self.run;
+                self.open(host, ticket, false);
+                self.schedule(
+                    Duration::from_millis(2),
+                    Happening::ToDominator { host, run, event },
+                );
+                return;
+            }
+            Effect::Call(ticket, call) => {
+                if matches!(call, Call::Commit(_)) {
+                    assert!(self.brake.is_none(), "a Commit while the brake is on: host {host}");
+                }
+                (call.name(), ticket, Message::Ask(Request::Call(call)), CALL_LIMIT)
+            }
+            Effect::Record(status, detail) => {
+                self.note(host, &format!("is {status}: {detail}"));
+                return;
+            }
+        };
+        *self.effects.entry(name).or_default() += 1;
+        if name != "poll" {
+            self.note(host, name);
+        }
+        self.open(host, ticket, name == "poll");
+        let run = self.run;
+        self.schedule(limit, Happening::GiveUp { host, run, ticket });
+        let copies = self.deliveries();
+        let mut message = Some(message);
+        for (index, delay) in copies.iter().enumerate() {
+            let copy = if index + 1 == copies.len() {
+                message.take()
+            } else {
+                message.as_ref().map(Message::copy)
+            };
+            let message = Box::new(copy.expect("taken by the last copy only"));
+            self.schedule(*delay, Happening::ToSub { host, run, ticket, message });
+        }
+    }
+
+    fn open(&mut self, host: usize, ticket: Ticket, is_poll: bool) {
+        let driver = self.drivers[host].as_mut().expect("only a driver has effects");
+        assert!(driver.open.insert(ticket, is_poll).is_none(), "a ticket is used once");
+        let polls = driver.open.values().filter(|is_poll| **is_poll).count();
+        // One poll; one call, one tree and one plan.
+        assert!(polls <= 1 && driver.open.len() <= 4, "too much at one time: {:?}", driver.open);
+    }
+}
+
+impl Message {
+    fn copy(&self) -> Self {
+        match self {
+            Self::Poll(request) => Self::Poll(request.clone()),
+            Self::Ask(request) => Self::Ask(request.clone()),
+        }
+    }
+}
+
+fn machine(host: usize, image: &str) -> Machine {
+    Machine {
+        hostname: format!("host{host}"),
+        required_image: image.to_owned(),
+        ..Machine::default()
+    }
+}
+
+/// `tree` with one thing changed.
+fn drifted(tree: &Tree, random: &mut Random) -> Tree {
+    let mut builder = TreeBuilder::new(tree.algorithm());
+    let nodes: Vec<_> = tree.nodes().collect();
+    let files: Vec<usize> = nodes
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, node))| matches!(node, Node::Leaf(Leaf::File(_))))
+        .map(|(index, _)| index)
+        .collect();
+    let chosen =
+        if files.is_empty() { 0 } else { files[random.below(files.len() as u64) as usize] };
+    let linked = nodes.iter().any(|(_, node)| {
+        matches!(node, Node::Leaf(Leaf::HardLink(target)) if *target == nodes[chosen].0)
+    });
+    let kind = random.below(4);
+    for (index, (path, mut node)) in nodes.into_iter().enumerate() {
+        if index == chosen {
+            match (&mut node, kind) {
+                (_, 0) if !linked && !path.is_root() => continue,
+                (Node::Leaf(Leaf::File(file)), 1) => {
+                    file.object = tree.algorithm().digest(&random.next().to_le_bytes());
+                }
+                (node, 2) => node.metadata_mut().unwrap().mode ^= 0o011,
+                (Node::Leaf(Leaf::File(file)), _) => file.mtime.seconds += 1,
+                _ => {}
+            }
+        }
+        builder.insert(path, node).unwrap();
+    }
+    builder.finish().unwrap()
+}

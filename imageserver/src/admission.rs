@@ -1,0 +1,292 @@
+//! Decides whether an image may be added: all that it needs is in the store, and it could be what
+//! a machine has.
+//!
+//! The tree is put together from the directories of the store, looked through, and forgotten: the
+//! server keeps no tree. A tree is a graph of directories that may be named many times, so a few
+//! of them can stand for more paths than any memory holds: such a tree is refused before it is
+//! walked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
+
+use common::image::{Content, ImageError};
+use common::object::ObjectId;
+use common::path::TreePath;
+use common::tree::assembly::Assembly;
+use common::tree::encode::references;
+use common::tree::{Leaf, Node, Totals, Tree, TreeError};
+
+use crate::store::objects::{self, Objects};
+use crate::store::{StoreError, failed};
+
+/// The longest encoding of one directory, in bytes: some 500,000 entries.
+const DIRECTORY_BYTES_MAX: u64 = 64 << 20;
+
+/// The longest encodings of all paths of a tree together, in bytes, a directory counted as often
+/// as it occurs: some 2,500,000 entries.
+const TREE_BYTES_MAX: u64 = 256 << 20;
+
+/// Why an image is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdmissionError {
+    /// A directory is not in the store.
+    #[error("directory {id} of the tree is not on this server ({more} more are missing)")]
+    MissingDirectory {
+        /// The first one.
+        id: ObjectId,
+        /// How many others are known to be missing.
+        more: usize,
+    },
+    /// The content of a file is not in the store.
+    #[error("object {id} of {path} is not on this server ({more} more are missing)")]
+    MissingObject {
+        /// The first path that needs it.
+        path: TreePath,
+        /// The first one.
+        id: ObjectId,
+        /// How many other objects are missing.
+        more: usize,
+    },
+    /// The tree has another length for a file than its content.
+    #[error("{path} has {want} bytes in the tree, but its object {id} has {got}")]
+    WrongSize {
+        /// The path.
+        path: TreePath,
+        /// The object.
+        id: ObjectId,
+        /// What the tree says.
+        want: u64,
+        /// What the object has.
+        got: u64,
+    },
+    /// A directory or the tree is larger than a server takes.
+    #[error("{what} is larger than {limit} bytes, which is more than any machine has")]
+    TooLarge {
+        /// What is too large.
+        what: String,
+        /// What is accepted.
+        limit: u64,
+    },
+    /// An object that is named as a directory is none.
+    #[error("object {id}, which the tree names as a directory, is none")]
+    NoDirectory {
+        /// The object.
+        id: ObjectId,
+        /// What is wrong with it.
+        #[source]
+        source: TreeError,
+    },
+    /// The directories make no tree.
+    #[error("the tree {root} is not one")]
+    Tree {
+        /// Its digest.
+        root: ObjectId,
+        /// What is wrong with it.
+        #[source]
+        source: TreeError,
+    },
+    /// The image breaks a rule.
+    #[error("the image cannot be added")]
+    Image {
+        /// Which rule.
+        #[source]
+        source: ImageError,
+    },
+    /// The store failed.
+    #[error("cannot look through the image")]
+    Store {
+        /// What it said.
+        #[source]
+        source: StoreError,
+    },
+}
+
+impl From<StoreError> for AdmissionError {
+    fn from(source: StoreError) -> Self {
+        Self::Store { source }
+    }
+}
+
+/// Checks that `content` may be added, and gives the sums over its tree.
+///
+/// Reads every directory, and looks for every object once.
+///
+/// # Errors
+///
+/// [`AdmissionError`] names the path or the object.
+pub fn admit(store: &Objects, content: &Content) -> Result<Totals, AdmissionError> {
+    let tree = assemble(store, content.root)?;
+    content.verify(&tree).map_err(|source| AdmissionError::Image { source })?;
+    check_files(store, &tree)?;
+    Ok(tree.root().totals())
+}
+
+fn assemble(store: &Objects, root: ObjectId) -> Result<Tree, AdmissionError> {
+    let mut assembly = Assembly::new(root, |_| None);
+    let mut shapes = BTreeMap::new();
+    let mut bytes = 0;
+    loop {
+        let wanted = assembly.wanted();
+        if wanted.is_empty() {
+            break;
+        }
+        let missing = store.missing(&wanted)?;
+        if let Some(&id) = missing.first() {
+            return Err(AdmissionError::MissingDirectory { id, more: missing.len() - 1 });
+        }
+        for id in wanted {
+            let encoding = read_directory(store, id)?;
+            bytes += encoding.len() as u64;
+            if bytes > TREE_BYTES_MAX {
+                return Err(too_large("the tree"));
+            }
+            let none = |source| AdmissionError::NoDirectory { id, source };
+            let named = references(root.algorithm(), &encoding).map_err(none)?;
+            shapes.insert(id, Shape { bytes: encoding.len() as u64, below: named.directories });
+            assembly.insert(encoding, |_| None).map_err(none)?;
+        }
+    }
+    if unfolded_bytes(root, &shapes) > TREE_BYTES_MAX {
+        return Err(too_large("the tree, each directory counted as often as it occurs,"));
+    }
+    assembly.finish().map_err(|source| AdmissionError::Tree { root, source })
+}
+
+fn too_large(what: &str) -> AdmissionError {
+    AdmissionError::TooLarge { what: what.to_owned(), limit: TREE_BYTES_MAX }
+}
+
+fn read_directory(store: &Objects, id: ObjectId) -> Result<Vec<u8>, AdmissionError> {
+    match store.open_verified(&id)? {
+        None => Err(AdmissionError::MissingDirectory { id, more: 0 }),
+        Some(objects::Content::Whole(bytes)) => Ok(bytes.into()),
+        Some(objects::Content::File(_, size_bytes)) if size_bytes > DIRECTORY_BYTES_MAX => {
+            let what = format!("directory {id}");
+            Err(AdmissionError::TooLarge { what, limit: DIRECTORY_BYTES_MAX })
+        }
+        Some(objects::Content::File(mut file, size_bytes)) => {
+            let mut bytes = Vec::new();
+            file.by_ref()
+                .take(size_bytes)
+                .read_to_end(&mut bytes)
+                .map_err(failed(format!("read directory {id}")))?;
+            Ok(bytes)
+        }
+    }
+}
+
+/// What matters of a directory for the size of a tree.
+struct Shape {
+    bytes: u64,
+    below: Vec<ObjectId>,
+}
+
+/// The length of all encodings of the tree, each counted as often as a path leads to it; takes
+/// each directory once. A digest cannot be below itself, so the walk ends.
+fn unfolded_bytes(root: ObjectId, shapes: &BTreeMap<ObjectId, Shape>) -> u64 {
+    let mut sums: BTreeMap<ObjectId, u64> = BTreeMap::new();
+    let mut stack = vec![root];
+    while let Some(&id) = stack.last() {
+        let Some(shape) = shapes.get(&id).filter(|_| !sums.contains_key(&id)) else {
+            stack.pop();
+            continue;
+        };
+        let unknown: BTreeSet<ObjectId> =
+            shape.below.iter().filter(|below| !sums.contains_key(below)).copied().collect();
+        if unknown.is_empty() {
+            let below = shape.below.iter().filter_map(|below| sums.get(below));
+            let sum = below.fold(shape.bytes, |sum, below| sum.saturating_add(*below));
+            sums.insert(id, sum);
+            stack.pop();
+        } else {
+            stack.extend(unknown);
+        }
+    }
+    sums.get(&root).copied().unwrap_or(0)
+}
+
+fn check_files(store: &Objects, tree: &Tree) -> Result<(), AdmissionError> {
+    let mut sizes: BTreeMap<ObjectId, Option<u64>> = BTreeMap::new();
+    let mut missing: Option<(TreePath, ObjectId)> = None;
+    for (path, file) in files(tree) {
+        let size_bytes = match sizes.get(&file.object) {
+            Some(known) => *known,
+            None => {
+                let size_bytes = size_of_intact(store, &file.object, file.size_bytes)?;
+                sizes.insert(file.object, size_bytes);
+                size_bytes
+            }
+        };
+        match size_bytes {
+            None if missing.is_none() => missing = Some((path, file.object)),
+            Some(got) if got != file.size_bytes => {
+                let (id, want) = (file.object, file.size_bytes);
+                return Err(AdmissionError::WrongSize { path, id, want, got });
+            }
+            _ => {}
+        }
+    }
+    match missing {
+        None => Ok(()),
+        Some((path, id)) => {
+            let more = sizes.values().filter(|size_bytes| size_bytes.is_none()).count() - 1;
+            Err(AdmissionError::MissingObject { path, id, more })
+        }
+    }
+}
+
+/// The length of an object. One that has not the length that is wanted may be damaged: it is read
+/// then, and is missing if it is.
+fn size_of_intact(
+    store: &Objects,
+    id: &ObjectId,
+    want: u64,
+) -> Result<Option<u64>, AdmissionError> {
+    match store.size_bytes(id)? {
+        Some(got) if got != want => {
+            Ok(store.open_verified(id)?.map(|content| content.size_bytes()))
+        }
+        other => Ok(other),
+    }
+}
+
+fn files(tree: &Tree) -> impl Iterator<Item = (TreePath, common::tree::File)> {
+    tree.nodes().filter_map(|(path, node)| match node {
+        Node::Leaf(Leaf::File(file)) => Some((path, file)),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use common::object::Algorithm;
+
+    use super::*;
+
+    fn id(number: u32) -> ObjectId {
+        Algorithm::Blake3.digest(&number.to_le_bytes())
+    }
+
+    #[test]
+    fn a_directory_counts_as_often_as_it_occurs() {
+        let mut shapes = BTreeMap::new();
+        shapes.insert(id(0), Shape { bytes: 1, below: vec![] });
+        shapes.insert(id(1), Shape { bytes: 10, below: vec![id(0), id(0), id(0)] });
+        shapes.insert(id(2), Shape { bytes: 100, below: vec![id(1), id(0), id(1)] });
+        assert_eq!(unfolded_bytes(id(0), &shapes), 1);
+        assert_eq!(unfolded_bytes(id(1), &shapes), 13);
+        assert_eq!(unfolded_bytes(id(2), &shapes), 127);
+    }
+
+    #[test]
+    fn a_bomb_of_directories_is_measured_without_being_walked() {
+        let mut shapes = BTreeMap::new();
+        shapes.insert(id(0), Shape { bytes: 1, below: vec![] });
+        for level in 1..1_000 {
+            shapes.insert(id(level), Shape { bytes: 1, below: vec![id(level - 1); 2] });
+        }
+        assert_eq!(unfolded_bytes(id(40), &shapes), (1 << 41) - 1);
+        assert_eq!(unfolded_bytes(id(999), &shapes), u64::MAX);
+    }
+}

@@ -1,0 +1,71 @@
+//! The command line of `imageserver`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::{Config, DAEMON, ImageServer};
+use clap::Parser;
+use common::daemon::config::{self, ConfigArgs};
+use common::daemon::{
+    IMAGESERVER_PORT, SecurityArgs, exit_on_error, listen_text, start_logging, stop_on_signals,
+};
+
+/// Keeps images and serves them to machines.
+///
+/// Every distinct file of all images is stored once, under its digest, in the data directory. An
+/// image is added with `imagetool add` and never changes; its name is never used again, even after
+/// it was deleted. The same port answers calls, http://HOST:6971/ for browsers, /metrics for
+/// Prometheus, /healthz, and /objects/<id> for caches.
+#[derive(Debug, Parser)]
+#[command(version, after_long_help = EXAMPLES)]
+struct Flags {
+    /// Address and port to listen on: ADDR:PORT, ADDR or :PORT.
+    #[arg(long, value_name = "ADDR", default_value = "[::]:6971")]
+    listen: String,
+
+    /// Directory of objects and images; it is made if it is missing, and must be on one
+    /// file-system.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/imageserver")]
+    data: PathBuf,
+
+    /// What is logged to stderr: error, warn, info, debug or trace.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log: String,
+
+    #[command(flatten)]
+    security: SecurityArgs,
+
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  # Keep images in the default directory, on a trusted network
+  imageserver --insecure
+
+  # Try it out
+  imageserver --insecure --listen 127.0.0.1:6971 --data /tmp/images
+  imagetool --insecure --imageserver 127.0.0.1:6971 list
+
+Exit codes: 0 stopped by a signal, 1 failed, 2 misuse.";
+
+/// Runs the program, with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let flags: Flags = config::parse(DAEMON);
+    exit_on_error(run(flags))
+}
+
+fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
+    start_logging(&flags.log)?;
+    flags.security.check_daemon(DAEMON)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let stop = stop_on_signals()?;
+        let server = ImageServer::open(Config { data: flags.data }).await?;
+        let listener = listen_text(DAEMON, &flags.listen, IMAGESERVER_PORT).await?;
+        server.run(listener, stop).await;
+        Ok(())
+    })
+}

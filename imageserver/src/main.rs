@@ -1,0 +1,7 @@
+//! `imageserver`: keeps images and serves them.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    imageserver::command::main()
+}

@@ -1,0 +1,161 @@
+//! The methods of the image server: what a call may do, and what it is answered.
+//!
+//! File work runs on threads of its own, never on those that serve the network. A change that was
+//! begun is finished even if its caller goes away.
+
+mod download;
+mod images;
+mod upload;
+
+use std::sync::Arc;
+
+use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
+use common::api::object_server::{
+    AddObjects, CheckObjects, CheckObjectsReply, CheckObjectsRequest, GetObjects,
+    GetObjectsRequest, IDS_MAX,
+};
+use common::report::report;
+use common::wire::server::{ObjectReader, Router};
+use common::wire::{Fault, FaultCode};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinError;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::metrics::Metrics;
+use crate::store::{Store, StoreError};
+
+/// The most uploads at one time: each has a thread.
+const UPLOADS_MAX: usize = 64;
+
+/// The most downloads at one time: each holds up to two chunks in memory.
+const DOWNLOADS_MAX: usize = 1_000;
+
+/// The most images that are looked through at one time: each needs its whole tree in memory.
+const ADMISSIONS_MAX: usize = 2;
+
+/// What answers the calls. A clone shares everything.
+#[derive(Clone)]
+pub struct Service {
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    uploads: Arc<Semaphore>,
+    downloads: Arc<Semaphore>,
+    admissions: Arc<Semaphore>,
+}
+
+impl Service {
+    /// Answers calls from `store`. Work that outlives a call is tracked by `tasks`; calls that
+    /// wait give up when `stop` is cancelled.
+    #[must_use]
+    pub fn new(
+        store: Arc<Store>,
+        metrics: Arc<Metrics>,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            store,
+            metrics,
+            tasks,
+            stop,
+            uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
+            downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
+            admissions: Arc::new(Semaphore::new(ADMISSIONS_MAX)),
+        }
+    }
+
+    /// Adds all methods, and `GET /objects/<id>`, to `router`.
+    #[must_use]
+    pub fn routes(&self, router: Router) -> Router {
+        let own = || self.clone();
+        let (add, get, list, delete) = (own(), own(), own(), own());
+        let (upload, check, download, object) = (own(), own(), own(), own());
+        router
+            .method::<AddImage, _, _>(move |caller, request| add.clone().add_image(caller, request))
+            .method::<GetImage, _, _>(move |_, request| get.clone().get_image(request))
+            .method::<ListImages, _, _>(move |_, request| list.clone().list_images(request))
+            .method::<DeleteImage, _, _>(move |caller, request| {
+                delete.clone().delete_image(caller, request)
+            })
+            .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
+            .method::<CheckObjects, _, _>(move |_, request| check.clone().check_objects(request))
+            .download::<GetObjects, _, _, _>(move |_, request| {
+                download.clone().get_objects(request)
+            })
+            .pages_below("/objects/", move |request| object.clone().object_page(request))
+    }
+
+    async fn add_objects(
+        self,
+        reader: ObjectReader,
+    ) -> Result<common::api::object_server::AddObjectsReply, Fault> {
+        let _place = place(&self.uploads, "uploads")?;
+        upload::add_objects(self.store, self.metrics, &self.tasks, reader).await
+    }
+
+    /// Objects are never collected yet, so a lease of any length is held by doing nothing.
+    async fn check_objects(self, request: CheckObjectsRequest) -> Result<CheckObjectsReply, Fault> {
+        let ids = limited(request.ids)?;
+        let missing = self.blocking(move |store| store.objects.missing(&ids)).await?;
+        Ok(CheckObjectsReply { missing })
+    }
+
+    async fn get_objects(
+        self,
+        request: GetObjectsRequest,
+    ) -> Result<impl futures_util::Stream<Item = std::io::Result<bytes::Bytes>> + Send, Fault> {
+        let ids = limited(request.ids)?;
+        let place = place(&self.downloads, "downloads")?;
+        Ok(download::objects(self.store, self.metrics, place, ids))
+    }
+
+    /// Runs work on files where it may block.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let store = Arc::clone(&self.store);
+        let done = self.tasks.spawn_blocking(move || work(&store)).await;
+        joined(done)?.map_err(|error| fault_of_store(&error))
+    }
+}
+
+fn place(places: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, Fault> {
+    Arc::clone(places).try_acquire_owned().map_err(|_| {
+        Fault::new(FaultCode::Unavailable, format!("too many {what} at one time: try again later"))
+    })
+}
+
+fn limited<T>(ids: Vec<T>) -> Result<Vec<T>, Fault> {
+    if ids.len() <= IDS_MAX {
+        return Ok(ids);
+    }
+    let text = format!("{} ids in one request: at most {IDS_MAX} are accepted", ids.len());
+    Err(Fault::new(FaultCode::TooLarge, text))
+}
+
+/// What a thread gave back; that it panicked fails the call only.
+fn joined<T>(done: Result<T, JoinError>) -> Result<T, Fault> {
+    done.map_err(|error| Fault::new(FaultCode::Internal, format!("the work was lost: {error}")))
+}
+
+/// What a caller is told of a failure of the store.
+fn fault_of_store(error: &StoreError) -> Fault {
+    let code = match error {
+        StoreError::Full { .. } | StoreError::TooLittle { .. } => FaultCode::NoSpace,
+        StoreError::Content { .. } => FaultCode::BadRequest,
+        StoreError::Exists { .. } => FaultCode::Exists,
+        StoreError::Gone { .. } => FaultCode::Gone,
+        StoreError::NotFound { .. } => FaultCode::NotFound,
+        StoreError::Unsynced => FaultCode::Unavailable,
+        _ => FaultCode::Internal,
+    };
+    let message = report(error);
+    if matches!(code, FaultCode::Internal | FaultCode::NoSpace | FaultCode::Unavailable) {
+        tracing::error!("{message}");
+    }
+    Fault::new(code, message)
+}

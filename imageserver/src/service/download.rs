@@ -1,0 +1,213 @@
+//! `ObjectServer.GetObjects` and `GET /objects/<id>`: content, a chunk at a time.
+//!
+//! A chunk is read when the transport asks for it, so that a slow reader costs one chunk of
+//! memory and no thread. Content is checked before the first byte of it is sent.
+
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use common::object::ObjectId;
+use common::report::report;
+use common::wire::object_stream::Head;
+use common::wire::server::{self, Page, PageRequest};
+use common::wire::{Fault, FaultCode};
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{Service, place};
+use crate::metrics::Metrics;
+use crate::store::Store;
+use crate::store::objects::{CHUNK_BYTES, Content};
+
+/// The content type of an object: the server knows nothing about it.
+const CONTENT_TYPE: &str = "application/octet-stream";
+
+/// An object stream of `ids`.
+pub(super) fn objects(
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    place: OwnedSemaphorePermit,
+    ids: Vec<ObjectId>,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    let state = Batch { store, metrics, ids: ids.into_iter(), current: None, ended: false, place };
+    chunks(state, Batch::next)
+}
+
+/// Asks `state` for one chunk after the other, where it may block. An error ends the stream.
+fn chunks<S: Send + 'static>(
+    state: S,
+    next: fn(&mut S) -> io::Result<Option<Bytes>>,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    unfold(Some(state), move |state| async move {
+        let mut state = state?;
+        let step = tokio::task::spawn_blocking(move || {
+            let chunk = next(&mut state);
+            (chunk, state)
+        });
+        match step.await {
+            Err(lost) => Some((Err(io::Error::other(lost)), None)),
+            Ok((Err(error), _)) => {
+                tracing::error!("a download was cut: {}", report(&error));
+                Some((Err(error), None))
+            }
+            Ok((Ok(None), _)) => None,
+            Ok((Ok(Some(chunk)), state)) => Some((Ok(chunk), Some(state))),
+        }
+    })
+}
+
+/// What is still to be sent of a file.
+struct Rest {
+    file: fs_err::File,
+    bytes: u64,
+}
+
+impl Rest {
+    /// Appends the next part, of at most a chunk.
+    fn read(&mut self, buffer: &mut Vec<u8>) -> io::Result<()> {
+        let part = self.bytes.min(CHUNK_BYTES as u64);
+        let got = self.file.by_ref().take(part).read_to_end(buffer)? as u64;
+        if got < part {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "an object became shorter"));
+        }
+        self.bytes -= got;
+        Ok(())
+    }
+}
+
+/// An object stream that is being sent.
+struct Batch {
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    ids: std::vec::IntoIter<ObjectId>,
+    current: Option<Rest>,
+    ended: bool,
+    #[expect(dead_code, reason = "held until the stream ends")]
+    place: OwnedSemaphorePermit,
+}
+
+impl Batch {
+    fn next(&mut self) -> io::Result<Option<Bytes>> {
+        if self.ended {
+            return Ok(None);
+        }
+        let mut buffer = Vec::with_capacity(CHUNK_BYTES);
+        while buffer.len() < CHUNK_BYTES {
+            if let Some(rest) = &mut self.current {
+                rest.read(&mut buffer)?;
+                if rest.bytes == 0 {
+                    self.current = None;
+                }
+                continue;
+            }
+            let Some(id) = self.ids.next() else {
+                Head::End.encode(&mut buffer);
+                self.ended = true;
+                break;
+            };
+            self.begin(id, &mut buffer);
+        }
+        Ok(Some(buffer.into()))
+    }
+
+    /// Appends the head of an object, and all of a small one.
+    fn begin(&mut self, id: ObjectId, buffer: &mut Vec<u8>) {
+        // An object that the medium does not give back is as good as absent: others may have it.
+        let content = self.store.objects.open_verified(&id).unwrap_or_else(|error| {
+            tracing::error!("object {id} is not served: {}", report(&error));
+            None
+        });
+        let Some(content) = content else {
+            self.metrics.objects_absent.inc();
+            return Head::Absent(id).encode(buffer);
+        };
+        let size_bytes = content.size_bytes();
+        Head::Object { id, size_bytes }.encode(buffer);
+        self.metrics.objects_sent.inc();
+        self.metrics.objects_sent_bytes.inc_by(size_bytes);
+        match content {
+            Content::Whole(bytes) => buffer.extend_from_slice(&bytes),
+            Content::File(file, bytes) => self.current = Some(Rest { file, bytes }),
+        }
+    }
+}
+
+/// A part of one object.
+struct Part {
+    rest: Rest,
+    #[expect(dead_code, reason = "held until the stream ends")]
+    place: OwnedSemaphorePermit,
+}
+
+impl Part {
+    fn next(&mut self) -> io::Result<Option<Bytes>> {
+        if self.rest.bytes == 0 {
+            return Ok(None);
+        }
+        let mut buffer = Vec::new();
+        self.rest.read(&mut buffer)?;
+        Ok(Some(buffer.into()))
+    }
+}
+
+impl Service {
+    /// Answers `GET /objects/<id>`.
+    pub(super) async fn object_page(self, request: PageRequest) -> Result<Page, Fault> {
+        let id: ObjectId = request
+            .below
+            .parse()
+            .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+        let place = place(&self.downloads, "downloads")?;
+        let found = self.blocking(move |store| store.objects.open_verified(&id)).await?;
+        let Some(content) = found else {
+            self.metrics.objects_absent.inc();
+            let text = format!("object {id} is not on this server");
+            return Err(Fault::new(FaultCode::NotFound, text));
+        };
+        let total_bytes = content.size_bytes();
+        let part = match request.range {
+            None => None,
+            Some(range) => match range.of(total_bytes) {
+                None => return Ok(Page::RangeNotSatisfiable { total_bytes }),
+                some => some,
+            },
+        };
+        self.metrics.objects_sent.inc();
+        let body = self.body(content, part.clone(), place)?;
+        let etag = Some(id.to_string());
+        Ok(Page::Stream(server::Content {
+            content_type: CONTENT_TYPE,
+            total_bytes,
+            part,
+            etag,
+            immutable: true,
+            body,
+        }))
+    }
+
+    fn body(
+        &self,
+        content: Content,
+        part: Option<Range<u64>>,
+        place: OwnedSemaphorePermit,
+    ) -> Result<server::PageBody, Fault> {
+        let part = part.unwrap_or(0..content.size_bytes());
+        self.metrics.objects_sent_bytes.inc_by(part.end - part.start);
+        match content {
+            Content::Whole(bytes) => {
+                let index = |offset| usize::try_from(offset).expect("a whole object is small");
+                let bytes = bytes.slice(index(part.start)..index(part.end));
+                Ok(Box::pin(futures_util::stream::iter([Ok(bytes)])))
+            }
+            Content::File(mut file, _) => {
+                file.seek(SeekFrom::Start(part.start))
+                    .map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
+                let rest = Rest { file, bytes: part.end - part.start };
+                Ok(Box::pin(chunks(Part { rest, place }, Part::next)))
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! `ImageServer`: adding, getting, listing and deleting images.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use common::api::Done;
+use common::api::image_server::{
+    AddImageReply, AddImageRequest, DeleteImageRequest, GetImage, GetImageRequest, ListImagesReply,
+    ListImagesRequest,
+};
+use common::image::Image;
+use common::report::report;
+use common::tree::Time;
+use common::wire::codec::{self, Encoding};
+use common::wire::server::Caller;
+use common::wire::{Fault, FaultCode, Method as _};
+use tokio::time::Instant;
+
+use super::{Service, fault_of_store, joined};
+use crate::admission::{AdmissionError, admit};
+use crate::store::record::Record;
+use crate::store::{Store, images};
+
+/// How many images are on a page of a list.
+const PAGE_IMAGES_MAX: usize = 1_000;
+
+/// The longest that a call waits for an image.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+impl Service {
+    pub(super) async fn add_image(
+        self,
+        caller: Caller,
+        request: AddImageRequest,
+    ) -> Result<AddImageReply, Fault> {
+        let places = Arc::clone(&self.admissions);
+        let place = places.acquire_owned().await.expect("the semaphore is never closed");
+        let store = Arc::clone(&self.store);
+        // It is finished, and holds its place, even if the caller goes away.
+        let work = self.tasks.spawn_blocking(move || {
+            let reply = add_image(&store, &caller, request);
+            drop(place);
+            reply
+        });
+        let reply = joined(work.await)??;
+        self.metrics.images_added.inc();
+        Ok(reply)
+    }
+
+    pub(super) async fn get_image(self, request: GetImageRequest) -> Result<Image, Fault> {
+        let wait = Duration::from_millis(request.wait_ms.into()).min(WAIT_MAX);
+        let deadline = Instant::now() + wait;
+        loop {
+            let mut added = pin!(self.store.images.added());
+            // From here on nothing that is added is missed.
+            added.as_mut().enable();
+            let name = request.name.clone();
+            let got = self.blocking(move |store| store.images.get(&name)).await;
+            match got {
+                Ok(record) => return Ok(record.image),
+                Err(fault) if fault.code == FaultCode::NotFound && Instant::now() < deadline => {}
+                Err(fault) => return Err(fault),
+            }
+            tokio::select! {
+                () = added => {}
+                () = tokio::time::sleep_until(deadline) => {}
+                () = self.stop.cancelled() => {
+                    let text = "the image server stops: ask again";
+                    return Err(Fault::new(FaultCode::Unavailable, text));
+                }
+            }
+        }
+    }
+
+    pub(super) async fn list_images(
+        self,
+        request: ListImagesRequest,
+    ) -> Result<ListImagesReply, Fault> {
+        let images::Page { images, more } =
+            self.store.images.list(request.after.as_ref(), PAGE_IMAGES_MAX);
+        Ok(ListImagesReply { images, more })
+    }
+
+    pub(super) async fn delete_image(
+        self,
+        caller: Caller,
+        request: DeleteImageRequest,
+    ) -> Result<Done, Fault> {
+        let name = request.name.clone();
+        let mark = format!(
+            "deleted by {} at {} seconds after 1970-01-01 UTC; the name is never used again\n",
+            caller.address.ip(),
+            now().seconds
+        );
+        self.blocking(move |store| store.images.delete(&name, &mark)).await?;
+        tracing::info!(image = %request.name, by = %caller.address, "deleted an image");
+        self.metrics.images_deleted.inc();
+        Ok(Done {})
+    }
+}
+
+fn add_image(
+    store: &Store,
+    caller: &Caller,
+    request: AddImageRequest,
+) -> Result<AddImageReply, Fault> {
+    let store_fault = |error| fault_of_store(&error);
+    let AddImageRequest { content, mut notes } = request;
+    store.images.expect_new(&content.name).map_err(store_fault)?;
+    let created_on = now();
+    if notes.expires_at.is_some_and(|expires_at| expires_at <= created_on) {
+        let text = format!("image {} would have expired before it was added", content.name);
+        return Err(Fault::new(FaultCode::BadRequest, text));
+    }
+    if let Some(id) = notes.build_log
+        && store.objects.size_bytes(&id).map_err(store_fault)?.is_none()
+    {
+        let text = format!("object {id}, the build log, is not on this server: upload it first");
+        return Err(Fault::new(FaultCode::NotFound, text));
+    }
+    let totals = admit(&store.objects, &content).map_err(|error| fault_of_admission(&error))?;
+    notes.created_by = caller.address.ip().to_string();
+    notes.created_on = created_on;
+    let image = Image { content, notes };
+    expect_gettable(&image)?;
+    let digest = image.content.digest();
+    // All objects must be on the medium before an image that needs them is seen.
+    store.objects.sync().map_err(store_fault)?;
+    let record = Record { image, totals };
+    store.images.add(&record).map_err(store_fault)?;
+    let name = &record.image.content.name;
+    tracing::info!(image = %name, %digest, by = %caller.address, "added an image");
+    Ok(AddImageReply { digest })
+}
+
+/// Refuses an image that would be too large for the reply that gives it.
+fn expect_gettable(image: &Image) -> Result<(), Fault> {
+    let length = codec::encode(Encoding::Bincode, "image", image)
+        .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?
+        .len();
+    let limit = GetImage::REPLY_BYTES_MAX;
+    if length <= limit {
+        return Ok(());
+    }
+    let name = &image.content.name;
+    let text = format!("image {name} without its tree has {length} bytes: {limit} are accepted");
+    Err(Fault::new(FaultCode::TooLarge, text))
+}
+
+fn fault_of_admission(error: &AdmissionError) -> Fault {
+    let refuse = |code| Fault::new(code, report(error));
+    match error {
+        AdmissionError::MissingDirectory { .. } | AdmissionError::MissingObject { .. } => {
+            let text = format!("{}: upload it, then add the image again", report(error));
+            Fault::new(FaultCode::NotFound, text)
+        }
+        AdmissionError::TooLarge { .. } => refuse(FaultCode::TooLarge),
+        AdmissionError::WrongSize { .. }
+        | AdmissionError::NoDirectory { .. }
+        | AdmissionError::Tree { .. }
+        | AdmissionError::Image { .. } => refuse(FaultCode::BadRequest),
+        AdmissionError::Store { source } => fault_of_store(source),
+    }
+}
+
+fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanoseconds: since.subsec_nanos(),
+    }
+}

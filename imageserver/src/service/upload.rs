@@ -1,0 +1,218 @@
+//! `ObjectServer.AddObjects`: moves an object stream from the network to the store.
+//!
+//! One thread for each upload hashes and writes, while the next objects arrive. What is between
+//! them is limited, so that memory does not grow with the size of objects, nor with a disk that is
+//! slower than the network.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use common::api::object_server::AddObjectsReply;
+use common::object::ObjectId;
+use common::report::report;
+use common::wire::object_stream::Head;
+use common::wire::server::{ObjectReader, StreamError};
+use common::wire::{Fault, FaultCode};
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
+
+use super::{fault_of_store, joined};
+use crate::metrics::Metrics;
+use crate::store::receive::Receiving;
+use crate::store::{Store, StoreError};
+
+/// The most content that is handed to the writer at once, in bytes.
+const BATCH_BYTES_MAX: usize = 256 << 10;
+
+/// The most steps that are handed to the writer at once.
+const BATCH_STEPS_MAX: usize = 256;
+
+/// How many batches may wait for the writer.
+const BATCHES_MAX: usize = 4;
+
+/// One thing for the writer to do.
+enum Step {
+    Begin { id: ObjectId, size_bytes: u64 },
+    Content(Bytes),
+    Finish,
+}
+
+/// The writer has failed and listens no more; it says why when it is joined.
+struct WriterGone;
+
+/// Why the stream was not read to its end.
+enum Stopped {
+    Writer,
+    Stream(StreamError),
+    Absent(ObjectId),
+}
+
+impl From<WriterGone> for Stopped {
+    fn from(_: WriterGone) -> Self {
+        Self::Writer
+    }
+}
+
+/// Stores all objects of the stream. Each is kept as soon as it is complete.
+pub(super) async fn add_objects(
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    tasks: &TaskTracker,
+    reader: ObjectReader,
+) -> Result<AddObjectsReply, Fault> {
+    let (sender, receiver) = mpsc::channel(BATCHES_MAX);
+    let writer = tasks.spawn_blocking(move || Writer::new(&store, &metrics).run(receiver));
+    let read = {
+        let mut feed = Feed { sender, batch: Vec::new(), batch_bytes: 0 };
+        let read = feed.read(reader).await;
+        // What was complete when the stream broke is kept.
+        let flushed = feed.flush().await;
+        read.and(flushed.map_err(Stopped::from))
+    };
+    let written = joined(writer.await)?;
+    // If both failed, the writer did first: it stopped listening, the caller then stopped sending.
+    let reply = written.map_err(|error| fault_of_store(&error))?;
+    match read {
+        Ok(()) => Ok(reply),
+        Err(Stopped::Stream(error)) => Err(Fault::new(FaultCode::BadRequest, report(&error))),
+        Err(Stopped::Absent(id)) => Err(Fault::new(
+            FaultCode::BadRequest,
+            format!("object {id} is said to be absent in a stream that should bring it"),
+        )),
+        Err(Stopped::Writer) => {
+            Err(Fault::new(FaultCode::Internal, "the writer of the upload went away"))
+        }
+    }
+}
+
+/// Gathers steps, so that the writer is not woken for each of sixteen thousand small objects.
+struct Feed {
+    sender: mpsc::Sender<Vec<Step>>,
+    batch: Vec<Step>,
+    batch_bytes: usize,
+}
+
+impl Feed {
+    /// Reads the stream to its end and hands it to the writer.
+    async fn read(&mut self, mut reader: ObjectReader) -> Result<(), Stopped> {
+        loop {
+            match self.flush_unless_ready(reader.head()).await?.map_err(Stopped::Stream)? {
+                Head::End => return Ok(()),
+                Head::Absent(id) => return Err(Stopped::Absent(id)),
+                Head::Object { id, size_bytes } => {
+                    self.push(Step::Begin { id, size_bytes }).await?;
+                }
+            }
+            while let Some(content) =
+                self.flush_unless_ready(reader.chunk()).await?.map_err(Stopped::Stream)?
+            {
+                self.push(Step::Content(content)).await?;
+            }
+            self.push(Step::Finish).await?;
+        }
+    }
+
+    async fn push(&mut self, step: Step) -> Result<(), WriterGone> {
+        if let Step::Content(content) = &step {
+            self.batch_bytes += content.len();
+        }
+        self.batch.push(step);
+        if self.batch_bytes >= BATCH_BYTES_MAX || self.batch.len() >= BATCH_STEPS_MAX {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), WriterGone> {
+        self.batch_bytes = 0;
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let batch = std::mem::take(&mut self.batch);
+        self.sender.send(batch).await.map_err(|_| WriterGone)
+    }
+
+    /// Waits for `future`; if it is not ready at once, the writer gets what there is first, so
+    /// that an object is kept as soon as it is complete even if nothing else ever comes.
+    async fn flush_unless_ready<F: Future>(&mut self, future: F) -> Result<F::Output, WriterGone> {
+        let mut future = pin!(future);
+        match poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
+            Poll::Ready(output) => Ok(output),
+            Poll::Pending => {
+                self.flush().await?;
+                Ok(future.await)
+            }
+        }
+    }
+}
+
+/// What becomes of the content that arrives.
+enum Current<'store> {
+    /// Between two objects.
+    None,
+    /// It is stored.
+    Stored(Receiving<'store>, u64),
+    /// It is there already, so it is let go.
+    Known,
+}
+
+/// Carries out the steps of one upload.
+struct Writer<'store> {
+    store: &'store Store,
+    metrics: &'store Metrics,
+    current: Current<'store>,
+    reply: AddObjectsReply,
+}
+
+impl<'store> Writer<'store> {
+    fn new(store: &'store Store, metrics: &'store Metrics) -> Self {
+        let reply = AddObjectsReply::default();
+        Self { store, metrics, current: Current::None, reply }
+    }
+
+    /// Runs until the sender is gone. An object that is incomplete then leaves nothing.
+    fn run(
+        mut self,
+        mut batches: mpsc::Receiver<Vec<Step>>,
+    ) -> Result<AddObjectsReply, StoreError> {
+        while let Some(batch) = batches.blocking_recv() {
+            for step in batch {
+                self.step(step)?;
+            }
+        }
+        Ok(self.reply)
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), StoreError> {
+        match step {
+            Step::Begin { id, size_bytes } => {
+                let there = self.store.objects.size_bytes(&id)? == Some(size_bytes);
+                self.current = if there {
+                    Current::Known
+                } else {
+                    Current::Stored(self.store.objects.receive(id, size_bytes)?, size_bytes)
+                };
+            }
+            Step::Content(content) => {
+                if let Current::Stored(receiving, _) = &mut self.current {
+                    receiving.write(&content)?;
+                }
+            }
+            Step::Finish => match std::mem::replace(&mut self.current, Current::None) {
+                Current::None => {}
+                Current::Known => self.reply.known += 1,
+                Current::Stored(receiving, size_bytes) => {
+                    receiving.finish()?;
+                    self.reply.added += 1;
+                    self.reply.added_bytes += size_bytes;
+                    self.metrics.objects_added.inc();
+                    self.metrics.objects_added_bytes.inc_by(size_bytes);
+                }
+            },
+        }
+        Ok(())
+    }
+}

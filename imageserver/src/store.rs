@@ -1,0 +1,213 @@
+//! The store: a directory that holds objects by digest and images by name.
+//!
+//! [`objects`] keeps content, [`images`] keeps records; [`layout`] says where. One server at a
+//! time has a data directory: it holds a lock for as long as it lives.
+//!
+//! # Invariants
+//!
+//! * A file under an object's name has passed through its digest. What a crash or a failing disk
+//!   makes of it later is found before it is served.
+//! * When an image is visible, all that it needs is on the medium.
+//! * A name that was deleted is never used again.
+
+pub mod images;
+pub mod layout;
+pub mod objects;
+pub mod receive;
+pub mod record;
+mod verified;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::fcntl::{Flock, FlockArg};
+
+use images::Images;
+use objects::Objects;
+
+/// What the store could not do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The file-system failed.
+    #[error("cannot {what}")]
+    Io {
+        /// What was to be done.
+        what: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file-system is full.
+    #[error("no space left to {what}")]
+    Full {
+        /// What was to be done.
+        what: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// More is to be stored than the file-system has free.
+    #[error("no space left to {what}: it has {need_bytes} bytes, {free_bytes} bytes are free")]
+    TooLittle {
+        /// What was to be done.
+        what: String,
+        /// How much was to be stored.
+        need_bytes: u64,
+        /// How much there is.
+        free_bytes: u64,
+    },
+    /// Content does not hash to the id that it was sent under.
+    #[error("the content sent as {want} hashes to {got}")]
+    Content {
+        /// What was announced.
+        want: common::object::ObjectId,
+        /// What came.
+        got: common::object::ObjectId,
+    },
+    /// An image of that name is there.
+    #[error("image {name} exists already; an image never changes, so add it under another name")]
+    Exists {
+        /// The name.
+        name: common::image::ImageName,
+    },
+    /// An image of that name was there.
+    #[error("image {name} was deleted; a name is never used again, so take another")]
+    Gone {
+        /// The name.
+        name: common::image::ImageName,
+    },
+    /// There is no image of that name.
+    #[error("there is no image {name}")]
+    NotFound {
+        /// The name.
+        name: common::image::ImageName,
+    },
+    /// The record of an image cannot be used.
+    #[error("the record of image {name} cannot be used")]
+    Damaged {
+        /// The name.
+        name: common::image::ImageName,
+        /// What is wrong with it.
+        #[source]
+        source: record::RecordError,
+    },
+    /// A record cannot be written as JSON.
+    #[error("cannot write the record of image {name}")]
+    Record {
+        /// The name.
+        name: common::image::ImageName,
+        /// What the encoder said.
+        #[source]
+        source: common::wire::codec::CodecError,
+    },
+    /// Another server has the data directory.
+    #[error("another imageserver is running on `{path}`")]
+    Locked {
+        /// The data directory.
+        path: PathBuf,
+    },
+    /// The parts of the data directory are on several file-systems.
+    #[error(
+        "`{path}` is on another file-system than the directory of objects; objects are renamed \
+         from one to the other, so all of the data directory must be on one"
+    )]
+    TwoFileSystems {
+        /// The part that is elsewhere.
+        path: PathBuf,
+    },
+    /// A write-back failed earlier, so nothing can be known to be on the medium.
+    #[error(
+        "the disk failed to write objects earlier; check it, then restart this server, which \
+         checks each object before it serves it"
+    )]
+    Unsynced,
+}
+
+/// Tells a full file-system from other failures to `what`.
+pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {
+    move |source| match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            StoreError::Full { what: what.into(), source }
+        }
+        _ => StoreError::Io { what: what.into(), source },
+    }
+}
+
+/// An open data directory.
+pub struct Store {
+    /// Content by digest.
+    pub objects: Objects,
+    /// Records by name.
+    pub images: Images,
+    data: PathBuf,
+    _lock: Flock<std::fs::File>,
+}
+
+impl Store {
+    /// Opens the data directory, makes what is missing in it, and removes what a former server
+    /// had not finished. Reads the record of each image, but looks at no object.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Locked`] if another server has it; otherwise what the file-system says.
+    pub fn open(data: &Path) -> Result<Self, StoreError> {
+        make_directory(data)?;
+        let lock = lock(data)?;
+        let incoming = data.join(layout::INCOMING);
+        make_directory(&incoming)?;
+        empty(&incoming)?;
+        let objects = Objects::open(data)?;
+        let images = Images::open(data)?;
+        Ok(Self { objects, images, data: data.to_owned(), _lock: lock })
+    }
+
+    /// The data directory.
+    #[must_use]
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+}
+
+fn lock(data: &Path) -> Result<Flock<std::fs::File>, StoreError> {
+    let path = data.join(layout::LOCK);
+    let file = fs_err::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed("lock the data directory"))?;
+    Flock::lock(file.into_file(), FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno
+    {
+        nix::errno::Errno::EWOULDBLOCK => StoreError::Locked { path: data.to_owned() },
+        errno => failed("lock the data directory")(errno.into()),
+    })
+}
+
+/// Makes a directory that only this server may enter, and its parents. Leaves one that is there
+/// as it is.
+pub(crate) fn make_directory(path: &Path) -> Result<(), StoreError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(failed(format!("make the directory `{}`", path.display())))
+}
+
+fn empty(directory: &Path) -> Result<(), StoreError> {
+    let why = || failed("remove what a former server had not finished");
+    for entry in fs_err::read_dir(directory).map_err(why())? {
+        let entry = entry.map_err(why())?;
+        fs_err::remove_file(entry.path()).map_err(why())?;
+    }
+    Ok(())
+}
+
+/// Makes the entries of a directory durable.
+pub(crate) fn sync_directory(path: &Path) -> Result<(), StoreError> {
+    let why = || failed("make a directory durable");
+    fs_err::File::open(path).map_err(why())?.sync_all().map_err(why())
+}

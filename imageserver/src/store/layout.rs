@@ -1,0 +1,166 @@
+//! Where things are in the data directory: names and ids as paths, and back.
+//!
+//! ```text
+//! DATA/lock                                 held by the running server
+//! DATA/objects/<algorithm>/<2 hex>/<hex>    objects, files and directories alike
+//! DATA/images/<component>.d/.../<last>.image    one record for each image
+//! DATA/images/<component>.d/.../<last>.deleted  the name was used, and never is again
+//! DATA/incoming/                            what is being written; emptied at start
+//! DATA/quarantine/                          objects that were found corrupt
+//! ```
+//!
+//! A component of an image name is a safe file name as it is: it is neither empty nor `.` nor
+//! `..`, holds no slash and no control character, and is short. The suffix says what the file is,
+//! so an image `a` and an image `a/b` never meet, and neither do `a` and `a.image/b`.
+// tidy: core
+
+use std::path::{Path, PathBuf};
+
+use common::image::ImageName;
+use common::object::{Algorithm, ObjectId};
+
+/// The file that the running server has locked.
+pub const LOCK: &str = "lock";
+/// The directory of objects.
+pub const OBJECTS: &str = "objects";
+/// The directory of image records.
+pub const IMAGES: &str = "images";
+/// The directory of what is being written.
+pub const INCOMING: &str = "incoming";
+/// The directory of objects that were found corrupt.
+pub const QUARANTINE: &str = "quarantine";
+
+/// Every algorithm that has a directory of objects.
+pub const ALGORITHMS: [Algorithm; 2] = [Algorithm::Blake3, Algorithm::Sha512];
+
+const DIRECTORY_SUFFIX: &str = ".d";
+const IMAGE_SUFFIX: &str = ".image";
+const DELETED_SUFFIX: &str = ".deleted";
+
+/// The path of an object below the directory of objects.
+#[must_use]
+pub fn object_path(id: &ObjectId) -> PathBuf {
+    let hex = id.hex();
+    let mut path = String::with_capacity(hex.len() + 16);
+    path.push_str(id.algorithm().name());
+    path.push('/');
+    path.push_str(&hex[..2]);
+    path.push('/');
+    path.push_str(&hex);
+    PathBuf::from(path)
+}
+
+/// The fan-out directories of an algorithm, below the directory of objects.
+pub fn fan_out(algorithm: Algorithm) -> impl Iterator<Item = PathBuf> {
+    (0..=u8::MAX).map(move |byte| PathBuf::from(format!("{algorithm}/{byte:02x}")))
+}
+
+/// What a file below the directory of images stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// The record of an image.
+    Image(ImageName),
+    /// The mark that a name was used.
+    Deleted(ImageName),
+}
+
+/// The path of an image's record below the directory of images.
+#[must_use]
+pub fn image_path(name: &ImageName) -> PathBuf {
+    with_suffix(name, IMAGE_SUFFIX)
+}
+
+/// The path of the mark that a name was used, below the directory of images.
+#[must_use]
+pub fn deleted_path(name: &ImageName) -> PathBuf {
+    with_suffix(name, DELETED_SUFFIX)
+}
+
+fn with_suffix(name: &ImageName, suffix: &str) -> PathBuf {
+    let mut path = PathBuf::new();
+    let mut components = name.components().peekable();
+    while let Some(component) = components.next() {
+        let suffix = if components.peek().is_some() { DIRECTORY_SUFFIX } else { suffix };
+        path.push(format!("{component}{suffix}"));
+    }
+    path
+}
+
+/// What the file at `path`, below the directory of images, stands for; `None` if the server never
+/// wrote such a file.
+#[must_use]
+pub fn placed(path: &Path) -> Option<Placed> {
+    let mut name = String::new();
+    for component in path.parent()?.components() {
+        let component = component.as_os_str().to_str()?;
+        name.push_str(component.strip_suffix(DIRECTORY_SUFFIX)?);
+        name.push('/');
+    }
+    let file = path.file_name()?.to_str()?;
+    let (last, deleted) = match file.strip_suffix(IMAGE_SUFFIX) {
+        Some(last) => (last, false),
+        None => (file.strip_suffix(DELETED_SUFFIX)?, true),
+    };
+    name.push_str(last);
+    let image = ImageName::new(&name).ok().filter(|image| image.as_str() == name)?;
+    Some(if deleted { Placed::Deleted(image) } else { Placed::Image(image) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn name(text: &str) -> ImageName {
+        ImageName::new(text).unwrap()
+    }
+
+    #[test]
+    fn an_object_lies_below_the_first_byte_of_its_digest() {
+        let id = Algorithm::Blake3.digest(b"");
+        let hex = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262";
+        assert_eq!(object_path(&id), PathBuf::from(format!("blake3/af/{hex}")));
+        assert_eq!(fan_out(Algorithm::Sha512).count(), 256);
+        assert_eq!(fan_out(Algorithm::Sha512).last(), Some(PathBuf::from("sha512/ff")));
+    }
+
+    #[test]
+    fn names_become_paths_and_come_back() {
+        #[rustfmt::skip]
+        let table = [
+            ("a",            "a.image",               "a.deleted"),
+            ("a/b",          "a.d/b.image",           "a.d/b.deleted"),
+            ("a.d/b",        "a.d.d/b.image",         "a.d.d/b.deleted"),
+            ("a.image/b",    "a.image.d/b.image",     "a.image.d/b.deleted"),
+            ("a.image",      "a.image.image",         "a.image.deleted"),
+            ("a.deleted",    "a.deleted.image",       "a.deleted.deleted"),
+            (".hidden/x y",  ".hidden.d/x y.image",   ".hidden.d/x y.deleted"),
+            ("gr\u{fc}n/%2f", "gr\u{fc}n.d/%2f.image", "gr\u{fc}n.d/%2f.deleted"),
+        ];
+        let mut paths = BTreeSet::new();
+        for (text, image, deleted) in table {
+            assert_eq!(image_path(&name(text)), PathBuf::from(image));
+            assert_eq!(deleted_path(&name(text)), PathBuf::from(deleted));
+            assert_eq!(placed(Path::new(image)), Some(Placed::Image(name(text))));
+            assert_eq!(placed(Path::new(deleted)), Some(Placed::Deleted(name(text))));
+            assert!(paths.insert(image) && paths.insert(deleted), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_longest_names_fit_the_file_system() {
+        let longest = vec!["x".repeat(200); 5].join("/");
+        let path = image_path(&name(&longest));
+        assert!(path.components().all(|component| component.as_os_str().len() <= 255));
+        let deepest = vec!["x"; 512].join("/");
+        assert!(image_path(&name(&deepest)).as_os_str().len() < 2_048 + 16);
+    }
+
+    #[test]
+    fn other_files_stand_for_nothing() {
+        for path in ["", "a", "a.txt", "a/b.image", ".image", "...d/x.image", "a.d/.deleted"] {
+            assert_eq!(placed(Path::new(path)), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Content by digest: files that are written once and never changed.
+//!
+//! An object is written to a temporary file while it is hashed, and renamed to its name when its
+//! length and digest are what was announced. Its own directory is not made durable for each:
+//! [`Objects::sync`] does that for all at once, before an image that needs them is seen. After a
+//! power failure an object that no image needs yet may therefore be empty or damaged: an empty one
+//! is not counted as there, a damaged one is found when it is read.
+
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+use common::object::{Hasher, ObjectId};
+
+use super::receive::Receiving;
+use super::verified::Verified;
+use super::{StoreError, failed, layout, make_directory};
+
+/// The longest object that is read, hashed and sent in one piece, in bytes.
+pub const WHOLE_BYTES_MAX: u64 = 256 << 10;
+
+/// How much of a larger object is read at once, in bytes.
+pub const CHUNK_BYTES: usize = 256 << 10;
+
+/// How many large objects may be checked at one time, each by one thread. Of those that ask for
+/// the same one, the others wait for the first.
+const CHECKS_MAX: usize = 64;
+
+/// How many objects the store holds, and their length together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// How many.
+    pub objects: u64,
+    /// Their length together, in bytes.
+    pub bytes: u64,
+    /// False until those of former runs have been counted too.
+    pub complete: bool,
+}
+
+/// The objects of a data directory.
+pub struct Objects {
+    pub(super) root: PathBuf,
+    pub(super) incoming: PathBuf,
+    quarantine: PathBuf,
+    // Opened at start, so that a failed write-back of any object written since is reported to it.
+    handle: fs_err::File,
+    unsynced: AtomicBool,
+    next: AtomicU64,
+    verified: Verified,
+    checks: [Mutex<()>; CHECKS_MAX],
+    started: std::time::SystemTime,
+    held: AtomicU64,
+    held_bytes: AtomicU64,
+    counted: AtomicBool,
+    corrupt: AtomicU64,
+}
+
+/// An object whose content was found to be what its id says.
+pub enum Content {
+    /// All of it.
+    Whole(Bytes),
+    /// The file, at its beginning, and its length in bytes.
+    File(fs_err::File, u64),
+}
+
+impl Content {
+    /// Its length, in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        match self {
+            Self::Whole(bytes) => bytes.len() as u64,
+            Self::File(_, size_bytes) => *size_bytes,
+        }
+    }
+}
+
+impl Objects {
+    pub(super) fn open(data: &Path) -> Result<Self, StoreError> {
+        let root = data.join(layout::OBJECTS);
+        for algorithm in layout::ALGORITHMS {
+            for directory in layout::fan_out(algorithm) {
+                make_directory(&root.join(directory))?;
+            }
+        }
+        let incoming = data.join(layout::INCOMING);
+        let quarantine = data.join(layout::QUARANTINE);
+        make_directory(&quarantine)?;
+        let handle = fs_err::File::open(&root).map_err(failed("open the objects"))?;
+        let device = handle.metadata().map_err(failed("open the objects"))?.dev();
+        for path in [&incoming, &quarantine] {
+            if fs_err::metadata(path).map_err(failed("open the objects"))?.dev() != device {
+                return Err(StoreError::TwoFileSystems { path: path.clone() });
+            }
+        }
+        Ok(Self {
+            root,
+            incoming,
+            quarantine,
+            handle,
+            unsynced: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+            verified: Verified::default(),
+            checks: [const { Mutex::new(()) }; CHECKS_MAX],
+            started: std::time::SystemTime::now(),
+            held: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
+            counted: AtomicBool::new(false),
+            corrupt: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn path(&self, id: &ObjectId) -> PathBuf {
+        self.root.join(layout::object_path(id))
+    }
+
+    /// A path in the directory of what is being written that no one else uses.
+    pub(super) fn temporary(&self) -> PathBuf {
+        self.incoming.join(format!("object-{}", self.next.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// The length of the object in bytes, or `None` if it is not there. Its content is not read.
+    ///
+    /// # Errors
+    ///
+    /// What the file-system says.
+    pub fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
+        match fs_err::symlink_metadata(self.path(id)) {
+            // A crash of the machine leaves files that were just made empty.
+            Ok(metadata) if metadata.len() == 0 && !is_empty_object(id) => Ok(None),
+            Ok(metadata) => Ok(Some(metadata.len())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(format!("look for object {id}"))(error)),
+        }
+    }
+
+    /// Those of `ids` that are not there, in order.
+    ///
+    /// # Errors
+    ///
+    /// What the file-system says.
+    pub fn missing(&self, ids: &[ObjectId]) -> Result<Vec<ObjectId>, StoreError> {
+        let mut missing = Vec::new();
+        for id in ids {
+            if self.size_bytes(id)?.is_none() {
+                missing.push(*id);
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Starts to store an object of `size_bytes`, of which nothing is seen until it is complete.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::TooLittle`] if it cannot fit.
+    pub fn receive(&self, id: ObjectId, size_bytes: u64) -> Result<Receiving<'_>, StoreError> {
+        Receiving::new(self, id, size_bytes)
+    }
+
+    /// Opens an object, and makes sure that its content is what its id says. `None` if it is not
+    /// there, or is corrupt: then it is put aside, so that it can be uploaded again.
+    ///
+    /// # Errors
+    ///
+    /// What the file-system says.
+    pub fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
+        let why = || failed(format!("read object {id}"));
+        let path = self.path(id);
+        let mut file = match fs_err::File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(why()(error)),
+        };
+        let metadata = file.metadata().map_err(why())?;
+        if metadata.len() <= WHOLE_BYTES_MAX {
+            let mut content = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0) + 1);
+            // One byte more than a whole object may have: the file may have grown.
+            let limit = WHOLE_BYTES_MAX + 1;
+            file.by_ref().take(limit).read_to_end(&mut content).map_err(why())?;
+            if id.algorithm().digest(&content) == *id {
+                return Ok(Some(Content::Whole(content.into())));
+            }
+        } else if self.is_intact(id, &mut file, &metadata)? {
+            io::Seek::rewind(&mut file).map_err(why())?;
+            return Ok(Some(Content::File(file, metadata.len())));
+        }
+        self.put_aside(id, &metadata)?;
+        Ok(None)
+    }
+
+    /// Hashes a large object, unless that was done since its file was last changed.
+    fn is_intact(
+        &self,
+        id: &ObjectId,
+        file: &mut fs_err::File,
+        metadata: &std::fs::Metadata,
+    ) -> Result<bool, StoreError> {
+        if self.verified.knows(id, metadata) {
+            return Ok(true);
+        }
+        let check = &self.checks[usize::from(id.digest()[0]) % CHECKS_MAX];
+        let _check = check.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.verified.knows(id, metadata) {
+            return Ok(true);
+        }
+        let mut hasher = Hasher::new(id.algorithm());
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            match file.read(&mut chunk).map_err(failed(format!("read object {id}")))? {
+                0 => break,
+                length => hasher.update(&chunk[..length]),
+            }
+        }
+        let intact = hasher.finish() == *id;
+        if intact {
+            self.verified.remember(id, metadata);
+        }
+        Ok(intact)
+    }
+
+    /// Moves a corrupt object out of the way, unless a good one has taken its place by now.
+    fn put_aside(&self, id: &ObjectId, bad: &std::fs::Metadata) -> Result<(), StoreError> {
+        self.corrupt.fetch_add(1, Ordering::Relaxed);
+        let path = self.path(id);
+        let now = match fs_err::symlink_metadata(&path) {
+            Ok(now) => now,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(failed(format!("read object {id}"))(error)),
+        };
+        if now.ino() != bad.ino() {
+            return Ok(());
+        }
+        let aside = self.quarantine.join(format!("{}-{}-{}", id.algorithm(), id.hex(), bad.ino()));
+        tracing::error!(
+            object = %id, size_bytes = bad.len(), aside = %aside.display(),
+            "an object is corrupt: put aside, not served; upload it again and check the disk"
+        );
+        match fs_err::rename(&path, &aside) {
+            Ok(()) => {
+                self.held.fetch_sub(1, Ordering::Relaxed);
+                self.held_bytes.fetch_sub(bad.len(), Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(failed(format!("put the corrupt object {id} aside"))(error)),
+        }
+    }
+
+    /// Makes every object that was stored before this call durable.
+    ///
+    /// # Errors
+    ///
+    /// What the file-system says; from then on [`StoreError::Unsynced`], because the kernel
+    /// reports a failed write once and then forgets it.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        if self.unsynced.load(Ordering::Acquire) {
+            return Err(StoreError::Unsynced);
+        }
+        nix::unistd::syncfs(self.handle.file()).map_err(|errno| {
+            self.unsynced.store(true, Ordering::Release);
+            failed("make the objects durable")(errno.into())
+        })
+    }
+
+    /// How much a writer without privileges could store now, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// What the file-system says.
+    pub fn free_bytes(&self) -> Result<u64, StoreError> {
+        let status = nix::sys::statvfs::fstatvfs(self.handle.file())
+            .map_err(|errno| failed("ask how much space is free")(errno.into()))?;
+        Ok(status.blocks_available().saturating_mul(status.fragment_size()))
+    }
+
+    /// Takes note of an object that was put in place, and of one that it took the place of.
+    pub(super) fn note_stored(&self, size_bytes: u64, replaced_bytes: Option<u64>) {
+        self.held_bytes.fetch_add(size_bytes, Ordering::Relaxed);
+        match replaced_bytes {
+            None => self.held.fetch_add(1, Ordering::Relaxed),
+            Some(replaced) => self.held_bytes.fetch_sub(replaced, Ordering::Relaxed),
+        };
+    }
+
+    /// Counts the objects of former runs, one after the other, until `stop` says so. The others
+    /// are counted as they come.
+    pub fn count(&self, stop: impl Fn() -> bool) {
+        let files = walkdir::WalkDir::new(&self.root).min_depth(3).max_depth(3);
+        for entry in files {
+            if stop() {
+                return;
+            }
+            let Ok(metadata) = entry.and_then(|entry| entry.metadata()) else { continue };
+            let former = metadata.modified().is_ok_and(|modified| modified < self.started);
+            if former {
+                self.held.fetch_add(1, Ordering::Relaxed);
+                self.held_bytes.fetch_add(metadata.len(), Ordering::Relaxed);
+            }
+        }
+        self.counted.store(true, Ordering::Release);
+    }
+
+    /// How many objects there are.
+    #[must_use]
+    pub fn holdings(&self) -> Holdings {
+        // Counting and a removal may cross: never show a count below nothing.
+        let shown = |counter: &AtomicU64| {
+            let value = counter.load(Ordering::Relaxed);
+            if value > u64::MAX / 2 { 0 } else { value }
+        };
+        Holdings {
+            objects: shown(&self.held),
+            bytes: shown(&self.held_bytes),
+            complete: self.counted.load(Ordering::Acquire),
+        }
+    }
+
+    /// How many corrupt objects were found since the server started.
+    #[must_use]
+    pub fn corrupt(&self) -> u64 {
+        self.corrupt.load(Ordering::Relaxed)
+    }
+}
+
+pub(super) fn is_empty_object(id: &ObjectId) -> bool {
+    id.algorithm().digest(&[]) == *id
+}

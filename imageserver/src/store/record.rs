@@ -1,0 +1,147 @@
+//! The file that holds an image: a line that guards it, and JSON that people can read.
+//!
+//! ```text
+//! dominator-image 1 blake3:<hex of the JSON>
+//! {"image":{...},"totals":{...}}
+//! ```
+//!
+//! A file that was cut short or changed is known to be damaged, and never taken for an image.
+// tidy: core
+
+use common::api::image_server::ImageSummary;
+use common::image::Image;
+use common::object::Algorithm;
+use common::tree::Totals;
+use common::wire::codec::{self, CodecError, Encoding};
+use serde::{Deserialize, Serialize};
+
+const MAGIC: &str = "dominator-image 1 ";
+
+/// The longest record, in bytes: JSON of the largest request takes at most six bytes for each.
+pub const RECORD_BYTES_MAX: usize = 128 << 20;
+
+/// An image as it is kept: with the sums over its tree, so that none needs the tree to be listed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The image.
+    pub image: Image,
+    /// Sums over its tree.
+    pub totals: Totals,
+}
+
+/// Bytes that are no intact record.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The first line is not that of a record.
+    #[error("it does not begin as a record of an image does")]
+    Magic,
+    /// What follows the first line is not what was written.
+    #[error("it was changed or cut short after it was written")]
+    Damaged,
+    /// It is intact, but not understood; it may be of a later release.
+    #[error("it is intact, but this release does not understand it")]
+    Unknown {
+        /// What the decoder said.
+        #[source]
+        source: CodecError,
+    },
+}
+
+impl Record {
+    /// The bytes of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`CodecError`] if the record cannot be written as JSON.
+    pub fn encode(&self) -> Result<Vec<u8>, CodecError> {
+        let mut body = codec::encode(Encoding::Json, "image record", self)?;
+        body.push(b'\n');
+        let mut bytes = format!("{MAGIC}{}\n", Algorithm::Blake3.digest(&body)).into_bytes();
+        bytes.append(&mut body);
+        Ok(bytes)
+    }
+
+    /// Reads the bytes of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`RecordError`] for any bytes but those that [`Record::encode`] makes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        let rest = bytes.strip_prefix(MAGIC.as_bytes()).ok_or(RecordError::Magic)?;
+        let end = rest.iter().position(|&byte| byte == b'\n').ok_or(RecordError::Damaged)?;
+        let (digest, body) = (&rest[..end], &rest[end + 1..]);
+        if Algorithm::Blake3.digest(body).to_string().as_bytes() != digest {
+            return Err(RecordError::Damaged);
+        }
+        codec::decode(Encoding::Json, "image record", body, RECORD_BYTES_MAX)
+            .map_err(|source| RecordError::Unknown { source })
+    }
+
+    /// What lists show of the image.
+    #[must_use]
+    pub fn summary(&self) -> ImageSummary {
+        let Image { content, notes } = &self.image;
+        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        ImageSummary {
+            name: content.name.clone(),
+            digest: content.digest(),
+            root: content.root,
+            totals: self.totals,
+            filter_lines: content.filter.as_ref().map(|filter| count(filter.lines().len())),
+            triggers: count(content.triggers.0.len()),
+            created_on: notes.created_on,
+            expires_at: notes.expires_at,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::filter::Filter;
+    use common::image::{Content, FORMAT, ImageName, Notes};
+    use common::tree::{Time, Tree};
+    use common::trigger::Triggers;
+
+    use super::*;
+
+    fn record() -> Record {
+        let tree = Tree::empty(Algorithm::Blake3);
+        let content = Content {
+            format: FORMAT,
+            name: ImageName::new("base/debian").unwrap(),
+            root: tree.digest(),
+            filter: Some(Filter::new(["/var/log/.*"]).unwrap()),
+            triggers: Triggers::default(),
+            computed: Vec::new(),
+            health_check: None,
+        };
+        let created_on = Time { seconds: 1_700_000_000, nanoseconds: 5 };
+        let notes = Notes { created_on, ..Notes::default() };
+        Record { image: Image { content, notes }, totals: tree.root().totals() }
+    }
+
+    #[test]
+    fn a_record_comes_back() {
+        let bytes = record().encode().unwrap();
+        assert_eq!(Record::decode(&bytes).unwrap(), record());
+    }
+
+    #[test]
+    fn every_damage_is_found() {
+        let bytes = record().encode().unwrap();
+        for index in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[index] ^= 1;
+            assert!(Record::decode(&damaged).is_err(), "byte {index} changed");
+            assert!(Record::decode(&bytes[..index]).is_err(), "cut at byte {index}");
+        }
+    }
+
+    #[test]
+    fn the_summary_says_what_lists_show() {
+        let summary = record().summary();
+        assert_eq!(summary.filter_lines, Some(1));
+        assert_eq!(summary.digest, record().image.content.digest());
+        assert_eq!(summary.totals, Totals::default());
+    }
+}

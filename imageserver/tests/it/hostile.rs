@@ -1,0 +1,97 @@
+//! Uploads that are wrong in every way.
+
+use bytes::Bytes;
+use common::wire::FaultCode;
+use common::wire::object_stream::Head;
+use common::wire::server::head_bytes;
+
+use crate::fixture::{ALGORITHM, Server, fault, files_in, object};
+
+/// Uploads `chunks` behind a good object, which is kept, and gives the refusal of the rest.
+async fn refused(chunks: Vec<Bytes>) -> (FaultCode, String) {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path());
+    let good = object(b"good").into_iter().chain(chunks).collect();
+    let fault = fault(server.upload_chunks(good).await.unwrap_err());
+    let ids = [ALGORITHM.digest(b"good"), ALGORITHM.digest(b"bad")];
+    assert_eq!(server.missing(&ids).await, ids[1..], "only what was complete is kept");
+    assert_eq!(files_in(data.path().join("incoming")), 0);
+    // The server is as well as before.
+    assert_eq!(server.upload(&[b"bad"]).await.added, 1);
+    (fault.code, fault.message)
+}
+
+fn head(size_bytes: u64) -> Bytes {
+    head_bytes(&Head::Object { id: ALGORITHM.digest(b"bad"), size_bytes })
+}
+
+fn end() -> Bytes {
+    head_bytes(&Head::End)
+}
+
+#[tokio::test]
+async fn content_that_hashes_to_another_id_is_refused() {
+    let (code, message) = refused(vec![head(5), "other".into(), end()]).await;
+    let (want, got) = (ALGORITHM.digest(b"bad"), ALGORITHM.digest(b"other"));
+    assert_eq!(code, FaultCode::BadRequest);
+    assert_eq!(message, format!("the content sent as {want} hashes to {got}"));
+}
+
+#[tokio::test]
+async fn a_length_that_is_too_short_is_refused() {
+    let (code, message) = refused(vec![head(2), "bad".into(), end()]).await;
+    assert_eq!(code, FaultCode::BadRequest);
+    let (want, got) = (ALGORITHM.digest(b"bad"), ALGORITHM.digest(b"ba"));
+    assert_eq!(message, format!("the content sent as {want} hashes to {got}"));
+}
+
+#[tokio::test]
+async fn a_length_that_is_too_long_is_refused() {
+    let (code, message) = refused(vec![head(30), "bad".into(), end()]).await;
+    assert_eq!(code, FaultCode::BadRequest);
+    let cut = "the object stream was cut: the content of an object is incomplete";
+    assert_eq!(message, cut);
+}
+
+#[tokio::test]
+async fn a_length_that_no_disk_has_is_refused_before_anything_is_taken() {
+    let (code, message) = refused(vec![head(1 << 60), Bytes::from(vec![0; 1 << 20])]).await;
+    assert_eq!(code, FaultCode::NoSpace);
+    let id = ALGORITHM.digest(b"bad");
+    let start = format!("no space left to store object {id}: it has {} bytes, ", 1u64 << 60);
+    assert!(message.starts_with(&start), "{message}");
+}
+
+#[tokio::test]
+async fn a_stream_without_an_end_is_refused() {
+    let (code, message) = refused(vec![]).await;
+    assert_eq!(code, FaultCode::BadRequest);
+    assert_eq!(message, "the object stream was cut: its end mark is missing");
+}
+
+#[tokio::test]
+async fn a_stream_that_goes_on_after_its_end_is_refused() {
+    let (code, message) = refused(vec![end(), head(3), "bad".into()]).await;
+    assert_eq!(code, FaultCode::BadRequest);
+    assert_eq!(message, "the object stream goes on after its end mark");
+}
+
+#[tokio::test]
+async fn an_absent_object_is_refused_in_an_upload() {
+    let id = ALGORITHM.digest(b"bad");
+    let (code, message) = refused(vec![head_bytes(&Head::Absent(id)), end()]).await;
+    assert_eq!(code, FaultCode::BadRequest);
+    let text = "is said to be absent in a stream that should bring it";
+    assert_eq!(message, format!("object {id} {text}"));
+}
+
+#[tokio::test]
+async fn garbage_is_refused() {
+    let garbage: Vec<u8> = (0..100_000u32).map(|index| (index * 7 + 200) as u8).collect();
+    let (code, message) = refused(vec![garbage.into()]).await;
+    assert_eq!(code, FaultCode::BadRequest);
+    assert_eq!(
+        message,
+        "the object stream is garbled: bad object stream: frame kind 200 is unknown"
+    );
+}

@@ -1,0 +1,12 @@
+//! The image server as a process, over real sockets.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod crash;
+mod fixture;
+mod hostile;
+mod http;
+mod images;
+mod memory;
+mod objects;
+mod space;

@@ -1,0 +1,428 @@
+//! Reads a tar archive into a tree, and its contents once more for the upload.
+//!
+//! Two passes, so that no content is ever held: the first hashes everything and builds the tree,
+//! the second streams only the objects that the server lacks. What cannot be read twice, a pipe,
+//! is first copied to a temporary file without a name, which vanishes with the process.
+//!
+//! # Invariants
+//!
+//! * An archive with one bad member is refused whole, before anything is sent.
+//! * Memory grows with the number of members, not with their contents.
+
+pub mod acl;
+pub mod compression;
+pub mod member;
+pub mod pax;
+pub mod reader;
+pub mod sparse;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use common::object::{Algorithm, Hasher, ObjectId};
+use common::path::{PathError, TreePath};
+use common::scope::SUBD_DIRECTORY;
+use common::tree::{self, Leaf, Metadata, Node, TreeBuilder, TreeError};
+
+use self::acl::{Account, AclError};
+use self::member::Entry;
+use self::pax::PaxError;
+use self::reader::Reader;
+use crate::content::{SendError, Sink};
+use crate::progress::{Meter, Unit};
+
+/// The most members of one archive.
+const MEMBERS_MAX: usize = 20_000_000;
+
+/// The most that names and attributes of one archive may take in memory, in bytes.
+const NAMES_BYTES_MAX: usize = 2 << 30;
+
+/// An archive that cannot be read, or is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArchiveError {
+    /// The file cannot be opened.
+    #[error("cannot open the archive `{}`", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The input cannot be copied to a temporary file.
+    #[error("cannot copy the archive to a temporary file in `{}`", directory.display())]
+    Spool {
+        /// Where.
+        directory: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Reading or decompressing failed.
+    #[error("cannot read on behind byte {offset} of the archive")]
+    Read {
+        /// How much was read, in bytes after decompression.
+        offset: u64,
+        /// What the kernel or the decompressor said.
+        source: io::Error,
+    },
+    /// There is not one byte in it.
+    #[error("the archive is empty")]
+    Empty,
+    /// The first block is no header.
+    #[error("this is no tar archive, nor one compressed with gzip, zstd, xz or bzip2")]
+    NotTar,
+    /// The archive ends before its end.
+    #[error("the archive is cut short: it ends at byte {offset}, after {after}")]
+    Truncated {
+        /// Where, in bytes after decompression.
+        offset: u64,
+        /// The member before that place.
+        after: String,
+    },
+    /// Where a header should be is none.
+    #[error("the archive is garbled: no header at byte {offset}, after {after}")]
+    BadHeader {
+        /// Where, in bytes after decompression.
+        offset: u64,
+        /// The member before that place.
+        after: String,
+    },
+    /// Something follows the end of the archive.
+    #[error("more data follows the end of the archive, at byte {offset}")]
+    Trailing {
+        /// Where, in bytes after decompression.
+        offset: u64,
+    },
+    /// A member is refused.
+    #[error("the entry `{name}` is refused")]
+    Entry {
+        /// The name of the member, escaped.
+        name: String,
+        /// Why.
+        source: EntryError,
+    },
+    /// There are too many members, or their names are too long together.
+    #[error("the archive has too many entries, or their names and attributes are too long")]
+    TooLarge,
+    /// The members make no tree.
+    #[error("the entries of the archive make no tree")]
+    Tree {
+        /// Why.
+        source: TreeError,
+    },
+}
+
+/// Why a member of an archive can be no entry of an image.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EntryError {
+    /// The name is empty.
+    #[error("it has no name")]
+    NoName,
+    /// The name starts with a slash.
+    #[error("its name is absolute")]
+    Absolute,
+    /// The name has a component `..`.
+    #[error("its name leaves the archive by `..`")]
+    Outside,
+    /// The name is no path.
+    #[error("its name is no path")]
+    Path {
+        /// Why.
+        source: PathError,
+    },
+    /// Something else than a directory stands for the root.
+    #[error("it stands for the root of the tree, but is no directory")]
+    Root,
+    /// The path was there before.
+    #[error("it is in the archive twice")]
+    Duplicate,
+    /// It lies in something that is no directory.
+    #[error("it lies below {ancestor}, which is a {kind} in this archive")]
+    Below {
+        /// What should be a directory.
+        ancestor: TreePath,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// A hard link names nothing of the archive that can be linked to.
+    #[error("it is a hard link to {target}, which is no regular file of this archive")]
+    LinkToNowhere {
+        /// What it names.
+        target: TreePath,
+    },
+    /// A hard link names what can be no path of the archive.
+    #[error("it is a hard link to `{target}`")]
+    LinkTarget {
+        /// What it names, escaped.
+        target: String,
+        /// What is wrong with that.
+        source: Box<EntryError>,
+    },
+    /// A symlink has no target, or a too long one.
+    #[error("it is a symlink with a target of {length} bytes: 1 to 4,095 are possible")]
+    SymlinkTarget {
+        /// The length of the target, in bytes.
+        length: usize,
+    },
+    /// Something that has no content has some.
+    #[error("it claims {size} bytes of content, which its kind cannot have")]
+    UnexpectedContent {
+        /// How much, in bytes.
+        size: u64,
+    },
+    /// The kind is unknown or cannot be in an image.
+    #[error("its type `{code}` is unknown")]
+    Type {
+        /// The type in the header.
+        code: char,
+    },
+    /// A number of the header is none, or too large.
+    #[error("its {field} is no number, or out of range")]
+    Number {
+        /// Which one.
+        field: &'static str,
+    },
+    /// A name in a header of its own is too long.
+    #[error("its name has {size} bytes")]
+    LongName {
+        /// How many, in bytes.
+        size: u64,
+    },
+    /// The pax header is too long.
+    #[error("its pax header has {size} bytes")]
+    LongPax {
+        /// How many, in bytes.
+        size: u64,
+    },
+    /// The pax records are bad.
+    #[error("its pax header is bad")]
+    Pax {
+        /// Why.
+        source: PaxError,
+    },
+    /// A header for one member alone comes twice.
+    #[error("it has two headers of one kind")]
+    RepeatedHeader,
+    /// A record that is of one member is given for all.
+    #[error("it sets `{key}` for all entries that follow")]
+    Global {
+        /// The key of the record.
+        key: &'static str,
+    },
+    /// The map of a sparse file is bad.
+    #[error("the map of the sparse file is bad: {why}")]
+    Sparse {
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// An access control list is bad.
+    #[error("its access control list is bad")]
+    Acl {
+        /// Why.
+        source: AclError,
+    },
+}
+
+/// An archive that can be read more than once.
+pub struct Archive {
+    file: File,
+    /// Object and size in bytes of each regular file, in the order of the archive.
+    files: Vec<(ObjectId, u64)>,
+}
+
+impl Archive {
+    /// Opens the archive at `path`; `-` is the standard input.
+    ///
+    /// # Errors
+    ///
+    /// [`ArchiveError::Open`], or [`ArchiveError::Spool`] if it had to be copied.
+    pub fn open(path: &Path) -> Result<Self, ArchiveError> {
+        let opened = if path.as_os_str() == "-" {
+            spool(&mut io::stdin().lock())?
+        } else {
+            let open = |source| ArchiveError::Open { path: path.to_owned(), source };
+            let mut file = File::open(path).map_err(open)?;
+            if file.metadata().map_err(open)?.is_file() { file } else { spool(&mut file)? }
+        };
+        Ok(Self::of_file(opened))
+    }
+
+    /// Takes an open file that can be sought in.
+    #[must_use]
+    pub fn of_file(file: File) -> Self {
+        Self { file, files: Vec::new() }
+    }
+
+    fn rewind(&mut self) -> Result<Box<dyn Read + Send>, ArchiveError> {
+        let again = self.file.rewind().and_then(|()| self.file.try_clone());
+        again.and_then(compression::open).map_err(|source| ArchiveError::Read { offset: 0, source })
+    }
+
+    /// Reads the archive from its start: every entry, every content hashed with `algorithm`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArchiveError`] if the archive is bad at any place.
+    pub fn read(
+        &mut self,
+        algorithm: Algorithm,
+        meter: &Meter,
+    ) -> Result<TreeBuilder, ArchiveError> {
+        meter.start("Reading the archive", Unit::Bytes, None);
+        self.files.clear();
+        let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
+        let mut reader = Reader::new(self.rewind()?);
+        let mut members = Members { builder: TreeBuilder::new(algorithm), names: BTreeMap::new() };
+        let mut names_bytes = 0;
+        while let Some(member) = reader.next_member()? {
+            let name = || common::escape::escape(&member.name);
+            let refuse = |source| ArchiveError::Entry { name: name(), source };
+            let (path, entry) = member::entry_of(&member, &account).map_err(refuse)?;
+            let node = match entry {
+                Entry::Node(node) => node,
+                Entry::File { metadata, mtime } => {
+                    let mut hasher = Hasher::new(algorithm);
+                    reader.content(|chunk| {
+                        hasher.update(chunk);
+                        meter.add(chunk.len() as u64);
+                        Ok::<(), ArchiveError>(())
+                    })?;
+                    let object = hasher.finish();
+                    let size_bytes = member.size_bytes;
+                    self.files.push((object, size_bytes));
+                    Node::Leaf(Leaf::File(tree::File { metadata, mtime, size_bytes, object }))
+                }
+            };
+            if path.starts_with(&own) {
+                continue;
+            }
+            names_bytes += 2 * member.name.len() + node.metadata().map_or(0, attributes_bytes);
+            if members.names.len() >= MEMBERS_MAX || names_bytes > NAMES_BYTES_MAX {
+                return Err(ArchiveError::TooLarge);
+            }
+            members.insert(path, node, &member.name)?;
+        }
+        reader.finish()?;
+        meter.finish();
+        members.connect()
+    }
+
+    /// Reads the archive again and hands the objects of `missing` to `sink`, each once.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError`] if the archive is not what it was, or the sink is closed.
+    pub fn send(
+        &mut self,
+        algorithm: Algorithm,
+        missing: &BTreeSet<ObjectId>,
+        sink: &mut Sink,
+    ) -> Result<(), SendError> {
+        // An id is known by the place of its file in the archive, because the head of an object
+        // goes out before its content is read.
+        let mut left: BTreeSet<ObjectId> =
+            self.files.iter().map(|(id, _)| *id).filter(|id| missing.contains(id)).collect();
+        let mut reader = Reader::new(self.rewind()?);
+        let mut files = self.files.iter();
+        while !left.is_empty() {
+            let changed = |what: &[u8]| SendError::Changed { what: common::escape::escape(what) };
+            let member = reader.next_member()?.ok_or_else(|| changed(b"the archive"))?;
+            if !matches!(member::entry_of(&member, &account), Ok((_, Entry::File { .. }))) {
+                continue;
+            }
+            let &(id, size_bytes) = files.next().ok_or_else(|| changed(&member.name))?;
+            if !left.remove(&id) {
+                continue;
+            }
+            if member.size_bytes != size_bytes {
+                return Err(changed(&member.name));
+            }
+            let mut hasher = Hasher::new(algorithm);
+            sink.object(id, size_bytes);
+            reader.content(|chunk| {
+                hasher.update(chunk);
+                sink.content(chunk)
+            })?;
+            if hasher.finish() != id {
+                return Err(changed(&member.name));
+            }
+            sink.end()?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies a stream to a temporary file that has no name.
+fn spool(input: &mut dyn Read) -> Result<File, ArchiveError> {
+    let failed = |source| ArchiveError::Spool { directory: std::env::temp_dir(), source };
+    let mut file = tempfile::tempfile().map_err(failed)?;
+    io::copy(input, &mut file).map_err(failed)?;
+    Ok(file)
+}
+
+fn attributes_bytes(metadata: &Metadata) -> usize {
+    metadata.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum()
+}
+
+/// Finds an account on this machine, for access lists that name accounts.
+fn account(kind: Account, name: &str) -> Option<u32> {
+    match kind {
+        Account::User => Some(nix::unistd::User::from_name(name).ok()??.uid.as_raw()),
+        Account::Group => Some(nix::unistd::Group::from_name(name).ok()??.gid.as_raw()),
+    }
+}
+
+/// The members so far, with the names they have in the archive.
+struct Members {
+    builder: TreeBuilder,
+    names: BTreeMap<TreePath, Vec<u8>>,
+}
+
+impl Members {
+    fn insert(&mut self, path: TreePath, node: Node, name: &[u8]) -> Result<(), ArchiveError> {
+        self.names.insert(path.clone(), name.to_owned());
+        self.builder.insert(path, node).map_err(|_| ArchiveError::Entry {
+            name: common::escape::escape(name),
+            source: EntryError::Duplicate,
+        })
+    }
+
+    /// Makes the directories that are missing, and refuses what lies in no directory and links
+    /// that lead nowhere.
+    fn connect(mut self) -> Result<TreeBuilder, ArchiveError> {
+        for (path, name) in &self.names {
+            let refuse =
+                |source| ArchiveError::Entry { name: common::escape::escape(name), source };
+            for ancestor in path.ancestors().skip(1) {
+                match self.builder.get(&ancestor) {
+                    Some(Node::Directory(_)) => break,
+                    Some(node) => {
+                        let kind = node.kind();
+                        return Err(refuse(EntryError::Below { ancestor, kind }));
+                    }
+                    None => {
+                        let made = Node::Directory(Metadata::new(0o755, 0, 0));
+                        self.builder.replace(ancestor, made);
+                    }
+                }
+            }
+        }
+        for (path, name) in &self.names {
+            let mut seen = BTreeSet::from([path]);
+            let mut node = self.builder.get(path);
+            while let Some(Node::Leaf(Leaf::HardLink(target))) = node {
+                node = self.builder.get(target).filter(|_| seen.insert(target));
+                if !matches!(node, Some(Node::Leaf(Leaf::File(_) | Leaf::HardLink(_)))) {
+                    return Err(ArchiveError::Entry {
+                        name: common::escape::escape(name),
+                        source: EntryError::LinkToNowhere { target: target.clone() },
+                    });
+                }
+            }
+        }
+        Ok(self.builder)
+    }
+}

@@ -1,0 +1,274 @@
+//! Turns a member of an archive into an entry of a tree, or refuses it.
+//!
+//! An archive may come from anywhere. A name that would leave the tree is refused, never
+//! repaired, because whoever wrote it meant something else than would happen.
+// tidy: core
+
+use common::escape::ByteText;
+use common::path::TreePath;
+use common::scope::Attributes;
+use common::tree::node::{MODE_BITS, SYMLINK_MODE};
+use common::tree::{Device, Leaf, Metadata, Node, Special, Symlink, Time, Xattrs};
+use tar::EntryType;
+
+use super::EntryError;
+use super::acl::{self, Account, Acl};
+use super::reader::{Member, field_number, signed_field_number};
+
+/// An entry of a tree, as far as the headers of a member tell it.
+#[derive(Debug)]
+pub enum Entry {
+    /// Complete.
+    Node(Node),
+    /// A regular file whose content follows.
+    File {
+        /// Mode, owner, extended attributes.
+        metadata: Metadata,
+        /// Time of the last modification.
+        mtime: Time,
+    },
+}
+
+/// Name and value of an extended attribute.
+type Attribute = (Vec<u8>, Vec<u8>);
+
+/// Finds the number of an account by its name.
+pub type Lookup<'call> = &'call dyn Fn(Account, &str) -> Option<u32>;
+
+/// The path and the entry that `member` stands for.
+///
+/// # Errors
+///
+/// [`EntryError`] says why it can be no entry of a tree.
+pub fn entry_of(member: &Member, lookup: Lookup<'_>) -> Result<(TreePath, Entry), EntryError> {
+    let path = path_of(&member.name)?;
+    // Before there was a type for directories, a slash at the end of the name said it.
+    let kind = match member.kind {
+        EntryType::Regular if member.name.ends_with(b"/") => EntryType::Directory,
+        EntryType::Continuous | EntryType::GNUSparse => EntryType::Regular,
+        kind => kind,
+    };
+    if kind != EntryType::Regular && member.size_bytes > 0 {
+        return Err(EntryError::UnexpectedContent { size: member.size_bytes });
+    }
+    if path.is_root() && kind != EntryType::Directory {
+        return Err(EntryError::Root);
+    }
+    if kind == EntryType::Link {
+        let target = path_of(&member.link).map_err(|source| EntryError::LinkTarget {
+            target: common::escape::escape(&member.link),
+            source: Box::new(source),
+        })?;
+        return Ok((path, Entry::Node(Node::Leaf(Leaf::HardLink(target)))));
+    }
+    let metadata = metadata_of(member, kind, lookup)?;
+    let node = match kind {
+        EntryType::Regular => {
+            return Ok((path, Entry::File { metadata, mtime: mtime_of(member)? }));
+        }
+        EntryType::Directory => Node::Directory(metadata),
+        EntryType::Symlink => {
+            let length = member.link.len();
+            if length == 0 || length > common::tree::encode::TARGET_BYTES_MAX {
+                return Err(EntryError::SymlinkTarget { length });
+            }
+            let target = ByteText(member.link.clone());
+            Node::Leaf(Leaf::Symlink(Symlink { metadata, target }))
+        }
+        EntryType::Block | EntryType::Char | EntryType::Fifo => {
+            let device = device_of(member, kind)?;
+            Node::Leaf(Leaf::Special(Special { metadata, mtime: mtime_of(member)?, device }))
+        }
+        other => return Err(EntryError::Type { code: char::from(other.as_byte()) }),
+    };
+    Ok((path, Entry::Node(node)))
+}
+
+/// The path of a name in an archive: relative, `./` in front and slashes at the end ignored.
+///
+/// # Errors
+///
+/// [`EntryError`] for absolute names, `..`, and what [`TreePath::new`] refuses.
+pub fn path_of(name: &[u8]) -> Result<TreePath, EntryError> {
+    if name.is_empty() {
+        return Err(EntryError::NoName);
+    }
+    if name.starts_with(b"/") {
+        return Err(EntryError::Absolute);
+    }
+    let mut path = Vec::with_capacity(name.len() + 1);
+    for component in name.split(|&byte| byte == b'/') {
+        match component {
+            b"" | b"." => {}
+            b".." => return Err(EntryError::Outside),
+            _ => {
+                path.push(b'/');
+                path.extend_from_slice(component);
+            }
+        }
+    }
+    if path.is_empty() {
+        return Ok(TreePath::root());
+    }
+    TreePath::new(path).map_err(|source| EntryError::Path { source })
+}
+
+fn mtime_of(member: &Member) -> Result<Time, EntryError> {
+    let recorded = member.records.time("mtime").map_err(|source| EntryError::Pax { source })?;
+    if let Some(time) = recorded {
+        return Ok(time);
+    }
+    let seconds = signed_field_number(&member.header.as_old().mtime);
+    let seconds = seconds.ok_or(EntryError::Number { field: "mtime" })?;
+    Ok(Time { seconds, nanoseconds: 0 })
+}
+
+fn device_of(member: &Member, kind: EntryType) -> Result<Device, EntryError> {
+    if kind == EntryType::Fifo {
+        return Ok(Device::Fifo);
+    }
+    let bad = || EntryError::Number { field: "device" };
+    let header = &member.header;
+    let (major, minor) = match (header.as_ustar(), header.as_gnu()) {
+        (Some(ustar), _) => (&ustar.dev_major, &ustar.dev_minor),
+        (None, Some(gnu)) => (&gnu.dev_major, &gnu.dev_minor),
+        (None, None) => return Err(bad()),
+    };
+    let number = |field: &[u8]| {
+        field_number(field).and_then(|number| u32::try_from(number).ok()).ok_or_else(bad)
+    };
+    let (major, minor) = (number(major)?, number(minor)?);
+    Ok(if kind == EntryType::Block {
+        Device::Block { major, minor }
+    } else {
+        Device::Character { major, minor }
+    })
+}
+
+fn metadata_of(
+    member: &Member,
+    kind: EntryType,
+    lookup: Lookup<'_>,
+) -> Result<Metadata, EntryError> {
+    let header = member.header.as_old();
+    let id = |field: &'static str, bytes: &[u8]| -> Result<u32, EntryError> {
+        let recorded = member.records.number(field).map_err(|source| EntryError::Pax { source })?;
+        recorded
+            .or_else(|| field_number(bytes))
+            .and_then(|number| u32::try_from(number).ok())
+            // The kernel takes the highest number for "leave it as it is".
+            .filter(|id| *id != u32::MAX)
+            .ok_or(EntryError::Number { field })
+    };
+    let mode = field_number(&header.mode).ok_or(EntryError::Number { field: "mode" })?;
+    let mut mode = u32::try_from(mode & u64::from(MODE_BITS)).expect("masked to twelve bits");
+    let (uid, gid) = (id("uid", &header.uid)?, id("gid", &header.gid)?);
+    let mut xattrs = xattrs_of(member, kind, lookup)?;
+    if kind == EntryType::Symlink {
+        mode = SYMLINK_MODE;
+    } else {
+        mode = agree_with_acl(mode, &mut xattrs)?;
+    }
+    Ok(Metadata { mode, uid, gid, xattrs: xattrs.into_iter().collect::<Xattrs>() })
+}
+
+/// Drops an access list that says no more than a mode, and gives the mode that goes with it.
+fn agree_with_acl(mode: u32, xattrs: &mut Vec<Attribute>) -> Result<u32, EntryError> {
+    let Some(index) = xattrs.iter().rposition(|(name, _)| name == acl::ACCESS) else {
+        return Ok(mode);
+    };
+    let bad = |source| EntryError::Acl { source };
+    let access = Acl::from_attribute(&xattrs[index].1).map_err(bad)?;
+    if access.is_minimal() {
+        xattrs.retain(|(name, _)| name != acl::ACCESS);
+    }
+    Ok(mode & !0o777 | access.mode_bits())
+}
+
+/// The managed extended attributes among the pax records.
+fn xattrs_of(
+    member: &Member,
+    kind: EntryType,
+    lookup: Lookup<'_>,
+) -> Result<Vec<Attribute>, EntryError> {
+    let mut xattrs: Vec<Attribute> = Vec::new();
+    for (key, value) in member.records.iter() {
+        let list = |name: &[u8]| -> Result<Attribute, EntryError> {
+            let list =
+                Acl::from_text(value, lookup).map_err(|source| EntryError::Acl { source })?;
+            Ok((name.to_owned(), list.to_attribute()))
+        };
+        let attribute = if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+            (decode_name(name), value.to_owned())
+        } else if key == b"SCHILY.acl.access" && !value.is_empty() {
+            list(acl::ACCESS)?
+        } else if key == b"SCHILY.acl.default" && !value.is_empty() && kind == EntryType::Directory
+        {
+            list(acl::DEFAULT)?
+        } else if key == b"RHT.security.selinux" && !value.is_empty() {
+            // The kernel keeps labels with a zero at their end, archives without.
+            (b"security.selinux".to_vec(), {
+                let label = value.strip_suffix(&[0]).unwrap_or(value);
+                [label, &[0]].concat()
+            })
+        } else {
+            continue;
+        };
+        if Attributes::Labels.manage(&attribute.0) {
+            xattrs.retain(|(name, _)| *name != attribute.0);
+            xattrs.push(attribute);
+        }
+    }
+    Ok(xattrs)
+}
+
+/// GNU tar writes `=` and `%` in the names of attributes as `%3D` and `%25`.
+fn decode_name(name: &[u8]) -> Vec<u8> {
+    let mut decoded = Vec::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((&first, behind)) = rest.split_first() {
+        let (byte, after) = match rest {
+            [b'%', b'3', b'D', after @ ..] => (b'=', after),
+            [b'%', b'2', b'5', after @ ..] => (b'%', after),
+            _ => (first, behind),
+        };
+        decoded.push(byte);
+        rest = after;
+    }
+    decoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_inside_the_tree() {
+        type Want = Result<&'static [u8], &'static str>;
+        let table: [(&[u8], Want); 11] = [
+            (b"etc/passwd", Ok(b"/etc/passwd")),
+            (b"./etc/", Ok(b"/etc")),
+            (b"./", Ok(b"/")),
+            (b".", Ok(b"/")),
+            (b"a//b/./c", Ok(b"/a/b/c")),
+            (b"odd\xff\\name", Ok(b"/odd\xff\\name")),
+            (b"", Err("it has no name")),
+            (b"/etc/passwd", Err("its name is absolute")),
+            (b"../x", Err("its name leaves the archive by `..`")),
+            (b"a/../../x", Err("its name leaves the archive by `..`")),
+            (b"a/..", Err("its name leaves the archive by `..`")),
+        ];
+        for (name, want) in table {
+            let got = path_of(name).map_err(|error| error.to_string());
+            let want = want.map(|path| TreePath::new(path).unwrap()).map_err(str::to_owned);
+            assert_eq!(got, want, "{name:?}");
+        }
+        assert!(path_of(&[b'n'; 256]).is_err());
+        assert!(path_of("d/".repeat(1_025).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn attribute_names_are_decoded() {
+        assert_eq!(decode_name(b"user.a%3Db%25c%20"), b"user.a=b%c%20");
+    }
+}

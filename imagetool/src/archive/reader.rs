@@ -1,0 +1,469 @@
+//! Reads a tar archive member by member, in one pass, strictly.
+//!
+//! Headers are decoded by the tar library; the walk from one to the next is our own, because the
+//! library's takes an archive that was cut between two members for a whole one, splits pax
+//! records at newlines, and does not know sparse files in pax form. Here an archive ends with a
+//! block of zeros and nothing but zeros behind it, or it is refused.
+
+use std::io::{self, Read};
+
+use common::escape::escape;
+use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
+
+use super::pax::Records;
+use super::sparse::{self, Piece, STRETCHES_MAX, SparseRecords, Stretch};
+use super::{ArchiveError, EntryError};
+
+/// Headers and contents are padded to this, in bytes.
+const BLOCK_BYTES: u64 = 512;
+
+/// The longest long name, in bytes. Linux has no path above 4,096, this leaves room for `./`.
+const LONG_NAME_BYTES_MAX: u64 = 1 << 16;
+
+/// The largest pax header, in bytes: sixty of the longest extended attributes.
+const PAX_BYTES_MAX: u64 = 4 << 20;
+
+/// One member of an archive, as its headers describe it.
+#[derive(Debug)]
+pub struct Member {
+    /// The name, as the archive has it.
+    pub name: Vec<u8>,
+    /// The target of a symlink or hard link, as the archive has it.
+    pub link: Vec<u8>,
+    /// What it is.
+    pub kind: EntryType,
+    /// The last header.
+    pub header: Box<Header>,
+    /// The pax records that apply to it.
+    pub records: Records,
+    /// Length of the content, holes included, in bytes.
+    pub size_bytes: u64,
+}
+
+/// Reads the members of an archive in their order.
+pub struct Reader<R> {
+    input: R,
+    /// Bytes read so far.
+    offset: u64,
+    globals: Records,
+    /// The content of the current member that was not asked for yet.
+    pieces: std::vec::IntoIter<Piece>,
+    padding_bytes: u64,
+    last_name: Option<String>,
+}
+
+impl<R: Read> Reader<R> {
+    /// Starts at the first byte of an archive.
+    pub fn new(input: R) -> Self {
+        Self {
+            input,
+            offset: 0,
+            globals: Records::default(),
+            pieces: Vec::new().into_iter(),
+            padding_bytes: 0,
+            last_name: None,
+        }
+    }
+
+    /// The next member, or `None` behind the last one. What is left of the content of the one
+    /// before is skipped.
+    ///
+    /// # Errors
+    ///
+    /// [`ArchiveError`] says where, or in which member, the archive stops making sense.
+    pub fn next_member(&mut self) -> Result<Option<Member>, ArchiveError> {
+        self.content(|_| Ok::<(), ArchiveError>(()))?;
+        let mut long_name = None;
+        let mut long_link = None;
+        let mut records: Option<Records> = None;
+        loop {
+            let Some(header) = self.header()? else {
+                let dangling = long_name.is_some() || long_link.is_some() || records.is_some();
+                return if dangling { Err(self.truncated()) } else { Ok(None) };
+            };
+            let size = self.number(&header, "size", &header.as_old().size)?;
+            match header.entry_type() {
+                EntryType::GNULongName if long_name.is_none() => {
+                    long_name = Some(self.long(&header, size)?);
+                }
+                EntryType::GNULongLink if long_link.is_none() => {
+                    long_link = Some(self.long(&header, size)?);
+                }
+                EntryType::XHeader if records.is_none() => {
+                    records = Some(self.records(&header, size)?);
+                }
+                EntryType::XGlobalHeader => {
+                    let globals = self.records(&header, size)?;
+                    for key in ["path", "linkpath", "size"] {
+                        if globals.get(key).is_some() {
+                            return Err(refuse(&header.path_bytes(), EntryError::Global { key }));
+                        }
+                    }
+                    self.globals.extend(globals);
+                }
+                EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader => {
+                    return Err(refuse(&header.path_bytes(), EntryError::RepeatedHeader));
+                }
+                // The label of a volume describes no file.
+                other if other.as_byte() == b'V' => {
+                    self.skip(size.next_multiple_of(BLOCK_BYTES))?;
+                }
+                kind => {
+                    let mut all = self.globals.clone();
+                    all.extend(records.unwrap_or_default());
+                    return self.member(kind, header, all, long_name, long_link).map(Some);
+                }
+            }
+        }
+    }
+
+    fn member(
+        &mut self,
+        kind: EntryType,
+        header: Box<Header>,
+        records: Records,
+        long_name: Option<Vec<u8>>,
+        long_link: Option<Vec<u8>>,
+    ) -> Result<Member, ArchiveError> {
+        let name = records
+            .get("GNU.sparse.name")
+            .or(records.get("path"))
+            .map(<[u8]>::to_vec)
+            .or(long_name)
+            .unwrap_or_else(|| header.path_bytes().into_owned());
+        self.last_name = Some(escape(&name));
+        let in_entry = |source| ArchiveError::Entry { name: escape(&name), source };
+        let link = records
+            .get("linkpath")
+            .map(<[u8]>::to_vec)
+            .or(long_link)
+            .unwrap_or_else(|| header.link_name_bytes().unwrap_or_default().into_owned());
+        let size = records.number("size").map_err(|source| in_entry(EntryError::Pax { source }))?;
+        let stored = match size {
+            Some(size) => size,
+            None => self.number(&header, "size", &header.as_old().size)?,
+        };
+        let (pieces, size_bytes, stored) = match sparse::of_records(&records).map_err(in_entry)? {
+            _ if kind == EntryType::GNUSparse => {
+                let (stretches, size) = self.old_map(&name, &header)?;
+                (sparse::pieces(&stretches, size, stored).map_err(in_entry)?, size, stored)
+            }
+            Some(SparseRecords::Map(stretches, size)) => {
+                (sparse::pieces(&stretches, size, stored).map_err(in_entry)?, size, stored)
+            }
+            Some(SparseRecords::InContent(size)) => {
+                let (stretches, map_bytes) = self.map_in_content(&name, stored)?;
+                let stored = stored - map_bytes;
+                (sparse::pieces(&stretches, size, stored).map_err(in_entry)?, size, stored)
+            }
+            None if stored == 0 => (Vec::new(), 0, 0),
+            None => (vec![Piece::Stored(stored)], stored, stored),
+        };
+        let padded = stored.checked_next_multiple_of(BLOCK_BYTES);
+        let padded = padded.ok_or_else(|| in_entry(EntryError::Number { field: "size" }))?;
+        self.padding_bytes = padded - stored;
+        self.pieces = pieces.into_iter();
+        Ok(Member { name, link, kind, header, records, size_bytes })
+    }
+
+    /// Hands what is left of the current member's content to `take`, chunk by chunk.
+    ///
+    /// # Errors
+    ///
+    /// What `take` says, or [`ArchiveError`] if the archive ends within the content.
+    pub fn content<E: From<ArchiveError>>(
+        &mut self,
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut buffer = vec![0; if self.pieces.len() == 0 { 0 } else { 128 << 10 }];
+        while let Some(piece) = self.pieces.next() {
+            let (mut left, stored) = match piece {
+                Piece::Stored(length) => (length, true),
+                Piece::Hole(length) => (length, false),
+            };
+            if !stored {
+                buffer.fill(0);
+            }
+            while left > 0 {
+                let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+                if stored {
+                    self.exact(&mut buffer[..length])?;
+                }
+                take(&buffer[..length])?;
+                left -= length as u64;
+            }
+        }
+        let padding = std::mem::take(&mut self.padding_bytes);
+        Ok(self.skip(padding)?)
+    }
+
+    /// Reads to the end of the input, behind the last member.
+    ///
+    /// # Errors
+    ///
+    /// [`ArchiveError::Trailing`] if anything but zeros follows; a checksum of the compression
+    /// that does not hold.
+    pub fn finish(mut self) -> Result<(), ArchiveError> {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            match self.some(&mut buffer)? {
+                0 => return Ok(()),
+                read if buffer[..read].iter().all(|&byte| byte == 0) => {}
+                _ => return Err(ArchiveError::Trailing { offset: self.offset }),
+            }
+        }
+    }
+
+    /// The next header, or `None` at the block of zeros that ends the archive.
+    fn header(&mut self) -> Result<Option<Box<Header>>, ArchiveError> {
+        let mut header = Box::new(Header::new_old());
+        let at = self.offset;
+        self.exact(header.as_mut_bytes())?;
+        if header.as_bytes().iter().all(|&byte| byte == 0) {
+            return Ok(None);
+        }
+        let bytes = header.as_bytes();
+        let (before, after) = (&bytes[..148], &bytes[156..]);
+        let sum = |signed: fn(u8) -> i64| -> i64 {
+            before.iter().chain(after).map(|&byte| signed(byte)).sum::<i64>() + 8 * 32
+        };
+        // Some old archivers added the bytes up as signed numbers.
+        let sums = [sum(i64::from), sum(|byte| i64::from(byte.cast_signed()))];
+        let want = field_number(&header.as_old().cksum).and_then(|sum| i64::try_from(sum).ok());
+        match want {
+            Some(want) if sums.contains(&want) => Ok(Some(header)),
+            _ if at == 0 => Err(ArchiveError::NotTar),
+            _ => Err(ArchiveError::BadHeader { offset: at, after: self.after() }),
+        }
+    }
+
+    fn long(&mut self, header: &Header, size: u64) -> Result<Vec<u8>, ArchiveError> {
+        if size > LONG_NAME_BYTES_MAX {
+            return Err(refuse(&header.path_bytes(), EntryError::LongName { size }));
+        }
+        let mut name = self.block(size)?;
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        name.truncate(end);
+        Ok(name)
+    }
+
+    fn records(&mut self, header: &Header, size: u64) -> Result<Records, ArchiveError> {
+        let name = header.path_bytes();
+        if size > PAX_BYTES_MAX {
+            return Err(refuse(&name, EntryError::LongPax { size }));
+        }
+        let bytes = self.block(size)?;
+        Records::parse(&bytes).map_err(|source| refuse(&name, EntryError::Pax { source }))
+    }
+
+    /// The map of a sparse file from the header and the further headers behind it.
+    fn old_map(
+        &mut self,
+        name: &[u8],
+        header: &Header,
+    ) -> Result<(Vec<Stretch>, u64), ArchiveError> {
+        let bad = |why| refuse(name, EntryError::Sparse { why });
+        let gnu = header.as_gnu().ok_or_else(|| bad("its header is not GNU's"))?;
+        let size = field_number(&gnu.realsize).ok_or_else(|| bad("its size is no number"))?;
+        let mut stretches = Vec::new();
+        let add = |stretches: &mut Vec<Stretch>, block: &GnuSparseHeader| {
+            if block.offset[0] == 0 || block.numbytes[0] == 0 {
+                return Ok(());
+            }
+            let offset = field_number(&block.offset).ok_or_else(|| bad("an offset is no number"));
+            let length = field_number(&block.numbytes).ok_or_else(|| bad("a length is no number"));
+            stretches.push((offset?, length?));
+            if stretches.len() > STRETCHES_MAX {
+                return Err(bad("it has too many stretches"));
+            }
+            Ok(())
+        };
+        for block in &gnu.sparse {
+            add(&mut stretches, block)?;
+        }
+        let mut more = gnu.is_extended();
+        while more {
+            let mut further = GnuExtSparseHeader::new();
+            self.exact(further.as_mut_bytes())?;
+            for block in further.sparse() {
+                add(&mut stretches, block)?;
+            }
+            more = further.is_extended();
+        }
+        Ok((stretches, size))
+    }
+
+    /// The map of a sparse file that stands before its content: lines of decimal numbers, padded
+    /// to a block. Gives the map and its length in the archive, in bytes.
+    fn map_in_content(
+        &mut self,
+        name: &[u8],
+        stored: u64,
+    ) -> Result<(Vec<Stretch>, u64), ArchiveError> {
+        let bad = |why| refuse(name, EntryError::Sparse { why });
+        let mut numbers: Vec<u64> = Vec::new();
+        let mut digits: Vec<u8> = Vec::new();
+        let mut count = None;
+        let mut used = 0;
+        loop {
+            if used + BLOCK_BYTES > stored {
+                return Err(bad("its map is cut"));
+            }
+            let block = self.block(BLOCK_BYTES)?;
+            used += BLOCK_BYTES;
+            for byte in block {
+                if byte != b'\n' {
+                    digits.push(byte);
+                    if digits.len() > 20 {
+                        return Err(bad("its map is no list of numbers"));
+                    }
+                    continue;
+                }
+                let number = super::pax::number("GNU.sparse.map", &digits);
+                let number = number.map_err(|_| bad("its map is no list of numbers"))?;
+                digits.clear();
+                match count {
+                    None if number > STRETCHES_MAX as u64 => {
+                        return Err(bad("it has too many stretches"));
+                    }
+                    None => count = Some(2 * number),
+                    Some(_) => numbers.push(number),
+                }
+                if count == Some(numbers.len() as u64) {
+                    let pairs = numbers.as_chunks::<2>().0;
+                    let stretches = pairs.iter().map(|&[offset, length]| (offset, length));
+                    return Ok((stretches.collect(), used));
+                }
+            }
+        }
+    }
+
+    fn number(
+        &self,
+        header: &Header,
+        field: &'static str,
+        bytes: &[u8],
+    ) -> Result<u64, ArchiveError> {
+        field_number(bytes)
+            .ok_or_else(|| refuse(&header.path_bytes(), EntryError::Number { field }))
+    }
+
+    /// Reads `size` bytes and the padding behind them. The caller has limited `size`.
+    fn block(&mut self, size: u64) -> Result<Vec<u8>, ArchiveError> {
+        let length = usize::try_from(size).expect("the size was limited");
+        let mut bytes = vec![0; length.next_multiple_of(BLOCK_BYTES as usize)];
+        self.exact(&mut bytes)?;
+        bytes.truncate(length);
+        Ok(bytes)
+    }
+
+    fn skip(&mut self, mut length: u64) -> Result<(), ArchiveError> {
+        let mut buffer = [0; 4 << 10];
+        while length > 0 {
+            let next = usize::try_from(length).unwrap_or(usize::MAX).min(buffer.len());
+            self.exact(&mut buffer[..next])?;
+            length -= next as u64;
+        }
+        Ok(())
+    }
+
+    fn exact(&mut self, buffer: &mut [u8]) -> Result<(), ArchiveError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.some(&mut buffer[filled..])? {
+                0 if self.offset == 0 => return Err(ArchiveError::Empty),
+                0 if self.offset < BLOCK_BYTES => return Err(ArchiveError::NotTar),
+                0 => return Err(self.truncated()),
+                read => filled += read,
+            }
+        }
+        Ok(())
+    }
+
+    fn some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
+        loop {
+            match self.input.read(buffer) {
+                Ok(read) => {
+                    self.offset += read as u64;
+                    return Ok(read);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(self.truncated());
+                }
+                Err(source) => return Err(ArchiveError::Read { offset: self.offset, source }),
+            }
+        }
+    }
+
+    fn truncated(&self) -> ArchiveError {
+        ArchiveError::Truncated { offset: self.offset, after: self.after() }
+    }
+
+    fn after(&self) -> String {
+        self.last_name.clone().unwrap_or_else(|| "its start".to_owned())
+    }
+}
+
+fn refuse(name: &[u8], source: EntryError) -> ArchiveError {
+    ArchiveError::Entry { name: escape(name), source }
+}
+
+/// Reads a numeric field of a header: octal digits, or GNU's binary form for what does not fit;
+/// a blank field is zero. Negative numbers are not accepted.
+#[must_use]
+pub fn field_number(field: &[u8]) -> Option<u64> {
+    u64::try_from(signed_field_number(field)?).ok()
+}
+
+/// As [`field_number`], but negative numbers are accepted, as times may be.
+#[must_use]
+pub fn signed_field_number(field: &[u8]) -> Option<i64> {
+    if field.first()? & 0x80 != 0 {
+        // Two's complement, most significant byte first; the top bit is the mark of the form.
+        let negative = field[0] & 0x40 != 0;
+        let mut number = if negative { -1_i64 } else { 0 };
+        for (index, &byte) in field.iter().enumerate() {
+            let byte = match (index, negative) {
+                (0, true) => byte | 0x80,
+                (0, false) => byte & 0x7f,
+                _ => byte,
+            };
+            number = number.checked_mul(256)?.checked_add(i64::from(byte))?;
+        }
+        return Some(number);
+    }
+    let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
+    let text = field[..end].trim_ascii();
+    if text.is_empty() {
+        return Some(0);
+    }
+    if !text.iter().all(|byte| (b'0'..=b'7').contains(byte)) {
+        return None;
+    }
+    i64::from_str_radix(std::str::from_utf8(text).ok()?, 8).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_octal_or_binary() {
+        let table: [(&[u8], Option<i64>); 9] = [
+            (b"0000644\0", Some(0o644)),
+            (b"   644 \0", Some(0o644)),
+            (b"\0\0\0\0\0\0\0\0", Some(0)),
+            (b"77777777777\0", Some(0o77_777_777_777)),
+            (&[0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0], Some(0x2_0000_0000)),
+            (&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe], Some(-2)),
+            (&[0x80, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0], None),
+            (b"0000648\0", None),
+            (b"-1\0", None),
+        ];
+        for (field, want) in table {
+            assert_eq!(signed_field_number(field), want, "{field:?}");
+        }
+        assert_eq!(field_number(&[0xff; 12]), None);
+    }
+}

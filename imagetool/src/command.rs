@@ -1,0 +1,91 @@
+//! The command line of `imagetool`.
+
+use std::process::ExitCode;
+
+use crate::failure::{Failure, Outcome};
+use crate::progress::Meter;
+use crate::verb::{self, Context, Ended, Format};
+use clap::{Parser, Subcommand};
+use common::daemon::{IMAGESERVER_PORT, SecurityArgs};
+use common::wire::client::{Client, Peer};
+
+/// Makes, shows and fetches images: whole file-system trees that machines are kept equal to.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "\
+Examples:
+  imagetool --insecure add base/debian-12.7 root.tar.zst filter triggers.json
+  imagetool --insecure list
+  imagetool --insecure show base/debian-12.7
+  imagetool --insecure get base/debian-12.7 /srv/chroot/debian
+  imagetool --insecure delete base/debian-12.6
+
+Data goes to the standard output, everything else to the standard error.
+Exit codes: 0 done, 1 failed, 2 misuse, 3 partly done."
+)]
+struct Arguments {
+    /// The image server, HOST or HOST:PORT.
+    #[arg(
+        long,
+        global = true,
+        value_name = "ADDR",
+        env = "DOMINATOR_IMAGESERVER",
+        default_value = "localhost:6971"
+    )]
+    imageserver: String,
+    /// How data is printed.
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
+    format: Format,
+    #[command(flatten)]
+    security: SecurityArgs,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Add(verb::add::AddArgs),
+    List(verb::list::ListArgs),
+    Show(verb::show::ShowArgs),
+    Get(verb::get::GetArgs),
+    Delete(verb::delete::DeleteArgs),
+}
+
+/// Runs the program, with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(outcome) => ExitCode::from(outcome.exit_code()),
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<Outcome, Failure> {
+    let Arguments { imageserver, format, security, verb } = arguments;
+    security
+        .check("imagetool")
+        .map_err(|error| Failure::new(&error).hint(error.hint()).misuse())?;
+    let peer = Peer::parse(&imageserver, IMAGESERVER_PORT)
+        .map_err(|error| Failure::new(&error).misuse())?;
+    let context = Context { client: Client::new(peer), format, meter: Meter::on_terminal() };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::of_text(format!("cannot start: {error}")))?;
+    runtime.block_on(carry_out(&context, verb))
+}
+
+async fn carry_out(context: &Context, verb: Verb) -> Ended {
+    match verb {
+        Verb::Add(args) => verb::add::run(context, args).await,
+        Verb::List(args) => verb::list::run(context, args).await,
+        Verb::Show(args) => verb::show::run(context, args).await,
+        Verb::Get(args) => verb::get::run(context, args).await,
+        Verb::Delete(args) => verb::delete::run(context, args).await,
+    }
+}

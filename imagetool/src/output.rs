@@ -1,0 +1,82 @@
+//! How numbers, times and tables look to people.
+// tidy: core
+
+use common::tree::Time;
+
+/// `number` with a comma between groups of three digits.
+#[must_use]
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `bytes` in the largest decimal unit that gives at least one, with one decimal.
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 1_000 {
+        return format!("{bytes} B");
+    }
+    // In tenths, rounded, so that no unit shows a thousand.
+    let mut tenths = (u128::from(bytes) + 50) / 100;
+    let mut unit = 0;
+    while tenths >= 10_000 && unit + 1 < UNITS.len() {
+        tenths = (tenths + 500) / 1_000;
+        unit += 1;
+    }
+    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+}
+
+/// `number` of `what`, with an `s` unless it is one.
+#[must_use]
+pub fn plural(number: u64, what: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{} {what}{ending}", count(number))
+}
+
+/// `time` as date and time of day, UTC, to the second.
+#[must_use]
+pub fn time(time: Time) -> String {
+    match jiff::Timestamp::from_second(time.seconds) {
+        Ok(timestamp) => timestamp.strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),
+        Err(_) => format!("{} s", time.seconds),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_and_sizes_rounded() {
+        let counts = [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")];
+        for (number, text) in counts {
+            assert_eq!(count(number), text);
+        }
+        let sizes = [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_000, "1.0 kB"),
+            (1_250, "1.3 kB"),
+            (999_949, "999.9 kB"),
+            (999_950, "1.0 MB"),
+            (142_123_456, "142.1 MB"),
+            (u64::MAX, "18.4 EB"),
+        ];
+        for (bytes, text) in sizes {
+            assert_eq!(size(bytes), text, "{bytes}");
+        }
+        assert_eq!(plural(1, "object"), "1 object");
+        assert_eq!(plural(2_000, "object"), "2,000 objects");
+        let at = Time { seconds: 1_700_000_000, nanoseconds: 5 };
+        assert_eq!(time(at), "2023-11-14 22:13:20 UTC");
+        assert_eq!(time(Time { seconds: i64::MAX, nanoseconds: 0 }), "9223372036854775807 s");
+    }
+}

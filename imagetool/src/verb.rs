@@ -1,0 +1,61 @@
+//! The verbs of the command line, one file each.
+
+pub mod add;
+pub mod delete;
+pub mod get;
+pub mod list;
+pub mod show;
+
+use common::api::image_server::{GetImage, GetImageRequest};
+use common::image::{Image, ImageName};
+use common::wire::client::{CallError, Client};
+use serde::Serialize;
+
+use crate::failure::{Failure, Outcome};
+use crate::progress::Meter;
+
+/// How data is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// For scripts.
+    Json,
+}
+
+/// What all verbs need.
+pub struct Context {
+    /// The image server.
+    pub client: Client,
+    /// How data is printed.
+    pub format: Format,
+    /// Shows progress.
+    pub meter: Meter,
+}
+
+/// What a verb ends with.
+pub type Ended = Result<Outcome, Failure>;
+
+async fn get_image(client: &Client, name: &ImageName) -> Result<Image, CallError> {
+    let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
+    client.call::<GetImage>(&request).await
+}
+
+/// Prints to the standard output. A reader that has gone away is no failure.
+fn print(text: &str) -> Result<(), Failure> {
+    use std::io::Write as _;
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::of_text(format!("cannot write to the standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::of_text(format!("cannot print as JSON: {error}")))?;
+    print(&(text + "\n"))
+}

@@ -1,0 +1,304 @@
+//! `imagetool add`: makes an image from an archive or a directory.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use common::api::image_server::{AddImage, AddImageRequest};
+use common::filter::Filter;
+use common::image::{Content, FORMAT, ImageName, Notes, computed_rules};
+use common::object::{Algorithm, ObjectId};
+use common::path::TreePath;
+use common::tree::{Totals, Tree};
+use common::trigger::Triggers;
+use common::wire::FaultCode;
+use serde::Serialize;
+
+use super::{Context, Ended, Format, get_image, print_json};
+use crate::archive::{Archive, ArchiveError};
+use crate::computed::{self, Rules};
+use crate::content::{Contents, Objects};
+use crate::directory;
+use crate::failure::{Failure, Outcome};
+use crate::output::{count, plural, size};
+use crate::upload::{Sent, UploadError, upload};
+
+/// How long the server may take to make an image durable.
+const ADD_LIMIT: Duration = Duration::from_secs(600);
+
+/// The largest filter, trigger or rules file, in bytes.
+const TEXT_BYTES_MAX: u64 = 8 << 20;
+
+/// Paths whose content is another on each machine; examples stand for patterns.
+const UNIQUE_PATHS: [&str; 5] = [
+    "/etc/fstab",
+    "/etc/hostname",
+    "/etc/machine-id",
+    "/etc/ssh/ssh_host_ed25519_key",
+    "/etc/ssh/ssh_host_rsa_key",
+];
+
+/// Makes an image from an archive or a directory.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool add base/debian-12.7 root.tar.zst filter triggers.json
+  imagetool add base/debian-12.8 /srv/build/root filter -
+  mmdebstrap bookworm - | imagetool add base/minimal - filter -
+  imagetool add tools/2024-05-01 tools.tar.gz - -       # sparse: only its own paths
+
+Only what the image server does not have yet is sent. An image never changes: a new
+version gets a new name.")]
+pub struct AddArgs {
+    /// The name of the new image, such as base/debian-12.7.
+    pub name: ImageName,
+    /// A tar archive, plain or compressed with gzip, zstd, xz or bzip2; or a directory; or `-`
+    /// for an archive on the standard input.
+    #[arg(value_name = "IMAGEFILE")]
+    pub image_file: PathBuf,
+    /// Regular expressions, one a line, of the paths that each machine keeps as its own. `-` for
+    /// none: a sparse image, which touches nothing but its own paths.
+    #[arg(value_name = "FILTERFILE")]
+    pub filter_file: PathBuf,
+    /// JSON: which services are restarted when which paths change. `-` for none.
+    #[arg(value_name = "TRIGGERFILE")]
+    pub trigger_file: PathBuf,
+    /// Lines `PATH HOST:PORT`: files whose content a filegen-server computes for each machine.
+    #[arg(long, value_name = "FILE")]
+    pub computed: Option<PathBuf>,
+    /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
+    #[arg(long, value_name = "ALGORITHM", default_value_t)]
+    pub digest: Algorithm,
+}
+
+/// What is printed with `--format json`.
+#[derive(Debug, Serialize)]
+struct Report<'call> {
+    name: &'call ImageName,
+    digest: ObjectId,
+    root: ObjectId,
+    totals: Totals,
+    objects: u64,
+    sent_objects: u64,
+    #[serde(with = "common::wide")]
+    sent_bytes: u64,
+}
+
+/// Adds an image.
+///
+/// # Errors
+///
+/// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
+pub async fn run(context: &Context, args: AddArgs) -> Ended {
+    let filter = filter_of(&args.filter_file)?;
+    let triggers = triggers_of(&args.trigger_file)?;
+    let rules = args.computed.as_deref().map(rules_of).transpose()?.unwrap_or_default();
+    check_name_is_free(context, &args.name).await?;
+    let (tree, contents) = read(context, &args, filter.as_ref(), &rules).await?;
+    let content = Content {
+        format: FORMAT,
+        name: args.name.clone(),
+        root: tree.digest(),
+        filter,
+        triggers,
+        computed: computed_rules(&tree),
+        health_check: None,
+    };
+    content.verify(&tree).map_err(|error| Failure::new(&error))?;
+    if let Some(filter) = &content.filter {
+        warn_of_unique_paths(filter);
+    }
+    let objects = Objects::of(&tree);
+    let sent = upload(&context.client, args.digest, objects, contents, &context.meter)
+        .await
+        .map_err(|error| upload_failure(&error))?;
+    let request = AddImageRequest { content, notes: Notes::default() };
+    let reply = context
+        .client
+        .call_within::<AddImage>(&request, ADD_LIMIT)
+        .await
+        .map_err(|error| Failure::of_image_call(&error, &args.name))?;
+    report(context, &args.name, reply.digest, &tree, sent)
+}
+
+fn report(context: &Context, name: &ImageName, digest: ObjectId, tree: &Tree, sent: Sent) -> Ended {
+    let totals = tree.root().totals();
+    eprintln!(
+        "Added {name}: {}, {}; sent {} ({}), {} {} there already.",
+        plural_entries(totals.entries),
+        size(totals.bytes),
+        plural(sent.sent, "new object"),
+        size(sent.sent_bytes),
+        count(sent.objects.saturating_sub(sent.sent)),
+        if sent.objects.saturating_sub(sent.sent) == 1 { "was" } else { "were" },
+    );
+    if context.format == Format::Json {
+        print_json(&Report {
+            name,
+            digest,
+            root: tree.digest(),
+            totals,
+            objects: sent.objects,
+            sent_objects: sent.sent,
+            sent_bytes: sent.sent_bytes,
+        })?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn plural_entries(entries: u64) -> String {
+    format!("{} {}", count(entries), if entries == 1 { "entry" } else { "entries" })
+}
+
+/// Refuses a name that is taken before any work is done for it.
+async fn check_name_is_free(context: &Context, name: &ImageName) -> Result<(), Failure> {
+    match get_image(&context.client, name).await {
+        Ok(_) => Err(Failure::of_text(format!("{name} is there already"))
+            .hint("an image never changes: take a new name, such as one with a version or a date")),
+        Err(error) if error.code() == Some(FaultCode::NotFound) => Ok(()),
+        Err(error) => Err(Failure::of_image_call(&error, name)),
+    }
+}
+
+/// Reads the archive or directory, less what the filter keeps, with the computed files put in.
+async fn read(
+    context: &Context,
+    args: &AddArgs,
+    filter: Option<&Filter>,
+    rules: &Rules,
+) -> Result<(Tree, Contents), Failure> {
+    let (path, algorithm) = (args.image_file.clone(), args.digest);
+    let (filter, rules, meter) = (filter.cloned(), rules.clone(), context.meter.clone());
+    let reading = tokio::task::spawn_blocking(move || {
+        let of_file = |error: &dyn std::error::Error| {
+            Failure::of_text(format!("{}: {}", path.display(), common::report::report(error)))
+        };
+        let (mut builder, contents) = if path.is_dir() {
+            let found = directory::read(&path, algorithm, filter.as_ref(), &meter)
+                .map_err(|error| directory_failure(&error))?;
+            for warning in found.warnings {
+                eprintln!("warning: {warning}");
+            }
+            (found.builder, Contents::Directory(found.contents))
+        } else {
+            let mut archive = Archive::open(&path).map_err(|error| Failure::new(&error))?;
+            let builder = archive
+                .read(algorithm, &meter)
+                .map_err(|error| with_archive_hint(of_file(&error), &error))?;
+            (builder, Contents::Archive(archive))
+        };
+        computed::apply(&rules, &mut builder).map_err(|error| Failure::new(&error))?;
+        let tree = builder.finish().map_err(|error| of_file(&error))?;
+        let tree = match &filter {
+            Some(filter) => tree
+                .without(|path| filter.keeps_below_unkept(path))
+                .map_err(|error| of_file(&error))?,
+            None => tree,
+        };
+        Ok((tree, contents))
+    });
+    match reading.await {
+        Ok(read) => read,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+fn directory_failure(error: &directory::DirectoryError) -> Failure {
+    let failure = Failure::new(error);
+    match error {
+        directory::DirectoryError::Changed { .. } => {
+            failure.hint("make images from a directory that nothing writes to, such as a snapshot")
+        }
+        directory::DirectoryError::Read { source, .. }
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            failure.hint("run imagetool as root to read all files of a system")
+        }
+        _ => failure,
+    }
+}
+
+fn with_archive_hint(failure: Failure, error: &ArchiveError) -> Failure {
+    let hint = match error {
+        ArchiveError::Truncated { .. } => "the copy is incomplete: make or fetch it again",
+        ArchiveError::Trailing { .. } => {
+            "if archives were appended to each other, unpack them and make one of the result"
+        }
+        ArchiveError::Entry { .. } => {
+            "nothing was uploaded; make the archive anew with `tar --format=pax --acls --xattrs -C ROOT -cf FILE .`"
+        }
+        ArchiveError::NotTar => "IMAGEFILE is a tar archive or a directory",
+        _ => return failure,
+    };
+    failure.hint(hint)
+}
+
+fn upload_failure(error: &UploadError) -> Failure {
+    match error {
+        UploadError::Call { source } => Failure::of_call(source),
+        UploadError::Send { .. } => Failure::new(error)
+            .hint("nothing is visible on the image server; run the command again"),
+    }
+}
+
+fn is_none(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
+    use std::io::Read as _;
+    let read = || -> io::Result<String> {
+        let mut text = String::new();
+        fs_err::File::open(path)?.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > TEXT_BYTES_MAX {
+            let why = format!("{}: it is larger than {TEXT_BYTES_MAX} bytes", path.display());
+            return Err(io::Error::other(why));
+        }
+        Ok(text)
+    };
+    read().map_err(|error| {
+        Failure::of_text(format!("cannot read the {what}: {error}")).hint("`-` stands for none")
+    })
+}
+
+fn filter_of(path: &Path) -> Result<Option<Filter>, Failure> {
+    if is_none(path) {
+        return Ok(None);
+    }
+    let text = text_of(path, "filter")?;
+    Filter::from_text(&text).map(Some).map_err(|error| {
+        Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
+    })
+}
+
+fn triggers_of(path: &Path) -> Result<Triggers, Failure> {
+    if is_none(path) {
+        return Ok(Triggers::default());
+    }
+    let text = text_of(path, "triggers")?;
+    Triggers::from_json(&text).map_err(|error| {
+        Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
+    })
+}
+
+fn rules_of(path: &Path) -> Result<Rules, Failure> {
+    let text = text_of(path, "list of computed files")?;
+    Rules::from_text(&text).map_err(|error| {
+        Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
+    })
+}
+
+/// Says which files that are another on each machine the image would make equal, or take away.
+fn warn_of_unique_paths(filter: &Filter) {
+    let unkept: Vec<&str> = UNIQUE_PATHS
+        .into_iter()
+        .filter(|path| TreePath::new(path).is_ok_and(|path| !filter.keeps(&path)))
+        .collect();
+    if !unkept.is_empty() {
+        eprintln!(
+            "warning: the filter does not keep {}: each machine would get the image's, or lose \
+             its own",
+            unkept.join(", ")
+        );
+    }
+}

@@ -1,0 +1,65 @@
+//! `imagetool delete`: deletes an image for good.
+
+use std::io::{IsTerminal as _, Write as _};
+
+use common::api::image_server::{DeleteImage, DeleteImageRequest};
+use common::image::ImageName;
+
+use super::{Context, Ended, get_image};
+use crate::failure::{Failure, Outcome};
+use crate::output::time;
+
+/// Deletes an image. Its name is never used again.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool delete base/debian-12.6
+  imagetool delete --yes base/debian-12.6
+
+Machines whose required image is deleted are left as they are.")]
+pub struct DeleteArgs {
+    /// The name of the image.
+    pub name: ImageName,
+    /// Do not ask.
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// Deletes an image.
+///
+/// # Errors
+///
+/// [`Failure`] if there is no such image, or nobody can be asked.
+pub async fn run(context: &Context, args: DeleteArgs) -> Ended {
+    let name = &args.name;
+    if !args.yes {
+        if !std::io::stdin().is_terminal() {
+            let message = format!("will not delete {name} without being sure");
+            return Err(Failure::of_text(message).hint("add --yes to mean it").misuse());
+        }
+        let image = get_image(&context.client, name)
+            .await
+            .map_err(|error| Failure::of_image_call(&error, name))?;
+        eprint!(
+            "Delete {name}, created {}? Its name can never be used again. [y/N] ",
+            time(image.notes.created_on)
+        );
+        let answer = tokio::task::spawn_blocking(|| {
+            std::io::stderr().flush()?;
+            let mut answer = String::new();
+            std::io::stdin().read_line(&mut answer)?;
+            Ok::<_, std::io::Error>(answer)
+        });
+        let answer = answer.await.ok().and_then(Result::ok).unwrap_or_default();
+        if !matches!(answer.trim().to_lowercase().as_str(), "y" | "yes") {
+            return Err(Failure::of_text(format!("{name} was not deleted")));
+        }
+    }
+    context
+        .client
+        .call::<DeleteImage>(&DeleteImageRequest { name: name.clone() })
+        .await
+        .map_err(|error| Failure::of_image_call(&error, name))?;
+    eprintln!("Deleted {name}.");
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,151 @@
+//! `imagetool get`: makes the tree of an image in a directory.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use common::image::ImageName;
+use common::path::TreePath;
+use common::tree::Tree;
+use tokio_util::task::TaskTracker;
+
+use super::{Context, Ended, get_image};
+use crate::download::{self, DownloadError};
+use crate::failure::{Failure, Outcome};
+use crate::output::{count, size};
+use crate::progress::Unit;
+use crate::restore::{Loss, RestoreError, Target};
+
+const ABSENT_HINT: &str =
+    "the image cannot be restored from this server; look at its log and its disk";
+
+/// Makes the tree of an image in a new directory, exactly as machines get it.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  imagetool get base/debian-12.7 /srv/chroot/debian
+
+Run it as root: only root can give files their owners and make devices. The directory appears
+when it is complete; until then it is DIR.incomplete. Computed files are left out, and the exit
+code is 3 if anything had to be.")]
+pub struct GetArgs {
+    /// The name of the image.
+    pub name: ImageName,
+    /// The directory to make. It must not be there, or be empty.
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
+/// Gets an image.
+///
+/// # Errors
+///
+/// [`Failure`]; then the directory is as it was.
+pub async fn run(context: &Context, args: GetArgs) -> Ended {
+    let image = get_image(&context.client, &args.name)
+        .await
+        .map_err(|error| Failure::of_image_call(&error, &args.name))?;
+    let stop = common::daemon::stop_on_signals()
+        .map_err(|error| Failure::of_text(format!("cannot wait for signals: {error}")))?;
+    let tree = tokio::select! {
+        tree = download::tree(&context.client, image.content.root, &context.meter) => {
+            Arc::new(tree.map_err(|error| failure(&error))?)
+        }
+        () = stop.cancelled() => return Err(Failure::of_text("interrupted")),
+    };
+    let target = Target::create(&args.directory).map_err(|error| restore_failure(&error))?;
+    let target = Arc::new(target);
+    let tracker = TaskTracker::new();
+    let filled = tokio::select! {
+        filled = fill(context, &tree, &target, &tracker) => filled.map_err(|error| failure(&error)),
+        () = stop.cancelled() => Err(Failure::of_text("interrupted")),
+    };
+    // Writers that were left behind end by themselves, now that nobody feeds them.
+    tracker.close();
+    tracker.wait().await;
+    let finished = match filled {
+        Ok(()) => finish(target, &tree, context).await,
+        Err(failure) => {
+            let abandoned = target.abandon();
+            Err(match abandoned {
+                Ok(()) => failure.hint("nothing was left behind"),
+                Err(error) => failure.hint(common::report::report(&error)),
+            })
+        }
+    }?;
+    let totals = tree.root().totals();
+    eprintln!(
+        "Got {}: {} entries, {} in {}.",
+        args.name,
+        count(totals.entries),
+        size(totals.bytes),
+        args.directory.display()
+    );
+    Ok(finished)
+}
+
+async fn fill(
+    context: &Context,
+    tree: &Arc<Tree>,
+    target: &Arc<Target>,
+    tracker: &TaskTracker,
+) -> Result<(), DownloadError> {
+    let (below, of) = (Arc::clone(target), Arc::clone(tree));
+    blocking(tracker, move || below.make_skeleton(&of)).await?;
+    download::files(&context.client, tree, target, tracker, &context.meter).await?;
+    let (below, of) = (Arc::clone(target), Arc::clone(tree));
+    blocking(tracker, move || below.make_links(&of)).await?;
+    Ok(())
+}
+
+async fn finish(target: Arc<Target>, tree: &Arc<Tree>, context: &Context) -> Ended {
+    context.meter.start("Finishing", Unit::Items, None);
+    let target = Arc::into_inner(target).expect("all tasks that held it have ended");
+    let of = Arc::clone(tree);
+    let finished = blocking(&TaskTracker::new(), move || target.finish(&of)).await;
+    context.meter.finish();
+    let losses = finished.map_err(|error| restore_failure(&error))?;
+    for (loss, paths) in &losses {
+        warn(*loss, paths);
+    }
+    Ok(if losses.is_empty() { Outcome::Done } else { Outcome::Partly })
+}
+
+fn warn(loss: Loss, paths: &[TreePath]) {
+    let shown: Vec<String> = paths.iter().take(3).map(TreePath::to_string).collect();
+    let more = if paths.len() > shown.len() { ", ..." } else { "" };
+    let number = count(paths.len() as u64);
+    eprintln!("warning: {number} {}: {}{more}", loss.describe(), shown.join(", "));
+}
+
+async fn blocking<T: Send + 'static>(
+    tracker: &TaskTracker,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    match tracker.spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+fn failure(error: &DownloadError) -> Failure {
+    match error {
+        DownloadError::Call { source } => Failure::of_call(source),
+        DownloadError::Restore { source } => restore_failure(source),
+        DownloadError::File { source, .. } if matches!(**source, DownloadError::Absent { .. }) => {
+            Failure::new(error).hint(ABSENT_HINT)
+        }
+        DownloadError::Absent { .. } => Failure::new(error).hint(ABSENT_HINT),
+        _ => Failure::new(error),
+    }
+}
+
+fn restore_failure(error: &RestoreError) -> Failure {
+    let failure = Failure::new(error);
+    match error {
+        RestoreError::NotEmpty { .. } => failure.hint("give a directory that is not there yet"),
+        RestoreError::Leftover { path } => {
+            failure.hint(format!("remove it with `rm -r {}`, and try again", path.display()))
+        }
+        _ => failure,
+    }
+}

@@ -1,0 +1,68 @@
+//! `imagetool list`: shows which images there are.
+
+use comfy_table::{CellAlignment, Table, presets};
+use common::api::image_server::{ImageSummary, ListImages, ListImagesRequest};
+
+use super::{Context, Ended, Format, print, print_json};
+use crate::failure::{Failure, Outcome};
+use crate::output::{count, size, time};
+
+/// Lists the images, sorted by name.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool list
+  imagetool list --format json | jq -r '.[].name'")]
+pub struct ListArgs {}
+
+/// Lists images.
+///
+/// # Errors
+///
+/// [`Failure`] if the server cannot be asked.
+pub async fn run(context: &Context, _args: ListArgs) -> Ended {
+    let mut images: Vec<ImageSummary> = Vec::new();
+    loop {
+        let request = ListImagesRequest { after: images.last().map(|image| image.name.clone()) };
+        let reply = context.client.call::<ListImages>(&request).await;
+        let reply = reply.map_err(|error| Failure::of_call(&error))?;
+        let progress = !reply.images.is_empty();
+        images.extend(reply.images);
+        if !reply.more || !progress {
+            break;
+        }
+    }
+    match context.format {
+        Format::Json => print_json(&images)?,
+        Format::Table if images.is_empty() => eprintln!("There are no images."),
+        Format::Table => print(&table(&images))?,
+    }
+    Ok(Outcome::Done)
+}
+
+fn table(images: &[ImageSummary]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["NAME", "ENTRIES", "SIZE", "FILTER", "TRIGGERS", "CREATED", "EXPIRES"]);
+    for image in images {
+        table.add_row([
+            image.name.to_string(),
+            count(image.totals.entries),
+            size(image.totals.bytes),
+            image.filter_lines.map_or("sparse".to_owned(), |lines| count(u64::from(lines))),
+            count(u64::from(image.triggers)),
+            time(image.created_on),
+            image.expires_at.map_or("never".to_owned(), time),
+        ]);
+    }
+    for index in [1, 2, 3, 4] {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    if let Some(first) = table.column_mut(0) {
+        first.set_padding((0, 1));
+    }
+    let lines = table.lines().map(|line| line.trim_end().to_owned() + "\n");
+    lines.collect()
+}

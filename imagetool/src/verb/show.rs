@@ -1,0 +1,138 @@
+//! `imagetool show`: shows what an image is, and its tree.
+
+use std::fmt::Write as _;
+
+use common::image::{Content, Image, ImageName, Notes};
+use common::object::ObjectId;
+use common::tree::{Totals, Tree, text};
+use serde::Serialize;
+
+use super::{Context, Ended, Format, get_image, print, print_json};
+use crate::download;
+use crate::failure::{Failure, Outcome};
+use crate::output::{count, size, time};
+
+/// Shows an image: its digests, filter, triggers and sums, and with --tree all its entries.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool show base/debian-12.7
+  imagetool show base/debian-12.7 --tree | grep ' /etc/ssh/'
+  diff <(imagetool show A --tree) <(imagetool show B --tree)
+
+With --tree what is said of the image stands in lines that start with `#`; the other lines
+are the text form of the tree, one entry each.")]
+pub struct ShowArgs {
+    /// The name of the image.
+    pub name: ImageName,
+    /// Add the tree: one line for each entry.
+    #[arg(long)]
+    pub tree: bool,
+}
+
+/// What is printed with `--format json`.
+#[derive(Debug, Serialize)]
+struct Report<'call> {
+    name: &'call ImageName,
+    digest: ObjectId,
+    totals: Totals,
+    content: &'call Content,
+    notes: &'call Notes,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tree: Option<Vec<String>>,
+}
+
+/// Shows an image.
+///
+/// # Errors
+///
+/// [`Failure`] if there is no such image, or its tree cannot be fetched.
+pub async fn run(context: &Context, args: ShowArgs) -> Ended {
+    let image = get_image(&context.client, &args.name)
+        .await
+        .map_err(|error| Failure::of_image_call(&error, &args.name))?;
+    let tree = download::tree(&context.client, image.content.root, &context.meter)
+        .await
+        .map_err(|error| Failure::new(&error))?;
+    match context.format {
+        Format::Json => {
+            let lines = || tree.nodes().map(|(path, node)| text::line_of(&path, &node)).collect();
+            print_json(&Report {
+                name: &image.content.name,
+                digest: image.content.digest(),
+                totals: tree.root().totals(),
+                content: &image.content,
+                notes: &image.notes,
+                tree: args.tree.then(lines),
+            })?;
+        }
+        Format::Table if args.tree => {
+            let about = describe(&image, &tree);
+            let mut all: String = about.lines().map(|line| format!("# {line}\n")).collect();
+            all.push_str(&text::to_text(&tree));
+            print(&all)?;
+        }
+        Format::Table => print(&describe(&image, &tree))?,
+    }
+    Ok(Outcome::Done)
+}
+
+fn describe(image: &Image, tree: &Tree) -> String {
+    let Image { content, notes } = image;
+    let totals = tree.root().totals();
+    let mut text = String::new();
+    let mut line = |label: &str, value: String| {
+        writeln!(text, "{label:<10} {value}").expect("writing to a String cannot fail");
+    };
+    line("Name:", content.name.to_string());
+    line("Digest:", content.digest().to_string());
+    line("Tree:", content.root.to_string());
+    line(
+        "Entries:",
+        format!(
+            "{} ({} directories, {} hard links, {} computed files)",
+            count(totals.entries),
+            count(totals.directories),
+            count(totals.hard_links),
+            count(totals.computed)
+        ),
+    );
+    line("Size:", size(totals.bytes));
+    line("Created:", format!("{} by {}", time(notes.created_on), or(&notes.created_by, "?")));
+    if let Some(expires_at) = notes.expires_at {
+        line("Expires:", time(expires_at));
+    }
+    match &content.filter {
+        None => line("Filter:", "none: a sparse image, which touches only its paths".to_owned()),
+        Some(filter) if filter.lines().is_empty() => {
+            line("Filter:", "empty: the image covers everything".to_owned());
+        }
+        Some(filter) => {
+            line("Filter:", "machines keep".to_owned());
+            filter.lines().iter().for_each(|one| line("", one.clone()));
+        }
+    }
+    if content.triggers.0.is_empty() {
+        line("Triggers:", "none".to_owned());
+    }
+    for (index, trigger) in content.triggers.0.iter().enumerate() {
+        let action = match (trigger.reboots(), trigger.do_reload) {
+            (true, _) => "reboot",
+            (false, true) => "reload",
+            (false, false) => "restart",
+        };
+        let impact = if trigger.high_impact { ", high impact" } else { "" };
+        let patterns = trigger.match_lines.lines().join(" ");
+        let label = if index == 0 { "Triggers:" } else { "" };
+        line(label, format!("{} ({action}{impact}): {patterns}", trigger.service));
+    }
+    for (index, rule) in content.computed.iter().enumerate() {
+        let label = if index == 0 { "Computed:" } else { "" };
+        line(label, format!("{} by {}", rule.path, rule.source));
+    }
+    text
+}
+
+fn or<'text>(text: &'text str, default: &'text str) -> &'text str {
+    if text.is_empty() { default } else { text }
+}

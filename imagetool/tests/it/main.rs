@@ -1,0 +1,13 @@
+//! Tests of imagetool: archives and directories as they are read, trees as they are made, the
+//! command line against a small server in memory, and the documentation's examples.
+
+#![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
+
+mod archives;
+mod command;
+mod directories;
+mod format;
+mod hostile;
+mod server;
+mod tars;
+mod trees;

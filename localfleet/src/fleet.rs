@@ -1,0 +1,438 @@
+//! An imageserver, a dominator and some subds, as processes on loopback addresses.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use common::api::dominator::{
+    ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
+};
+use common::mdb::Machine;
+use common::wire::client::{Client, Peer};
+
+use crate::process::Daemon;
+use crate::programs::RECORD_SERVICE;
+
+/// How long a daemon may take to answer after it was started.
+const READY_MAX: Duration = Duration::from_secs(30);
+
+/// Where the daemons of a fleet listen.
+#[derive(Clone, Debug)]
+pub struct Addresses {
+    /// Of the imageserver.
+    pub imageserver: SocketAddr,
+    /// Of the dominator.
+    pub dominator: SocketAddr,
+    /// The network of the subs: the first three bytes of their addresses.
+    pub subs: [u8; 3],
+    /// The port of all subs.
+    pub subd_port: u16,
+}
+
+impl Addresses {
+    /// The ports that the daemons have by default, on 127.0.0.x: for the demo.
+    #[must_use]
+    pub fn standard() -> Self {
+        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        Self {
+            imageserver: SocketAddr::new(local, 6971),
+            dominator: SocketAddr::new(local, 6970),
+            subs: [127, 0, 0],
+            subd_port: 6969,
+        }
+    }
+
+    /// Addresses and ports that no other fleet of this machine has: for tests.
+    ///
+    /// # Errors
+    ///
+    /// If no port is free.
+    pub fn private() -> anyhow::Result<Self> {
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        let process = std::process::id();
+        let third = NEXT.fetch_add(1, Ordering::Relaxed);
+        // 16,384 processes in a row have different networks, with 255 fleets each.
+        let second = u8::try_from(1 + process % 250).context("a remainder of 250 fits")?;
+        let network = [127, second, third];
+        let local = IpAddr::V4(Ipv4Addr::new(network[0], network[1], network[2], 1));
+        let mut held = Vec::new();
+        let mut port = || -> anyhow::Result<u16> {
+            let listener = TcpListener::bind((local, 0)).context("no free port")?;
+            let port = listener.local_addr().context("a listener has an address")?.port();
+            held.push(listener);
+            Ok(port)
+        };
+        Ok(Self {
+            imageserver: SocketAddr::new(local, port()?),
+            dominator: SocketAddr::new(local, port()?),
+            subs: network,
+            subd_port: port()?,
+        })
+    }
+
+    fn sub(&self, index: usize) -> anyhow::Result<SocketAddr> {
+        let last = u8::try_from(11 + index).context("a fleet has at most 200 subs")?;
+        let [first, second, third] = self.subs;
+        let address = Ipv4Addr::new(first, second, third, last);
+        Ok(SocketAddr::new(IpAddr::V4(address), self.subd_port))
+    }
+}
+
+/// What a fleet is made of.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The directory of the programs.
+    pub programs: PathBuf,
+    /// A directory for roots, data, state and logs.
+    pub directory: PathBuf,
+    /// How many subs.
+    pub subs: usize,
+    /// Where they listen.
+    pub addresses: Addresses,
+    /// Set when whoever waits for the fleet is to give up.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// One machine of the fleet.
+pub struct Sub {
+    /// Its name in the machine database.
+    pub hostname: String,
+    /// Its address.
+    pub address: SocketAddr,
+    /// The directory that it manages.
+    pub root: PathBuf,
+    /// A file to which its services append `SERVICE VERB` lines.
+    pub services: PathBuf,
+    /// Its subd.
+    pub daemon: Daemon,
+}
+
+/// A running fleet. All processes are stopped when it is dropped.
+pub struct Fleet {
+    options: Options,
+    /// The dominator.
+    pub dominator: Daemon,
+    /// The machines.
+    pub subs: Vec<Sub>,
+    /// The image server.
+    pub imageserver: Daemon,
+    client: Client,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Fleet {
+    /// Starts all daemons, the subs with empty roots, and waits until they answer. No machine is
+    /// in the machine database yet.
+    ///
+    /// # Errors
+    ///
+    /// If one does not start; its last words are in the error.
+    pub fn start(options: Options) -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        for directory in ["log", "roots"] {
+            fs::create_dir_all(options.directory.join(directory))
+                .context("cannot make a directory")?;
+        }
+        let addresses = &options.addresses;
+        let imageserver = start(
+            &options,
+            "imageserver",
+            "imageserver",
+            &[
+                ("--listen", addresses.imageserver.to_string()),
+                ("--data", shown(&options.directory.join("imageserver"))),
+            ],
+        )?;
+        fs::write(mdb_path(&options), "[]\n").context("cannot write the machine database")?;
+        let mut subs = Vec::new();
+        for index in 0..options.subs {
+            subs.push(start_sub(&options, index)?);
+        }
+        let dominator = start(
+            &options,
+            "dominator",
+            "dominator",
+            &[
+                ("--listen", addresses.dominator.to_string()),
+                ("--imageserver", addresses.imageserver.to_string()),
+                ("--mdb", shown(&mdb_path(&options))),
+                ("--state", shown(&options.directory.join("dominator"))),
+                ("--subd-port", addresses.subd_port.to_string()),
+            ],
+        )?;
+        let client = client_of(addresses.dominator);
+        let mut fleet = Self { options, dominator, subs, imageserver, client, runtime };
+        fleet.wait_ready()?;
+        Ok(fleet)
+    }
+
+    /// The machine database file.
+    #[must_use]
+    pub fn mdb(&self) -> PathBuf {
+        mdb_path(&self.options)
+    }
+
+    /// The addresses.
+    #[must_use]
+    pub fn addresses(&self) -> &Addresses {
+        &self.options.addresses
+    }
+
+    /// Waits until each daemon that runs answers at `/healthz`.
+    ///
+    /// # Errors
+    ///
+    /// If one has ended, or does not answer in time.
+    pub fn wait_ready(&mut self) -> anyhow::Result<()> {
+        let (dominator, imageserver) =
+            (self.options.addresses.dominator, self.options.addresses.imageserver);
+        let mut daemons = vec![(imageserver, &mut self.imageserver), (dominator, &mut self.dominator)];
+        daemons.extend(self.subs.iter_mut().map(|sub| (sub.address, &mut sub.daemon)));
+        for (address, daemon) in daemons {
+            if daemon.id().is_none() {
+                continue;
+            }
+            let client = client_of(address);
+            let start = Instant::now();
+            loop {
+                daemon.check()?;
+                let answer = self.runtime.block_on(client.get("/healthz"));
+                if matches!(answer, Ok((200, _))) {
+                    break;
+                }
+                if start.elapsed() > READY_MAX {
+                    bail!("{} does not answer at {address}", daemon.name());
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the machine database: each sub is to have `image`, or none if that is `None`.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn require(&self, image: Option<&str>) -> anyhow::Result<()> {
+        let images = self.subs.iter().map(|sub| (sub.hostname.clone(), image.unwrap_or_default()));
+        self.require_each(&images.collect())
+    }
+
+    /// Replaces the machine database: each sub is to have the image that `images` gives its name.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn require_each(&self, images: &BTreeMap<String, &str>) -> anyhow::Result<()> {
+        let machines: Vec<Machine> = self
+            .subs
+            .iter()
+            .map(|sub| Machine {
+                hostname: sub.hostname.clone(),
+                ip_address: Some(sub.address.ip()),
+                required_image: images
+                    .get(&sub.hostname)
+                    .map_or_else(String::new, |image| (*image).to_owned()),
+                ..Machine::default()
+            })
+            .collect();
+        let text = serde_json::to_string_pretty(&machines).context("machines have a JSON form")?;
+        let temporary = self.mdb().with_extension("new");
+        fs::write(&temporary, text + "\n").context("cannot write the machine database")?;
+        fs::rename(&temporary, self.mdb()).context("cannot replace the machine database")
+    }
+
+    /// Runs imagetool, as an operator would.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be run; that it failed is in the output.
+    pub fn imagetool<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
+        let server = self.options.addresses.imageserver.to_string();
+        self.tool("imagetool", &["--insecure", "--imageserver", &server], words)
+    }
+
+    /// Runs domtool, as an operator would.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be run; that it failed is in the output.
+    pub fn domtool<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
+        let server = self.options.addresses.dominator.to_string();
+        self.tool("domtool", &["--insecure", "--dominator", &server], words)
+    }
+
+    fn tool<S: Into<OsString> + Clone>(
+        &self,
+        name: &str,
+        flags: &[&str],
+        words: &[S],
+    ) -> anyhow::Result<Output> {
+        let words = words.iter().cloned().map(Into::into);
+        let program = self.options.programs.join(name);
+        let output = Command::new(&program).args(flags).args(words).output();
+        output.with_context(|| format!("cannot run {}", program.display()))
+    }
+
+    /// What the dominator says of its machines.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer.
+    pub fn statuses(&self) -> anyhow::Result<Vec<SubSummary>> {
+        let request = ListSubsRequest::default();
+        let reply = self.runtime.block_on(self.client.call::<ListSubs>(&request));
+        Ok(reply.context("the dominator does not answer")?.subs)
+    }
+
+    /// What the dominator says of one machine.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer.
+    pub fn detail(&self, hostname: &str) -> anyhow::Result<SubDetail> {
+        let request = ShowSubRequest { hostname: hostname.to_owned() };
+        let reply = self.runtime.block_on(self.client.call::<ShowSub>(&request));
+        reply.context("the dominator does not answer")
+    }
+
+    /// Waits until the dominator says that all machines are synced with the image that the
+    /// database requires, calling `watch` with every list it gives.
+    ///
+    /// # Errors
+    ///
+    /// If a daemon has ended, or not all are synced within `limit`.
+    pub fn wait_synced(
+        &mut self,
+        image: &str,
+        limit: Duration,
+        mut watch: impl FnMut(&[SubSummary]),
+    ) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        loop {
+            self.check()?;
+            // A dominator that is just being started again is no reason to give up.
+            let subs = self.statuses().unwrap_or_default();
+            watch(&subs);
+            let done = |sub: &SubSummary| {
+                sub.status == Status::Synced && sub.required_image == image && sub.last_image == image
+            };
+            if subs.len() == self.subs.len() && subs.iter().all(done) {
+                return Ok(start.elapsed());
+            }
+            if start.elapsed() > limit {
+                let states: Vec<String> = subs
+                    .iter()
+                    .map(|sub| format!("{}: {} ({})", sub.hostname, sub.status, sub.detail))
+                    .collect();
+                bail!("not all synced with {image} after {limit:?}: {}", states.join("; "));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Fails if a daemon has ended by itself.
+    ///
+    /// # Errors
+    ///
+    /// Says which, and how; or that it is time to stop.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        ensure!(!self.options.stop.load(Ordering::Relaxed), "interrupted");
+        self.imageserver.check()?;
+        self.dominator.check()?;
+        self.subs.iter_mut().try_for_each(|sub| sub.daemon.check())
+    }
+
+    /// The addresses, and commands to try, for people.
+    #[must_use]
+    pub fn how_to_look(&self) -> String {
+        let Addresses { imageserver, dominator, .. } = &self.options.addresses;
+        let programs = self.options.programs.display();
+        let mut text = format!(
+            "  dominator    http://{dominator}/\n  imageserver  http://{imageserver}/\n"
+        );
+        for sub in &self.subs {
+            text.push_str(&format!(
+                "  {:<12} http://{}/  root {}\n",
+                sub.hostname,
+                sub.address,
+                sub.root.display()
+            ));
+        }
+        text.push_str(&format!(
+            "  database     {}\n\nTry:\n  {programs}/domtool --insecure list-subs\n  \
+             {programs}/imagetool --insecure list\n",
+            self.mdb().display()
+        ));
+        text
+    }
+
+    /// Stops all daemons with SIGTERM.
+    ///
+    /// # Errors
+    ///
+    /// If one does not stop in good order.
+    pub fn stop(&mut self) -> anyhow::Result<()> {
+        self.dominator.stop()?;
+        self.subs.iter_mut().try_for_each(|sub| sub.daemon.stop())?;
+        self.imageserver.stop()
+    }
+}
+
+fn mdb_path(options: &Options) -> PathBuf {
+    options.directory.join("mdb.json")
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn client_of(address: SocketAddr) -> Client {
+    let host = address.ip().to_string();
+    Client::new(Peer { host, port: address.port(), address: Some(address.ip()) })
+}
+
+fn start(
+    options: &Options,
+    program: &str,
+    name: &str,
+    flags: &[(&str, String)],
+) -> anyhow::Result<Daemon> {
+    let mut arguments: Vec<OsString> = vec!["--insecure".into()];
+    for (flag, value) in flags {
+        arguments.push(flag.into());
+        arguments.push(value.into());
+    }
+    let log = options.directory.join("log").join(format!("{name}.log"));
+    Daemon::start(name, &options.programs.join(program), arguments, log)
+}
+
+fn start_sub(options: &Options, index: usize) -> anyhow::Result<Sub> {
+    let hostname = format!("sub-{}", index + 1);
+    let address = options.addresses.sub(index)?;
+    let root = options.directory.join("roots").join(&hostname);
+    fs::create_dir_all(&root).context("cannot make a root")?;
+    let services = options.directory.join("log").join(format!("{hostname}.services"));
+    let record = options.programs.join(RECORD_SERVICE);
+    let record = format!("{} {}", shown(&record), shown(&services));
+    let flags = [
+        ("--listen", address.to_string()),
+        ("--root", shown(&root)),
+        ("--hostname", hostname.clone()),
+        ("--service-command", record),
+    ];
+    let daemon = start(options, "subd", &hostname, &flags)?;
+    Ok(Sub { hostname, address, root, services, daemon })
+}

@@ -1,0 +1,86 @@
+//! `localfleet`: the demo, and all other programs in one binary (see `programs`).
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use localfleet::demo::Demo;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// Run a whole fleet on this machine, and watch it converge.
+///
+/// Starts an imageserver, a dominator and some subds as separate processes on addresses of
+/// 127.0.0.0/8, makes an image from real files of this machine, and shows how the machines take
+/// it, how one that drifts is repaired, and how all are updated to a second version. Each step is
+/// verified by comparing the trees.
+///
+/// Everything is kept below one temporary directory, which is removed at the end.
+#[derive(Parser)]
+#[command(version, after_help = "Examples:\n  localfleet\n  localfleet --once\n  \
+    localfleet --image debian.tar.zst --subs 5\n\nNeeds root, because subd sets owners.")]
+struct Arguments {
+    /// Use this archive or directory as the first version of the image.
+    #[arg(long, value_name = "TAR|DIR")]
+    image: Option<PathBuf>,
+
+    /// End after the sequence: with 0 if each step was verified, else with 1.
+    #[arg(long)]
+    once: bool,
+
+    /// How many subs to start.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=100))]
+    subs: u8,
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = localfleet::programs::dispatch() {
+        return code;
+    }
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    ensure!(nix::unistd::geteuid().is_root(), "localfleet needs root: subd sets owners of files");
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The first signal sets the flag; while it is set, the next one ends the process at once.
+        flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))
+            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .context("cannot catch signals")?;
+    }
+    let directory = tempfile::Builder::new()
+        .prefix("localfleet-")
+        .tempdir()
+        .context("cannot make a temporary directory")?;
+    let programs = directory.path().join("bin");
+    let binary = std::env::current_exe().context("cannot find this program")?;
+    localfleet::programs::install(&binary, &programs)?;
+    let demo = Demo {
+        programs,
+        directory: directory.path().to_owned(),
+        image: arguments.image.clone(),
+        subs: usize::from(arguments.subs),
+        stop: Arc::clone(&stop),
+    };
+    let mut fleet = demo.run()?;
+    if !arguments.once {
+        println!("\nThe fleet stays up until Ctrl-C.\n\n{}", fleet.how_to_look());
+        while !stop.load(Ordering::Relaxed) {
+            fleet.check()?;
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        println!("Stopping.");
+    }
+    fleet.stop()
+}

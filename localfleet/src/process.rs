@@ -1,0 +1,146 @@
+//! One daemon as a process: started, killed, started again, stopped.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// How long a daemon may take to stop after SIGTERM.
+const STOP_MAX: Duration = Duration::from_secs(15);
+
+/// A daemon. Stopped when dropped.
+pub struct Daemon {
+    name: String,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts `program`, with `arguments`; its output is appended to the file `log`.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be started.
+    pub fn start(
+        name: &str,
+        program: &Path,
+        arguments: Vec<OsString>,
+        log: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let (name, program) = (name.to_owned(), program.to_owned());
+        let mut daemon = Self { name, program, arguments, log, child: None };
+        daemon.start_again()?;
+        Ok(daemon)
+    }
+
+    /// Starts it again after [`Daemon::kill`] or [`Daemon::stop`].
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be started.
+    pub fn start_again(&mut self) -> anyhow::Result<()> {
+        let mut options = std::fs::OpenOptions::new();
+        let log = options
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .with_context(|| format!("cannot open {}", self.log.display()))?;
+        let child = Command::new(&self.program)
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            // Ctrl-C is for the one who started the fleet, who then stops it in good order.
+            .process_group(0)
+            .stdout(log.try_clone().context("cannot duplicate a descriptor")?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.program.display()))?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file that has its output.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Its process id, while it runs.
+    #[must_use]
+    pub fn id(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Kills it with SIGKILL: no chance to clean up.
+    ///
+    /// # Errors
+    ///
+    /// If it was not running.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        let Some(mut child) = self.child.take() else { bail!("{} is not running", self.name) };
+        child.kill().with_context(|| format!("cannot kill {}", self.name))?;
+        child.wait().with_context(|| format!("cannot wait for {}", self.name))?;
+        Ok(())
+    }
+
+    /// Asks it to stop with SIGTERM, and waits until it has.
+    ///
+    /// # Errors
+    ///
+    /// If it does not stop in time (it is killed then), or does not end with success.
+    pub fn stop(&mut self) -> anyhow::Result<()> {
+        let Some(mut child) = self.child.take() else { return Ok(()) };
+        let id = i32::try_from(child.id()).context("process ids fit 31 bits")?;
+        kill(Pid::from_raw(id), Signal::SIGTERM)
+            .with_context(|| format!("cannot stop {}", self.name))?;
+        let start = Instant::now();
+        while start.elapsed() < STOP_MAX {
+            if let Some(status) = child.try_wait().context("cannot wait")? {
+                if !status.success() {
+                    bail!("{} ended with {status}; see {}", self.name, self.log.display());
+                }
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        child.kill().with_context(|| format!("cannot kill {}", self.name))?;
+        child.wait().with_context(|| format!("cannot wait for {}", self.name))?;
+        bail!("{} did not stop within {STOP_MAX:?} of SIGTERM", self.name)
+    }
+
+    /// Fails if it has ended by itself.
+    ///
+    /// # Errors
+    ///
+    /// Says how it ended, and shows the end of its log.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        let Some(child) = &mut self.child else { return Ok(()) };
+        if let Some(status) = child.try_wait().context("cannot wait")? {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let end = lines[lines.len().saturating_sub(10)..].join("\n");
+            bail!("{} ended with {status}:\n{end}", self.name);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            eprintln!("warning: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! All programs of the project in one binary, each under its own name.
+//!
+//! `cargo run -p localfleet` builds this crate's binary and no other. So that a fleet has all its
+//! programs all the same, this binary is each of them: started under the name `subd` it is subd,
+//! and runs the same function that subd's own binary runs. A fleet gets its programs from a
+//! directory, which [`install`] fills with symlinks to this binary.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
+/// Stands in for service(8): started with `FILE SERVICE VERB` it appends `SERVICE VERB` to the
+/// file as a line.
+pub const RECORD_SERVICE: &str = "record-service";
+
+/// The programs, by name.
+const PROGRAMS: [(&str, fn() -> ExitCode); 6] = [
+    ("subd", subd::command::main),
+    ("imageserver", imageserver::command::main),
+    ("imagetool", imagetool::command::main),
+    ("dominator", dominator::command::dominator),
+    ("domtool", dominator::command::domtool),
+    (RECORD_SERVICE, record_service),
+];
+
+/// Runs the program under whose name this process was started, if that is one of them.
+#[must_use]
+pub fn dispatch() -> Option<ExitCode> {
+    let started_as = std::env::args_os().next()?;
+    let name = Path::new(&started_as).file_name()?.to_str()?;
+    let (_, run) = PROGRAMS.iter().find(|(program, _)| *program == name)?;
+    Some(run())
+}
+
+/// Makes `directory`, with a symlink to `binary` for each program.
+///
+/// # Errors
+///
+/// If the directory or a link cannot be made.
+pub fn install(binary: &Path, directory: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    for (name, _) in PROGRAMS {
+        symlink(binary, directory.join(name)).context("cannot link a program")?;
+    }
+    Ok(())
+}
+
+fn record_service() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let [_, file, words @ ..] = arguments.as_slice() else { return ExitCode::from(2) };
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    let line = format!("{}\n", words.join(" "));
+    let write = || -> std::io::Result<()> {
+        let mut options = std::fs::OpenOptions::new();
+        options.create(true).append(true).open(file)?.write_all(line.as_bytes())
+    };
+    match write() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: cannot append to {}: {error}", file.to_string_lossy());
+            ExitCode::FAILURE
+        }
+    }
+}

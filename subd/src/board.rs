@@ -1,0 +1,342 @@
+//! The one owner of what a poll reports.
+//!
+//! Whoever changes something tells the board; the board decides which of the version's numbers
+//! moves and wakes the polls that wait.
+//!
+//! # Invariants
+//!
+//! * `generation` moves when the report of the scanned tree or the set of cached objects changed,
+//!   and never otherwise.
+//! * `status` moves on every other change that a poll reports. Free space, counters and the clock
+//!   are reported as they are at the moment and move nothing.
+//! * All parts of a reply are of one moment.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use common::api::subd::{
+    Activity, CacheReport, Configuration, Identity, LastFetch, LastUpdate, PollReply, ScanCounters,
+    ScanReport, Space, TriggerFailure, Version,
+};
+use common::filter::Patterns;
+use common::object::ObjectId;
+use common::scope::{ScanSettings, Scope};
+use common::tree::Time;
+use common::trigger::Triggers;
+use tokio::sync::watch;
+
+use crate::cache::changes::ChangeLog;
+use crate::saved::Saved;
+use crate::scan::Snapshot;
+
+/// The most trigger failures that are remembered.
+const TRIGGER_FAILURES_MAX: usize = 64;
+
+/// What the update machinery is at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UpdatePhase {
+    /// Nothing.
+    #[default]
+    Idle,
+    /// Staging.
+    Preparing(u64),
+    /// Staged.
+    Prepared(u64),
+    /// Changing the tree or driving services.
+    Updating(u64),
+}
+
+/// A fetch that is running.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FetchProgress {
+    /// Which fetch.
+    pub fetch_id: u64,
+    /// Objects it has got so far.
+    pub objects: u64,
+    /// Bytes it has got so far.
+    pub bytes: u64,
+}
+
+/// What is measured at the moment of a reply.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Free space.
+    pub space: Space,
+    /// Scan counters.
+    pub counters: ScanCounters,
+    /// The clock.
+    pub clock: Time,
+}
+
+/// The state that polls report.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// Where the sub is.
+    pub version: Version,
+    /// Who the machine is.
+    pub identity: Identity,
+    /// The fetch that is running.
+    pub fetch: Option<FetchProgress>,
+    /// What the update machinery is at.
+    pub update: UpdatePhase,
+    /// The latest scan.
+    pub snapshot: Option<Arc<Snapshot>>,
+    /// How the last fetch ended.
+    pub last_fetch: Option<LastFetch>,
+    /// What is remembered over restarts.
+    pub saved: Saved,
+    /// The scope of the current settings.
+    pub scope: Scope,
+}
+
+impl State {
+    /// What the sub is doing, in the words of the wire.
+    #[must_use]
+    pub fn activity(&self) -> Activity {
+        match (self.update, self.fetch) {
+            (UpdatePhase::Preparing(update_id), _) => Activity::Preparing { update_id },
+            (UpdatePhase::Updating(update_id), _) => Activity::Updating { update_id },
+            (_, Some(FetchProgress { fetch_id, objects, bytes })) => {
+                Activity::Fetching { fetch_id, objects, bytes }
+            }
+            (UpdatePhase::Prepared(update_id), None) => Activity::Prepared { update_id },
+            (UpdatePhase::Idle, None) => Activity::Idle,
+        }
+    }
+
+    /// True if a scan under the current settings is complete.
+    #[must_use]
+    pub fn is_scanned(&self) -> bool {
+        self.scan_report().is_some()
+    }
+
+    /// The report of the scan, if it is of the current settings.
+    #[must_use]
+    pub fn scan_report(&self) -> Option<&ScanReport> {
+        let report = self.snapshot.as_ref().and_then(|snapshot| snapshot.report.as_ref());
+        report.filter(|report| report.scope == self.scope)
+    }
+}
+
+struct Inner {
+    state: State,
+    cached: BTreeSet<ObjectId>,
+    changes: ChangeLog,
+}
+
+/// The state, and who waits for it.
+pub struct Board {
+    inner: Mutex<Inner>,
+    version: watch::Sender<Version>,
+    exclusions: Patterns,
+}
+
+impl Board {
+    /// Starts with what was remembered and what is cached.
+    #[must_use]
+    pub fn new(
+        instance: u64,
+        identity: Identity,
+        exclusions: Patterns,
+        saved: Saved,
+        cached: impl IntoIterator<Item = ObjectId>,
+    ) -> Self {
+        let version = Version { instance, generation: 1, status: 1 };
+        let scope = Scope::of(&saved.configuration.scan, &exclusions);
+        let state = State {
+            version,
+            identity,
+            fetch: None,
+            update: UpdatePhase::Idle,
+            snapshot: None,
+            last_fetch: None,
+            saved,
+            scope,
+        };
+        let cached = cached.into_iter().collect();
+        let inner = Inner { state, cached, changes: ChangeLog::new(version.generation) };
+        Self { inner: Mutex::new(inner), version: watch::Sender::new(version), exclusions }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic elsewhere cannot leave it half changed: nothing below can panic in between.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the state; `look` must be quick and must not ask the board for anything else.
+    pub fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&self.lock().state)
+    }
+
+    /// How many objects are cached.
+    #[must_use]
+    pub fn cached_count(&self) -> usize {
+        self.lock().cached.len()
+    }
+
+    /// Local exclusions.
+    #[must_use]
+    pub fn exclusions(&self) -> &Patterns {
+        &self.exclusions
+    }
+
+    /// What tells of each new version.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Version> {
+        self.version.subscribe()
+    }
+
+    /// Changes what is not scanned tree or cache; `change` says whether there is news.
+    pub fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut inner = self.lock();
+        let result = change(&mut inner.state);
+        inner.state.version.status += 1;
+        self.version.send_replace(inner.state.version);
+        result
+    }
+
+    /// As [`Board::change`], but tells nobody if `change` gives an error.
+    ///
+    /// # Errors
+    ///
+    /// What `change` gives; then it has changed nothing.
+    pub fn try_change<T, E>(
+        &self,
+        change: impl FnOnce(&mut State) -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
+        let mut inner = self.lock();
+        let result = change(&mut inner.state)?;
+        if result.is_some() {
+            inner.state.version.status += 1;
+            self.version.send_replace(inner.state.version);
+        }
+        Ok(result)
+    }
+
+    /// Takes the latest scan, unless a later one was taken already; gives the generation that it
+    /// is reported in.
+    pub fn take_snapshot(&self, snapshot: Arc<Snapshot>, identity: Identity) -> u64 {
+        let mut inner = self.lock();
+        let Inner { state, .. } = &mut *inner;
+        if state.snapshot.as_ref().is_some_and(|old| old.revision >= snapshot.revision) {
+            return state.version.generation;
+        }
+        let (was_scanned, before) = (state.is_scanned(), state.version);
+        let same = state.snapshot.as_ref().is_some_and(|old| old.report == snapshot.report);
+        // An empty snapshot is no news of the tree: that there is none yet is told by `scanned`.
+        if !same && snapshot.report.is_some() {
+            state.version.generation += 1;
+        }
+        state.snapshot = Some(snapshot);
+        if state.is_scanned() != was_scanned || state.identity != identity {
+            state.identity = identity;
+            state.version.status += 1;
+        }
+        if state.version != before {
+            self.version.send_replace(state.version);
+        }
+        state.version.generation
+    }
+
+    /// Notes which objects are cached now, whatever was noted before.
+    pub fn set_cache(&self, now: Vec<ObjectId>) {
+        let now: BTreeSet<ObjectId> = now.into_iter().collect();
+        let (added, removed) = {
+            let cached = &self.lock().cached;
+            let added: Vec<ObjectId> = now.difference(cached).copied().collect();
+            (added, cached.difference(&now).copied().collect::<Vec<ObjectId>>())
+        };
+        self.change_cache(&added, &removed);
+    }
+
+    /// Notes that objects came into the cache or went out of it.
+    pub fn change_cache(&self, added: &[ObjectId], removed: &[ObjectId]) {
+        let mut inner = self.lock();
+        let Inner { state, cached, changes } = &mut *inner;
+        let mut news: Vec<(ObjectId, bool)> = Vec::new();
+        news.extend(removed.iter().filter(|id| cached.remove(id)).map(|id| (*id, false)));
+        news.extend(added.iter().filter(|id| cached.insert(**id)).map(|id| (*id, true)));
+        if !news.is_empty() {
+            state.version.generation += 1;
+            changes.record(state.version.generation, news);
+            self.version.send_replace(state.version);
+        }
+    }
+
+    /// Puts other scan settings in force.
+    pub fn configure(&self, settings: &ScanSettings) {
+        let mut inner = self.lock();
+        let state = &mut inner.state;
+        let was_scanned = state.is_scanned();
+        state.saved.configuration = Configuration { scan: settings.clone() };
+        state.scope = Scope::of(settings, &self.exclusions);
+        // A caller may have been told that there is no scan in this very generation.
+        if state.is_scanned() && !was_scanned {
+            state.version.generation += 1;
+        }
+        state.version.status += 1;
+        self.version.send_replace(state.version);
+    }
+
+    /// The reply to a poll of a caller that knows `have`.
+    #[must_use]
+    pub fn reply(&self, have: Option<Version>, measured: Measured) -> PollReply {
+        let inner = self.lock();
+        let Inner { state, cached, changes } = &*inner;
+        let known = have
+            .filter(|have| have.instance == state.version.instance)
+            .map(|have| have.generation)
+            .filter(|generation| *generation <= state.version.generation);
+        let moved = known != Some(state.version.generation);
+        let cache = || match known.and_then(|generation| changes.since(generation)) {
+            Some(changes) => {
+                CacheReport::Changes { added: changes.added, removed: changes.removed }
+            }
+            None => CacheReport::Full(cached.iter().copied().collect()),
+        };
+        PollReply {
+            version: state.version,
+            identity: state.identity.clone(),
+            activity: state.activity(),
+            scan: state.scan_report().filter(|_| moved).cloned(),
+            scanned: state.is_scanned(),
+            scope: state.scope,
+            exclusions: self.exclusions.clone(),
+            cache: moved.then(cache),
+            last_fetch: state.last_fetch.clone(),
+            last_update: state.saved.last_update.clone(),
+            last_image: state.saved.last_image.clone(),
+            trigger_failures: state.saved.trigger_failures.clone(),
+            space: measured.space,
+            counters: measured.counters,
+            clock: measured.clock,
+        }
+    }
+}
+
+/// Notes how an update ended in what is remembered: `done` has the triggers of the image if the
+/// update was carried out.
+pub fn note_update(saved: &mut Saved, last: &LastUpdate, done: Option<&Triggers>) {
+    if let Some(triggers) = done {
+        saved.last_image = Some(last.image.clone());
+        saved.triggers = triggers.clone();
+        if last.trigger_failures.is_empty() {
+            saved.trigger_failures.clear();
+        }
+    }
+    note_failures(&mut saved.trigger_failures, &last.trigger_failures);
+    saved.last_update = Some(last.clone());
+}
+
+/// Adds `new` failures; one of the same service and verb takes the place of the old one.
+fn note_failures(known: &mut Vec<TriggerFailure>, new: &[TriggerFailure]) {
+    for failure in new {
+        known.retain(|old| (&old.service, &old.verb) != (&failure.service, &failure.verb));
+        known.push(failure.clone());
+    }
+    let excess = known.len().saturating_sub(TRIGGER_FAILURES_MAX);
+    known.drain(..excess);
+}
+
+#[cfg(test)]
+mod tests;

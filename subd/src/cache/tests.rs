@@ -1,0 +1,113 @@
+//! Tests of the object cache on a real directory.
+
+use std::path::PathBuf;
+
+use common::object::Algorithm;
+use common::path::TreePath;
+
+use super::*;
+use crate::root::Root;
+
+struct Place {
+    _place: tempfile::TempDir,
+    path: PathBuf,
+    directory: Arc<Directory>,
+}
+
+fn place() -> Place {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().to_owned();
+    let directory = Root::open(&path).unwrap().directory(&TreePath::root()).unwrap();
+    Place { _place: place, path, directory: Arc::new(directory) }
+}
+
+fn store(cache: &Cache, content: &str) -> ObjectId {
+    let id = Algorithm::Blake3.digest(content.as_bytes());
+    let mut receiving = cache.receive(id, content.len() as u64).unwrap();
+    receiving.write(content.as_bytes()).unwrap();
+    receiving.finish().unwrap();
+    id
+}
+
+#[test]
+fn trusts_no_name_after_a_restart() {
+    let place = place();
+    let (cache, opened) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    assert_eq!(opened, Opened::default());
+    let good = store(&cache, "good");
+    let bad = store(&cache, "bad");
+    std::fs::write(place.path.join(bad.to_string()), "evil").unwrap();
+    std::fs::write(place.path.join("incoming.0"), "half").unwrap();
+    std::fs::create_dir(place.path.join("strange")).unwrap();
+    let (cache, opened) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    assert_eq!(opened, Opened { objects: 1, removed: 3 });
+    assert_eq!(cache.ids(), [good]);
+    assert_eq!(cache.size_of(&good), Some(4));
+    assert_eq!(place.directory.names().unwrap(), [name_of(&good).into_boxed_slice()]);
+}
+
+#[test]
+fn keeps_nothing_that_is_not_what_was_asked_for() {
+    let place = place();
+    let (cache, _) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    let want = Algorithm::Sha512.digest(b"right");
+    let mut receiving = cache.receive(want, 5).unwrap();
+    receiving.write(b"wrong").unwrap();
+    let error = receiving.finish().unwrap_err();
+    assert!(matches!(error, CacheError::Wrong { got_bytes: 5, .. }), "{error}");
+    let mut receiving = cache.receive(want, 5).unwrap();
+    assert!(receiving.write(b"right and more").is_err());
+    drop(receiving);
+    let receiving = cache.receive(want, 5).unwrap();
+    assert!(matches!(receiving.finish().unwrap_err(), CacheError::Wrong { got_bytes: 0, .. }));
+    assert_eq!(cache.ids(), []);
+    assert!(place.directory.names().unwrap().is_empty());
+}
+
+#[test]
+fn hashes_again_what_was_touched() {
+    let place = place();
+    let (cache, _) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    let same = store(&cache, "same");
+    let evil = store(&cache, "good");
+    let gone = store(&cache, "gone");
+    let file = |id: &ObjectId| place.path.join(id.to_string());
+    std::fs::write(file(&same), "same").unwrap();
+    std::fs::write(file(&evil), "evil").unwrap();
+    std::fs::remove_file(file(&gone)).unwrap();
+    place.directory.make_directory(b"to", 0o700).unwrap();
+    let to = place.directory.open_child(b"to").unwrap();
+    cache.copy(&same, &to, b"copy").unwrap();
+    cache.take(&same, &to, b"taken").unwrap();
+    assert!(matches!(cache.take(&evil, &to, b"x").unwrap_err(), CacheError::Absent { .. }));
+    assert!(matches!(cache.take(&gone, &to, b"x").unwrap_err(), CacheError::Absent { .. }));
+    assert_eq!(cache.ids(), [same]);
+    assert_eq!(std::fs::read(place.path.join("to/copy")).unwrap(), b"same");
+}
+
+#[test]
+fn what_was_taken_comes_back_or_is_forgotten() {
+    let place = place();
+    let (cache, _) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    let (back, used, spoilt) =
+        (store(&cache, "back"), store(&cache, "used"), store(&cache, "spoilt"));
+    for (id, name) in [(back, b"1"), (used, b"2"), (spoilt, b"3")] {
+        cache.take(&id, &place.directory, name).unwrap();
+    }
+    let mut all = vec![back, used, spoilt];
+    all.sort();
+    assert_eq!(cache.ids(), all);
+    assert_eq!(cache.remove(&all).unwrap(), []);
+    place.directory.set_mode(b"1", 0o4755).unwrap();
+    std::fs::hard_link(place.path.join("1"), place.path.join("1-again")).unwrap();
+    let retrieved = cache.retrieve(&back, &place.directory, b"1").unwrap();
+    std::fs::remove_file(place.path.join("1-again")).unwrap();
+    cache.restore(retrieved).unwrap();
+    std::fs::write(place.path.join("3"), "other!").unwrap();
+    let retrieved = cache.retrieve(&spoilt, &place.directory, b"3").unwrap();
+    assert!(cache.restore(retrieved).is_err());
+    assert_eq!(cache.forget(&[used, back]), [used]);
+    assert_eq!(cache.ids(), [back]);
+    assert_eq!(cache.remove(&[used, back]).unwrap(), [back]);
+    assert_eq!(place.directory.names().unwrap(), [Box::from(b"2".as_slice())]);
+}

@@ -1,0 +1,70 @@
+//! Who the machine is: host name, machine id, boot id.
+
+use std::io::Read;
+
+use common::api::subd::Identity;
+use common::path::TreePath;
+
+use crate::root::{Root, RootError};
+
+/// Where the kernel tells its boot id.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The longest machine id that is read, in bytes.
+const MACHINE_ID_BYTES_MAX: u64 = 64;
+
+/// What does not change while subd runs.
+#[derive(Clone, Debug)]
+pub struct IdentitySource {
+    hostname: Option<String>,
+    boot_id: String,
+}
+
+impl IdentitySource {
+    /// Reads the boot id; `hostname` is said instead of the system's, if given.
+    #[must_use]
+    pub fn new(hostname: Option<String>) -> Self {
+        let boot_id = fs_err::read_to_string(BOOT_ID).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the boot id is not known");
+            String::new()
+        });
+        Self { hostname, boot_id: boot_id.trim().to_owned() }
+    }
+
+    /// Who the machine is now.
+    #[must_use]
+    pub fn read(&self, root: &Root) -> Identity {
+        let system = || match nix::unistd::gethostname() {
+            Ok(name) => name.to_string_lossy().into_owned(),
+            Err(error) => {
+                tracing::warn!(%error, "the host name is not known");
+                String::new()
+            }
+        };
+        let machine_id = machine_id(root).unwrap_or_else(|error| {
+            if !error.is_absent() {
+                tracing::debug!("{}", common::report::report(&error));
+            }
+            String::new()
+        });
+        Identity {
+            hostname: self.hostname.clone().unwrap_or_else(system),
+            machine_id,
+            boot_id: self.boot_id.clone(),
+            subd_version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
+fn machine_id(root: &Root) -> Result<String, RootError> {
+    let path = TreePath::new("/etc/machine-id").expect("the constant is a path");
+    let (parent, name) = root.parent(&path)?;
+    let mut text = Vec::new();
+    match parent.open_file(name)?.take(MACHINE_ID_BYTES_MAX).read_to_end(&mut text) {
+        Ok(_) => Ok(String::from_utf8_lossy(&text).trim().to_owned()),
+        Err(error) => {
+            tracing::debug!(%error, "cannot read the machine id");
+            Ok(String::new())
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The page of a sub, and its metrics.
+
+use std::fmt;
+use std::sync::Arc;
+
+use common::api::subd::{Activity, LastFetch, LastUpdate, Outcome, PollReply};
+use common::daemon::page::{Cell, Frame, Mark, pairs, table};
+use common::tree::Time;
+use common::wire::server::{Page, Router};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use crate::server::Service;
+
+/// Adds the page and the metrics of `service`.
+#[must_use]
+pub fn add_pages(router: Router, service: &Arc<Service>) -> Router {
+    let (shown, measured) = (Arc::clone(service), Arc::clone(service));
+    router
+        .page("/", move |_| {
+            let html = page(&shown);
+            async move { Ok(Page::Html(html)) }
+        })
+        .metrics(|registry| registry.register_collector(Box::new(SubMetrics(measured))))
+}
+
+fn page(service: &Service) -> String {
+    let status = service.board.reply(None, service.measured());
+    let hostname = &status.identity.hostname;
+    let mut body = pairs(facts(&status, service));
+    if !status.trigger_failures.is_empty() {
+        body.push_str("<h2>Trigger failures</h2>");
+        let rows: Vec<Vec<Cell>> = status
+            .trigger_failures
+            .iter()
+            .map(|failure| {
+                let text = format!("{} {}", failure.service, failure.verb);
+                vec![Cell::Mark { mark: Mark::Bad, text }, Cell::Text(failure.output.clone())]
+            })
+            .collect();
+        body.push_str(&table(&["Service", "Output"], &rows));
+    }
+    if let Some(scan) = status.scan.as_ref().filter(|scan| !scan.unreadable.is_empty()) {
+        body.push_str("<h2>Unreadable paths</h2>");
+        let row = |(path, why): &(common::path::TreePath, String)| {
+            vec![Cell::Name(path.to_string()), Cell::Text(why.clone())]
+        };
+        let rows: Vec<Vec<Cell>> = scan.unreadable.iter().map(row).collect();
+        body.push_str(&table(&["Path", "Why"], &rows));
+    }
+    Frame::new("subd").render(&format!("subd on {hostname}"), &body)
+}
+
+fn facts(status: &PollReply, service: &Service) -> Vec<(&'static str, String)> {
+    let version = status.version;
+    let counters = &status.counters;
+    let none = || "none".to_owned();
+    let mut facts = vec![
+        ("Activity", activity(&status.activity)),
+        ("Last image", status.last_image.as_ref().map_or_else(none, ToString::to_string)),
+        ("Last update", status.last_update.as_ref().map_or_else(none, update)),
+        ("Last fetch", status.last_fetch.as_ref().map_or_else(none, fetch)),
+        ("Root", service.root.path().display().to_string()),
+        ("Instance", format!("{:016x}", version.instance)),
+        ("Generation", version.generation.to_string()),
+        ("Status version", version.status.to_string()),
+        ("Scope", status.scope.0.to_string()),
+    ];
+    match &status.scan {
+        None => facts.push(("Tree", "the first scan is not complete".to_owned())),
+        Some(scan) => facts.extend([
+            ("Tree", scan.root.to_string()),
+            ("Entries", scan.totals.entries.to_string()),
+            ("Bytes", scan.totals.bytes.to_string()),
+            ("Directories with kept content", scan.kept_directories.len().to_string()),
+            ("Files linked from outside", scan.externally_linked.len().to_string()),
+            ("Unreadable paths", scan.unreadable.len().to_string()),
+        ]),
+    }
+    facts.extend([
+        ("Cached objects", service.board.cached_count().to_string()),
+        ("Metadata passes", passes(counters.metadata_passes, counters.metadata_pass_ms)),
+        ("Content passes", passes(counters.content_passes, counters.content_pass_ms)),
+        ("Bytes hashed", counters.hashed_bytes.to_string()),
+        ("Bytes fetched", counters.fetched_bytes.to_string()),
+        ("Free space", format!("{} bytes", status.space.free_bytes)),
+        ("Free inodes", status.space.free_inodes.to_string()),
+        ("Machine id", status.identity.machine_id.clone()),
+        ("Boot id", status.identity.boot_id.clone()),
+        ("Version", status.identity.subd_version.clone()),
+    ]);
+    facts
+}
+
+fn passes(count: u64, last_ms: u64) -> String {
+    format!("{count}, the last one in {last_ms} ms")
+}
+
+fn activity(activity: &Activity) -> String {
+    match activity {
+        Activity::Idle => "scanning".to_owned(),
+        Activity::Fetching { fetch_id, objects, bytes } => {
+            format!("fetch {fetch_id}: {objects} objects, {bytes} bytes so far")
+        }
+        Activity::Preparing { update_id } => format!("staging update {update_id}"),
+        Activity::Prepared { update_id } => format!("update {update_id} waits for its Commit"),
+        Activity::Updating { update_id } => format!("carrying out update {update_id}"),
+    }
+}
+
+fn update(last: &LastUpdate) -> String {
+    let outcome = match &last.outcome {
+        Outcome::Done => "done".to_owned(),
+        Outcome::NotPrepared(why) => format!("not prepared: {why}"),
+        Outcome::RolledBack(why) => format!("rolled back: {why}"),
+        Outcome::Stuck(why) => format!("stuck: {why}"),
+    };
+    let verified = match last.verified_generation {
+        Some(generation) => format!("verified in generation {generation}"),
+        None => "not verified".to_owned(),
+    };
+    format!(
+        "{} to {}: {outcome}; {} operations, window {} us, {verified}, ended {}",
+        last.update_id,
+        last.image,
+        last.operations,
+        last.window_ns / 1_000,
+        time(last.ended),
+    )
+}
+
+fn fetch(last: &LastFetch) -> String {
+    let LastFetch { fetch_id, objects, bytes, took_ms, .. } = last;
+    let text = format!("{fetch_id}: {objects} objects, {bytes} bytes in {took_ms} ms");
+    match &last.error {
+        None => text,
+        Some(error) => format!("{text}; failed: {error:?}"),
+    }
+}
+
+fn time(time: Time) -> String {
+    format!("{} s since 1970", time.seconds)
+}
+
+/// Reads what Prometheus asks for when it asks.
+struct SubMetrics(Arc<Service>);
+
+impl fmt::Debug for SubMetrics {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("SubMetrics")
+    }
+}
+
+impl Collector for SubMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let service = &self.0;
+        let measured = service.measured();
+        let counters = measured.counters;
+        let (generation, failures) = service
+            .board
+            .read(|state| (state.version.generation, state.saved.trigger_failures.len()));
+        #[rustfmt::skip]
+        let totals = [
+            ("subd_metadata_passes", "Metadata passes completed", counters.metadata_passes),
+            ("subd_content_passes", "Content passes completed", counters.content_passes),
+            ("subd_hashed_bytes", "Bytes hashed", counters.hashed_bytes),
+            ("subd_fetched_bytes", "Bytes fetched", counters.fetched_bytes),
+        ];
+        for (name, help, value) in totals {
+            let counter = ConstCounter::new(value);
+            let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+            counter.encode(metric)?;
+        }
+        let inodes = measured.space.free_inodes;
+        let failures = u64::try_from(failures).unwrap_or(u64::MAX);
+        let cached = u64::try_from(service.board.cached_count()).unwrap_or(u64::MAX);
+        #[rustfmt::skip]
+        let present = [
+            ("subd_generation", "Generation of tree and cache", generation),
+            ("subd_cached_objects", "Objects in the cache", cached),
+            ("subd_trigger_failures", "Triggers that failed since the last good update", failures),
+            ("subd_free_bytes", "Free space of the root", measured.space.free_bytes),
+            ("subd_free_inodes", "Free inodes of the root", inodes),
+        ];
+        for (name, help, value) in present {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+            gauge.encode(metric)?;
+        }
+        Ok(())
+    }
+}

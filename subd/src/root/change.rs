@@ -1,0 +1,239 @@
+//! An open directory: what can be changed of its entries.
+//!
+//! Modes given to the calls that make entries pass through the umask of the process; the mode that
+//! counts is set by [`Directory::set_mode`] at the end.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+
+use common::tree::{Device, Time};
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, renameat2};
+use nix::sys::stat::{
+    FchmodatFlags, Mode, SFlag, UtimensatFlags, fchmodat, fstat, makedev, mkdirat, mknodat,
+    utimensat,
+};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, fsync, linkat, symlinkat, unlinkat};
+
+use super::directory::{Directory, errno_of};
+use super::{Kind, RootError, Status, open_below};
+
+impl Directory {
+    /// Makes the empty file `name`, which must not exist, and opens it for writing.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `EEXIST` if something has that name.
+    pub fn create_file(&self, name: &[u8], mode: u32) -> Result<File, RootError> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
+        self.on("create", name, || {
+            open_below(&self.descriptor, name, flags, mode_of(mode)).map(File::from)
+        })
+    }
+
+    /// Makes the directory `name`, which must not exist.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `EEXIST` if something has that name.
+    pub fn make_directory(&self, name: &[u8], mode: u32) -> Result<(), RootError> {
+        self.on("make the directory", name, || mkdirat(&self.descriptor, name, mode_of(mode)))
+    }
+
+    /// Makes the symlink `name`, which must not exist, point to `target`.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `EEXIST` if something has that name.
+    pub fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<(), RootError> {
+        self.on("make the symlink", name, || symlinkat(target, &self.descriptor, name))
+    }
+
+    /// Makes the device or fifo `name`, which must not exist.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `EEXIST` if something has that name, `EPERM` if this process may not.
+    pub fn make_special(&self, name: &[u8], device: Device, mode: u32) -> Result<(), RootError> {
+        let (kind, number) = match device {
+            Device::Fifo => (SFlag::S_IFIFO, 0),
+            Device::Block { major, minor } => {
+                (SFlag::S_IFBLK, makedev(u64::from(major), u64::from(minor)))
+            }
+            Device::Character { major, minor } => {
+                (SFlag::S_IFCHR, makedev(u64::from(major), u64::from(minor)))
+            }
+        };
+        self.on("make the special file", name, || {
+            mknodat(&self.descriptor, name, kind, mode_of(mode), number)
+        })
+    }
+
+    /// Gives the file `name` a further name: `new_name` in `to`, which must not exist.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `EEXIST` if something has the new name.
+    pub fn link(&self, name: &[u8], to: &Self, new_name: &[u8]) -> Result<(), RootError> {
+        to.check("link", new_name)?;
+        self.on("link", name, || {
+            linkat(&self.descriptor, name, &to.descriptor, new_name, AtFlags::empty())
+        })
+    }
+
+    /// Moves `name` to `new_name` in `to`, which must not exist.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `EEXIST` if something has the new name.
+    pub fn rename_noreplace(
+        &self,
+        name: &[u8],
+        to: &Self,
+        new_name: &[u8],
+    ) -> Result<(), RootError> {
+        self.rename(name, to, new_name, RenameFlags::RENAME_NOREPLACE)
+    }
+
+    /// Swaps `name` and `new_name` in `to` in one step; both must exist.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `ENOENT` if one of them does not exist.
+    pub fn exchange(&self, name: &[u8], to: &Self, new_name: &[u8]) -> Result<(), RootError> {
+        self.rename(name, to, new_name, RenameFlags::RENAME_EXCHANGE)
+    }
+
+    /// Moves `name` to `new_name` in `to`, in the place of what may be there: for subd's own
+    /// files, never for the tree.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn rename_over(&self, name: &[u8], to: &Self, new_name: &[u8]) -> Result<(), RootError> {
+        self.rename(name, to, new_name, RenameFlags::empty())
+    }
+
+    fn rename(
+        &self,
+        name: &[u8],
+        to: &Self,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<(), RootError> {
+        to.check("rename", new_name)?;
+        self.on("rename", name, || {
+            renameat2(&self.descriptor, name, &to.descriptor, new_name, flags)
+        })
+    }
+
+    /// Removes the entry `name`, which must be no directory.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `EISDIR` for a directory.
+    pub fn unlink(&self, name: &[u8]) -> Result<(), RootError> {
+        self.on("remove", name, || unlinkat(&self.descriptor, name, UnlinkatFlags::NoRemoveDir))
+    }
+
+    /// Removes the directory `name`, which must be empty.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `ENOTEMPTY` if it is not empty, `ENOTDIR` if it is no directory.
+    pub fn remove_directory(&self, name: &[u8]) -> Result<(), RootError> {
+        self.on("remove the directory", name, || {
+            unlinkat(&self.descriptor, name, UnlinkatFlags::RemoveDir)
+        })
+    }
+
+    /// Sets owner and group of the entry `name`, not following a symlink. The kernel then drops
+    /// set-id bits and capabilities of files.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn set_owner(&self, name: &[u8], uid: u32, gid: u32) -> Result<(), RootError> {
+        self.on("change the owner of", name, || {
+            let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+            fchownat(&self.descriptor, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)
+        })
+    }
+
+    /// Sets the mode of the entry `name`, which must be no symlink (these have no mode).
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `EOPNOTSUPP` for a symlink.
+    pub fn set_mode(&self, name: &[u8], mode: u32) -> Result<(), RootError> {
+        self.on("change the mode of", name, || {
+            // The descriptor holds the inode, so that nobody can put a symlink in its place
+            // between the look and the change.
+            let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+            let held = open_below(&self.descriptor, name, flags, Mode::empty())?;
+            if Status::new(&fstat(&held)?).kind == Kind::Symlink {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let path = format!("/proc/self/fd/{}", held.as_raw_fd());
+            fchmodat(AT_FDCWD, path.as_str(), mode_of(mode), FchmodatFlags::FollowSymlink)
+        })
+    }
+
+    /// Sets the time of modification of the entry `name`, not following a symlink; the time of
+    /// access stays.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn set_mtime(&self, name: &[u8], mtime: Time) -> Result<(), RootError> {
+        let time = TimeSpec::new(mtime.seconds, i64::from(mtime.nanoseconds));
+        self.on("set the time of", name, || {
+            let flag = UtimensatFlags::NoFollowSymlink;
+            utimensat(&self.descriptor, name, &TimeSpec::UTIME_OMIT, &time, flag)
+        })
+    }
+
+    /// Sets an extended attribute of the entry `name`, not following a symlink.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn set_xattr(&self, name: &[u8], key: &[u8], value: &[u8]) -> Result<(), RootError> {
+        self.on("set an extended attribute of", name, || {
+            xattr::set(self.descriptor_path(name), OsStr::from_bytes(key), value)
+                .map_err(|error| errno_of(&error))
+        })
+    }
+
+    /// Removes an extended attribute of the entry `name`; one that is absent is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn remove_xattr(&self, name: &[u8], key: &[u8]) -> Result<(), RootError> {
+        self.on("remove an extended attribute of", name, || {
+            xattr::remove(self.descriptor_path(name), OsStr::from_bytes(key)).or_else(|error| {
+                match errno_of(&error) {
+                    Errno::ENODATA => Ok(()),
+                    errno => Err(errno),
+                }
+            })
+        })
+    }
+
+    /// Writes the entries of this directory (their names, not their content) to the medium.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn sync(&self) -> Result<(), RootError> {
+        fsync(&self.descriptor).map_err(|source| RootError::call("sync", self.path.clone(), source))
+    }
+}
+
+fn mode_of(mode: u32) -> Mode {
+    Mode::from_bits_truncate(mode)
+}

@@ -1,0 +1,270 @@
+//! An open directory: what can be seen of its entries.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use common::path::{TreePath, fault_of_name};
+use common::scope::Attributes;
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, readlinkat};
+use nix::sys::stat::{Mode, fstat, fstatat};
+
+use xattr::FileExt;
+
+use super::{Kind, RootError, Status, open_below, open_directory};
+
+/// The most entries of one directory: all their names are in memory at once.
+pub const ENTRIES_MAX: usize = 4_000_000;
+
+/// Extended attributes, names with values.
+pub type AttributeList = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// An open directory of the managed tree.
+///
+/// Names are single components; anything else is refused before the kernel is asked.
+#[derive(Debug)]
+pub struct Directory {
+    pub(super) descriptor: OwnedFd,
+    pub(super) path: TreePath,
+}
+
+impl Directory {
+    pub(super) fn new(descriptor: OwnedFd, path: TreePath) -> Self {
+        Self { descriptor, path }
+    }
+
+    /// The path by which it was opened; it may have been moved since.
+    #[must_use]
+    pub fn path(&self) -> &TreePath {
+        &self.path
+    }
+
+    pub(super) fn check(&self, operation: &'static str, name: &[u8]) -> Result<(), RootError> {
+        match fault_of_name(name) {
+            None => Ok(()),
+            Some(why) => Err(RootError::bad_name(operation, &self.path, name, why)),
+        }
+    }
+
+    /// The error of `operation` on the entry called `name`.
+    #[must_use]
+    pub fn error(&self, operation: &'static str, name: &[u8], source: Errno) -> RootError {
+        RootError::entry(operation, &self.path, name, source)
+    }
+
+    /// Checks `name` and carries out `call`; its error names `operation` and the path.
+    pub(super) fn on<T>(
+        &self,
+        operation: &'static str,
+        name: &[u8],
+        call: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, RootError> {
+        self.check(operation, name)?;
+        call().map_err(|source| RootError::entry(operation, &self.path, name, source))
+    }
+
+    /// The names of all entries, sorted; `.` and `..` left out.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] if the directory cannot be read to its end, or has more than
+    /// [`ENTRIES_MAX`] entries (`EOVERFLOW`).
+    pub fn names(&self) -> Result<Vec<Box<[u8]>>, RootError> {
+        let fail = |source| RootError::call("list", self.path.clone(), source);
+        // An own description, because the position in the directory is a part of it.
+        let descriptor = open_directory(&self.descriptor, b".").map_err(fail)?;
+        let mut names = Vec::new();
+        for entry in Dir::from_fd(descriptor).map_err(fail)?.iter() {
+            let entry = entry.map_err(fail)?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            if names.len() == ENTRIES_MAX {
+                return Err(fail(Errno::EOVERFLOW));
+            }
+            names.push(Box::from(name));
+        }
+        names.sort_unstable();
+        // One that was moved meanwhile may come twice.
+        names.dedup();
+        Ok(names)
+    }
+
+    /// Looks at the entry called `name`, not following a symlink.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `ENOENT` if there is none.
+    pub fn stat(&self, name: &[u8]) -> Result<Status, RootError> {
+        self.on("look at", name, || {
+            fstatat(&self.descriptor, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+                .map(|status| Status::new(&status))
+        })
+    }
+
+    /// Looks at the directory itself.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn status(&self) -> Result<Status, RootError> {
+        fstat(&self.descriptor)
+            .map(|status| Status::new(&status))
+            .map_err(|source| RootError::call("look at", self.path.clone(), source))
+    }
+
+    /// Opens the directory called `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`]: `ELOOP` for a symlink, `ENOTDIR` for what is no directory, `EXDEV` for a
+    /// mount point.
+    pub fn open_child(&self, name: &[u8]) -> Result<Self, RootError> {
+        let operation = "open the directory";
+        let descriptor = self.on(operation, name, || open_directory(&self.descriptor, name))?;
+        let path = self.path.join(name).expect("the name was checked");
+        Ok(Self::new(descriptor, path))
+    }
+
+    /// Opens the regular file called `name` for reading; never waits for the writer of a fifo.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError::NotRegular`] if it is something else, and otherwise what the kernel said.
+    pub fn open_file(&self, name: &[u8]) -> Result<File, RootError> {
+        let operation = "open";
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let open = |flags| open_below(&self.descriptor, name, flags, Mode::empty());
+        let descriptor = self.on(operation, name, || {
+            // Reading must not make the kernel write times of access; only an owner may ask so.
+            match open(flags | OFlag::O_NOATIME) {
+                Err(Errno::EPERM) => open(flags),
+                other => other,
+            }
+        })?;
+        let status = fstat(&descriptor)
+            .map_err(|source| RootError::entry(operation, &self.path, name, source))?;
+        if Status::new(&status).kind != Kind::File {
+            let path = self.path.join(name).expect("the name was checked");
+            return Err(RootError::NotRegular { path });
+        }
+        Ok(File::from(descriptor))
+    }
+
+    /// True if something is mounted upon the entry called `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] if the entry cannot be opened for another reason.
+    pub fn is_mount_point(&self, name: &[u8]) -> Result<bool, RootError> {
+        self.on("open", name, || {
+            let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+            match open_below(&self.descriptor, name, flags, Mode::empty()) {
+                Ok(_) => Ok(false),
+                Err(Errno::EXDEV) => Ok(true),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// What the symlink called `name` points to.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `EINVAL` if it is no symlink.
+    pub fn read_link(&self, name: &[u8]) -> Result<Vec<u8>, RootError> {
+        self.on("read the symlink", name, || {
+            readlinkat(&self.descriptor, name).map(OsStringExt::into_vec)
+        })
+    }
+
+    /// A name of the entry for calls that take none but paths. The first part leads to this very
+    /// directory, whatever has been renamed since.
+    pub(super) fn descriptor_path(&self, name: &[u8]) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
+            .join(OsStr::from_bytes(name))
+    }
+
+    /// The extended attributes of the entry called `name` that `attributes` manage. A file-system
+    /// without attributes has none.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn xattrs(&self, name: &[u8], attributes: Attributes) -> Result<AttributeList, RootError> {
+        let operation = "read the extended attributes of";
+        let path = self.descriptor_path(name);
+        self.on(operation, name, || {
+            read_attributes(attributes, || xattr::list(&path), |key| xattr::get(&path, key))
+        })
+    }
+
+    /// As [`Directory::xattrs`], of an open file; `name` is what it was opened by.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn xattrs_of(
+        &self,
+        name: &[u8],
+        file: &File,
+        attributes: Attributes,
+    ) -> Result<AttributeList, RootError> {
+        self.on("read the extended attributes of", name, || {
+            read_attributes(attributes, || file.list_xattr(), |key| file.get_xattr(key))
+        })
+    }
+
+    /// The extended attributes of the directory itself that `attributes` manage.
+    ///
+    /// # Errors
+    ///
+    /// As [`Directory::xattrs`].
+    pub fn own_xattrs(&self, attributes: Attributes) -> Result<AttributeList, RootError> {
+        // The trailing dot makes the no-follow calls go through the link of /proc.
+        let path = self.descriptor_path(b".");
+        read_attributes(attributes, || xattr::list(&path), |key| xattr::get(&path, key)).map_err(
+            |source| {
+                let operation = "read the extended attributes of";
+                RootError::call(operation, self.path.clone(), source)
+            },
+        )
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// The errno behind an error of the standard library.
+pub(super) fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+fn read_attributes(
+    attributes: Attributes,
+    list: impl FnOnce() -> std::io::Result<xattr::XAttrs>,
+    get: impl Fn(&OsStr) -> std::io::Result<Option<Vec<u8>>>,
+) -> Result<AttributeList, Errno> {
+    let names = match list().map_err(|error| errno_of(&error)) {
+        Ok(names) => names,
+        Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for name in names.filter(|name| attributes.manage(name.as_bytes())) {
+        // One that went in between is one that is not there.
+        if let Some(value) = get(&name).map_err(|error| errno_of(&error))? {
+            found.push((name.into_vec(), value));
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}

@@ -1,0 +1,181 @@
+//! What subd remembers over restarts, in one file: `state.json` in its state directory.
+//!
+//! Written to a temporary, synced and renamed, so that there is always one that is whole. Beside it
+//! is `lock`, which keeps a second subd from managing the same root.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::sync::{Mutex, PoisonError};
+
+use common::api::subd::{Configuration, LastUpdate, TriggerFailure};
+use common::image::ImageName;
+use common::trigger::Triggers;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::root::{Directory, RootError};
+
+const STATE: &[u8] = b"state.json";
+const TEMPORARY: &[u8] = b"state.json.new";
+const BAD: &[u8] = b"state.json.bad";
+const LOCK: &[u8] = b"lock";
+
+/// The largest state that is read, in bytes.
+const STATE_BYTES_MAX: u64 = 64 << 20;
+
+/// What is remembered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Saved {
+    /// What the dominator told.
+    pub configuration: Configuration,
+    /// The image of the last update that was done.
+    pub last_image: Option<ImageName>,
+    /// The triggers of that image.
+    pub triggers: Triggers,
+    /// Triggers that failed since the last good update.
+    pub trigger_failures: Vec<TriggerFailure>,
+    /// How the last update ended.
+    pub last_update: Option<LastUpdate>,
+}
+
+/// State that cannot be kept.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SavedError {
+    /// The directory cannot be used.
+    #[error("cannot use the state directory")]
+    Directory {
+        /// What and why.
+        #[from]
+        source: RootError,
+    },
+    /// The file cannot be read or written.
+    #[error("cannot {operation} the state")]
+    Content {
+        /// What was tried.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Another subd has the lock.
+    #[error("another subd manages this root already (it has the lock in the state directory)")]
+    Locked,
+}
+
+/// The state directory, locked.
+#[derive(Debug)]
+pub struct StateDirectory {
+    directory: Directory,
+    writing: Mutex<()>,
+    _lock: Flock<File>,
+}
+
+impl StateDirectory {
+    /// Takes the lock of `directory`, until this value is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError::Locked`] if another process has it.
+    pub fn lock(directory: Directory) -> Result<Self, SavedError> {
+        let file = match directory.create_file(LOCK, 0o600) {
+            Err(error) if error.errno() == Some(Errno::EEXIST) => directory.open_file(LOCK)?,
+            other => other?,
+        };
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+            if errno == Errno::EWOULDBLOCK {
+                SavedError::Locked
+            } else {
+                SavedError::Content { operation: "lock", source: errno.into() }
+            }
+        })?;
+        Ok(Self { directory, writing: Mutex::new(()), _lock: lock })
+    }
+
+    /// The same lock, with the state itself in `elsewhere`.
+    #[must_use]
+    pub fn with_state_in(self, elsewhere: Directory) -> Self {
+        Self { directory: elsewhere, ..self }
+    }
+
+    /// Reads the state. A file that cannot be understood is set aside and said to be lost, because
+    /// a machine without memory is better than one without subd.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`] if it is there and cannot be read.
+    pub fn load(&self) -> Result<Saved, SavedError> {
+        let fail = |source| SavedError::Content { operation: "read", source };
+        let file = match self.directory.open_file(STATE) {
+            Err(error) if error.is_absent() => return Ok(Saved::default()),
+            other => other?,
+        };
+        let mut text = Vec::new();
+        file.take(STATE_BYTES_MAX).read_to_end(&mut text).map_err(fail)?;
+        match serde_json::from_slice(&text) {
+            Ok(saved) => Ok(saved),
+            Err(error) => {
+                let kept = String::from_utf8_lossy(BAD);
+                tracing::error!(%error, %kept, "the state is not valid: starting without it");
+                self.directory.rename_over(STATE, &self.directory, BAD)?;
+                Ok(Saved::default())
+            }
+        }
+    }
+
+    /// Writes the state that `latest` gives, durably. It is asked when it is this caller's turn,
+    /// so that no older state is written over a newer one.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`]; what was there before is still there.
+    pub fn store(&self, latest: impl FnOnce() -> Saved) -> Result<(), SavedError> {
+        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let fail = |source| SavedError::Content { operation: "write", source };
+        let text = serde_json::to_vec_pretty(&latest()).map_err(|error| fail(error.into()))?;
+        crate::home::remove_all(&self.directory, TEMPORARY)?;
+        let mut file = self.directory.create_file(TEMPORARY, 0o600)?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
+        self.directory.rename_over(TEMPORARY, &self.directory, STATE)?;
+        self.directory.sync()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::path::TreePath;
+
+    use super::*;
+    use crate::root::Root;
+
+    #[test]
+    fn remembers_and_sets_aside_what_it_cannot_read() {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::open(place.path()).unwrap();
+        let open = || root.directory(&TreePath::root()).unwrap();
+        let state = StateDirectory::lock(open()).unwrap();
+        assert!(matches!(StateDirectory::lock(open()), Err(SavedError::Locked)));
+        assert_eq!(state.load().unwrap(), Saved::default());
+        let failure = TriggerFailure {
+            service: "ssh".to_owned(),
+            verb: "start".to_owned(),
+            output: "no".to_owned(),
+        };
+        let saved = Saved {
+            last_image: Some(ImageName::new("web/1").unwrap()),
+            triggers: Triggers::from_json(r#"[{"MatchLines": ["/x"], "Service": "x"}]"#).unwrap(),
+            trigger_failures: vec![failure],
+            ..Saved::default()
+        };
+        state.store(|| saved.clone()).unwrap();
+        state.store(|| saved.clone()).unwrap();
+        drop(state);
+        let state = StateDirectory::lock(open()).unwrap();
+        assert_eq!(state.load().unwrap(), saved);
+        std::fs::write(place.path().join("state.json"), "{").unwrap();
+        assert_eq!(state.load().unwrap(), Saved::default());
+        assert_eq!(std::fs::read(place.path().join("state.json.bad")).unwrap(), b"{");
+    }
+}

@@ -1,0 +1,165 @@
+//! The scanner: knows at any time what the managed tree holds, at a negligible cost.
+//!
+//! One thread of its own scans for ever. The *metadata pass* looks at every entry and hashes each
+//! file whose inode, size, time of modification or of change has moved; it runs as often as half a
+//! per cent of a core allows, and at once when asked. The *content pass* hashes every file
+//! whatever its metadata says, a chunk at a time with rests between, so that it holds up neither a
+//! metadata pass nor a command. A file whose content is not what the tree says is then read again
+//! by a metadata pass, which is the only one that changes the tree.
+//!
+//! A pass that reads around the page cache would be a further value beside the content pass in
+//! [`thread`], limits of rates a further answer of [`Pace`], and mount points another handle in
+//! [`crate::root`].
+//!
+//! # Invariants
+//!
+//! * A [`Snapshot`] is immutable, and complete for its settings or empty.
+//! * Directories that did not change are the same `Arc` in one snapshot and the next.
+//! * While a [`Pause`] is held nothing of the tree is open or looked at.
+//! * `/.subd` is never looked at.
+
+mod content;
+pub mod counters;
+pub mod links;
+pub mod memory;
+pub mod order;
+pub mod pace;
+pub mod pass;
+pub mod reading;
+pub mod sight;
+mod thread;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::thread::JoinHandle;
+
+use common::api::subd::{ScanCounters, ScanReport};
+use common::filter::Patterns;
+use common::path::TreePath;
+use common::scope::{ScanSettings, Scope};
+use common::tree::Tree;
+use tokio::sync::watch;
+
+pub use pace::Pace;
+use thread::{Mailbox, Shared};
+pub use thread::{Pause, Stopped};
+
+/// What the scanner knows at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// What it was told to scan.
+    pub settings: Arc<ScanSettings>,
+    /// The digest of that.
+    pub scope: Scope,
+    /// Grows when, and only when, anything in the snapshot has changed; from 1.
+    pub revision: u64,
+    /// The tree; `None` until a pass under these settings is complete.
+    pub tree: Option<Tree>,
+    /// What is reported of the tree; `None` as long as there is none.
+    pub report: Option<ScanReport>,
+}
+
+/// A handle of the scanning thread. Dropping it ends the thread.
+#[derive(Debug)]
+pub struct Scanner {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Scanner {
+    /// Starts to scan `root`: what `settings` cover, less the local `exclusions`.
+    ///
+    /// # Errors
+    ///
+    /// If the system gives no thread.
+    pub fn start(
+        root: Arc<crate::root::Root>,
+        exclusions: Patterns,
+        settings: ScanSettings,
+        pace: Pace,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared::new(exclusions, settings));
+        let worker = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("scan".to_owned())
+            .spawn(move || thread::run(&worker, &root, pace))?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.shared.snapshot()
+    }
+
+    /// Follows what is known: the receiver sees each new snapshot.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.shared.subscribe()
+    }
+
+    /// What was counted since the start. Counters alone make no new snapshot.
+    #[must_use]
+    pub fn counters(&self) -> ScanCounters {
+        self.shared.counters().read()
+    }
+
+    /// Scans by other settings from now on. The snapshot is empty at once, until the first pass
+    /// under them is complete; hashes of the same algorithm are used again. Equal settings change
+    /// nothing.
+    pub fn set_settings(&self, settings: ScanSettings) {
+        self.shared.set_settings(settings);
+    }
+
+    /// Runs a metadata pass that starts after this call, and waits for its snapshot.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped`] if the scanner ends first.
+    pub async fn rescan_now(&self) -> Result<Arc<Snapshot>, Stopped> {
+        self.scan_touched(BTreeSet::new()).await
+    }
+
+    /// As [`Scanner::rescan_now`], and reads `paths` whatever their metadata says. What lies below
+    /// a path is read only where it has moved.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped`] if the scanner ends first.
+    pub async fn scan_touched(&self, paths: BTreeSet<TreePath>) -> Result<Arc<Snapshot>, Stopped> {
+        let answer = self.shared.change(|mailbox: &mut Mailbox| mailbox.request(paths));
+        answer.await.map_err(|_| Stopped)
+    }
+
+    /// Waits until the scanner is out of the tree, and keeps it out until the guard is dropped. A
+    /// pass that is under way is given up; what it has read is not lost. A pass that is waited for
+    /// meanwhile comes after the guard is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped`] if the scanner has ended.
+    pub async fn pause(&self) -> Result<Pause, Stopped> {
+        let (guard, out) = Shared::pause(&self.shared);
+        out.await.map_err(|_| Stopped)?;
+        Ok(guard)
+    }
+
+    /// Ends the thread and waits for it: for a chunk of a file at most.
+    pub fn stop(&self) {
+        self.shared.stop();
+        let thread = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the scanner ended by a panic");
+        }
+    }
+}
+
+impl Drop for Scanner {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,101 @@
+//! The order in which the content pass visits the files of a tree that may change under it.
+// tidy: core
+
+use common::path::TreePath;
+use common::tree::{Child, Directory, File, Leaf, Tree};
+
+/// The first regular file after `path` in component order, or the first of all. Takes a binary
+/// search for each level of `path`, and looks at each entry that it passes over.
+#[must_use]
+pub fn file_after(tree: &Tree, path: Option<&TreePath>) -> Option<(TreePath, File)> {
+    // The directories above `path`, each with the position from which to go on.
+    let mut open: Vec<(TreePath, &Directory, usize)> = Vec::new();
+    let mut directory: &Directory = tree.root();
+    let mut place = TreePath::root();
+    for component in path.iter().flat_map(|path| path.components()) {
+        let entries = directory.entries();
+        match entries.binary_search_by(|entry| entry.name.as_bytes().cmp(component)) {
+            Ok(index) => {
+                open.push((place.clone(), directory, index + 1));
+                let Child::Directory(below) = &entries[index].child else { break };
+                place = place.join(component).expect("names of a tree are names");
+                directory = below;
+            }
+            Err(index) => {
+                open.push((place.clone(), directory, index));
+                break;
+            }
+        }
+    }
+    // The path itself may be a directory now, whose files come after it.
+    if path.is_none_or(|path| *path == place) {
+        open.push((place, directory, 0));
+    }
+    while let Some((place, directory, index)) = open.pop() {
+        let Some(entry) = directory.entries().get(index) else { continue };
+        open.push((place, directory, index + 1));
+        let place = &open.last().expect("it was just pushed").0;
+        let path = place.join(entry.name.as_bytes()).expect("names of a tree are names");
+        match &entry.child {
+            Child::Leaf(Leaf::File(file)) => return Some((path, file.clone())),
+            Child::Directory(below) => open.push((path, below, 0)),
+            Child::Leaf(_) => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use common::object::Algorithm;
+    use common::tree::{Metadata, Node, TreeBuilder};
+
+    use super::*;
+
+    fn tree(files: &[&str], directories: &[&str]) -> Tree {
+        let mut builder = TreeBuilder::new(Algorithm::Blake3);
+        for path in directories {
+            let node = Node::Directory(Metadata::new(0o755, 0, 0));
+            builder.insert(path.parse().unwrap(), node).unwrap();
+        }
+        for path in files {
+            let file = File {
+                metadata: Metadata::new(0o644, 0, 0),
+                mtime: Default::default(),
+                size_bytes: 0,
+                object: Algorithm::Blake3.digest(b""),
+            };
+            builder.insert(path.parse().unwrap(), Node::Leaf(Leaf::File(file))).unwrap();
+        }
+        builder.finish().unwrap()
+    }
+
+    #[test]
+    fn visits_every_file_once_in_component_order() {
+        let files = ["/a/b/c", "/a/b/d", "/a/x", "/a-b", "/z/y"];
+        let tree = tree(&files, &["/a", "/a/b", "/e", "/z"]);
+        let mut seen = Vec::new();
+        let mut last = None;
+        while let Some((path, _)) = file_after(&tree, last.as_ref()) {
+            seen.push(path.to_string());
+            last = Some(path);
+        }
+        assert_eq!(seen, files);
+    }
+
+    #[test]
+    fn goes_on_where_the_path_is_gone_or_is_something_else() {
+        let tree = tree(&["/a/f", "/c", "/d/f", "/d/g"], &["/a", "/d"]);
+        #[rustfmt::skip]
+        let table = [
+            ("/a", Some("/a/f")), ("/a/g", Some("/c")), ("/b/x/y", Some("/c")),
+            ("/c/x", Some("/d/f")), ("/d/f/x", Some("/d/g")), ("/d/g", None), ("/e", None),
+            ("/", Some("/a/f")),
+        ];
+        for (from, next) in table {
+            let from: TreePath = from.parse().unwrap();
+            let got = file_after(&tree, Some(&from)).map(|(path, _)| path.to_string());
+            assert_eq!(got.as_deref(), next, "{from}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The methods of subd: checks what is asked, and asks the parts that do it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use common::api::Done;
+use common::api::object_server::IDS_MAX;
+use common::api::subd::{
+    Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
+    GetDirectories, GetDirectoriesReply, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare,
+    ScanCounters, SetConfiguration,
+};
+use common::escape::ByteText;
+use common::object::ObjectId;
+use common::report::report;
+use common::tree::{Child, Directory, Tree};
+use common::wire::server::Router;
+use common::wire::{Fault, FaultCode};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::board::{Board, Measured};
+use crate::cache::Cache;
+use crate::fetch::Fetcher;
+use crate::page;
+use crate::root::Root;
+use crate::saved::StateDirectory;
+use crate::scan::Scanner;
+use crate::update::{Updater, now};
+
+/// How much of directories one reply carries before it stops, in bytes.
+const DIRECTORIES_BYTES_MAX: usize = 16 << 20;
+
+type DirectoryIndex = BTreeMap<ObjectId, Arc<Directory>>;
+
+/// Answers the methods.
+pub struct Service {
+    /// The tree.
+    pub root: Arc<Root>,
+    /// What polls report.
+    pub board: Arc<Board>,
+    /// The objects.
+    pub cache: Arc<Cache>,
+    /// What scans.
+    pub scanner: Arc<Scanner>,
+    /// What fetches.
+    pub fetcher: Fetcher,
+    /// What updates.
+    pub updater: Arc<Updater>,
+    /// What is remembered.
+    pub state: Arc<StateDirectory>,
+    /// Bytes that were fetched since the start.
+    pub fetched_bytes: Arc<AtomicU64>,
+    /// When polls stop waiting.
+    pub stop: CancellationToken,
+    /// The directories of the latest tree that was asked for, by digest.
+    pub index: Mutex<Option<(ObjectId, Arc<DirectoryIndex>)>>,
+    /// Lets one change of the configuration be done at a time.
+    pub configuring: tokio::sync::Mutex<()>,
+}
+
+/// The router with all methods and pages of `service`.
+#[must_use]
+pub fn router(service: &Arc<Service>) -> Router {
+    let router = page::add_pages(Router::new("subd"), service);
+    let given = || Arc::clone(service);
+    let (poll, directories, fetch, prepare) = (given(), given(), given(), given());
+    let (commit, cleanup, get, set) = (given(), given(), given(), given());
+    router
+        .method::<Poll, _, _>(move |_, request| {
+            let service = Arc::clone(&poll);
+            async move { Ok(service.poll(request).await) }
+        })
+        .method::<GetDirectories, _, _>(move |_, request| {
+            let service = Arc::clone(&directories);
+            async move { blocking(move || service.directories(&request.digests)).await }
+        })
+        .method::<Fetch, _, _>(move |_, request| {
+            let started = fetch.fetcher.start(request);
+            async move { started.map(|()| Done {}) }
+        })
+        .method::<Prepare, _, _>(move |_, request| {
+            let updater = Arc::clone(&prepare.updater);
+            async move { updater.prepare(request).await.map(|()| Done {}) }
+        })
+        .method::<Commit, _, _>(move |_, request| {
+            let begun = commit.updater.commit(request.update_id);
+            async move { begun.map(|()| Done {}) }
+        })
+        .method::<Cleanup, _, _>(move |_, request| {
+            let service = Arc::clone(&cleanup);
+            async move { blocking(move || service.cleanup(&request.objects)).await }
+        })
+        .method::<GetConfiguration, _, _>(move |_, ()| {
+            let configuration = get.board.read(|state| state.saved.configuration.clone());
+            async move { Ok(configuration) }
+        })
+        .method::<SetConfiguration, _, _>(move |_, configuration| {
+            let service = Arc::clone(&set);
+            async move { service.configure(configuration).await }
+        })
+}
+
+/// Runs what waits for the disk where it holds nobody up.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    let result = tokio::task::spawn_blocking(work).await;
+    result.unwrap_or_else(|error| Err(Fault::new(FaultCode::Internal, error.to_string())))
+}
+
+fn too_many(count: usize, max: usize, what: &str) -> Fault {
+    Fault::new(FaultCode::TooLarge, format!("{count} {what}: at most {max} are accepted"))
+}
+
+impl Service {
+    /// Waits for news and reports.
+    pub async fn poll(&self, request: PollRequest) -> PollReply {
+        let wait = Duration::from_millis(request.wait_ms.min(POLL_WAIT_MS_MAX).into());
+        let deadline = Instant::now() + wait;
+        let mut versions = self.board.watch();
+        while request.have == Some(*versions.borrow_and_update()) {
+            let news = timeout_at(deadline, versions.changed());
+            tokio::select! {
+                news = news => if news.is_err() { break },
+                () = self.stop.cancelled() => break,
+            }
+        }
+        self.board.reply(request.have, self.measured())
+    }
+
+    /// What is measured now.
+    #[must_use]
+    pub fn measured(&self) -> Measured {
+        let space = self.root.space().unwrap_or_else(|error| {
+            tracing::warn!("{}", report(&error));
+            common::api::subd::Space::default()
+        });
+        let fetched_bytes = self.fetched_bytes.load(Ordering::Relaxed);
+        let counters = ScanCounters { fetched_bytes, ..self.scanner.counters() };
+        Measured { space, counters, clock: now() }
+    }
+
+    fn directories(&self, digests: &[ObjectId]) -> Result<GetDirectoriesReply, Fault> {
+        if digests.len() > DIRECTORIES_MAX {
+            return Err(too_many(digests.len(), DIRECTORIES_MAX, "digests"));
+        }
+        let snapshot = self.board.read(|state| state.snapshot.clone());
+        let tree = snapshot.and_then(|snapshot| snapshot.tree.clone());
+        let index = tree.map_or_else(Arc::default, |tree| self.index_of(&tree));
+        let mut reply = GetDirectoriesReply { directories: Vec::new(), absent: Vec::new() };
+        let mut bytes = 0;
+        for digest in digests {
+            let Some(directory) = index.get(digest) else {
+                reply.absent.push(*digest);
+                continue;
+            };
+            let encoded = directory.encode();
+            bytes += encoded.len();
+            if bytes > DIRECTORIES_BYTES_MAX && !reply.directories.is_empty() {
+                break;
+            }
+            reply.directories.push(EncodedDirectory(ByteText(encoded)));
+        }
+        Ok(reply)
+    }
+
+    fn index_of(&self, tree: &Tree) -> Arc<DirectoryIndex> {
+        let mut slot = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*slot {
+            Some((root, index)) if *root == tree.digest() => Arc::clone(index),
+            _ => {
+                let index = Arc::new(directories_of(tree));
+                *slot = Some((tree.digest(), Arc::clone(&index)));
+                index
+            }
+        }
+    }
+
+    fn cleanup(&self, objects: &[ObjectId]) -> Result<Done, Fault> {
+        if objects.len() > IDS_MAX {
+            return Err(too_many(objects.len(), IDS_MAX, "objects"));
+        }
+        let removed = self.cache.remove(objects);
+        self.board.set_cache(self.cache.ids());
+        match removed {
+            Ok(_) => Ok(Done {}),
+            Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),
+        }
+    }
+
+    async fn configure(&self, configuration: Configuration) -> Result<Done, Fault> {
+        let _turn = self.configuring.lock().await;
+        if self.board.read(|state| state.saved.configuration == configuration) {
+            return Ok(Done {});
+        }
+        self.board.configure(&configuration.scan);
+        self.scanner.set_settings(configuration.scan);
+        let (state, board) = (Arc::clone(&self.state), Arc::clone(&self.board));
+        let saved = move || board.read(|state| state.saved.clone());
+        blocking(move || match state.store(saved) {
+            Ok(()) => Ok(Done {}),
+            Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),
+        })
+        .await
+    }
+}
+
+/// All directories of `tree` by digest.
+fn directories_of(tree: &Tree) -> DirectoryIndex {
+    let mut index = BTreeMap::new();
+    let mut stack = vec![Arc::clone(tree.root())];
+    while let Some(directory) = stack.pop() {
+        if index.contains_key(&directory.digest()) {
+            continue;
+        }
+        for entry in directory.entries() {
+            if let Child::Directory(below) = &entry.child {
+                stack.push(Arc::clone(below));
+            }
+        }
+        index.insert(directory.digest(), directory);
+    }
+    index
+}

@@ -1,0 +1,349 @@
+//! Stages an update: everything that is new is made ready where nobody sees it.
+//!
+//! Each new entry gets its final content, owner, mode, attributes and time, and is then read back
+//! and compared with what the plan wants. What is in the tree is compared with what the scan saw,
+//! and noted, so that the steps can tell whether it is still there. When staging is done the
+//! [`Script`] is complete.
+
+use std::collections::BTreeMap;
+
+use common::object::ObjectId;
+use common::path::TreePath;
+use common::report::report;
+use common::scope::Attributes;
+use common::tree::{Child, Leaf, Node, Tree};
+
+use super::arrange::{Arrangement, Outline, Place, What};
+use super::metadata::{Target, appearance_of, visible_difference};
+use super::step::{Former, Script, Step};
+use crate::cache::{Cache, CacheError, Retrieved};
+use crate::home::remove_all;
+use crate::root::{Directory, Kind, Root, RootError, Status};
+
+/// An update that cannot be staged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StageError {
+    /// The file-system refused something.
+    #[error("cannot stage {path}")]
+    Root {
+        /// What was to be staged.
+        path: TreePath,
+        /// What and why.
+        source: RootError,
+    },
+    /// An object cannot be used.
+    #[error("cannot stage {path}")]
+    Object {
+        /// What was to be staged.
+        path: TreePath,
+        /// Which object and why.
+        source: CacheError,
+    },
+    /// The staging area itself cannot be used.
+    #[error("cannot use the staging area")]
+    Area {
+        /// What and why.
+        #[source]
+        source: RootError,
+    },
+    /// The tree is not as it was scanned.
+    #[error("{path} changed since it was scanned: {what}")]
+    Changed {
+        /// Where.
+        path: TreePath,
+        /// In what it differs.
+        what: &'static str,
+    },
+    /// What was staged is not what is wanted: the file-system cannot hold it.
+    #[error("{path} cannot be made as it is wanted: its {what} differs")]
+    Mismatch {
+        /// The path that it should have had.
+        path: TreePath,
+        /// In what it differs.
+        what: &'static str,
+    },
+}
+
+/// An object that was moved into the staging area.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The object.
+    pub object: ObjectId,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// All that staging works with.
+#[derive(Clone, Copy, Debug)]
+pub struct Workshop<'a> {
+    /// The tree.
+    pub root: &'a Root,
+    /// The objects.
+    pub cache: &'a Cache,
+    /// Where the slots are.
+    pub slots: &'a Directory,
+    /// What the scan saw.
+    pub scanned: &'a Tree,
+    /// Which attributes are managed.
+    pub managed: Attributes,
+}
+
+/// The name of a slot's entry.
+#[must_use]
+pub fn slot_name(slot: u32) -> Vec<u8> {
+    slot.to_string().into_bytes()
+}
+
+/// Calls `act` with the directory in which `place` is, and its name there.
+///
+/// # Errors
+///
+/// [`RootError`] if the directory cannot be opened, and what `act` gives.
+pub fn at_place<T, E: From<RootError>>(
+    slots: &Directory,
+    place: &Place,
+    act: impl FnOnce(&Directory, &[u8]) -> Result<T, E>,
+) -> Result<T, E> {
+    let slot = slot_name(place.slot);
+    let Some(parent) = place.below.parent() else {
+        return act(slots, &slot);
+    };
+    let mut holder = slots.open_child(&slot)?;
+    for component in parent.components() {
+        holder = holder.open_child(component)?;
+    }
+    act(&holder, place.below.name())
+}
+
+impl Workshop<'_> {
+    /// Stages everything and gives the script. `taken` gets the objects that were moved, also if
+    /// staging fails.
+    ///
+    /// # Errors
+    ///
+    /// [`StageError`] names the path.
+    pub fn stage(
+        &self,
+        update_id: u64,
+        arrangement: &Arrangement,
+        taken: &mut Vec<Taken>,
+    ) -> Result<Script, StageError> {
+        let mut inodes: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut steps: Vec<Step> = Vec::new();
+        for staged in &arrangement.staged {
+            let (place, path) = (&staged.place, &staged.path);
+            let fail = |source| StageError::Root { path: path.clone(), source };
+            let inode = match &staged.what {
+                What::Entry { node, takes_object } => {
+                    self.make(place, path, node, *takes_object, taken)?
+                }
+                What::LinkToStaged(carrier) => self.link(carrier, place).map_err(fail)?,
+                What::LinkToLive(carrier) => {
+                    let inode = self.live(carrier)?.inode;
+                    let (carrier, place) = (carrier.clone(), place.clone());
+                    steps.push(Step::Link { carrier, inode, place });
+                    inode
+                }
+            };
+            if place.below.is_root() {
+                inodes.insert(place.slot, inode);
+            }
+        }
+        for outline in &arrangement.steps {
+            steps.push(self.step(outline, &inodes)?);
+        }
+        self.root.sync_filesystem().map_err(|source| StageError::Area { source })?;
+        Ok(Script { update_id, managed: self.managed, steps })
+    }
+
+    /// Makes one entry, checks it, and gives its inode.
+    fn make(
+        &self,
+        place: &Place,
+        path: &TreePath,
+        node: &Node,
+        takes_object: bool,
+        taken: &mut Vec<Taken>,
+    ) -> Result<u64, StageError> {
+        at_place(self.slots, place, |holder, name| {
+            match node {
+                Node::Leaf(Leaf::File(file)) if takes_object => {
+                    self.cache.take(&file.object, holder, name)?;
+                    taken.push(Taken { object: file.object, place: place.clone() });
+                }
+                Node::Leaf(Leaf::File(file)) => self.cache.copy(&file.object, holder, name)?,
+                Node::Directory(_) => holder.make_directory(name, 0o700)?,
+                Node::Leaf(Leaf::Symlink(symlink)) => {
+                    holder.make_symlink(name, &symlink.target.0)?;
+                }
+                Node::Leaf(Leaf::Special(special)) => {
+                    holder.make_special(name, special.device, 0o600)?;
+                }
+                Node::Leaf(Leaf::Computed(_) | Leaf::HardLink(_)) => {
+                    return Err(Trouble::Mismatch("kind"));
+                }
+            }
+            let target = Target::Entry(holder, name);
+            if let Some(appearance) = appearance_of(node) {
+                target.dress(self.managed, &appearance)?;
+            }
+            match target.difference(self.managed, node)? {
+                Some(what) => Err(Trouble::Mismatch(what)),
+                None => Ok(target.status()?.inode),
+            }
+        })
+        .map_err(|trouble| match trouble {
+            Trouble::Root(source) => StageError::Root { path: path.clone(), source },
+            Trouble::Cache(source) => StageError::Object { path: path.clone(), source },
+            Trouble::Mismatch(what) => StageError::Mismatch { path: path.clone(), what },
+        })
+    }
+
+    /// Gives the file at `carrier` the further name `place`; both are staged.
+    fn link(&self, carrier: &Place, place: &Place) -> Result<u64, RootError> {
+        at_place(self.slots, carrier, |from, name| {
+            at_place(self.slots, place, |to, new_name| {
+                from.link(name, to, new_name)?;
+                to.stat(new_name).map(|status| status.inode)
+            })
+        })
+    }
+
+    fn step(&self, outline: &Outline, inodes: &BTreeMap<u32, u64>) -> Result<Step, StageError> {
+        let inode_in = |slot: &u32| {
+            *inodes.get(slot).expect("each slot that appears was filled before the steps are made")
+        };
+        Ok(match outline {
+            Outline::Appear { path, slot } => {
+                self.check_absent(path)?;
+                Step::Appear { path: path.clone(), slot: *slot, inode: inode_in(slot) }
+            }
+            Outline::Exchange { path, slot, displaced } => Step::Exchange {
+                path: path.clone(),
+                slot: *slot,
+                inode: inode_in(slot),
+                former: former_of(&self.live(path)?),
+                displaced: displaced.clone(),
+            },
+            Outline::Vanish { path, slot } => {
+                let status = self.live(path)?;
+                if status.kind == Kind::Directory {
+                    let former = self.appearance(path, false)?;
+                    Step::RemoveDirectory { path: path.clone(), inode: status.inode, former }
+                } else {
+                    Step::Vanish { path: path.clone(), slot: *slot, former: former_of(&status) }
+                }
+            }
+            Outline::Change { path, node } => {
+                let status = self.live(path)?;
+                let wanted = appearance_of(node);
+                let wanted = wanted.expect("a change to a hard link is refused before");
+                if visible_difference(&status, node) == Some("kind") {
+                    return Err(StageError::Changed { path: path.clone(), what: "kind" });
+                }
+                let former = self.appearance(path, wanted.mtime.is_some())?;
+                Step::Change { path: path.clone(), inode: status.inode, former, wanted }
+            }
+        })
+    }
+
+    /// Looks at what is at `path` and compares it with what the scan saw.
+    fn live(&self, path: &TreePath) -> Result<Status, StageError> {
+        let changed = |what| StageError::Changed { path: path.clone(), what };
+        let scanned = match self.scanned.get(path) {
+            None => return Err(changed("the scan saw nothing there")),
+            Some(Child::Leaf(Leaf::HardLink(_))) => {
+                let file = self.scanned.file(path);
+                file.map(|file| Node::Leaf(Leaf::File(file)))
+                    .ok_or_else(|| changed("the scan saw a link to nowhere"))?
+            }
+            Some(child) => child.node(),
+        };
+        let status = Target::with(self.root, path, |target| target.status())
+            .map_err(|source| StageError::Root { path: path.clone(), source })?;
+        match visible_difference(&status, &scanned) {
+            Some(what) => Err(changed(what)),
+            None => Ok(status),
+        }
+    }
+
+    fn check_absent(&self, path: &TreePath) -> Result<(), StageError> {
+        match Target::with(self.root, path, |target| target.status()) {
+            Err(error) if error.is_absent() => Ok(()),
+            Err(source) => Err(StageError::Root { path: path.clone(), source }),
+            Ok(_) => {
+                let what = "something is there now";
+                Err(StageError::Changed { path: path.clone(), what })
+            }
+        }
+    }
+
+    fn appearance(
+        &self,
+        path: &TreePath,
+        timed: bool,
+    ) -> Result<super::step::Appearance, StageError> {
+        Target::with(self.root, path, |target| target.appearance(self.managed, timed))
+            .map_err(|source| StageError::Root { path: path.clone(), source })
+    }
+}
+
+fn former_of(status: &Status) -> Former {
+    let directory = status.kind == Kind::Directory;
+    let Status { inode, size_bytes, mtime, .. } = *status;
+    Former { inode, directory, size_bytes, mtime }
+}
+
+/// What goes wrong while an entry is made; the path is added above.
+enum Trouble {
+    Root(RootError),
+    Cache(CacheError),
+    Mismatch(&'static str),
+}
+
+impl From<RootError> for Trouble {
+    fn from(error: RootError) -> Self {
+        Self::Root(error)
+    }
+}
+
+impl From<CacheError> for Trouble {
+    fn from(error: CacheError) -> Self {
+        Self::Cache(error)
+    }
+}
+
+/// Gives an update up: removes its slots, the directory `name` of `parent`, and puts the objects
+/// that were taken back into the cache.
+pub fn give_up(cache: &Cache, parent: &Directory, name: &[u8], taken: &[Taken]) {
+    let retrieved = parent.open_child(name).map(|slots| retrieve(cache, &slots, taken));
+    // Before the objects are put back, because it may hold further names of them.
+    if let Err(error) = remove_all(parent, name) {
+        tracing::warn!("cannot free what an update had staged: {}", report(&error));
+    }
+    match retrieved {
+        Ok(retrieved) => {
+            for one in retrieved {
+                if let Err(error) = cache.restore(one) {
+                    tracing::warn!("an object of a given-up update is lost: {}", report(&error));
+                }
+            }
+        }
+        Err(error) => tracing::error!("cannot put objects back: {}", report(&error)),
+    }
+}
+
+fn retrieve(cache: &Cache, slots: &Directory, taken: &[Taken]) -> Vec<Retrieved> {
+    let mut retrieved = Vec::new();
+    for Taken { object, place } in taken {
+        match at_place(slots, place, |holder, name| cache.retrieve(object, holder, name)) {
+            Ok(one) => retrieved.push(one),
+            Err(error) => {
+                tracing::warn!("an object of a given-up update is lost: {}", report(&error));
+                let _gone = cache.forget(&[*object]);
+            }
+        }
+    }
+    retrieved
+}

@@ -1,0 +1,10 @@
+//! subd on real directories and real sockets. Runs as root, like subd itself.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+mod fixture;
+mod process;
+mod refusal;
+mod root;
+mod scan;
+mod trigger;
+mod update;
