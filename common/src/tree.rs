@@ -30,6 +30,11 @@ pub use node::{Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, T
 use crate::object::{Algorithm, ObjectId};
 use crate::path::{TreePath, fault_of_name};
 
+/// The most entries of a tree, directories counted. Directories are shared by digest, so a few
+/// kilobytes from a hostile peer can name more paths than could ever be walked; the sums know
+/// before anyone walks.
+pub const ENTRIES_MAX: u64 = 1 << 24;
+
 /// A tree that is not one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -84,6 +89,9 @@ pub enum TreeError {
         /// Which field.
         field: &'static str,
     },
+    /// A tree has more entries than anyone means to have.
+    #[error("the tree has more than {ENTRIES_MAX} entries")]
+    TooLarge,
     /// A tree is deeper than paths may be.
     #[error("the tree is deeper than {} directories", crate::path::DEPTH_MAX)]
     TooDeep,
@@ -239,8 +247,12 @@ impl Directory {
             match &entry.child {
                 Child::Directory(directory) => {
                     let below = directory.totals;
+                    // Each sum below is at most the limit, which is checked here at each level.
                     totals.directories += 1 + below.directories;
                     totals.entries += below.entries;
+                    if totals.entries > ENTRIES_MAX {
+                        return Err(TreeError::TooLarge);
+                    }
                     totals.bytes = totals.bytes.saturating_add(below.bytes);
                     totals.hard_links += below.hard_links;
                     totals.computed += below.computed;
@@ -253,6 +265,9 @@ impl Directory {
                 Child::Leaf(Leaf::Computed(_)) => totals.computed += 1,
                 Child::Leaf(Leaf::Symlink(_) | Leaf::Special(_)) => {}
             }
+        }
+        if totals.entries > ENTRIES_MAX {
+            return Err(TreeError::TooLarge);
         }
         if totals.depth as usize >= crate::path::DEPTH_MAX {
             return Err(TreeError::TooDeep);

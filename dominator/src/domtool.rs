@@ -239,7 +239,9 @@ fn json(value: &impl serde::Serialize) -> String {
 fn columns(head: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(head);
+    if !head.is_empty() {
+        table.set_header(head);
+    }
     table
 }
 

@@ -58,7 +58,8 @@ impl Meter {
         let template = match (unit, total) {
             (Unit::Bytes, None) => "{msg}: {decimal_bytes}, {decimal_bytes_per_sec}",
             (Unit::Bytes, Some(_)) => {
-                "{msg}: {decimal_bytes} of {decimal_total_bytes} [{wide_bar}] {decimal_bytes_per_sec}, {eta} left"
+                "{msg}: {decimal_bytes} of {decimal_total_bytes} [{wide_bar}] \
+                 {decimal_bytes_per_sec}, {eta} left"
             }
             (Unit::Items, None) => "{msg}: {human_pos}",
             (Unit::Items, Some(_)) => "{msg}: {human_pos} of {human_len} [{wide_bar}] {eta} left",

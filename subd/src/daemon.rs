@@ -280,6 +280,12 @@ fn open(path: &Path, state: Option<&Path>) -> Result<Opened, StartError> {
         tracing::warn!("not running as root: most changes will be refused by the kernel");
     }
     let root = Root::open(path).map_err(no_root)?;
+    if let Some(base) = state {
+        fs_err::create_dir_all(base).map_err(|source| StartError::System {
+            what: "make the directory for state",
+            source,
+        })?;
+    }
     let base = state.map(Root::open).transpose().map_err(no_root)?;
     // The lock of the root is always in `/.subd`, so that two with different states meet there.
     let directory = Home::state(&root, None).map_err(no_root)?;

@@ -226,3 +226,27 @@ fn an_assembly_refuses_what_nobody_asked_for() {
         TreeError::MissingDirectory { digest: tree.digest() }
     );
 }
+
+#[test]
+fn a_few_directories_that_name_endless_paths_are_refused() {
+    let leaf = Leaf::Symlink(Symlink {
+        metadata: Metadata::new(0o777, 0, 0),
+        target: crate::escape::ByteText(b"x".to_vec()),
+    });
+    let entry = |name: &[u8], child: &Child| Entry {
+        name: Name::new(name).unwrap(),
+        child: child.clone(),
+    };
+    let mut child = Child::Leaf(leaf);
+    let mut levels = 0;
+    // Each level holds the one below twice: 2^levels paths in a few hundred bytes.
+    let error = loop {
+        let entries = vec![entry(b"a", &child), entry(b"b", &child)];
+        match Directory::new(Algorithm::Blake3, Metadata::new(0o755, 0, 0), entries) {
+            Ok(directory) => child = Child::Directory(Arc::new(directory)),
+            Err(error) => break error,
+        }
+        levels += 1;
+    };
+    assert_eq!((error, levels), (TreeError::TooLarge, 23));
+}

@@ -225,7 +225,8 @@ fn with_archive_hint(failure: Failure, error: &ArchiveError) -> Failure {
             "if archives were appended to each other, unpack them and make one of the result"
         }
         ArchiveError::Entry { .. } => {
-            "nothing was uploaded; make the archive anew with `tar --format=pax --acls --xattrs -C ROOT -cf FILE .`"
+            "nothing was uploaded; make the archive anew, for instance with \
+             `tar --format=pax --acls --xattrs -C ROOT -cf FILE .`"
         }
         ArchiveError::NotTar => "IMAGEFILE is a tar archive or a directory",
         _ => return failure,

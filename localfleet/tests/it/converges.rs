@@ -19,7 +19,7 @@ use crate::trees;
 /// How long a fleet may take to converge; only a fleet that hangs takes so long.
 pub const CONVERGE_MAX: Duration = Duration::from_secs(240);
 
-const FILTER: &str = "/var/log/.*\n/srv/data/.*\n/proc/.*\n/sys/.*\n/tmp/.*\n";
+const FILTER: &str = "/var/log/.*\n/srv/data$\n/proc/.*\n/sys/.*\n/tmp/.*\n";
 const TRIGGERS: &str = r#"[
     {"MatchLines": ["/etc/.*"], "Service": "settings"},
     {"MatchLines": ["/usr/.*"], "Service": "programs"}
@@ -27,8 +27,9 @@ const TRIGGERS: &str = r#"[
 
 /// True for paths, relative to a root, that are subd's or that [`FILTER`] keeps.
 fn left_alone(path: &Path) -> bool {
-    let kept = ["var/log", "srv/data", "proc", "sys", "tmp"];
+    let kept = ["var/log", "proc", "sys", "tmp"];
     path.starts_with(".subd")
+        || path.starts_with("srv/data")
         || kept.iter().any(|kept| path.starts_with(kept) && path != Path::new(kept))
 }
 
@@ -143,7 +144,7 @@ fn rsync(tree: &Path, copy: &Path) -> Option<String> {
     let with_slash = |path: &Path| format!("{}/", path.display());
     let mut command = Command::new("rsync");
     command.args(["-aHAXOJ", "--checksum", "--dry-run", "--itemize-changes", "--delete"]);
-    for kept in ["/.subd", "/var/log/*", "/srv/data/*", "/proc/*", "/sys/*", "/tmp/*"] {
+    for kept in ["/.subd", "/var/log/*", "/srv/data", "/proc/*", "/sys/*", "/tmp/*"] {
         command.arg(format!("--exclude={kept}"));
     }
     let output = command.arg(with_slash(tree)).arg(with_slash(copy)).output();

@@ -167,7 +167,7 @@ mod tests {
             ("reboot of the old image",   "a reboot",      "a",              "-a",       "+a"),
             ("started before the reboot", "a b",           "a b:reboot",     "",         "+b !"),
             ("reboot that does not fire", "a",             "a reboot-",      "-a",       "+a"),
-            ("numbers sort as numbers",   "s10 s9",        "s10 s9",         "-s9 -s10", "+s9 +s10"),
+            ("numbers sort as such",      "s10 s9",        "s10 s9",         "-s9 -s10","+s9 +s10"),
         ];
         for (name, old, new, before, after) in table {
             let paths = ["/a", "/b", "/s9", "/s10", "/reboot"].map(|path| path.parse().unwrap());

@@ -39,28 +39,28 @@ fn the_whole_loop() {
     script.cache(&[]);
     script.poll();
     script.check(expect![[r#"
-          0 assigned connecting       not reached yet
+        0   assigned connecting       not reached yet
                      -> poll for all
-          0 polled   rescanning       is told to scan as base asks
+        0   polled   rescanning       is told to scan as base asks
                      -> set-configuration
-          0 accepted rescanning       is told to scan as base asks
-          0 polled   rescanning       scans; the first complete scan is awaited
-          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+        0   accepted rescanning       is told to scan as base asks
+        0   polled   rescanning       scans; the first complete scan is awaited
+        0   polled   fetching         is told to fetch 1 objects, 1 bytes
                      -> fetch 1: 1
-          0 accepted fetching         is told to fetch 1 objects, 1 bytes
-          0 polled   fetching         has fetched 0 objects, 0 bytes, of this batch; 1 o
-          0 polled   preparing        is told to stage the update: 1 change: /a (missing
+        0   accepted fetching         is told to fetch 1 objects, 1 bytes
+        0   polled   fetching         has fetched 0 objects, 0 bytes, of this batch; 1 o
+        0   polled   preparing        is told to stage the update: 1 change: /a (missing
                      -> prepare 2: 1 operations
-          0 accepted preparing        is told to stage the update: 1 change: /a (missing
-          0 polled   updating         is told to carry out the update
+        0   accepted preparing        is told to stage the update: 1 change: /a (missing
+        0   polled   updating         is told to carry out the update
                      -> commit 2
-          0 accepted updating         was told to carry out the update
-          0 polled   updating         carries out the update; then its triggers run
-          0 polled   rescanning       scans again what the update has touched
-          0 polled   synced           equals base
+        0   accepted updating         was told to carry out the update
+        0   polled   updating         carries out the update; then its triggers run
+        0   polled   rescanning       scans again what the update has touched
+        0   polled   synced           equals base
                      -> cleanup of 1
-          0 accepted synced           equals base
-          0 polled   synced           equals base
+        0   accepted synced           equals base
+        0   polled   synced           equals base
     "#]]);
 }
 
@@ -81,20 +81,20 @@ fn the_brake_stops_prepare_and_commit_and_lets_go_at_once() {
     script.poll();
     script.step("released", Event::Brake(None));
     script.check(expect![[r#"
-          0 assigned connecting       not reached yet
+        0   assigned connecting       not reached yet
                      -> poll for all
-          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+        0   polled   fetching         is told to fetch 1 objects, 1 bytes
                      -> fetch 1: 1
-          0 brake    updates-disabled is told to fetch 1 objects, 1 bytes; updates of al
-          0 accepted updates-disabled is told to fetch 1 objects, 1 bytes; updates of al
-          0 polled   updates-disabled 1 change: /a (missing); all objects are there; upd
-          0 released preparing        is told to stage the update: 1 change: /a (missing
+        0   brake    updates-disabled is told to fetch 1 objects, 1 bytes; updates of al
+        0   accepted updates-disabled is told to fetch 1 objects, 1 bytes; updates of al
+        0   polled   updates-disabled 1 change: /a (missing); all objects are there; upd
+        0   released preparing        is told to stage the update: 1 change: /a (missing
                      -> prepare 2: 1 operations
-          0 accepted preparing        is told to stage the update: 1 change: /a (missing
-          0 polled   preparing        stages the update: 1 change: /a (missing)
-          0 brake    updates-disabled 1 change: /a (missing); all objects are there; upd
-          0 polled   updates-disabled 1 change: /a (missing); all objects are there; upd
-          0 released updating         is told to carry out the update
+        0   accepted preparing        is told to stage the update: 1 change: /a (missing
+        0   polled   preparing        stages the update: 1 change: /a (missing)
+        0   brake    updates-disabled 1 change: /a (missing); all objects are there; upd
+        0   polled   updates-disabled 1 change: /a (missing); all objects are there; upd
+        0   released updating         is told to carry out the update
                      -> commit 2
     "#]]);
 }
@@ -117,30 +117,30 @@ fn an_update_that_changes_nothing_is_not_repeated_for_ever() {
     script.wait(10);
     script.wait(10);
     script.check(expect![[r#"
-          0 assigned connecting       not reached yet
+        0   assigned connecting       not reached yet
                      -> poll for all
-          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+        0   polled   fetching         is told to fetch 1 objects, 1 bytes
                      -> fetch 1: 1
-          0 accepted fetching         is told to fetch 1 objects, 1 bytes
-          0 polled   preparing        is told to stage the update: 1 change: /a (missing
+        0   accepted fetching         is told to fetch 1 objects, 1 bytes
+        0   polled   preparing        is told to stage the update: 1 change: /a (missing
                      -> prepare 2: 1 operations
-          0 accepted preparing        is told to stage the update: 1 change: /a (missing
-          0 polled   updating         is told to carry out the update
+        0   accepted preparing        is told to stage the update: 1 change: /a (missing
+        0   polled   updating         is told to carry out the update
                      -> commit 2
-          0 accepted updating         was told to carry out the update
-          0 polled   updating         carries out the update; then its triggers run
-          0 polled   not-converging   the update was carried out, and the same is to be 
-          5 wake     not-converging   the update was carried out, and the same is to be 
-         10 wake     preparing        is told to stage the update: 1 change: /a (missing
+        0   accepted updating         was told to carry out the update
+        0   polled   updating         carries out the update; then its triggers run
+        0   polled   not-converging   the update was carried out, and the same is to be 
+        5   wake     not-converging   the update was carried out, and the same is to be 
+        10  wake     preparing        is told to stage the update: 1 change: /a (missing
                      -> prepare 3: 1 operations
-         10 accepted preparing        is told to stage the update: 1 change: /a (missing
-         10 polled   updating         is told to carry out the update
+        10  accepted preparing        is told to stage the update: 1 change: /a (missing
+        10  polled   updating         is told to carry out the update
                      -> commit 3
-         10 accepted updating         was told to carry out the update
-         10 polled   updating         carries out the update; then its triggers run
-         10 polled   not-converging   the update was carried out, and the same is to be 
-         20 wake     not-converging   the update was carried out, and the same is to be 
-         30 wake     preparing        is told to stage the update: 1 change: /a (missing
+        10  accepted updating         was told to carry out the update
+        10  polled   updating         carries out the update; then its triggers run
+        10  polled   not-converging   the update was carried out, and the same is to be 
+        20  wake     not-converging   the update was carried out, and the same is to be 
+        30  wake     preparing        is told to stage the update: 1 change: /a (missing
                      -> prepare 4: 1 operations
     "#]]);
 }
@@ -162,28 +162,28 @@ fn an_update_that_fails_is_tried_again_after_a_pause_or_with_another_image() {
     script.image = image("other", &[("/a", "2")]);
     script.assign();
     script.check(expect![[r#"
-          0 assigned connecting       not reached yet
+        0   assigned connecting       not reached yet
                      -> poll for all
-          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+        0   polled   fetching         is told to fetch 1 objects, 1 bytes
                      -> fetch 1: 1
-          0 accepted fetching         is told to fetch 1 objects, 1 bytes
-          0 polled   preparing        is told to stage the update: 1 change: /a (missing
+        0   accepted fetching         is told to fetch 1 objects, 1 bytes
+        0   polled   preparing        is told to stage the update: 1 change: /a (missing
                      -> prepare 2: 1 operations
-          0 accepted preparing        is told to stage the update: 1 change: /a (missing
-          0 polled   updating         is told to carry out the update
+        0   accepted preparing        is told to stage the update: 1 change: /a (missing
+        0   polled   updating         is told to carry out the update
                      -> commit 2
-          0 accepted updating         was told to carry out the update
-          0 polled   updating         carries out the update; then its triggers run
-          0 polled   update-failed    the update failed, and was put back: no space; wil
-         10 wake     preparing        is told to stage the update: 1 change: /a (missing
+        0   accepted updating         was told to carry out the update
+        0   polled   updating         carries out the update; then its triggers run
+        0   polled   update-failed    the update failed, and was put back: no space; wil
+        10  wake     preparing        is told to stage the update: 1 change: /a (missing
                      -> prepare 3: 1 operations
-         10 accepted preparing        is told to stage the update: 1 change: /a (missing
-         10 polled   updating         is told to carry out the update
+        10  accepted preparing        is told to stage the update: 1 change: /a (missing
+        10  polled   updating         is told to carry out the update
                      -> commit 3
-         10 accepted updating         was told to carry out the update
-         10 polled   updating         carries out the update; then its triggers run
-         10 polled   update-stuck     the update failed, and could not be put back: read
-         10 assigned preparing        is told to stage the update: 1 change: /a (missing
+        10  accepted updating         was told to carry out the update
+        10  polled   updating         carries out the update; then its triggers run
+        10  polled   update-stuck     the update failed, and could not be put back: read
+        10  assigned preparing        is told to stage the update: 1 change: /a (missing
                      -> prepare 4: 1 operations
     "#]]);
 }
@@ -203,23 +203,23 @@ fn calls_that_fail_are_made_again_with_the_same_id() {
     script.wait(10);
     script.wait(10);
     script.check(expect![[r#"
-          0 assigned connecting       not reached yet
+        0   assigned connecting       not reached yet
                      -> poll for all
-          0 polled   fetching         is told to fetch 1 objects, 1 bytes
+        0   polled   fetching         is told to fetch 1 objects, 1 bytes
                      -> fetch 1: 1
-          0 failed   fetching         is told to fetch 1 objects, 1 bytes; will be told 
-          1 wake     fetching         is told to fetch 1 objects, 1 bytes
+        0   failed   fetching         is told to fetch 1 objects, 1 bytes; will be told 
+        1   wake     fetching         is told to fetch 1 objects, 1 bytes
                      -> fetch 1: 1
-          1 failed   fetching         is told to fetch 1 objects, 1 bytes; will be told 
-          3 wake     fetching         is told to fetch 1 objects, 1 bytes
+        1   failed   fetching         is told to fetch 1 objects, 1 bytes; will be told 
+        3   wake     fetching         is told to fetch 1 objects, 1 bytes
                      -> fetch 1: 1
-          3 accepted fetching         is told to fetch 1 objects, 1 bytes
-          3 polled   fetch-failed     no source gave all objects: images:6971 is down; w
-         13 wake     fetching         is told to fetch 1 objects, 1 bytes
+        3   accepted fetching         is told to fetch 1 objects, 1 bytes
+        3   polled   fetch-failed     no source gave all objects: images:6971 is down; w
+        13  wake     fetching         is told to fetch 1 objects, 1 bytes
                      -> fetch 2: 1
-         13 failed   fetch-failed     it would not fetch: not allowed; will be tried aga
-         23 wake     fetch-failed     it would not fetch: not allowed; will be tried aga
-         33 wake     fetching         is told to fetch 1 objects, 1 bytes
+        13  failed   fetch-failed     it would not fetch: not allowed; will be tried aga
+        23  wake     fetch-failed     it would not fetch: not allowed; will be tried aga
+        33  wake     fetching         is told to fetch 1 objects, 1 bytes
                      -> fetch 3: 1
     "#]]);
 }
@@ -239,21 +239,21 @@ fn a_staged_update_that_was_lost_is_staged_again() {
     script.poll();
     script.wait(2);
     script.check(expect![[r#"
-          0 assigned connecting       not reached yet
+        0   assigned connecting       not reached yet
                      -> poll for all
-          0 polled   preparing        is told to stage the update: 1 change: /a (extra)
+        0   polled   preparing        is told to stage the update: 1 change: /a (extra)
                      -> prepare 1: 1 operations
-          0 accepted preparing        is told to stage the update: 1 change: /a (extra)
-          0 polled   updating         is told to carry out the update
+        0   accepted preparing        is told to stage the update: 1 change: /a (extra)
+        0   polled   updating         is told to carry out the update
                      -> commit 1
-          0 failed   preparing        is told to stage the update: 1 change: /a (extra);
-          0 polled   preparing        is told to stage the update: 1 change: /a (extra);
-          1 wake     preparing        is told to stage the update: 1 change: /a (extra)
+        0   failed   preparing        is told to stage the update: 1 change: /a (extra);
+        0   polled   preparing        is told to stage the update: 1 change: /a (extra);
+        1   wake     preparing        is told to stage the update: 1 change: /a (extra)
                      -> prepare 2: 1 operations
-          1 failed   preparing        is told to stage the update: 1 change: /a (extra);
-          1 polled   preparing        is told to stage the update: 1 change: /b (extra)
+        1   failed   preparing        is told to stage the update: 1 change: /a (extra);
+        1   polled   preparing        is told to stage the update: 1 change: /b (extra)
                      -> prepare 3: 1 operations
-          3 wake     preparing        is told to stage the update: 1 change: /b (extra)
+        3   wake     preparing        is told to stage the update: 1 change: /b (extra)
     "#]]);
 }
 
@@ -272,19 +272,19 @@ fn a_restarted_sub_is_another_one() {
     script.poll();
     script.wait(1);
     script.check(expect![[r#"
-          0 assigned connecting       not reached yet
+        0   assigned connecting       not reached yet
                      -> poll for all
-          0 polled   preparing        is told to stage the update: 1 change: /a (extra)
+        0   polled   preparing        is told to stage the update: 1 change: /a (extra)
                      -> prepare 1: 1 operations
-          0 accepted preparing        is told to stage the update: 1 change: /a (extra)
-          0 polled   updating         is told to carry out the update
+        0   accepted preparing        is told to stage the update: 1 change: /a (extra)
+        0   polled   updating         is told to carry out the update
                      -> commit 1
-          0 lost     unreachable      reset
-          0 failed   unreachable      reset
-          1 wake     unreachable      reset
-          1 polled   preparing        is told to stage the update: 1 change: /a (extra)
+        0   lost     unreachable      reset
+        0   failed   unreachable      reset
+        1   wake     unreachable      reset
+        1   polled   preparing        is told to stage the update: 1 change: /a (extra)
                      -> prepare 2: 1 operations
-          2 wake     preparing        is told to stage the update: 1 change: /a (extra)
+        2   wake     preparing        is told to stage the update: 1 change: /a (extra)
     "#]]);
 }
 
@@ -299,15 +299,15 @@ fn an_answer_to_a_poll_that_leaves_out_what_is_needed_is_asked_for_in_full_once(
     script.scan(&[]);
     script.poll();
     script.check(expect![[r#"
-          0 assigned connecting       not reached yet
+        0   assigned connecting       not reached yet
                      -> poll for all
-          0 polled   synced           equals base
-          0 polled   synced           equals base
+        0   polled   synced           equals base
+        0   polled   synced           equals base
                      -> poll for all
-          0 polled   poll-failed      the answer to a poll for everything lacks the scan
-          1 wake     poll-failed      the answer to a poll for everything lacks the scan
+        0   polled   poll-failed      the answer to a poll for everything lacks the scan
+        1   wake     poll-failed      the answer to a poll for everything lacks the scan
                      -> poll for all
-          1 polled   synced           equals base
+        1   polled   synced           equals base
     "#]]);
 }
 

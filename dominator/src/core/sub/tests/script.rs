@@ -206,7 +206,7 @@ impl Script {
         if next.is_empty() {
             let start: String = self.sub.detail().chars().take(50).collect();
             let (seconds, status) = (self.now.as_secs(), self.sub.status());
-            self.lines.push_str(&format!("{seconds:>3} {name:<8} {status:<16} {start}\n"));
+            self.lines.push_str(&format!("{seconds:<3} {name:<8} {status:<16} {start}\n"));
         }
         for line in done {
             self.lines.push_str(&format!("             -> {line}\n"));
