@@ -6,7 +6,7 @@
 
 use std::future::pending;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use common::api::subd::{Cleanup, Commit, Fetch, Poll, PollRequest, Prepare, SetConfiguration};
@@ -86,9 +86,14 @@ impl Handle {
         self.machine.send_replace(machine);
     }
 
+    /// A fault in the decisions about one machine must not hide all others from the lists.
+    fn locked(&self) -> MutexGuard<'_, Sub> {
+        self.sub.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Looks at the state machine.
     pub fn look<T>(&self, look: impl FnOnce(&Sub) -> T) -> T {
-        look(&self.sub.lock().expect("no holder panics"))
+        look(&self.locked())
     }
 
     /// Where the machine is dialled, if its record says so.
@@ -101,7 +106,7 @@ impl Handle {
     /// Lets the pending unsafe update pass; false if there is none.
     #[must_use]
     pub fn clear_safety(&self) -> bool {
-        let mut sub = self.sub.lock().expect("no holder panics");
+        let mut sub = self.locked();
         let is_pending = sub.clear_danger();
         drop(sub);
         if is_pending {
@@ -211,7 +216,7 @@ impl Driver {
         let context = Context { jitter, sources: &self.shared.sources };
         let now = self.shared.clock.now();
         let effects = {
-            let mut sub = self.handle.sub.lock().expect("no holder panics");
+            let mut sub = self.handle.locked();
             let effects = sub.step(now, event, &context);
             self.wake = sub.wake_at();
             effects

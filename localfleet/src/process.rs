@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -102,22 +102,11 @@ impl Daemon {
     /// If it does not stop in time (it is killed then), or does not end with success.
     pub fn stop(&mut self) -> anyhow::Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
-        let id = i32::try_from(child.id()).context("process ids fit 31 bits")?;
-        kill(Pid::from_raw(id), Signal::SIGTERM)
-            .with_context(|| format!("cannot stop {}", self.name))?;
-        let start = Instant::now();
-        while start.elapsed() < STOP_MAX {
-            if let Some(status) = child.try_wait().context("cannot wait")? {
-                if !status.success() {
-                    bail!("{} ended with {status}; see {}", self.name, self.log.display());
-                }
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        match end(&mut child).with_context(|| format!("cannot stop {}", self.name))? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => bail!("{} ended with {status}; see {}", self.name, self.log.display()),
+            None => bail!("{} did not stop within {STOP_MAX:?} of SIGTERM", self.name),
         }
-        child.kill().with_context(|| format!("cannot kill {}", self.name))?;
-        child.wait().with_context(|| format!("cannot wait for {}", self.name))?;
-        bail!("{} did not stop within {STOP_MAX:?} of SIGTERM", self.name)
     }
 
     /// Fails if it has ended by itself.
@@ -139,8 +128,27 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if let Err(error) = self.stop() {
-            eprintln!("warning: {error:#}");
+        // Who wants to know how it ended calls `stop`.
+        if let Some(Err(error)) = self.child.as_mut().map(end) {
+            eprintln!("warning: cannot stop {}: {error}", self.name);
         }
     }
+}
+
+/// Ends a process with SIGTERM; one that does not care, with SIGKILL, and then there is no status.
+fn end(child: &mut Child) -> std::io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    if child.try_wait()?.is_none() {
+        let id = i32::try_from(child.id()).map_err(std::io::Error::other)?;
+        kill(Pid::from_raw(id), Signal::SIGTERM)?;
+    }
+    while start.elapsed() < STOP_MAX {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill()?;
+    child.wait()?;
+    Ok(None)
 }

@@ -138,6 +138,10 @@ fn a_good_network_takes_seconds_and_each_machine_one_update() {
     assert!(converged < Duration::from_secs(20), "{converged:?}");
     let updates: Vec<u64> = world.models.iter().map(|model| model.updates_done).collect();
     assert!(updates.iter().all(|updates| *updates <= 1), "{updates:?}");
+    let count = |name: &str| world.effects.get(name).copied().unwrap_or_default();
+    let updated = updates.iter().sum::<u64>();
+    assert_eq!((count("prepare"), count("commit")), (updated, updated), "each is told once");
+    assert!(count("fetch") <= updated, "{} fetches for {updated} updates", count("fetch"));
     must_be_quiet(&mut world, converged);
     world.drift(5);
     world.drift(6);

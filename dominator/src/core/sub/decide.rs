@@ -408,7 +408,7 @@ impl Sub {
         };
         self.update = Some(update);
         let todo = describe(&planned.plan);
-        if false {
+        if self.brake.is_some() {
             // Fetching does no harm, but a staged update would expire again and again.
             let detail = format!("{todo}; all objects are there");
             return self.unless_braked(Status::UpdatesDisabled, detail);
