@@ -241,7 +241,8 @@ mod tests {
         let text = r#"
             # which services
             [
-              {"MatchLines": ["/etc/ssh/.*", "/usr/sbin/sshd"], "Service": "ssh", "HighImpact": false},
+              {"MatchLines": ["/etc/ssh/.*", "/usr/sbin/sshd"], "Service": "ssh",
+               "HighImpact": false},
               {"MatchLines": ["/boot/vmlinuz-.*"], "Service": "reboot", "HighImpact": true}
             ]"#;
         let triggers = Triggers::from_json(text).unwrap();

@@ -100,7 +100,8 @@ fn differences_of(
         };
         note("target", target(&left)?, target(&right)?);
     } else if kind(one) != "directory" {
-        let time = |metadata: &Metadata| format!("{}.{:09}", metadata.mtime(), metadata.mtime_nsec());
+        let time =
+            |metadata: &Metadata| format!("{}.{:09}", metadata.mtime(), metadata.mtime_nsec());
         note("mtime", time(one), time(two));
         note("device", one.rdev().to_string(), two.rdev().to_string());
     }
@@ -147,9 +148,8 @@ fn attributes(path: &Path) -> anyhow::Result<String> {
 }
 
 fn same_content(left: &Path, right: &Path) -> anyhow::Result<bool> {
-    let open = |path: &Path| {
-        File::open(path).with_context(|| format!("cannot open {}", path.display()))
-    };
+    let open =
+        |path: &Path| File::open(path).with_context(|| format!("cannot open {}", path.display()));
     let (mut left, mut right) = (open(left)?, open(right)?);
     let (mut one, mut two) = (vec![0; 128 << 10], vec![0; 128 << 10]);
     loop {

@@ -61,7 +61,8 @@ impl Demo {
         for sub in &fleet.subs {
             let log = sub.root.join("var/log");
             fs::create_dir_all(&log).context("cannot make a directory")?;
-            fs::write(log.join("machine.log"), "belongs to this machine\n").context("cannot write")?;
+            fs::write(log.join("machine.log"), "belongs to this machine\n")
+                .context("cannot write")?;
         }
         self.write_rules()?;
 
@@ -201,7 +202,10 @@ fn verify(fleet: &Fleet, reference: &Path) -> anyhow::Result<()> {
         let kept = fs::read_to_string(sub.root.join("var/log/machine.log")).unwrap_or_default();
         ensure!(kept == "belongs to this machine\n", "{} lost what it keeps", sub.hostname);
     }
-    say(&format!("Compared: {} trees are equal to the source, attribute by attribute.", fleet.subs.len()));
+    say(&format!(
+        "Compared: {} trees are equal to the source, attribute by attribute.",
+        fleet.subs.len()
+    ));
     Ok(())
 }
 

@@ -197,7 +197,8 @@ impl Fleet {
     pub fn wait_ready(&mut self) -> anyhow::Result<()> {
         let (dominator, imageserver) =
             (self.options.addresses.dominator, self.options.addresses.imageserver);
-        let mut daemons = vec![(imageserver, &mut self.imageserver), (dominator, &mut self.dominator)];
+        let mut daemons =
+            vec![(imageserver, &mut self.imageserver), (dominator, &mut self.dominator)];
         daemons.extend(self.subs.iter_mut().map(|sub| (sub.address, &mut sub.daemon)));
         for (address, daemon) in daemons {
             if daemon.id().is_none() {
@@ -327,7 +328,9 @@ impl Fleet {
             let subs = self.statuses().unwrap_or_default();
             watch(&subs);
             let done = |sub: &SubSummary| {
-                sub.status == Status::Synced && sub.required_image == image && sub.last_image == image
+                sub.status == Status::Synced
+                    && sub.required_image == image
+                    && sub.last_image == image
             };
             if subs.len() == self.subs.len() && subs.iter().all(done) {
                 return Ok(start.elapsed());
@@ -360,9 +363,8 @@ impl Fleet {
     pub fn how_to_look(&self) -> String {
         let Addresses { imageserver, dominator, .. } = &self.options.addresses;
         let programs = self.options.programs.display();
-        let mut text = format!(
-            "  dominator    http://{dominator}/\n  imageserver  http://{imageserver}/\n"
-        );
+        let mut text =
+            format!("  dominator    http://{dominator}/\n  imageserver  http://{imageserver}/\n");
         for sub in &self.subs {
             text.push_str(&format!(
                 "  {:<12} http://{}/  root {}\n",

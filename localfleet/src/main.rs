@@ -21,8 +21,11 @@ use signal_hook::flag;
 ///
 /// Everything is kept below one temporary directory, which is removed at the end.
 #[derive(Parser)]
-#[command(version, after_help = "Examples:\n  localfleet\n  localfleet --once\n  \
-    localfleet --image debian.tar.zst --subs 5\n\nNeeds root, because subd sets owners.")]
+#[command(
+    version,
+    after_help = "Examples:\n  localfleet\n  localfleet --once\n  \
+    localfleet --image debian.tar.zst --subs 5\n\nNeeds root, because subd sets owners."
+)]
 struct Arguments {
     /// Use this archive or directory as the first version of the image.
     #[arg(long, value_name = "TAR|DIR")]
@@ -33,7 +36,8 @@ struct Arguments {
     once: bool,
 
     /// How many subs to start.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
     subs: u8,
 }
 

@@ -60,7 +60,8 @@ struct Copy<'target> {
 impl Copy<'_> {
     fn take_from(&mut self, root: &Path, source: &Path, limited: bool) -> anyhow::Result<()> {
         let (files_before, bytes_before) = (self.files, self.bytes);
-        let walk = walkdir::WalkDir::new(root.join(source)).sort_by_file_name().same_file_system(true);
+        let walk =
+            walkdir::WalkDir::new(root.join(source)).sort_by_file_name().same_file_system(true);
         for entry in walk.into_iter().filter_map(Result::ok) {
             let enough = self.files >= FILES_MIN && self.bytes >= BYTES_MIN;
             let share_used = self.files - files_before > FILES_MIN / SHARE

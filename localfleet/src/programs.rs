@@ -17,8 +17,11 @@ use anyhow::Context as _;
 /// file as a line.
 pub const RECORD_SERVICE: &str = "record-service";
 
+/// What a program does, with the arguments of this process.
+type Main = fn() -> ExitCode;
+
 /// The programs, by name.
-const PROGRAMS: [(&str, fn() -> ExitCode); 6] = [
+const PROGRAMS: [(&str, Main); 6] = [
     ("subd", subd::command::main),
     ("imageserver", imageserver::command::main),
     ("imagetool", imagetool::command::main),

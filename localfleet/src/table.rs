@@ -47,7 +47,7 @@ impl Table {
                 // Up to the first line of the table, and clear from there.
                 text.push_str(&format!("\x1b[{}A\x1b[J", self.lines));
             }
-            text.push_str(&format!("  {:>7.2} s  HOST     ADDRESS            STATUS\n", seconds));
+            text.push_str(&format!("  {seconds:>7.2} s  HOST     ADDRESS            STATUS\n"));
             for row in &rows {
                 text.push_str(&format!("             {row}\n"));
             }

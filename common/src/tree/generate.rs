@@ -24,12 +24,16 @@ enum Kind {
     Link(usize),
 }
 
+fn odd_attribute() -> (Vec<u8>, Vec<u8>) {
+    (b"user.x".to_vec(), b"\xff\x00=".to_vec())
+}
+
 fn metadata() -> impl Strategy<Value = Metadata> {
     let mode = prop_oneof![4 => Just(0o644), 2 => Just(0o755), 1 => Just(0o4755), 1 => Just(0o600)];
     let xattrs = prop_oneof![
         6 => Just(vec![]),
         1 => Just(vec![(b"user.x".to_vec(), b"1".to_vec())]),
-        1 => Just(vec![(b"user.x".to_vec(), b"\xff\x00=".to_vec()), (b"user.a b".to_vec(), vec![])]),
+        1 => Just(vec![odd_attribute(), (b"user.a b".to_vec(), vec![])]),
         1 => Just(vec![(b"security.capability".to_vec(), b"\x01\x00\x00\x02".to_vec())]),
     ];
     (mode, 0..2_u32, 0..2_u32, xattrs).prop_map(|(mode, uid, gid, xattrs)| Metadata {

@@ -105,16 +105,14 @@ proptest! {
         let decode = |bytes: &[u8]| {
             encode::decode(Algorithm::Blake3, bytes, |digest| known.get(digest).cloned())
         };
-        let mut damaged = bytes.clone();
-        let at = pick.index(damaged.len());
-        damaged[at] = value;
+        let at = pick.index(bytes.len());
+        let damaged = [&bytes[..at], &[value], &bytes[at + 1..]].concat();
         // Whatever is accepted encodes to exactly the bytes that were read.
         if let Ok(directory) = decode(&damaged) {
             prop_assert_eq!(directory.encode(), damaged);
         }
         prop_assert!(decode(&bytes[..cut.index(bytes.len())]).is_err());
-        let mut longer = bytes.clone();
-        longer.push(value);
+        let longer = [&bytes[..], &[value]].concat();
         prop_assert!(decode(&longer).is_err());
     }
 
@@ -233,10 +231,8 @@ fn a_few_directories_that_name_endless_paths_are_refused() {
         metadata: Metadata::new(0o777, 0, 0),
         target: crate::escape::ByteText(b"x".to_vec()),
     });
-    let entry = |name: &[u8], child: &Child| Entry {
-        name: Name::new(name).unwrap(),
-        child: child.clone(),
-    };
+    let entry =
+        |name: &[u8], child: &Child| Entry { name: Name::new(name).unwrap(), child: child.clone() };
     let mut child = Child::Leaf(leaf);
     let mut levels = 0;
     // Each level holds the one below twice: 2^levels paths in a few hundred bytes.

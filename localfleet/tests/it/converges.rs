@@ -297,11 +297,9 @@ fn a_machine_that_is_off_or_talks_garbage_delays_nobody() {
     let good = scenario.fleet.subs[0].address.ip();
     let port = scenario.fleet.addresses().subd_port;
     let [first, second, third] = scenario.fleet.addresses().subs;
-    let listener = std::net::TcpListener::bind((
-        std::net::Ipv4Addr::new(first, second, third, 12),
-        port,
-    ))
-    .unwrap();
+    let listener =
+        std::net::TcpListener::bind((std::net::Ipv4Addr::new(first, second, third, 12), port))
+            .unwrap();
     let babble = std::thread::spawn(move || {
         // Ends when the test's own connection comes.
         for stream in listener.incoming() {

@@ -1,4 +1,5 @@
 //! End to end: real daemons as processes, real trees on disk, real kills.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod bad_input;
 mod converges;

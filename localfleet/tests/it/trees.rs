@@ -21,7 +21,10 @@ pub fn make(root: &Path, version: u32) {
     let file = |path: &str, content: &str| fs::write(root.join(path), content).unwrap();
     for number in 0..200 {
         file(&format!("usr/lib/module-{number}"), &format!("module {number}\n"));
-        file(&format!("etc/setting-{number}"), &format!("{number} of {}\n", version * (number % 4)));
+        file(
+            &format!("etc/setting-{number}"),
+            &format!("{number} of {}\n", version * (number % 4)),
+        );
     }
     file("usr/lib/libx.so.1", &format!("library of version {version}"));
     file("usr/bin/tool", &format!("tool of version {version}"));
