@@ -9,6 +9,7 @@
 //! specify the bytes.
 
 pub mod api;
+pub mod comments;
 pub mod daemon;
 pub mod escape;
 pub mod filter;

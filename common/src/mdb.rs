@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::comments::without_comments;
 use crate::image::{ImageName, ImageNameError};
 
 /// A machine database that cannot be used.
@@ -146,18 +147,6 @@ pub fn parse(text: &str) -> Result<Machines, MdbError> {
         machines.insert(hostname, machine);
     }
     Ok(machines)
-}
-
-/// `text` with comment lines emptied, so that line numbers in errors stay right.
-#[must_use]
-pub fn without_comments(text: &str) -> String {
-    let keep = |line: &str| {
-        let start = line.trim_start();
-        !start.starts_with('#') && !start.starts_with("//")
-    };
-    let lines: Vec<&str> =
-        text.split('\n').map(|line| if keep(line) { line } else { "" }).collect();
-    lines.join("\n")
 }
 
 #[cfg(test)]

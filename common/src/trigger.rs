@@ -145,7 +145,7 @@ impl Triggers {
     ///
     /// [`TriggerError`], also for what [`Triggers::verify`] refuses.
     pub fn from_json(text: &str) -> Result<Self, TriggerError> {
-        let triggers: Self = serde_json::from_str(&crate::mdb::without_comments(text))
+        let triggers: Self = serde_json::from_str(&crate::comments::without_comments(text))
             .map_err(|source| TriggerError::Json { source })?;
         triggers.verify()?;
         Ok(triggers)

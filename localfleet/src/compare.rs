@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
+use crate::listing::{Listing, list};
+
 /// Compares `left` with `right` and returns a line for each difference, sorted by path.
 ///
 /// `skip` is asked for each path, relative to the roots; what it names is left out with all below.
@@ -47,22 +49,6 @@ pub fn compare(
         differences.push(format!("hard links differ: {}", names.join(" ")));
     }
     Ok(differences)
-}
-
-type Listing = BTreeMap<PathBuf, Metadata>;
-
-fn list(root: &Path, skip: &dyn Fn(&Path) -> bool) -> anyhow::Result<Listing> {
-    let mut listing = Listing::new();
-    let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_owned();
-    let walk = walkdir::WalkDir::new(root)
-        .into_iter()
-        .filter_entry(|entry| entry.depth() == 0 || !skip(&relative(entry.path())));
-    for entry in walk {
-        let entry = entry.with_context(|| format!("cannot walk {}", root.display()))?;
-        let metadata = entry.metadata().context("cannot read metadata")?;
-        listing.insert(relative(entry.path()), metadata);
-    }
-    Ok(listing)
 }
 
 /// The sets of names that share an inode, for inodes with more than one.

@@ -9,6 +9,8 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
+use crate::listing::list;
+
 /// One way in which a machine was made to differ.
 pub struct Drift {
     /// What was done, in words.
@@ -72,18 +74,11 @@ fn candidates(
     skip: &dyn Fn(&Path) -> bool,
 ) -> anyhow::Result<(Vec<PathBuf>, Vec<PathBuf>)> {
     let (mut files, mut links) = (Vec::new(), Vec::new());
-    let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_owned();
-    let walk = walkdir::WalkDir::new(root)
-        .sort_by_file_name()
-        .into_iter()
-        .filter_entry(|entry| entry.depth() == 0 || !skip(&relative(entry.path())));
-    for entry in walk {
-        let entry = entry.context("cannot walk")?;
-        let metadata = entry.metadata().context("cannot stat")?;
+    for (path, metadata) in list(root, skip)? {
         if metadata.is_file() && metadata.nlink() == 1 && metadata.len() > 0 {
-            files.push(relative(entry.path()));
+            files.push(path);
         } else if metadata.file_type().is_symlink() {
-            links.push(relative(entry.path()));
+            links.push(path);
         }
     }
     Ok((files, links))

@@ -9,6 +9,7 @@ pub mod compare;
 pub mod demo;
 pub mod drift;
 pub mod fleet;
+pub mod listing;
 pub mod material;
 pub mod process;
 pub mod programs;

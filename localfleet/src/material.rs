@@ -10,6 +10,8 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
+use crate::listing::list;
+
 /// Where files are taken from, until there are enough.
 const SOURCES: [&str; 6] = ["etc", "usr/bin", "usr/sbin", "usr/share", "usr/lib", "usr/include"];
 
@@ -158,16 +160,9 @@ pub fn copy(source: &Path, target: &Path) -> anyhow::Result<()> {
 /// If the tree has fewer than sixty files, or cannot be written.
 pub fn next_version(root: &Path, skip: &dyn Fn(&Path) -> bool) -> anyhow::Result<usize> {
     let mut files = Vec::new();
-    let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_owned();
-    let walk = walkdir::WalkDir::new(root)
-        .sort_by_file_name()
-        .into_iter()
-        .filter_entry(|entry| entry.depth() == 0 || !skip(&relative(entry.path())));
-    for entry in walk {
-        let entry = entry.context("cannot walk")?;
-        let metadata = entry.metadata().context("cannot stat")?;
+    for (path, metadata) in list(root, skip)? {
         if metadata.is_file() && metadata.nlink() == 1 && metadata.mode() & 0o6000 == 0 {
-            files.push(entry.into_path());
+            files.push(root.join(path));
         }
     }
     ensure!(files.len() >= 60, "{} has too few files", root.display());

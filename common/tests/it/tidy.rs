@@ -43,6 +43,7 @@ const CORES: [&str; 16] = [
     "common/src/escape",
     "common/src/filter",
     "common/src/image",
+    "common/src/comments",
     "common/src/mdb",
     "common/src/object",
     "common/src/path",
