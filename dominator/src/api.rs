@@ -70,7 +70,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
     let code = match error {
         OrderError::Unknown { .. } | OrderError::NothingToClear { .. } => FaultCode::NotFound,
         OrderError::NoReason | OrderError::LongReason => FaultCode::BadRequest,
-        OrderError::State { .. } => FaultCode::Internal,
+        OrderError::State { .. } | OrderError::Unkept { .. } => FaultCode::Internal,
         OrderError::Stopping => FaultCode::Unavailable,
     };
     Fault::new(code, report(error))

@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use crate::daemon::{Arguments, NAME, StartError, run};
 use crate::domtool;
-use common::daemon::{EXIT_FAILED, exit, exit_on_error, start_logging, stop_on_signals};
+use common::daemon::{
+    EXIT_FAILED, exit, exit_on_error, raise_file_limit, start_logging, stop_on_signals,
+};
 
 /// Runs the dominator, with the arguments of this process.
 #[must_use]
@@ -16,7 +18,7 @@ pub fn dominator() -> ExitCode {
 /// Runs domtool, with the arguments of this process.
 #[must_use]
 pub fn domtool() -> ExitCode {
-    let arguments = <domtool::Arguments as clap::Parser>::parse();
+    let arguments: domtool::Arguments = common::daemon::config::parse_tool();
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(domtool::run(arguments)),
         Err(error) => exit(EXIT_FAILED, &format!("cannot start: {error}"), &[]),
@@ -25,7 +27,10 @@ pub fn domtool() -> ExitCode {
 
 fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     start_logging(&arguments.log)?;
-    raise_file_limit();
+    // One connection for each machine: take as many descriptors as the system gives.
+    if let Err(error) = raise_file_limit() {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let stop = stop_on_signals()?;
@@ -38,14 +43,4 @@ fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     // Plans that are still being made are of no use to anyone.
     runtime.shutdown_background();
     result
-}
-
-/// One connection for each machine: take as many descriptors as the system gives.
-fn raise_file_limit() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!("cannot raise the limit of open files: {error}");
-    }
 }

@@ -3,7 +3,6 @@
 //! The shell (`crate::driver`, `crate::herd` and their neighbours) and the simulation of
 //! `tests/it` are two interpreters of the same effects.
 // tidy: core
-// tidy: core
 
 pub mod herd;
 pub mod history;
@@ -12,3 +11,4 @@ pub mod planning;
 pub mod required;
 pub mod safety;
 pub mod sub;
+pub mod words;

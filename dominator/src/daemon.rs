@@ -63,6 +63,12 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", default_value = "/var/lib/Dominator/mdb")]
     pub mdb: PathBuf,
 
+    /// Take no machine database that lacks more than PERCENT of the machines that are known. It
+    /// counts from ten machines on; after a restart none is known
+    #[arg(long, value_name = "PERCENT", default_value_t = 50,
+          value_parser = clap::value_parser!(u8).range(..=100))]
+    pub mdb_drop_max: u8,
+
     /// Directory for what must survive a restart
     #[arg(long, value_name = "DIR", default_value = "/var/lib/dominator")]
     pub state: PathBuf,
@@ -149,6 +155,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), St
         metrics: Metrics::default(),
         sources,
         subd_port: arguments.subd_port,
+        mdb_drop_max: arguments.mdb_drop_max,
     });
     let fleet = Arc::new(Fleet::new(shared, Arc::new(state), tracker.clone(), stop.clone()));
     let watching = stop.clone();

@@ -38,6 +38,8 @@ const LIMIT: Duration = Duration::from_secs(30);
         domtool --insecure list-subs --status blocked --status unsafe-update\n  \
         domtool --insecure show-sub web1\n  \
         domtool --insecure disable-updates \"database migration until noon\"\n\n\
+        Defaults for --dominator, --insecure and others may stand in\n\
+        ~/.config/dominator/config.toml.\n\n\
         Exit codes: 0 done, 1 failed, 2 misuse. The statuses are explained in docs/OPERATING.md."
 )]
 pub struct Arguments {

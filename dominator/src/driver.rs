@@ -57,6 +57,8 @@ pub struct Shared {
     pub sources: Vec<String>,
     /// The port of subs whose record names none.
     pub subd_port: u16,
+    /// How many machines a machine database may drop at once, per cent.
+    pub mdb_drop_max: u8,
 }
 
 /// What others hold of a machine that is looked after.

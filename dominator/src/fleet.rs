@@ -48,6 +48,15 @@ pub enum OrderError {
         #[source]
         source: StateError,
     },
+    /// The brake is on, and cannot be kept over a restart.
+    #[error(
+        "updates are disabled, but only until the dominator restarts, because that cannot be kept"
+    )]
+    Unkept {
+        /// Why.
+        #[source]
+        source: StateError,
+    },
     /// The dominator is stopping.
     #[error("the dominator is stopping")]
     Stopping,
@@ -63,7 +72,7 @@ struct Watched {
     cancel: CancellationToken,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
     herd: Herd,
     watched: BTreeMap<String, Watched>,
@@ -92,10 +101,16 @@ impl Fleet {
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
+        let inner = Inner {
+            herd: Herd::new(shared.mdb_drop_max),
+            watched: BTreeMap::new(),
+            mdb_error: None,
+            mdb_read: None,
+        };
         Self {
             shared,
             state,
-            inner: Mutex::default(),
+            inner: Mutex::new(inner),
             ordering: tokio::sync::Mutex::default(),
             tracker,
             stop,
@@ -122,11 +137,13 @@ impl Fleet {
         inner.mdb_read = Some(wall());
         // Old images stay until nobody looks at them.
         self.shared.images.want(&before.union(&after).cloned().collect());
-        tracing::info!(
-            machines = inner.herd.machines().len(),
-            changes = changes.len(),
-            "the machine database was read"
-        );
+        if !changes.is_empty() {
+            tracing::info!(
+                machines = inner.herd.machines().len(),
+                changes = changes.len(),
+                "the machine database was read"
+            );
+        }
         for change in changes {
             match change {
                 Change::Start(machine) => self.start(&mut inner, machine),
@@ -230,7 +247,8 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// [`OrderError`]; the brake is not on then.
+    /// [`OrderError`]; the brake is not on then, but with [`OrderError::Unkept`]: whoever pulls it
+    /// is in need of it, even if the disk is full.
     pub async fn disable_updates(&self, reason: String, who: String) -> Result<(), OrderError> {
         if reason.trim().is_empty() {
             return Err(OrderError::NoReason);
@@ -240,10 +258,12 @@ impl Fleet {
         }
         let brake = Brake { reason, who, since: wall() };
         let _ordering = self.ordering.lock().await;
-        self.keep(Some(brake.clone())).await?;
         tracing::warn!(who = %brake.who, reason = %brake.reason, "updates are disabled");
-        self.shared.gate.pull(brake).await;
-        Ok(())
+        self.shared.gate.pull(brake.clone()).await;
+        self.keep(Some(brake)).await.map_err(|error| match error {
+            OrderError::State { source } => OrderError::Unkept { source },
+            error => error,
+        })
     }
 
     /// Releases the brake.

@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::mdb::{Machines, MdbError, parse};
 use common::report::report;
@@ -14,6 +14,10 @@ use crate::fleet::Fleet;
 
 /// How often the file is looked at.
 const INTERVAL: Duration = Duration::from_millis(250);
+
+/// A file that changed so shortly before it was read may change again without a trace in its
+/// times, which the kernel counts in ticks: it is read once more.
+const SETTLING: Duration = Duration::from_millis(50);
 
 /// The largest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -29,6 +33,10 @@ enum FileError {
     },
     #[error("{} has more than {FILE_BYTES_MAX} bytes", path.display())]
     TooLarge { path: PathBuf },
+    #[error("{} is no regular file", path.display())]
+    Kind { path: PathBuf },
+    #[error("{}: line {line} is not UTF-8", path.display())]
+    Text { path: PathBuf, line: usize },
     #[error("{}", path.display())]
     Parse {
         path: PathBuf,
@@ -59,13 +67,13 @@ enum Found {
     Same,
     /// It was written while it was read: look again.
     Unsteady,
-    /// It is new.
+    /// It is new; without a stamp it is read again even if nothing of it seems to change.
     New(Option<Stamp>, Result<Machines, FileError>),
 }
 
 /// Looks at the file for ever and gives what is new to `fleet`.
 pub async fn watch(path: PathBuf, fleet: Arc<Fleet>) {
-    let mut last: Option<Option<Stamp>> = None;
+    let mut last: Option<Stamp> = None;
     let mut interval = tokio::time::interval(INTERVAL);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -75,7 +83,7 @@ pub async fn watch(path: PathBuf, fleet: Arc<Fleet>) {
             return;
         };
         let Found::New(stamp, result) = found else { continue };
-        last = Some(stamp);
+        last = stamp;
         let taken = result.and_then(|machines| {
             fleet.take(machines).map_err(|source| FileError::Herd { path: path.clone(), source })
         });
@@ -85,31 +93,54 @@ pub async fn watch(path: PathBuf, fleet: Arc<Fleet>) {
     }
 }
 
-fn look(path: &Path, last: Option<Option<Stamp>>) -> Found {
+fn look(path: &Path, last: Option<Stamp>) -> Found {
     let failed = |source| FileError::Read { path: path.to_owned(), source };
-    let before = match std::fs::metadata(path) {
-        Ok(metadata) => stamp(&metadata),
-        Err(_) if last == Some(None) => return Found::Same,
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
         Err(source) => return Found::New(None, Err(failed(source))),
     };
-    if last == Some(Some(before)) {
+    let before = stamp(&metadata);
+    if last == Some(before) {
         return Found::Same;
+    }
+    // Reading a pipe would wait for ever.
+    if !metadata.is_file() {
+        return Found::New(Some(before), Err(FileError::Kind { path: path.to_owned() }));
     }
     if before.size_bytes > FILE_BYTES_MAX {
         return Found::New(Some(before), Err(FileError::TooLarge { path: path.to_owned() }));
     }
+    let settled = is_settled(before, SystemTime::now());
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
-        Err(source) => return Found::New(Some(before), Err(failed(source))),
+        Err(source) => return Found::New(None, Err(failed(source))),
     };
     match std::fs::metadata(path) {
         Ok(metadata) if stamp(&metadata) == before => {}
         _ => return Found::Unsteady,
     }
-    let text = String::from_utf8_lossy(&bytes);
-    let machines =
-        parse(&text).map_err(|source| FileError::Parse { path: path.to_owned(), source });
-    Found::New(Some(before), machines)
+    Found::New(settled.then_some(before), machines(path, &bytes))
+}
+
+fn machines(path: &Path, bytes: &[u8]) -> Result<Machines, FileError> {
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
+        FileError::Text { path: path.to_owned(), line }
+    })?;
+    // Some editors begin a file with a byte order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    parse(text).map_err(|source| FileError::Parse { path: path.to_owned(), source })
+}
+
+/// True if the file changed so long before `now` that another change has other times.
+fn is_settled(stamp: Stamp, now: SystemTime) -> bool {
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (seconds, nanoseconds) = stamp.ctime;
+    let changed = Duration::new(
+        u64::try_from(seconds).unwrap_or_default(),
+        u32::try_from(nanoseconds).unwrap_or_default(),
+    );
+    now.abs_diff(changed) > SETTLING
 }
 
 fn stamp(metadata: &std::fs::Metadata) -> Stamp {

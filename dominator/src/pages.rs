@@ -147,8 +147,16 @@ fn start_body(status: &DominatorStatus, subs: &[SubSummary], wanted: &[Status]) 
             ]
         })
         .collect();
-    let head =
-        ["machine", "status", "", "since", "required", "planned", "last update", "last synced"];
+    let head = [
+        "machine",
+        "status",
+        "detail",
+        "since",
+        "required",
+        "planned",
+        "last update",
+        "last synced",
+    ];
     body.push_str(&table(&head, &rows));
     if subs.len() > ROWS_MAX {
         body.push_str(&format!(
@@ -170,6 +178,12 @@ fn sub_body(detail: &SubDetail) -> String {
             Cell::Text(detail.summary.detail.clone()),
         ]],
     );
+    if let Some(address) = detail.summary.address {
+        // An address is digits, dots, colons and brackets: nothing to escape.
+        body.push_str(&format!(
+            "<p><a href=\"http://{address}/\">the machine's own page</a></p>\n"
+        ));
+    }
     body.push_str(&pairs(
         crate::domtool::facts::of(detail, wall())
             .iter()
@@ -195,7 +209,7 @@ fn sub_body(detail: &SubDetail) -> String {
         })
         .collect();
     body.push_str("<h2>History</h2>\n");
-    body.push_str(&table(&["when", "status", ""], &rows));
+    body.push_str(&table(&["when", "status", "detail"], &rows));
     let record = serde_json::to_string_pretty(&detail.machine)
         .unwrap_or_else(|error| format!("the record has no JSON: {error}"));
     body.push_str(&format!("<h2>Machine database</h2>\n<pre>{}</pre>\n", html_escape(&record)));

@@ -4,6 +4,7 @@
 //! directory.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use common::api::dominator::Brake;
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
@@ -75,7 +76,8 @@ pub enum StateError {
 #[derive(Debug)]
 pub struct State {
     path: PathBuf,
-    database: Database,
+    /// `None` after a failure: the database must be opened again, and cannot be yet.
+    database: Mutex<Option<Database>>,
 }
 
 impl State {
@@ -88,10 +90,7 @@ impl State {
         fs_err::create_dir_all(directory)
             .map_err(|source| StateError::Directory { path: directory.to_owned(), source })?;
         let path = directory.join(FILE);
-        let database = Database::create(&path).map_err(|error| match error {
-            redb::DatabaseError::DatabaseAlreadyOpen => StateError::InUse { path: path.clone() },
-            error => StateError::Open { path: path.clone(), source: Box::new(error.into()) },
-        })?;
+        let database = Mutex::new(Some(open(&path)?));
         let state = Self { path, database };
         // So that reading need not ask whether the table is there.
         state.write(|table| table.get(BRAKE).map(|_| ()))?;
@@ -104,13 +103,12 @@ impl State {
     ///
     /// [`StateError`].
     pub fn brake(&self) -> Result<Option<Brake>, StateError> {
-        let access = |source: redb::Error| self.access("read", source);
-        let read = self.database.begin_read().map_err(|error| access(error.into()))?;
-        let table = read.open_table(SETTINGS).map_err(|error| access(error.into()))?;
-        let Some(record) = table.get(BRAKE).map_err(|error| access(error.into()))? else {
-            return Ok(None);
-        };
-        serde_json::from_slice(record.value()).map(Some).map_err(|source| StateError::Record {
+        let record = self.with("read", |database| {
+            let table = database.begin_read()?.open_table(SETTINGS)?;
+            Ok(table.get(BRAKE)?.map(|record| record.value().to_vec()))
+        })?;
+        let Some(record) = record else { return Ok(None) };
+        serde_json::from_slice(&record).map(Some).map_err(|source| StateError::Record {
             key: BRAKE,
             path: self.path.clone(),
             source,
@@ -142,18 +140,46 @@ impl State {
             &mut redb::Table<'_, &'static str, &'static [u8]>,
         ) -> Result<(), redb::StorageError>,
     ) -> Result<(), StateError> {
-        let access = |source: redb::Error| self.access("write", source);
-        let write = self.database.begin_write().map_err(|error| access(error.into()))?;
-        {
-            let mut table = write.open_table(SETTINGS).map_err(|error| access(error.into()))?;
-            change(&mut table).map_err(|error| access(error.into()))?;
-        }
-        write.commit().map_err(|error| access(error.into()))
+        self.with("write", |database| {
+            let write = database.begin_write()?;
+            change(&mut write.open_table(SETTINGS)?)?;
+            Ok(write.commit()?)
+        })
     }
 
-    fn access(&self, verb: &'static str, source: redb::Error) -> StateError {
-        StateError::Access { verb, path: self.path.clone(), source: Box::new(source) }
+    /// Does `work` with the database. One that has failed once refuses to work ever after, so it
+    /// is opened again: a disk that was full must not cost the brake.
+    fn with<T>(
+        &self,
+        verb: &'static str,
+        work: impl FnOnce(&Database) -> Result<T, redb::Error>,
+    ) -> Result<T, StateError> {
+        let mut held = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let database = match held.take() {
+            Some(database) => database,
+            None => open(&self.path)?,
+        };
+        let result = work(&database);
+        if result.is_ok() {
+            *held = Some(database);
+        } else {
+            // It locks its file until it is dropped.
+            drop(database);
+            *held = open(&self.path).ok();
+        }
+        result.map_err(|source| StateError::Access {
+            verb,
+            path: self.path.clone(),
+            source: Box::new(source),
+        })
     }
+}
+
+fn open(path: &Path) -> Result<Database, StateError> {
+    Database::create(path).map_err(|error| match error {
+        redb::DatabaseError::DatabaseAlreadyOpen => StateError::InUse { path: path.to_owned() },
+        error => StateError::Open { path: path.to_owned(), source: Box::new(error.into()) },
+    })
 }
 
 #[cfg(test)]

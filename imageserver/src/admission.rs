@@ -13,14 +13,11 @@ use common::image::{Content, ImageError};
 use common::object::ObjectId;
 use common::path::TreePath;
 use common::tree::assembly::Assembly;
-use common::tree::encode::references;
+use common::tree::encode::{DIRECTORY_BYTES_MAX, references};
 use common::tree::{Leaf, Node, Totals, Tree, TreeError};
 
 use crate::store::objects::{self, Objects};
 use crate::store::{StoreError, failed};
-
-/// The longest encoding of one directory, in bytes: some 500,000 entries.
-const DIRECTORY_BYTES_MAX: u64 = 64 << 20;
 
 /// The longest encodings of all paths of a tree together, in bytes, a directory counted as often
 /// as it occurs: some 2,500,000 entries.
@@ -161,9 +158,9 @@ fn read_directory(store: &Objects, id: ObjectId) -> Result<Vec<u8>, AdmissionErr
     match store.open_verified(&id)? {
         None => Err(AdmissionError::MissingDirectory { id, more: 0 }),
         Some(objects::Content::Whole(bytes)) => Ok(bytes.into()),
-        Some(objects::Content::File(_, size_bytes)) if size_bytes > DIRECTORY_BYTES_MAX => {
+        Some(objects::Content::File(_, size_bytes)) if size_bytes > DIRECTORY_BYTES_MAX as u64 => {
             let what = format!("directory {id}");
-            Err(AdmissionError::TooLarge { what, limit: DIRECTORY_BYTES_MAX })
+            Err(AdmissionError::TooLarge { what, limit: DIRECTORY_BYTES_MAX as u64 })
         }
         Some(objects::Content::File(mut file, size_bytes)) => {
             let mut bytes = Vec::new();

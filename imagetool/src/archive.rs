@@ -410,10 +410,18 @@ impl Members {
                 }
             }
         }
+        // Links that were followed to a file, so that a long chain is walked once.
+        let mut sound: BTreeSet<&TreePath> = BTreeSet::new();
         for (path, name) in &self.names {
-            let mut seen = BTreeSet::from([path]);
             let mut node = self.builder.get(path);
+            if !matches!(node, Some(Node::Leaf(Leaf::HardLink(_)))) {
+                continue;
+            }
+            let mut seen = BTreeSet::from([path]);
             while let Some(Node::Leaf(Leaf::HardLink(target))) = node {
+                if sound.contains(target) {
+                    break;
+                }
                 node = self.builder.get(target).filter(|_| seen.insert(target));
                 if !matches!(node, Some(Node::Leaf(Leaf::File(_) | Leaf::HardLink(_)))) {
                     return Err(ArchiveError::Entry {
@@ -422,6 +430,7 @@ impl Members {
                     });
                 }
             }
+            sound.extend(seen);
         }
         Ok(self.builder)
     }

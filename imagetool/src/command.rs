@@ -21,6 +21,7 @@ Examples:
   imagetool --insecure get base/debian-12.7 /srv/chroot/debian
   imagetool --insecure delete base/debian-12.6
 
+Defaults for --imageserver, --insecure and others may stand in ~/.config/dominator/config.toml.
 Data goes to the standard output, everything else to the standard error.
 Exit codes: 0 done, 1 failed, 2 misuse, 3 partly done."
 )]
@@ -55,7 +56,7 @@ enum Verb {
 /// Runs the program, with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments: Arguments = common::daemon::config::parse_tool();
     match run(arguments) {
         Ok(outcome) => ExitCode::from(outcome.exit_code()),
         Err(failure) => {

@@ -9,6 +9,7 @@ use common::api::object_server::{GetObjectsRequest, IDS_MAX};
 use common::object::{Hasher, ObjectId};
 use common::path::TreePath;
 use common::tree::assembly::Assembly;
+use common::tree::encode::DIRECTORY_BYTES_MAX;
 use common::tree::{File, Leaf, Node, Tree, TreeError};
 use common::wire::client::{CallError, Client, ObjectReader, StreamError};
 use common::wire::object_stream::Head;
@@ -18,9 +19,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::progress::{Meter, Unit};
 use crate::restore::{RestoreError, Target};
-
-/// The largest directory, in bytes of its encoding: more than a million entries.
-const DIRECTORY_BYTES_MAX: u64 = 256 << 20;
 
 /// The most that the directories of one tree may take, in bytes of their encoding.
 const TREE_BYTES_MAX: u64 = 4 << 30;
@@ -148,7 +146,7 @@ pub async fn tree(client: &Client, root: ObjectId, meter: &Meter) -> Result<Tree
             for id in ids {
                 let size_bytes = next_object(&mut reader, *id).await?;
                 total = total.saturating_add(size_bytes);
-                if size_bytes > DIRECTORY_BYTES_MAX || total > TREE_BYTES_MAX {
+                if size_bytes > DIRECTORY_BYTES_MAX as u64 || total > TREE_BYTES_MAX {
                     return Err(DownloadError::TooLarge);
                 }
                 let mut encoding = Vec::new();

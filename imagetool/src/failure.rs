@@ -57,9 +57,8 @@ impl Failure {
                  HOST:PORT or DOMINATOR_IMAGESERVER",
             ),
             _ => match error.code() {
-                Some(FaultCode::NoSpace) => {
-                    failure.hint("make space on the image server: delete images that are not used")
-                }
+                Some(FaultCode::NoSpace) => failure
+                    .hint("make space on the file-system of the image server's data directory"),
                 Some(FaultCode::Version) => {
                     failure.hint("use the imagetool of the image server's release")
                 }

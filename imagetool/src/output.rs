@@ -41,6 +41,12 @@ pub fn plural(number: u64, what: &str) -> String {
     format!("{} {what}{ending}", count(number))
 }
 
+/// The number of entries of a tree.
+#[must_use]
+pub fn plural_entries(entries: u64) -> String {
+    format!("{} {}", count(entries), if entries == 1 { "entry" } else { "entries" })
+}
+
 /// `time` as date and time of day, UTC, to the second.
 #[must_use]
 pub fn time(time: Time) -> String {

@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::path::TreePath;
 use common::tree::{self, Device, Directory, Leaf, Metadata, Node, Special, Symlink, Time, Tree};
@@ -51,6 +52,9 @@ pub enum RestoreError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// [`Target::stop`] was called.
+    #[error("interrupted")]
+    Stopped,
     /// An entry cannot be made.
     #[error("cannot {what} {path}")]
     Entry {
@@ -98,6 +102,7 @@ pub struct Target {
     incomplete: PathBuf,
     root: OwnedFd,
     privileged: bool,
+    stopped: AtomicBool,
     losses: Mutex<BTreeMap<Loss, Vec<TreePath>>>,
 }
 
@@ -137,7 +142,17 @@ impl Target {
         let root = options.read(true).custom_flags(flags.bits()).open(&incomplete);
         let root = root.map_err(failed)?.into();
         let privileged = Uid::effective().is_root();
-        Ok(Self { path, incomplete, root, privileged, losses: Mutex::default() })
+        let (stopped, losses) = (AtomicBool::new(false), Mutex::default());
+        Ok(Self { path, incomplete, root, privileged, stopped, losses })
+    }
+
+    /// Lets whoever makes entries end with [`RestoreError::Stopped`] at the next one.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    fn expect_going_on(&self) -> Result<(), RestoreError> {
+        if self.stopped.load(Ordering::Relaxed) { Err(RestoreError::Stopped) } else { Ok(()) }
     }
 
     /// Makes all directories of `tree`, for the owner alone as yet, and everything in it that has
@@ -151,6 +166,7 @@ impl Target {
         while let Some((path, directory)) = stack.pop() {
             let parent = self.open_directory(&path).map_err(entry("open", &path))?;
             for child in directory.entries() {
+                self.expect_going_on()?;
                 let name = child.name.as_bytes();
                 let below = path.join(name).map_err(|error| RestoreError::Entry {
                     what: "make",
@@ -183,6 +199,7 @@ impl Target {
     ///
     /// [`RestoreError`].
     pub fn create_file(&self, path: &TreePath) -> Result<File, RestoreError> {
+        self.expect_going_on()?;
         let create = || {
             let parent = self.open_directory(&path.parent().unwrap_or_else(TreePath::root))?;
             let flags = OFlag::O_CREAT
@@ -223,6 +240,7 @@ impl Target {
         }
         for (path, node) in tree.nodes() {
             let Node::Leaf(Leaf::HardLink(target)) = node else { continue };
+            self.expect_going_on()?;
             let link = || {
                 let root = TreePath::root;
                 let from = self.open_directory(&target.parent().unwrap_or_else(root))?;
@@ -435,4 +453,28 @@ fn spec(time: Time) -> TimeSpec {
 /// Leaves the time of the last access as it is.
 fn omit() -> TimeSpec {
     TimeSpec::UTIME_OMIT
+}
+
+#[cfg(test)]
+mod tests {
+    use common::object::Algorithm;
+    use common::tree::TreeBuilder;
+
+    use super::*;
+
+    #[test]
+    fn a_target_that_was_stopped_makes_nothing_more() {
+        let place = tempfile::tempdir().unwrap();
+        let target = Target::create(&place.path().join("copy")).unwrap();
+        let directory = Node::Directory(Metadata::new(0o755, 0, 0));
+        let mut builder = TreeBuilder::new(Algorithm::Blake3);
+        builder.insert(TreePath::new("/etc").unwrap(), directory).unwrap();
+        let tree = builder.finish().unwrap();
+        target.stop();
+        assert!(matches!(target.make_skeleton(&tree), Err(RestoreError::Stopped)));
+        let file = target.create_file(&TreePath::new("/file").unwrap());
+        assert!(matches!(file, Err(RestoreError::Stopped)));
+        assert_eq!(std::fs::read_dir(place.path().join("copy.incomplete")).unwrap().count(), 0);
+        target.abandon().unwrap();
+    }
 }

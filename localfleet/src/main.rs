@@ -84,7 +84,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
             fleet.check()?;
             std::thread::sleep(Duration::from_millis(200));
         }
-        println!("Stopping.");
+        println!("Stopping, and removing {}.", directory.path().display());
     }
-    fleet.stop()
+    fleet.stop()?;
+    drop(fleet);
+    directory.close().context("cannot remove the temporary directory")
 }

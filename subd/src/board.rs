@@ -238,24 +238,29 @@ impl Board {
         state.version.generation
     }
 
-    /// Notes which objects are cached now, whatever was noted before.
-    pub fn set_cache(&self, now: Vec<ObjectId>) {
-        let now: BTreeSet<ObjectId> = now.into_iter().collect();
-        let (added, removed) = {
-            let cached = &self.lock().cached;
-            let added: Vec<ObjectId> = now.difference(cached).copied().collect();
-            (added, cached.difference(&now).copied().collect::<Vec<ObjectId>>())
-        };
-        self.change_cache(&added, &removed);
+    /// Notes which objects are cached now, whatever was noted before. `now` is asked while nobody
+    /// else can note anything, so that an older answer never overwrites a newer one.
+    pub fn set_cache(&self, now: impl FnOnce() -> Vec<ObjectId>) {
+        let mut inner = self.lock();
+        let now: BTreeSet<ObjectId> = now().into_iter().collect();
+        let added = now.difference(&inner.cached).map(|id| (*id, true));
+        let removed = inner.cached.difference(&now).map(|id| (*id, false));
+        let news = added.chain(removed).collect();
+        inner.cached = now;
+        self.record(inner, news);
     }
 
-    /// Notes that objects came into the cache or went out of it.
-    pub fn change_cache(&self, added: &[ObjectId], removed: &[ObjectId]) {
+    /// Notes that objects came into the cache: those of `arrived` that are still there, says
+    /// `is_there`.
+    pub fn add_to_cache(&self, arrived: &[ObjectId], is_there: impl Fn(&ObjectId) -> bool) {
         let mut inner = self.lock();
-        let Inner { state, cached, changes } = &mut *inner;
-        let mut news: Vec<(ObjectId, bool)> = Vec::new();
-        news.extend(removed.iter().filter(|id| cached.remove(id)).map(|id| (*id, false)));
-        news.extend(added.iter().filter(|id| cached.insert(**id)).map(|id| (*id, true)));
+        let there = arrived.iter().filter(|id| is_there(id));
+        let news = there.filter(|id| inner.cached.insert(**id)).map(|id| (*id, true)).collect();
+        self.record(inner, news);
+    }
+
+    fn record(&self, mut inner: MutexGuard<'_, Inner>, news: Vec<(ObjectId, bool)>) {
+        let Inner { state, changes, .. } = &mut *inner;
         if !news.is_empty() {
             state.version.generation += 1;
             changes.record(state.version.generation, news);
@@ -320,12 +325,14 @@ pub fn note_update(saved: &mut Saved, last: &LastUpdate, done: Option<&Triggers>
     if let Some(triggers) = done {
         saved.last_image = Some(last.image.clone());
         saved.triggers = triggers.clone();
-        if last.trigger_failures.is_empty() {
+        // An update without changes ran no triggers, so it says nothing of the services.
+        if last.trigger_failures.is_empty() && last.operations > 0 {
             saved.trigger_failures.clear();
         }
     }
     note_failures(&mut saved.trigger_failures, &last.trigger_failures);
     saved.last_update = Some(last.clone());
+    saved.underway = None;
 }
 
 /// Adds `new` failures; one of the same service and verb takes the place of the old one.

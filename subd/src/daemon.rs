@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use common::api::subd::Outcome;
 use common::daemon::config::ConfigArgs;
 use common::daemon::{ListenError, SUBD_PORT, SecurityArgs, listen_text};
 use common::filter::{PatternError, Patterns};
@@ -199,6 +200,7 @@ impl Daemon {
             stop: stop.clone(),
             prepared: Mutex::new(None),
         });
+        updater.resume();
         let fetcher = Fetcher {
             cache: Arc::clone(&cache),
             board: Arc::clone(&board),
@@ -299,7 +301,9 @@ fn open(path: &Path, state: Option<&Path>) -> Result<Opened, StartError> {
     };
     let saved = state.load().map_err(no_state)?;
     let home = Home::open(&root).map_err(no_root)?;
-    let leftovers = home.clear().map_err(no_root)?;
+    let stuck = saved.last_update.as_ref();
+    let stuck = stuck.filter(|last| matches!(last.outcome, Outcome::Stuck(_)));
+    let leftovers = home.clear(stuck.map(|last| last.update_id)).map_err(no_root)?;
     if leftovers.begun > 0 {
         let count = leftovers.begun;
         tracing::error!(count, "an update was cut short: the tree may be mixed until the next one");

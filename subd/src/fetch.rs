@@ -194,7 +194,7 @@ impl Fetcher {
         if arrived.is_empty() {
             return;
         }
-        self.board.change_cache(&arrived, &[]);
+        self.board.add_to_cache(&arrived, |id| self.cache.size_of(id).is_some());
         self.board.change(|state| {
             if let Some(fetch) = &mut state.fetch {
                 fetch.objects = progress.objects.load(Ordering::Relaxed);
@@ -390,15 +390,27 @@ fn check(request: &FetchRequest) -> Result<(), Fault> {
 
 /// Checks that `missing` fits into `space` and leaves a reserve.
 fn check_space(missing: &[FetchObject], space: Space) -> Result<(), FetchFailure> {
+    match shortage(missing.iter().map(|object| object.size_bytes), space) {
+        None => Ok(()),
+        Some(need_bytes) => {
+            Err(FetchFailure::InsufficientSpace { need_bytes, free_bytes: space.free_bytes })
+        }
+    }
+}
+
+/// What is needed, in bytes, to write files of `sizes` bytes and leave a reserve, if `space` is not
+/// enough for it.
+#[must_use]
+pub fn shortage(sizes: impl Iterator<Item = u64>, space: Space) -> Option<u64> {
     let blocks = |size: u64| size.max(1).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
-    let sum = missing.iter().fold(0_u64, |sum, one| sum.saturating_add(blocks(one.size_bytes)));
+    let (mut sum, mut need_inodes) = (0_u64, RESERVE_INODES);
+    for size in sizes {
+        sum = sum.saturating_add(blocks(size));
+        need_inodes += 1;
+    }
     let reserve = RESERVE_BYTES_MAX.min(space.free_bytes / 100);
     let need_bytes = sum.saturating_add(reserve);
-    let need_inodes = missing.len() as u64 + RESERVE_INODES;
-    if need_bytes > space.free_bytes || need_inodes > space.free_inodes {
-        return Err(FetchFailure::InsufficientSpace { need_bytes, free_bytes: space.free_bytes });
-    }
-    Ok(())
+    (need_bytes > space.free_bytes || need_inodes > space.free_inodes).then_some(need_bytes)
 }
 
 /// Splits objects into batches that keep their order.

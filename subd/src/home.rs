@@ -11,7 +11,8 @@
 //! tree by rename. All belong to root and nobody else may look inside. Nothing here is scanned.
 //!
 //! What a crash leaves in `staging` and `undo` is cleared at the start: until updates are
-//! journalled, an update that was cut short is not finished but planned again from a new scan.
+//! journalled, the tree of an update that was cut short is not finished but planned again from a
+//! new scan. What an update took away that could not be put back stays until the next one is done.
 
 use std::sync::Arc;
 
@@ -75,18 +76,31 @@ impl Home {
         }
     }
 
-    /// Clears what an update that was cut short left behind; says how much it was.
+    /// Clears what an update that was cut short left behind; says how much it was. What the update
+    /// called `stuck` took away stays, for whoever has to repair it.
     ///
     /// # Errors
     ///
     /// [`RootError`] if something cannot be removed.
-    pub fn clear(&self) -> Result<Leftovers, RootError> {
-        let leftovers =
-            Leftovers { staged: self.staging.names()?.len(), begun: self.undo.names()?.len() };
+    pub fn clear(&self, stuck: Option<u64>) -> Result<Leftovers, RootError> {
+        let staged = self.staging.names()?.len();
         empty(&self.staging)?;
-        empty(&self.undo)?;
-        Ok(leftovers)
+        let stuck = stuck.map(directory_name);
+        let mut begun = 0;
+        for name in self.undo.names()? {
+            if stuck.as_deref() != Some(&name) {
+                remove_all(&self.undo, &name)?;
+                begun += 1;
+            }
+        }
+        Ok(Leftovers { staged, begun })
     }
+}
+
+/// The name of what belongs to an update in `staging` and in `undo`.
+#[must_use]
+pub fn directory_name(update_id: u64) -> Vec<u8> {
+    update_id.to_string().into_bytes()
 }
 
 /// Opens the directory `name`, makes it if it is missing, and closes it to everybody else.
@@ -179,8 +193,10 @@ mod tests {
         slot.open_child(b"0").unwrap().create_file(b"\xff", 0o600).unwrap();
         slot.make_symlink(b"1", b"/etc").unwrap();
         home.undo.create_file(b"x", 0o600).unwrap();
-        assert_eq!(home.clear().unwrap(), Leftovers { staged: 1, begun: 1 });
-        assert_eq!(home.clear().unwrap(), Leftovers::default());
+        home.undo.make_directory(b"7", 0o700).unwrap();
+        assert_eq!(home.clear(Some(7)).unwrap(), Leftovers { staged: 1, begun: 1 });
+        assert_eq!(home.clear(Some(7)).unwrap(), Leftovers::default());
+        assert_eq!(home.clear(None).unwrap(), Leftovers { staged: 0, begun: 1 });
         let again = Home::open(&root).unwrap();
         assert_eq!(again.objects.status().unwrap().mode, 0o700);
         assert_eq!(Home::state(&root, None).unwrap().names().unwrap(), Vec::<Box<[u8]>>::new());

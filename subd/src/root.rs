@@ -12,6 +12,7 @@
 mod change;
 mod directory;
 mod error;
+mod held;
 mod status;
 
 use std::os::fd::OwnedFd;
@@ -27,6 +28,7 @@ use nix::unistd::syncfs;
 
 pub use directory::{AttributeList, Directory, ENTRIES_MAX};
 pub use error::RootError;
+pub use held::Held;
 pub use status::{Kind, Status};
 
 /// The longest piece of a path that is given to the kernel at once, in bytes. Linux refuses

@@ -15,6 +15,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::root::{Directory, RootError};
+use crate::update::triggers::ServiceCalls;
 
 const STATE: &[u8] = b"state.json";
 const TEMPORARY: &[u8] = b"state.json.new";
@@ -38,6 +39,22 @@ pub struct Saved {
     pub trigger_failures: Vec<TriggerFailure>,
     /// How the last update ended.
     pub last_update: Option<LastUpdate>,
+    /// The update that is being carried out, so that its services are not forgotten if subd is
+    /// cut short.
+    pub underway: Option<Underway>,
+}
+
+/// An update that is being carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Underway {
+    /// Which update.
+    pub update_id: u64,
+    /// The image it is for.
+    pub image: ImageName,
+    /// Operations of its plan.
+    pub operations: u32,
+    /// What is done to which services.
+    pub calls: ServiceCalls,
 }
 
 /// State that cannot be kept.

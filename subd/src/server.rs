@@ -184,7 +184,7 @@ impl Service {
             return Err(too_many(objects.len(), IDS_MAX, "objects"));
         }
         let removed = self.cache.remove(objects);
-        self.board.set_cache(self.cache.ids());
+        self.board.set_cache(|| self.cache.ids());
         match removed {
             Ok(_) => Ok(Done {}),
             Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),

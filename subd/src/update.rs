@@ -2,6 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `admission` | decides what is accepted (core) |
 //! | [`arrange`] | decides how a plan is staged and in which steps it becomes visible (core) |
 //! | [`triggers`] | decides what is done to which services (core) |
 //! | [`step`] | the steps as data (core) |
@@ -21,6 +22,7 @@
 //! * Services that were stopped are started again, whatever happens.
 
 pub mod activate;
+mod admission;
 pub mod arrange;
 pub mod metadata;
 pub mod stage;
@@ -32,13 +34,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use common::api::subd::{LastUpdate, Outcome, PrepareRequest, TriggerFailure};
-use common::filter::Patterns;
 use common::image::ImageName;
 use common::object::ObjectId;
 use common::path::TreePath;
 use common::plan::{Action, Plan};
 use common::report::report;
-use common::scope::{Coverage, ScanSettings, Scope};
+use common::scope::Scope;
 use common::tree::Time;
 use common::trigger::Triggers;
 use common::wire::{Fault, FaultCode};
@@ -46,16 +47,17 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::activate::{ActivateError, Stage};
-use self::arrange::{Arrangement, arrange};
+use self::admission::{admit, check_plan, was_carried};
+use self::arrange::Arrangement;
 use self::stage::{StageError, Taken, Workshop};
 use self::step::Script;
-use self::triggers::service_calls;
-use crate::board::{Board, State, UpdatePhase, note_update};
+use self::triggers::{ServiceCall, ServiceCalls, service_calls};
+use crate::board::{Board, UpdatePhase, note_update};
 use crate::cache::Cache;
-use crate::home::{Home, remove_all};
+use crate::home::{Home, directory_name, remove_all};
 use crate::identity::IdentitySource;
 use crate::root::{Directory, Root, RootError};
-use crate::saved::StateDirectory;
+use crate::saved::{StateDirectory, Underway};
 use crate::scan::{Pause, Scanner, Snapshot};
 use crate::service::ServiceDriver;
 
@@ -114,7 +116,11 @@ pub struct Prepared {
 
 /// How carrying out ended, before services and scan.
 enum Carried {
-    Done { window: Duration },
+    Done {
+        window: Duration,
+        /// What may be freed below `undo`.
+        left: Vec<Box<[u8]>>,
+    },
     RolledBack(String),
     Stuck(String),
 }
@@ -189,7 +195,7 @@ impl Updater {
             Ok(result) => result.map_err(|error| report(&error)),
             Err(error) => Err(error.to_string()),
         };
-        self.board.set_cache(self.cache.ids());
+        self.board.set_cache(|| self.cache.ids());
         match result {
             Ok(prepared) => {
                 *self.lock_prepared() = Some(prepared);
@@ -285,7 +291,7 @@ impl Updater {
         if let Err(error) = cleared {
             tracing::error!(update_id, %error, "cannot give the update up");
         }
-        self.board.set_cache(self.cache.ids());
+        self.board.set_cache(|| self.cache.ids());
         self.board.change(|state| state.update = UpdatePhase::Idle);
     }
 
@@ -337,8 +343,7 @@ impl Updater {
         };
         let prepared = Arc::new(prepared);
         let order = &prepared.order;
-        let old_triggers = self.board.read(|state| state.saved.triggers.clone());
-        let calls = service_calls(&old_triggers, &order.triggers, order.changed.iter());
+        let calls = self.announce(order).await;
         let pause = match self.scanner.pause().await {
             Ok(pause) => Some(pause),
             Err(error) => {
@@ -352,7 +357,6 @@ impl Updater {
         let carried = carrying.await.unwrap_or_else(|error| Carried::Stuck(error.to_string()));
         let scanning = pause.map(|pause| Pause::scan_touched(pause, order.touched.clone()));
         let done = matches!(carried, Carried::Done { .. });
-        let stuck = matches!(carried, Carried::Stuck(_));
         let after = if done { calls.after.clone() } else { calls.restart() };
         // The scanner, the disk and the services need not wait for each other.
         let root = Arc::clone(&self.root);
@@ -361,16 +365,16 @@ impl Updater {
         if let Ok(Err(error)) = syncing.await {
             tracing::error!(update_id, "it may not outlast a crash: {}", report(&error));
         }
-        let (outcome, window) = match carried {
-            Carried::Done { window } => (Outcome::Done, window),
-            Carried::RolledBack(text) => (Outcome::RolledBack(text), Duration::ZERO),
-            Carried::Stuck(text) => (Outcome::Stuck(text), Duration::ZERO),
+        let (outcome, window, left) = match carried {
+            Carried::Done { window, left } => (Outcome::Done, window, left),
+            Carried::RolledBack(text) => (Outcome::RolledBack(text), Duration::ZERO, Vec::new()),
+            Carried::Stuck(text) => (Outcome::Stuck(text), Duration::ZERO, Vec::new()),
         };
         tracing::info!(update_id, image = %order.image, ?outcome, ?window, "the update has ended");
         let reboot = done && calls.reboot && failures.is_empty();
         let mut last = order.outcome(outcome, window, failures);
         let triggers = done.then(|| order.triggers.clone());
-        self.board.set_cache(self.cache.ids());
+        self.board.set_cache(|| self.cache.ids());
         self.note(last.clone(), triggers.clone(), UpdatePhase::Updating(update_id)).await;
         if let Some(scanning) = scanning
             && let Ok(snapshot) = scanning.await
@@ -383,10 +387,47 @@ impl Updater {
             last.trigger_failures.extend(failure);
         }
         self.note(last, triggers, UpdatePhase::Idle).await;
-        // What a stuck update left is kept for whoever has to repair it.
-        if !stuck {
-            self.free(update_id);
-        }
+        self.free(left);
+    }
+
+    /// Decides what is done to which services, and notes it durably before anything is done.
+    async fn announce(&self, order: &Order) -> ServiceCalls {
+        let old_triggers = self.board.read(|state| state.saved.triggers.clone());
+        let calls = service_calls(&old_triggers, &order.triggers, order.changed.iter());
+        let Order { update_id, image, operations, .. } = order;
+        let (update_id, image, operations) = (*update_id, image.clone(), *operations);
+        let underway = Underway { update_id, image, operations, calls: calls.clone() };
+        self.board.change(|state| state.saved.underway = Some(underway));
+        self.store().await;
+        calls
+    }
+
+    /// Takes care of the services of an update that was under way when subd was cut short, and
+    /// reports it. What the tree lacks the next update brings.
+    pub fn resume(self: &Arc<Self>) {
+        let Some(underway) = self.board.read(|state| state.saved.underway.clone()) else { return };
+        let update_id = underway.update_id;
+        tracing::error!(update_id, image = %underway.image, "subd was cut short in this update");
+        self.board.change(|state| state.update = UpdatePhase::Updating(update_id));
+        let updater = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let Underway { image, operations, calls, .. } = underway;
+            let services = calls.resume();
+            let trigger_failures =
+                updater.driver.run_all(&services, updater.service_time_max).await;
+            let outcome = Outcome::Stuck(cut_short(&services, calls.reboot));
+            let last = LastUpdate {
+                update_id,
+                image,
+                outcome,
+                verified_generation: None,
+                operations,
+                window_ns: 0,
+                trigger_failures,
+                ended: now(),
+            };
+            updater.note(last, None, UpdatePhase::Idle).await;
+        });
     }
 
     /// Carries the steps out: in one thread, without waiting for anything but the disk.
@@ -411,7 +452,13 @@ impl Updater {
             Ok(window) => {
                 // What was taken is part of the tree now; the board learns it from the cache.
                 let _gone = self.cache.forget(&taken);
-                Carried::Done { window }
+                // With what a stuck update before it left. Looked for here, while no other update
+                // can have anything there.
+                let left = undo.names().unwrap_or_else(|error| {
+                    tracing::warn!("{}", report(&error));
+                    vec![name.into()]
+                });
+                Carried::Done { window, left }
             }
             Err(ActivateError::RolledBack(cause)) => {
                 stage::give_up(&self.cache, undo, &name, &prepared.taken);
@@ -431,6 +478,11 @@ impl Updater {
             note_update(&mut state.saved, &last, triggers.as_ref());
             state.update = phase;
         });
+        self.store().await;
+    }
+
+    /// Writes what is remembered.
+    async fn store(&self) {
         let (state, board) = (Arc::clone(&self.state), Arc::clone(&self.board));
         let saved = move || board.read(|state| state.saved.clone());
         let stored = tokio::task::spawn_blocking(move || state.store(saved)).await;
@@ -442,12 +494,30 @@ impl Updater {
     }
 
     /// Frees what an update took away, in the background.
-    fn free(self: &Arc<Self>, update_id: u64) {
+    fn free(self: &Arc<Self>, left: Vec<Box<[u8]>>) {
         let updater = Arc::clone(self);
         self.tasks.spawn_blocking(move || {
-            remove_or_warn(&updater.home.undo, &directory_name(update_id));
+            for name in left {
+                if let Err(error) = remove_all(&updater.home.undo, &name) {
+                    tracing::warn!("cannot free what an update took away: {}", report(&error));
+                }
+            }
         });
     }
+}
+
+/// What is said of an update in which subd was cut short.
+fn cut_short(services: &[ServiceCall], reboots: bool) -> String {
+    let mut text = "subd was cut short: the tree may be mixed until the next update".to_owned();
+    if !services.is_empty() {
+        let names: Vec<&str> = services.iter().map(|call| call.service.as_str()).collect();
+        text.push_str("; services started again: ");
+        text.push_str(&names.join(", "));
+    }
+    if reboots {
+        text.push_str("; the reboot that was due is not done");
+    }
+    text
 }
 
 impl Order {
@@ -491,80 +561,6 @@ fn touched_paths(plan: &Plan) -> BTreeSet<TreePath> {
         }
     }
     touched
-}
-
-/// Says whether the update may be staged now: the scan that it is based on, or `None` if it is
-/// known already.
-fn admit(state: &State, request: &PrepareRequest) -> Result<Option<Arc<Snapshot>>, Fault> {
-    let update_id = request.update_id;
-    match state.update {
-        UpdatePhase::Preparing(current)
-        | UpdatePhase::Prepared(current)
-        | UpdatePhase::Updating(current)
-            if current == update_id =>
-        {
-            return Ok(None);
-        }
-        UpdatePhase::Preparing(current) | UpdatePhase::Updating(current) => {
-            let text = format!("update {current} is under way");
-            return Err(Fault::new(FaultCode::Busy, text));
-        }
-        UpdatePhase::Idle | UpdatePhase::Prepared(_) => {}
-    }
-    if state.saved.last_update.as_ref().is_some_and(|last| last.update_id == update_id) {
-        return Ok(None);
-    }
-    let stale = |what: String| Fault::new(FaultCode::Stale, format!("{what}: poll and plan again"));
-    if request.expects.instance != state.version.instance {
-        return Err(stale("subd was restarted".to_owned()));
-    }
-    let report = state.scan_report();
-    let (Some(report), Some(snapshot)) = (report, &state.snapshot) else {
-        return Err(stale("no scan under the current settings is complete".to_owned()));
-    };
-    if request.expects.scope != report.scope {
-        return Err(stale("the plan was made for another scope".to_owned()));
-    }
-    if request.expects.root != report.root {
-        let (want, have) = (request.expects.root, report.root);
-        return Err(stale(format!("the tree is {have}, the plan was made for {want}")));
-    }
-    Ok(Some(Arc::clone(snapshot)))
-}
-
-/// Checks what can be checked of a plan without looking at the machine.
-fn check_plan(
-    request: &PrepareRequest,
-    settings: &ScanSettings,
-    exclusions: &Patterns,
-) -> Result<Arrangement, Fault> {
-    let bad = |text: String| Fault::new(FaultCode::BadRequest, text);
-    request.triggers.verify().map_err(|error| bad(report(&error)))?;
-    let arrangement = arrange(&request.plan, |path| {
-        if exclusions.covers(path) {
-            return Some("it is excluded on this machine");
-        }
-        match &settings.coverage {
-            Coverage::Full(filter) if filter.keeps(path) => Some("the machine keeps it"),
-            _ => None,
-        }
-    });
-    arrangement.map_err(|error| bad(report(&error)))
-}
-
-/// True if the update was committed, however that ended.
-fn was_carried(last: &LastUpdate) -> bool {
-    !matches!(last.outcome, Outcome::NotPrepared(_))
-}
-
-fn directory_name(update_id: u64) -> Vec<u8> {
-    update_id.to_string().into_bytes()
-}
-
-fn remove_or_warn(parent: &Directory, name: &[u8]) {
-    if let Err(error) = remove_all(parent, name) {
-        tracing::warn!("cannot free what an update took away: {}", report(&error));
-    }
 }
 
 fn internal(error: &dyn std::error::Error) -> Fault {

@@ -3,6 +3,9 @@
 //! The file becomes arguments that stand before those of the command line, so that there is one
 //! definition of every flag, and one check of its value. A flag that is on the command line is
 //! left out of the file's, so that the command line wins; so does a variable of the environment.
+//!
+//! Tools share one file, `~/.config/dominator/config.toml` ([`parse_tool`]): each takes the keys
+//! that are its own flags, and leaves the others' alone.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,6 +16,12 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 /// The largest configuration file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The configuration file of all tools, below the home directory.
+const TOOLS_FILE: &str = ".config/dominator/config.toml";
+
+/// What the file of the tools may hold, whichever tool reads it.
+const TOOLS_KEYS: [&str; 6] = ["dominator", "format", "imageserver", "insecure", "subd", "tls"];
 
 /// What is wrong with a configuration file.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +72,19 @@ pub enum ConfigError {
 #[must_use]
 pub fn parse<T: CommandFactory + FromArgMatches>(program: &str) -> T {
     let default = Path::new("/etc").join(program).join("config.toml");
-    match parse_from::<T>(std::env::args_os().collect(), Some(&default)) {
+    or_exit(parse_from(std::env::args_os().collect(), Some(&default)))
+}
+
+/// Parses the arguments of this process, a tool, with defaults from the file that all tools
+/// share. Prints and exits with 2 if anything is wrong.
+#[must_use]
+pub fn parse_tool<T: CommandFactory + FromArgMatches>() -> T {
+    let file = std::env::home_dir().map(|home| home.join(TOOLS_FILE));
+    or_exit(parse_tool_from(std::env::args_os().collect(), file.as_deref()))
+}
+
+fn or_exit<T>(parsed: Result<T, ParseError>) -> T {
+    match parsed {
         Ok(parsed) => parsed,
         Err(ParseError::Clap(error)) => error.exit(),
         Err(ParseError::Config(error)) => {
@@ -102,11 +123,32 @@ pub fn parse_from<T: CommandFactory + FromArgMatches>(
     arguments: Vec<OsString>,
     default_file: Option<&Path>,
 ) -> Result<T, ParseError> {
+    parse_with(arguments, default_file, &[])
+}
+
+/// As [`parse_tool`], of `arguments` (the tool first) and with another file.
+///
+/// # Errors
+///
+/// [`ParseError`].
+pub fn parse_tool_from<T: CommandFactory + FromArgMatches>(
+    arguments: Vec<OsString>,
+    file: Option<&Path>,
+) -> Result<T, ParseError> {
+    parse_with(arguments, file, &TOOLS_KEYS)
+}
+
+/// `others`: keys that are accepted and left alone if no flag has their name.
+fn parse_with<T: CommandFactory + FromArgMatches>(
+    arguments: Vec<OsString>,
+    default_file: Option<&Path>,
+    others: &[&str],
+) -> Result<T, ParseError> {
     let clap = |error| ParseError::Clap(Box::new(error));
     // What the file may give is not required on the command line: this pass only looks around.
     let lenient = T::command().ignore_errors(true);
     let first = lenient.try_get_matches_from(arguments.clone()).map_err(clap)?;
-    let named = first.get_one::<PathBuf>("config").cloned();
+    let named = first.try_get_one::<PathBuf>("config").ok().flatten().cloned();
     let path = match (named, default_file) {
         (Some(path), _) => path,
         (None, Some(path)) if path.exists() => path.to_owned(),
@@ -115,7 +157,8 @@ pub fn parse_from<T: CommandFactory + FromArgMatches>(
     let mut command = T::command();
     command.build();
     let table = read(&path).map_err(ParseError::Config)?;
-    let from_file = as_arguments(&command, &first, &path, &table).map_err(ParseError::Config)?;
+    let from_file = as_arguments(&command, &first, &path, &table, others);
+    let from_file = from_file.map_err(ParseError::Config)?;
     let mut all = arguments;
     let at = all.len().min(1);
     all.splice(at..at, from_file);
@@ -149,6 +192,7 @@ fn as_arguments(
     given: &ArgMatches,
     path: &Path,
     table: &toml::Table,
+    others: &[&str],
 ) -> Result<Vec<OsString>, ConfigError> {
     let mut arguments = Vec::new();
     for (key, value) in table {
@@ -156,10 +200,13 @@ fn as_arguments(
             argument.get_long() == Some(key) && !matches!(&**key, "config" | "help" | "version")
         };
         let Some(argument) = command.get_arguments().find(known) else {
+            if others.contains(&key.as_str()) {
+                continue;
+            }
             return Err(ConfigError::UnknownKey {
                 path: path.to_owned(),
                 key: key.clone(),
-                known: flags(command),
+                known: flags(command, others),
             });
         };
         let source = given.value_source(argument.get_id().as_str());
@@ -199,13 +246,15 @@ fn scalar(value: &toml::Value) -> Option<String> {
     }
 }
 
-fn flags(command: &Command) -> String {
+fn flags(command: &Command, others: &[&str]) -> String {
     let mut flags: Vec<&str> = command
         .get_arguments()
         .filter_map(Arg::get_long)
         .filter(|flag| !matches!(*flag, "config" | "help" | "version"))
+        .chain(others.iter().copied())
         .collect();
     flags.sort_unstable();
+    flags.dedup();
     flags.join(", ")
 }
 
@@ -281,6 +330,55 @@ mod tests {
         check(&[], "", "error: the following required arguments were not provided:\n  --data");
         check(&["--data=/", "--shelvs=1"], "", "error: unexpected argument '--shelvs' found");
         check(&["--help"], "", "Tests flags\n\nUsage: testd");
+    }
+
+    /// Tests what a tool has.
+    #[derive(Debug, Parser)]
+    struct Tool {
+        #[arg(long, global = true, default_value = "localhost")]
+        dominator: String,
+        #[command(flatten)]
+        security: crate::daemon::SecurityArgs,
+        #[command(subcommand)]
+        verb: Verb,
+    }
+
+    #[derive(Debug, clap::Subcommand)]
+    enum Verb {
+        /// Lists.
+        List,
+    }
+
+    #[test]
+    fn tools_share_a_file_and_each_takes_what_it_knows() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.toml");
+        let parsed = |line: &[&str], text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let line = std::iter::once("tool").chain(line.iter().copied());
+            match parse_tool_from::<Tool>(line.map(OsString::from).collect(), Some(&path)) {
+                Ok(Tool { dominator, security, verb: Verb::List }) => {
+                    format!("{dominator} {}", security.insecure)
+                }
+                Err(ParseError::Config(error)) => {
+                    let error = crate::report::report(&error);
+                    error.split_once("config.toml`").unwrap().1.to_owned()
+                }
+                Err(ParseError::Clap(error)) => error.to_string(),
+            }
+        };
+        let file = "dominator = 'dom:1'\nimageserver = 'is'\nsubd = 'x'\ninsecure = true\n";
+        assert_eq!(parsed(&["list"], file), "dom:1 true");
+        assert_eq!(parsed(&["list", "--dominator", "b"], file), "b true");
+        assert_eq!(parsed(&["--dominator=b", "list"], file), "b true");
+        assert_eq!(parsed(&["--insecure", "list"], "subd = 'x'"), "localhost true");
+        let error = ": there is no flag --domimator; known: dominator, format, imageserver, \
+                     insecure, subd, tls";
+        assert_eq!(parsed(&["list"], "domimator = 'x'"), error);
+        assert_eq!(parsed(&["list"], "verb = 'x'").get(..27), Some(": there is no flag --verb; "));
+        let none = ["tool", "list"].map(OsString::from).to_vec();
+        let tool = parse_tool_from::<Tool>(none, Some(Path::new("/nowhere/config.toml"))).unwrap();
+        assert_eq!(tool.dominator, "localhost");
     }
 
     #[test]

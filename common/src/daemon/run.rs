@@ -15,11 +15,13 @@ use super::{EXIT_FAILED, EXIT_MISUSE};
 /// Logs to stderr, one line per event. `filter` is a level (`error`, `warn`, `info`, `debug`,
 /// `trace`) or directives such as `info,subd=debug`. Only the first call of a process counts.
 ///
+/// Libraries that tell of every frame stay at `info` unless a directive names them: `h2=debug`.
+///
 /// # Errors
 ///
 /// The text of what is wrong with `filter`.
 pub fn start_logging(filter: &str) -> Result<(), String> {
-    let filter = EnvFilter::try_new(filter)
+    let filter = EnvFilter::try_new(without_chatter(filter))
         .map_err(|error| format!("`{filter}` is no log level: {error}"))?;
     let colours = io::IsTerminal::is_terminal(&io::stderr());
     let logging = tracing_subscriber::fmt()
@@ -32,6 +34,25 @@ pub fn start_logging(filter: &str) -> Result<(), String> {
         tracing::debug!("logging was started before: {error}");
     }
     Ok(())
+}
+
+/// Libraries that tell of every frame at `debug`.
+const CHATTY: [&str; 3] = ["h2", "hyper", "hyper_util"];
+
+/// `filter` with the chatty libraries at `info`, but for those that it names itself.
+fn without_chatter(filter: &str) -> String {
+    let given: Vec<&str> = filter.split(',').map(str::trim).collect();
+    let is_loud = given.iter().any(|one| {
+        ["debug", "trace", "4", "5"].iter().any(|level| one.eq_ignore_ascii_case(level))
+    });
+    let mut all = filter.to_owned();
+    for library in CHATTY.iter().filter(|_| is_loud) {
+        let names = |one: &&str| one.split(['=', ':', '[']).next() == Some(*library);
+        if !given.iter().any(names) {
+            all.push_str(&format!(",{library}=info"));
+        }
+    }
+    all
 }
 
 /// A token that is cancelled by SIGTERM and SIGINT. A second signal ends the process at once.
@@ -217,5 +238,19 @@ mod tests {
     #[test]
     fn log_levels_are_checked() {
         assert!(start_logging("info,common=loud").is_err());
+    }
+
+    #[test]
+    fn chatty_libraries_are_quiet_unless_named() {
+        let table = [
+            ("info", "info"),
+            ("debug", "debug,h2=info,hyper=info,hyper_util=info"),
+            ("TRACE,h2=debug", "TRACE,h2=debug,hyper=info,hyper_util=info"),
+            ("info,subd=debug", "info,subd=debug"),
+            ("debug,hyper::proto=trace", "debug,hyper::proto=trace,h2=info,hyper_util=info"),
+        ];
+        for (filter, expected) in table {
+            assert_eq!(without_chatter(filter), expected);
+        }
     }
 }

@@ -108,18 +108,24 @@ impl TreeBuilder {
 
     fn carry_links_by_first_path(&mut self) -> Result<(), TreeError> {
         let mut groups: BTreeMap<TreePath, Vec<TreePath>> = BTreeMap::new();
+        // Where the links that were followed so far end, so that a long chain is walked once.
+        let mut ends: BTreeMap<&TreePath, &TreePath> = BTreeMap::new();
         for (path, node) in &self.nodes {
             let Node::Leaf(Leaf::HardLink(first)) = node else { continue };
             let bad = || TreeError::BadLink { path: path.clone(), target: first.clone() };
-            let mut seen = BTreeSet::new();
+            let mut seen = BTreeSet::from([path]);
             let mut target = first;
             let file = loop {
+                if let Some(end) = ends.get(target) {
+                    break *end;
+                }
                 match self.nodes.get(target) {
                     Some(Node::Leaf(Leaf::File(_))) => break target,
                     Some(Node::Leaf(Leaf::HardLink(next))) if seen.insert(target) => target = next,
                     _ => return Err(bad()),
                 }
             };
+            ends.extend(seen.into_iter().map(|link| (link, file)));
             groups.entry(file.clone()).or_default().push(path.clone());
         }
         for (file, links) in groups {

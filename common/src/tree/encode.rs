@@ -25,6 +25,9 @@ const BLOCK: u8 = 6;
 const CHARACTER: u8 = 7;
 const FIFO: u8 = 8;
 
+/// The longest encoding of a directory that is stored and sent, in bytes: some 500,000 entries.
+pub const DIRECTORY_BYTES_MAX: usize = 64 << 20;
+
 /// The longest target of a symlink (Linux `PATH_MAX` less its final zero), in bytes.
 pub const TARGET_BYTES_MAX: usize = 4_095;
 

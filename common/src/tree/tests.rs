@@ -175,6 +175,21 @@ fn the_first_path_carries_a_group_however_it_was_given() {
 }
 
 #[test]
+fn a_long_chain_of_links_is_walked_once() {
+    let name = |number: u32| path(&format!("/{number:06}"));
+    let mut builder = TreeBuilder::new(Algorithm::Blake3);
+    builder.insert(name(0), file(b"x")).unwrap();
+    // Walked again for each link, this would take minutes.
+    for number in 1..50_000 {
+        builder.insert(name(number), Node::Leaf(Leaf::HardLink(name(number - 1)))).unwrap();
+    }
+    let tree = builder.finish().unwrap();
+    assert_eq!(tree.root().totals().hard_links, 49_999);
+    let last = tree.get(&name(49_999)).unwrap();
+    assert_eq!(last, Child::Leaf(Leaf::HardLink(name(0))));
+}
+
+#[test]
 fn what_is_no_tree_is_refused_by_name() {
     let orphan = build(&[("/a/b", file(b""))]).unwrap_err();
     assert_eq!(orphan.to_string(), "/a/b is in no directory");

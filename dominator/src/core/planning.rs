@@ -41,6 +41,10 @@ pub struct PlanJob {
     pub image: Arc<RequiredImage>,
 }
 
+/// How many entries a machine may have more than its image, for a plan to be made. Each would be
+/// an operation, and more than that are no plan that fits into a Prepare.
+pub const SURPLUS_MAX: u64 = 1 << 20;
+
 /// A plan that could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
@@ -50,6 +54,17 @@ pub enum PlanError {
         /// Why.
         #[source]
         source: TreeError,
+    },
+    /// The machine claims to have far more than the image.
+    #[error(
+        "the machine has {has} entries and its image {wants}: a plan removes at most \
+         {SURPLUS_MAX}; if they are real, let the filter of the image keep them"
+    )]
+    TooLarge {
+        /// How many entries the machine has.
+        has: u64,
+        /// How many entries the image has.
+        wants: u64,
     },
     /// The plan cannot be digested.
     #[error("the plan cannot be digested")]
@@ -84,6 +99,11 @@ impl PlanJob {
     pub fn run(&self) -> Result<Planned, PlanError> {
         let want = required_tree(&self.image, &self.exclusions)
             .map_err(|source| PlanError::Required { source })?;
+        // A small directory that is named again and again is a huge tree.
+        let (has, wants) = (self.tree.root().totals().entries, want.root().totals().entries);
+        if has.saturating_sub(wants) > SURPLUS_MAX {
+            return Err(PlanError::TooLarge { has, wants });
+        }
         let kept_directories = self.scan.kept_directories.iter().cloned().collect();
         let externally_linked = self.scan.externally_linked.iter().cloned().collect();
         let have = Have {

@@ -37,6 +37,7 @@ use super::pace::{
     HOLD_FIRST, HOLD_LONGEST, PollPace, RETRY_FIRST, RETRY_LONGEST, doubled, jittered,
 };
 use super::planning::{PlanKey, Planned};
+use super::words::size;
 
 /// Whether the sub answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -457,7 +458,7 @@ impl Sub {
             }
             Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => (
                 Status::InsufficientSpace,
-                format!("the objects need {need_bytes} bytes, {free_bytes} are free"),
+                format!("the objects need {}, {} are free", size(*need_bytes), size(*free_bytes)),
             ),
             Some(FetchFailure::Sources(why)) => {
                 (Status::FetchFailed, format!("no source gave all objects: {why}"))

@@ -6,6 +6,10 @@ use common::api::subd::{Activity, FetchFailure, LastFetch, LastUpdate, Outcome};
 use common::tree::Time;
 
 use super::when::{ago, moment};
+use crate::core::words::{counted, plain, size};
+
+/// The longest value, in bytes. Most come from the machine.
+const VALUE_BYTES_MAX: usize = 1_000;
 
 /// Names and values, in the order in which they are read.
 #[must_use]
@@ -25,12 +29,16 @@ pub fn of(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
         facts.push(("address", address.to_string()));
     }
     if detail.missing_objects > 0 {
-        let text = format!("{} objects, {} bytes", detail.missing_objects, detail.missing_bytes);
+        let objects = counted(detail.missing_objects.into(), "object");
+        let text = format!("{objects}, {}", size(detail.missing_bytes));
         facts.push(("still to fetch", text));
     }
     let Some(poll) = &detail.poll else { return facts };
     let identity = &poll.identity;
-    let free = format!("{} bytes, {} inodes", poll.space.free_bytes, poll.space.free_inodes);
+    let free = match poll.space.free_inodes {
+        u64::MAX => size(poll.space.free_bytes),
+        inodes => format!("{}, {}", size(poll.space.free_bytes), counted(inodes, "inode")),
+    };
     facts.extend([
         ("calls itself", or_none(&identity.hostname)),
         ("machine id", or_none(&identity.machine_id)),
@@ -53,13 +61,14 @@ pub fn of(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
         (
             "so far",
             format!(
-                "{} bytes hashed, {} bytes fetched",
-                poll.counters.hashed_bytes, poll.counters.fetched_bytes
+                "{} hashed, {} fetched",
+                size(poll.counters.hashed_bytes),
+                size(poll.counters.fetched_bytes)
             ),
         ),
     ]);
     if let Some(totals) = &poll.totals {
-        let text = format!("{} entries, {} bytes", totals.entries, totals.bytes);
+        let text = format!("{} entries, {}", totals.entries, size(totals.bytes));
         facts.push(("scanned", text));
     }
     if let Some(fetch) = &poll.last_fetch {
@@ -75,6 +84,9 @@ pub fn of(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
     for (path, why) in &poll.unreadable {
         facts.push(("unreadable", format!("{path}: {why}")));
     }
+    for (_, value) in &mut facts {
+        *value = plain(value, VALUE_BYTES_MAX);
+    }
     facts
 }
 
@@ -82,7 +94,7 @@ fn activity(activity: &Activity) -> String {
     match activity {
         Activity::Idle => "idle".to_owned(),
         Activity::Fetching { objects, bytes, .. } => {
-            format!("fetching: {objects} objects, {bytes} bytes so far")
+            format!("fetching: {}, {} so far", counted(*objects, "object"), size(*bytes))
         }
         Activity::Preparing { .. } => "staging an update".to_owned(),
         Activity::Prepared { .. } => "an update is staged".to_owned(),
@@ -91,11 +103,12 @@ fn activity(activity: &Activity) -> String {
 }
 
 fn fetched(fetch: &LastFetch) -> String {
-    let sums = format!("{} objects, {} bytes in {} ms", fetch.objects, fetch.bytes, fetch.took_ms);
+    let objects = counted(fetch.objects, "object");
+    let sums = format!("{objects}, {} in {} ms", size(fetch.bytes), fetch.took_ms);
     match &fetch.error {
         None => sums,
         Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => {
-            format!("{sums}; no space: {need_bytes} bytes needed, {free_bytes} free")
+            format!("{sums}; no space: {} needed, {} free", size(*need_bytes), size(*free_bytes))
         }
         Some(FetchFailure::Sources(why)) => format!("{sums}; no source gave all: {why}"),
         Some(FetchFailure::Local(why)) => format!("{sums}; the cache failed: {why}"),
@@ -110,9 +123,9 @@ fn updated(update: &LastUpdate) -> String {
         Outcome::Stuck(why) => format!("stuck: {why}"),
     };
     format!(
-        "to {}: {outcome}; {} operations within {}.{:03} ms, ended {}",
+        "to {}: {outcome}; {} within {}.{:03} ms, ended {}",
         update.image,
-        update.operations,
+        counted(update.operations.into(), "operation"),
         update.window_ns / 1_000_000,
         update.window_ns / 1_000 % 1_000,
         moment(update.ended)

@@ -36,7 +36,7 @@ async fn the_brake_outlives_a_kill_and_holds_until_it_is_released() {
         if summary.detail.contains("all objects are there") {
             assert_eq!(
                 summary.detail,
-                "1 change: /one (missing); all objects are there; updates of all machines are \
+                "1 change: /one (missing), all objects are there; updates of all machines are \
                  disabled: moving house"
             );
             break;
@@ -92,4 +92,36 @@ async fn the_brake_does_not_wait_for_a_machine_that_does_not_answer() {
     stage.client.call::<EnableUpdates>(&order).await.unwrap();
     stage.wait("host", Status::Synced, "base").await;
     assert_eq!(sub.model.lock().unwrap().tree, want);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_brake_can_be_pulled_on_a_full_disk_and_is_kept_once_there_is_room() {
+    let mut stage = Stage::new("[]").await;
+    stage.kill();
+    // Without this the signal that tells of a file that gets too long ends the process.
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]);
+    command.arg(stage.command().get_program()).args(stage.command().get_args());
+    stage.start_as(command).await;
+
+    let pulled = stage.domtool(&["disable-updates", "kept"]).await;
+    assert!(pulled.status.success(), "{pulled:?}");
+    stage.limit_files("4096");
+    for reason in ["first", "second"] {
+        let pulled = stage.domtool(&["disable-updates", reason]).await;
+        let said = String::from_utf8(pulled.stderr).unwrap();
+        assert!(said.contains("updates are disabled, but only until"), "{said}");
+        assert!(said.contains("File too large"), "{said}");
+        assert_eq!(stage.status().await.brake.unwrap().reason, reason);
+    }
+    let released = stage.domtool(&["enable-updates"]).await;
+    assert!(!released.status.success(), "a kept brake would come back: {released:?}");
+    assert_eq!(stage.status().await.brake.unwrap().reason, "second");
+
+    stage.limit_files("unlimited");
+    let pulled = stage.domtool(&["disable-updates", "third"]).await;
+    assert!(pulled.status.success(), "{pulled:?}");
+    stage.kill();
+    stage.start().await;
+    assert_eq!(stage.status().await.brake.unwrap().reason, "third");
 }

@@ -92,3 +92,28 @@ async fn operators_see_every_machine_as_table_json_page_and_metric() {
         assert!(body.contains(part), "{part} in {body}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn domtool_takes_defaults_from_the_home_directory() {
+    let stage = Stage::new("[{\"Hostname\": \"host\"}]").await;
+    let home = stage.directory.path().join("home");
+    std::fs::create_dir_all(home.join(".config/dominator")).unwrap();
+    let file = home.join(".config/dominator/config.toml");
+    let text = format!("dominator = \"127.0.0.1:{}\"\ninsecure = true\nsubd = \"x\"\n", stage.port);
+    std::fs::write(&file, text).unwrap();
+    let run = |address: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_domtool"));
+        command.arg("status").env("HOME", &home).env_remove("DOMINATOR_ADDR");
+        command.envs(address.map(|address| ("DOMINATOR_ADDR", address)));
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(run(None), (Some(0), String::new()));
+    let (code, said) = run(Some("127.0.0.1:1"));
+    assert_eq!(code, Some(1));
+    assert!(said.contains("cannot connect to 127.0.0.1:1"), "{said}");
+    std::fs::write(&file, "dominato = 'x'").unwrap();
+    let (code, said) = run(None);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("there is no flag --dominato; known: dominator, format"), "{said}");
+}

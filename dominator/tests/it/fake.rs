@@ -49,7 +49,9 @@ pub fn directories(tree: &Tree) -> BTreeMap<ObjectId, Vec<u8>> {
     let mut found: BTreeMap<ObjectId, Vec<u8>> = BTreeMap::new();
     let mut stack: Vec<Arc<Directory>> = vec![Arc::clone(tree.root())];
     while let Some(directory) = stack.pop() {
-        found.insert(directory.digest(), directory.encode());
+        if found.insert(directory.digest(), directory.encode()).is_some() {
+            continue;
+        }
         stack.extend(directory.entries().iter().filter_map(|entry| match &entry.child {
             Child::Directory(below) => Some(Arc::clone(below)),
             Child::Leaf(_) => None,

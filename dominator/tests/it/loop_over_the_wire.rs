@@ -73,8 +73,12 @@ async fn an_image_that_comes_later_is_waited_for() {
     let sub = FakeSub::new(tree(""));
     let record = stage.sub("host", &sub).await;
     stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"late\"}}]"));
-    let summary = stage.wait("host", Status::ImageNotReady, "late").await;
-    assert_eq!(summary.detail, "the image server has no image late yet");
+    // First it is asked for.
+    let deadline = Instant::now() + crate::stage::PATIENCE;
+    let not_there = "the image server has no image late yet";
+    while stage.wait("host", Status::ImageNotReady, "late").await.detail != not_there {
+        assert!(Instant::now() < deadline);
+    }
     stage.images.add("late", &numbered(1), Some(&[]));
     stage.wait("host", Status::Synced, "late").await;
 }

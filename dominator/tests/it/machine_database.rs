@@ -55,6 +55,15 @@ async fn the_last_good_database_stays_in_force() {
     wait_for_error(&stage, "cannot read").await;
     wait_for_hosts(&stage, &["a", "c"]).await;
 
+    // What cannot be read at all must not hold up the next good file.
+    nix::unistd::mkfifo(&stage.mdb(), nix::sys::stat::Mode::S_IRUSR).unwrap();
+    wait_for_error(&stage, "mdb.json is no regular file").await;
+    std::fs::remove_file(stage.mdb()).unwrap();
+    std::fs::write(stage.mdb(), b"[\n{\"Hostname\": \"\xfc\"}]").unwrap();
+    wait_for_error(&stage, "mdb.json: line 2 is not UTF-8").await;
+    stage.write_mdb("\u{feff}[{\"Hostname\": \"marked\"}]");
+    wait_for_hosts(&stage, &["marked"]).await;
+
     stage.write_mdb("// better now\n[{\"Hostname\": \"d\"}]");
     wait_for_hosts(&stage, &["d"]).await;
     assert_eq!(stage.status().await.mdb_error, None);

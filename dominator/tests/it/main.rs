@@ -6,6 +6,7 @@ mod bad_neighbours;
 mod brake;
 mod command_line;
 mod fake;
+mod liars;
 mod loop_over_the_wire;
 mod machine_database;
 mod model;

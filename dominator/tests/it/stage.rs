@@ -92,7 +92,12 @@ impl Stage {
     }
 
     pub async fn start(&mut self) {
-        self.process = Some(self.command().stdin(Stdio::null()).spawn().unwrap());
+        self.start_as(self.command()).await;
+    }
+
+    /// Starts the dominator by another command than [`Stage::command`].
+    pub async fn start_as(&mut self, mut command: Command) {
+        self.process = Some(command.stdin(Stdio::null()).spawn().unwrap());
         let deadline = Instant::now() + PATIENCE;
         while self.client.get("/healthz").await.is_err() {
             assert!(Instant::now() < deadline, "the dominator does not come up");
@@ -114,6 +119,14 @@ impl Stage {
         let id = nix::unistd::Pid::from_raw(i32::try_from(process.id()).unwrap());
         nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
         process.wait().unwrap()
+    }
+
+    /// Lets the dominator write no file longer than that, which is like a full disk.
+    pub fn limit_files(&self, bytes: &str) {
+        let process = self.process.as_ref().unwrap().id();
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--fsize={bytes}:unlimited")).arg(format!("--pid={process}"));
+        assert!(command.status().unwrap().success());
     }
 
     pub async fn show(&self, hostname: &str) -> SubDetail {

@@ -143,7 +143,12 @@ impl Feed {
             Poll::Ready(output) => Ok(output),
             Poll::Pending => {
                 self.flush().await?;
-                Ok(future.await)
+                // A caller that is refused is told so, even if it sends nothing more.
+                tokio::select! {
+                    biased;
+                    output = future => Ok(output),
+                    () = self.sender.closed() => Err(WriterGone),
+                }
             }
         }
     }

@@ -141,7 +141,17 @@ impl Images {
             _ => {}
         }
         written?;
-        for directory in path.ancestors().skip(1) {
+        let synced = self.sync_up(directory);
+        if synced.is_err() {
+            // What was refused must not be there after the next start either.
+            fs_err::remove_file(path).map_err(failed(what))?;
+        }
+        synced
+    }
+
+    /// Makes the entries of `directory`, and of those above it, durable.
+    fn sync_up(&self, directory: &Path) -> Result<(), StoreError> {
+        for directory in directory.ancestors() {
             sync_directory(directory)?;
             if directory == self.root {
                 break;
@@ -156,13 +166,26 @@ impl Images {
     ///
     /// [`StoreError::NotFound`], [`StoreError::Gone`], or [`StoreError::Damaged`].
     pub fn get(&self, name: &ImageName) -> Result<Record, StoreError> {
+        // A record that is still being made durable is not there yet.
+        if !self.is_visible(name) {
+            return Err(self.why_absent(name));
+        }
         match fs_err::read(self.image_path(name)) {
             Ok(bytes) => decode(name, &bytes),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.expect_new(name)?;
-                Err(StoreError::NotFound { name: name.clone() })
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(self.why_absent(name)),
             Err(error) => Err(failed(format!("read image {name}"))(error)),
+        }
+    }
+
+    fn is_visible(&self, name: &ImageName) -> bool {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        index.images.contains_key(name) || index.damaged.contains_key(name)
+    }
+
+    fn why_absent(&self, name: &ImageName) -> StoreError {
+        match self.expect_new(name) {
+            Ok(()) | Err(StoreError::Exists { .. }) => StoreError::NotFound { name: name.clone() },
+            Err(other) => other,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Uploads that are wrong in every way.
 
 use bytes::Bytes;
+use common::api::object_server::AddObjects;
 use common::wire::FaultCode;
 use common::wire::object_stream::Head;
 use common::wire::server::head_bytes;
@@ -60,6 +61,19 @@ async fn a_length_that_no_disk_has_is_refused_before_anything_is_taken() {
     let id = ALGORITHM.digest(b"bad");
     let start = format!("no space left to store object {id}: it has {} bytes, ", 1u64 << 60);
     assert!(message.starts_with(&start), "{message}");
+}
+
+#[tokio::test]
+async fn a_caller_that_sends_nothing_more_is_refused_too() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path());
+    let begun = futures_util::stream::iter([Ok(head(1 << 60))]);
+    let silent = futures_util::StreamExt::chain(begun, futures_util::stream::pending());
+    let upload = server.client.upload::<AddObjects>(silent);
+    // Without being told, it would be left waiting until the server takes it for dead.
+    let limit = std::time::Duration::from_secs(20);
+    let reply = tokio::time::timeout(limit, upload).await.expect("it is told before that");
+    assert_eq!(fault(reply.unwrap_err()).code, FaultCode::NoSpace);
 }
 
 #[tokio::test]

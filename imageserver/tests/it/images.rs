@@ -203,6 +203,23 @@ async fn a_damaged_record_is_reported_and_harms_no_other_image() {
 }
 
 #[tokio::test]
+async fn a_record_that_is_not_listed_is_not_given() {
+    let (data, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = Server::start(data.path());
+    let tree = tree_of(&[("/a", b"a")]);
+    server.upload_tree(&tree, &[b"a"]).await;
+    server.add(image_of("a", &tree)).await.unwrap();
+    // As it looks while a record is being made durable.
+    let observer = Server::start(other.path());
+    let record = "images/a.image";
+    std::fs::copy(data.path().join(record), other.path().join(record)).unwrap();
+    assert_eq!(get(&observer, "a", 0).await.unwrap_err().code, FaultCode::NotFound);
+    assert_eq!(list(&observer).await, [""; 0]);
+    observer.stop().await;
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_caller_waits_for_an_image() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path());
@@ -295,28 +312,34 @@ async fn an_image_that_no_machine_can_equal_is_refused_by_path() {
 async fn a_bomb_of_directories_is_refused_at_once() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path());
-    // Forty directories, each with all of the one below twice, make a tera of paths.
-    let mut content = image_of("bomb", &tree_of(&[]));
-    let mut encodings = Vec::new();
-    let mut tree = tree_of(&[("/a", PASSWD)]);
+    // Forty directories, each with all of the one below twice, make a tera of paths. No honest
+    // encoder makes them, so the digest of the one below is put into the bytes.
+    let below = tree_of(&[("/a", PASSWD)]);
+    let entries = [b"a", b"b"].map(|name| common::tree::Entry {
+        name: common::tree::Name::new(name).unwrap(),
+        child: common::tree::Child::Directory(below.root().clone()),
+    });
+    let metadata = Metadata::new(0o755, 0, 0);
+    let twice = common::tree::Directory::new(ALGORITHM, metadata, entries.into()).unwrap();
+    let mut encodings = vec![below.root().encode(), twice.encode()];
+    let places: Vec<usize> = (0..encodings[1].len())
+        .filter(|&at| encodings[1][at..].starts_with(below.digest().digest()))
+        .collect();
+    assert_eq!(places.len(), 2);
     for _ in 0..40 {
-        encodings.push(tree.root().encode());
-        let mut entries = Vec::new();
-        for name in [b"a", b"b"] {
-            entries.push(common::tree::Entry {
-                name: common::tree::Name::new(name).unwrap(),
-                child: common::tree::Child::Directory(tree.root().clone()),
-            });
+        let mut next = encodings[encodings.len() - 1].clone();
+        let id = ALGORITHM.digest(&next);
+        for &at in &places {
+            next[at..at + id.digest().len()].copy_from_slice(id.digest());
         }
-        let metadata = Metadata::new(0o755, 0, 0);
-        let root = common::tree::Directory::new(ALGORITHM, metadata, entries).unwrap();
-        tree = common::tree::Tree::new(std::sync::Arc::new(root));
+        encodings.push(next);
     }
-    encodings.push(tree.root().encode());
+    let root = ALGORITHM.digest(&encodings[encodings.len() - 1]);
     let encodings: Vec<&[u8]> = encodings.iter().map(|bytes| &bytes[..]).collect();
     server.upload(&encodings).await;
     let begun = Instant::now();
-    content.root = tree.digest();
+    let mut content = image_of("bomb", &tree_of(&[]));
+    content.root = root;
     let fault = server.add(content).await.unwrap_err();
     assert_eq!(fault.code, FaultCode::TooLarge, "{fault}");
     assert!(begun.elapsed() < Duration::from_secs(1));

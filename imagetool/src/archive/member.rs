@@ -13,7 +13,14 @@ use tar::EntryType;
 
 use super::EntryError;
 use super::acl::{self, Account, Acl};
+use super::pax::PaxError;
 use super::reader::{Member, field_number, signed_field_number};
+
+/// The highest major number of a device that Linux has: twelve bits.
+const MAJOR_MAX: u32 = 0xfff;
+
+/// The highest minor number of a device that Linux has: twenty bits.
+const MINOR_MAX: u32 = 0xf_ffff;
 
 /// An entry of a tree, as far as the headers of a member tell it.
 #[derive(Debug)]
@@ -134,10 +141,11 @@ fn device_of(member: &Member, kind: EntryType) -> Result<Device, EntryError> {
         (None, Some(gnu)) => (&gnu.dev_major, &gnu.dev_minor),
         (None, None) => return Err(bad()),
     };
-    let number = |field: &[u8]| {
-        field_number(field).and_then(|number| u32::try_from(number).ok()).ok_or_else(bad)
+    let number = |field: &[u8], max: u32| {
+        let number = field_number(field).and_then(|number| u32::try_from(number).ok());
+        number.filter(|number| *number <= max).ok_or_else(bad)
     };
-    let (major, minor) = (number(major)?, number(minor)?);
+    let (major, minor) = (number(major, MAJOR_MAX)?, number(minor, MINOR_MAX)?);
     Ok(if kind == EntryType::Block {
         Device::Block { major, minor }
     } else {
@@ -200,6 +208,13 @@ fn xattrs_of(
         };
         let attribute = if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
             (decode_name(name), value.to_owned())
+        } else if let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
+            let bad = || PaxError::Value {
+                key: "LIBARCHIVE.xattr",
+                value: common::escape::escape(value),
+            };
+            let value = decode_base64(value).ok_or_else(bad);
+            (decode_percent(name), value.map_err(|source| EntryError::Pax { source })?)
         } else if key == b"SCHILY.acl.access" && !value.is_empty() {
             list(acl::ACCESS)?
         } else if key == b"SCHILY.acl.default" && !value.is_empty() && kind == EntryType::Directory
@@ -238,6 +253,52 @@ fn decode_name(name: &[u8]) -> Vec<u8> {
     decoded
 }
 
+/// Libarchive writes the odd bytes of the names of attributes as `%HH`.
+fn decode_percent(name: &[u8]) -> Vec<u8> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut decoded = Vec::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((&first, behind)) = rest.split_first() {
+        let escaped = match rest {
+            [b'%', high, low, after @ ..] => {
+                digit(*high).zip(digit(*low)).map(|(high, low)| (high * 16 + low, after))
+            }
+            _ => None,
+        };
+        let (byte, after) = escaped.unwrap_or((first, behind));
+        decoded.push(byte);
+        rest = after;
+    }
+    decoded
+}
+
+/// Libarchive writes the values of attributes in base64, with or without `=` at the end. `None`
+/// if `text` is none.
+fn decode_base64(text: &[u8]) -> Option<Vec<u8>> {
+    let end = text.iter().rposition(|&byte| byte != b'=').map_or(0, |last| last + 1);
+    let mut decoded = Vec::with_capacity(end / 4 * 3 + 2);
+    for group in text[..end].chunks(4) {
+        let mut bits = 0_u32;
+        for index in 0..4 {
+            let value = match group.get(index) {
+                None => 0,
+                Some(byte @ b'A'..=b'Z') => byte - b'A',
+                Some(byte @ b'a'..=b'z') => byte - b'a' + 26,
+                Some(byte @ b'0'..=b'9') => byte - b'0' + 52,
+                Some(b'+') => 62,
+                Some(b'/') => 63,
+                Some(_) => return None,
+            };
+            bits = bits << 6 | u32::from(value);
+        }
+        let bytes = bits.to_be_bytes();
+        // Four digits are three bytes; one alone is nothing.
+        let length = group.len().checked_sub(1).filter(|length| *length > 0)?;
+        decoded.extend_from_slice(&bytes[1..=length]);
+    }
+    Some(decoded)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,5 +331,25 @@ mod tests {
     #[test]
     fn attribute_names_are_decoded() {
         assert_eq!(decode_name(b"user.a%3Db%25c%20"), b"user.a=b%c%20");
+        assert_eq!(decode_percent(b"user.a%3Db%c3%BC%4%"), "user.a=b\u{fc}%4%".as_bytes());
+    }
+
+    #[test]
+    fn base64_is_decoded_with_or_without_its_end() {
+        let table: [(&str, Option<&[u8]>); 10] = [
+            ("", Some(b"")),
+            ("dg==", Some(b"v")),
+            ("dg", Some(b"v")),
+            ("dgAK", Some(b"v\0\n")),
+            ("dgAKdgA=", Some(b"v\0\nv\0")),
+            ("+/+/", Some(&[0xfb, 0xff, 0xbf])),
+            ("d", None),
+            ("dgAKd", None),
+            ("dg=K", None),
+            ("d g=", None),
+        ];
+        for (text, want) in table {
+            assert_eq!(decode_base64(text.as_bytes()).as_deref(), want, "{text}");
+        }
     }
 }

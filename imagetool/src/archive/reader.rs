@@ -20,7 +20,8 @@ const BLOCK_BYTES: u64 = 512;
 /// The longest long name, in bytes. Linux has no path above 4,096, this leaves room for `./`.
 const LONG_NAME_BYTES_MAX: u64 = 1 << 16;
 
-/// The largest pax header, in bytes: sixty of the longest extended attributes.
+/// The largest pax header, in bytes: sixty of the longest extended attributes. Headers that count
+/// for all that follows may have as much together, because each member gets a copy of them.
 const PAX_BYTES_MAX: u64 = 4 << 20;
 
 /// One member of an archive, as its headers describe it.
@@ -46,6 +47,7 @@ pub struct Reader<R> {
     /// Bytes read so far.
     offset: u64,
     globals: Records,
+    globals_bytes: u64,
     /// The content of the current member that was not asked for yet.
     pieces: std::vec::IntoIter<Piece>,
     padding_bytes: u64,
@@ -59,6 +61,7 @@ impl<R: Read> Reader<R> {
             input,
             offset: 0,
             globals: Records::default(),
+            globals_bytes: 0,
             pieces: Vec::new().into_iter(),
             padding_bytes: 0,
             last_name: None,
@@ -94,6 +97,11 @@ impl<R: Read> Reader<R> {
                 }
                 EntryType::XGlobalHeader => {
                     let globals = self.records(&header, size)?;
+                    self.globals_bytes += size;
+                    if self.globals_bytes > PAX_BYTES_MAX {
+                        let size = self.globals_bytes;
+                        return Err(refuse(&header.path_bytes(), EntryError::LongPax { size }));
+                    }
                     for key in ["path", "linkpath", "size"] {
                         if globals.get(key).is_some() {
                             return Err(refuse(&header.path_bytes(), EntryError::Global { key }));

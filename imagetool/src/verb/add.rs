@@ -9,7 +9,8 @@ use common::filter::Filter;
 use common::image::{Content, FORMAT, ImageName, Notes, computed_rules};
 use common::object::{Algorithm, ObjectId};
 use common::path::TreePath;
-use common::tree::{Totals, Tree};
+use common::tree::encode::DIRECTORY_BYTES_MAX;
+use common::tree::{Child, Totals, Tree};
 use common::trigger::Triggers;
 use common::wire::FaultCode;
 use serde::Serialize;
@@ -20,7 +21,7 @@ use crate::computed::{self, Rules};
 use crate::content::{Contents, Objects};
 use crate::directory;
 use crate::failure::{Failure, Outcome};
-use crate::output::{count, plural, size};
+use crate::output::{count, plural, plural_entries, size};
 use crate::upload::{Sent, UploadError, upload};
 
 /// How long the server may take to make an image durable.
@@ -105,6 +106,7 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
         health_check: None,
     };
     content.verify(&tree).map_err(|error| Failure::new(&error))?;
+    refuse_large_directories(&tree, DIRECTORY_BYTES_MAX)?;
     if let Some(filter) = &content.filter {
         warn_of_unique_paths(filter);
     }
@@ -146,8 +148,25 @@ fn report(context: &Context, name: &ImageName, digest: ObjectId, tree: &Tree, se
     Ok(Outcome::Done)
 }
 
-fn plural_entries(entries: u64) -> String {
-    format!("{} {}", count(entries), if entries == 1 { "entry" } else { "entries" })
+/// Refuses a tree with a directory that no server takes, before anything is sent.
+fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), Failure> {
+    let mut stack = vec![(TreePath::root(), tree.root())];
+    while let Some((path, directory)) = stack.pop() {
+        let length = directory.encode().len();
+        if length > limit {
+            let entries = plural_entries(directory.entries().len() as u64);
+            let message = format!("{path} has {entries}, too many for one directory of an image");
+            let hint = format!("its list takes {length} bytes, and {limit} are accepted");
+            return Err(Failure::of_text(message).hint(hint));
+        }
+        for entry in directory.entries() {
+            if let Child::Directory(below) = &entry.child {
+                let below_path = path.join(entry.name.as_bytes());
+                stack.push((below_path.map_err(|error| Failure::new(&error))?, below));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a name that is taken before any work is done for it.
@@ -301,5 +320,26 @@ fn warn_of_unique_paths(filter: &Filter) {
              its own",
             unkept.join(", ")
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::tree::{Metadata, Node, TreeBuilder};
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_no_server_takes_is_named() {
+        let mut builder = TreeBuilder::new(Algorithm::Blake3);
+        for path in ["/a", "/a/b", "/a/b/c", "/a/b/d"] {
+            let directory = Node::Directory(Metadata::new(0o755, 0, 0));
+            builder.insert(TreePath::new(path).unwrap(), directory).unwrap();
+        }
+        let tree = builder.finish().unwrap();
+        assert!(refuse_large_directories(&tree, 200).is_ok());
+        let failure = refuse_large_directories(&tree, 90).unwrap_err().to_string();
+        let want = "error: /a/b has 2 entries, too many for one directory of an image\nhint: ";
+        assert!(failure.starts_with(want), "{failure}");
     }
 }

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::{Context, Ended, get_image};
 use crate::download::{self, DownloadError};
 use crate::failure::{Failure, Outcome};
-use crate::output::{count, size};
+use crate::output::{count, plural_entries, size};
 use crate::progress::Unit;
 use crate::restore::{Loss, RestoreError, Target};
 
@@ -57,7 +57,10 @@ pub async fn run(context: &Context, args: GetArgs) -> Ended {
     let tracker = TaskTracker::new();
     let filled = tokio::select! {
         filled = fill(context, &tree, &target, &tracker) => filled.map_err(|error| failure(&error)),
-        () = stop.cancelled() => Err(Failure::of_text("interrupted")),
+        () = stop.cancelled() => {
+            target.stop();
+            Err(Failure::of_text("interrupted"))
+        }
     };
     // Writers that were left behind end by themselves, now that nobody feeds them.
     tracker.close();
@@ -74,9 +77,9 @@ pub async fn run(context: &Context, args: GetArgs) -> Ended {
     }?;
     let totals = tree.root().totals();
     eprintln!(
-        "Got {}: {} entries, {} in {}.",
+        "Got {}: {}, {} in {}.",
         args.name,
-        count(totals.entries),
+        plural_entries(totals.entries),
         size(totals.bytes),
         args.directory.display()
     );

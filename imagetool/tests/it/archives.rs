@@ -147,6 +147,36 @@ fn devices_owners_times_and_attributes_are_kept() {
 }
 
 #[test]
+fn attributes_in_the_form_of_libarchive_are_kept() {
+    let members = [
+        Member::pax(&[
+            ("LIBARCHIVE.xattr.user.a", b"dgAK"),
+            ("LIBARCHIVE.xattr.user.gr%C3%BCn%3D", b"dg"),
+            // Both forms of one attribute are what libarchive writes.
+            ("LIBARCHIVE.xattr.user.z", b"dg=="),
+            ("SCHILY.xattr.user.z", b"v"),
+            ("LIBARCHIVE.xattr.trusted.secret", b"dg"),
+        ]),
+        Member::file(b"x", b""),
+    ];
+    check(
+        members,
+        expect![[r#"
+            d 755 0:0 /
+            f 644 0:0 1700000000.000000000 0 af1349b9 /x user.a=v\x00\n user.grün\x3d=v user.z=v
+        "#]],
+    );
+}
+
+#[test]
+fn a_long_chain_of_hard_links_is_walked_once() {
+    let name = |number: u32| format!("{number:06}").into_bytes();
+    let links = (1..50_000).map(|number| Member::hard_link(&name(number), &name(number - 1)));
+    let tree = read(&archive([Member::file(&name(0), b"x")].into_iter().chain(links))).unwrap();
+    assert_eq!(tree.root().totals().hard_links, 49_999);
+}
+
+#[test]
 fn holes_are_zeros_in_all_four_forms() {
     let mut content = vec![0; 3_000];
     content[1_024..1_029].copy_from_slice(b"hello");

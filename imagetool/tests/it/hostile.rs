@@ -119,6 +119,36 @@ fn headers_that_lie_are_refused() {
             "the entry `x` is refused: its uid is no number, or out of range",
         ),
         (
+            field(|header| {
+                header.set_entry_type(EntryType::Char);
+                header.set_device_major(0).unwrap();
+                header.set_device_minor(1 << 20).unwrap();
+            }),
+            "the entry `x` is refused: its device is no number, or out of range",
+        ),
+        (
+            field(|header| {
+                header.set_entry_type(EntryType::Block);
+                header.set_device_major(1 << 12).unwrap();
+                header.set_device_minor(0).unwrap();
+            }),
+            "the entry `x` is refused: its device is no number, or out of range",
+        ),
+        (
+            vec![Member::pax(&[("LIBARCHIVE.xattr.user.k", b"d\xffgA")]), Member::file(b"x", b"")],
+            "the entry `x` is refused: its pax header is bad: the pax record `LIBARCHIVE.xattr` \
+             has the bad value `d\\xffgA`",
+        ),
+        (
+            (0..5)
+                .map(|_| {
+                    let records = pax_records(&[("comment", &[b'c'; 1 << 20])]);
+                    Member::new(EntryType::XGlobalHeader, b"g").content(&records)
+                })
+                .collect(),
+            "the entry `g` is refused: its pax header has 4194",
+        ),
+        (
             field(|header| header.as_old_mut().mode = *b"rw-r--r-"),
             "the entry `x` is refused: its mode is no number, or out of range",
         ),

@@ -183,6 +183,14 @@ pub fn converges_and_stays(first: &Path, second: &Path) {
     scenario.converge("test/1");
     scenario.verify(first);
 
+    // The same tree under another name: nothing changes but what the machines know of it.
+    scenario.add("test/1-again", first);
+    scenario.services();
+    scenario.converge("test/1-again");
+    scenario.verify(first);
+    assert_eq!(scenario.services(), Vec::<String>::new());
+    scenario.converge("test/1");
+
     repairs_every_kind_of_drift(&mut scenario, first);
     a_sparse_image_removes_nothing(&mut scenario, first);
     survives_kills(&mut scenario, first, second);

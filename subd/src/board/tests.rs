@@ -54,9 +54,9 @@ fn the_generation_tells_of_tree_and_cache_and_of_nothing_else() {
     take(snapshot(5, &settings, Some(0o700)));
     take(snapshot(4, &settings, Some(0o755)));
     assert_eq!(numbers(&board), (3, 2, true), "an older scan is not taken");
-    board.change_cache(&[id(1)], &[id(2)]);
-    assert_eq!(numbers(&board), (3, 2, true), "known objects");
-    board.set_cache(vec![id(1), id(3)]);
+    board.add_to_cache(&[id(1), id(2)], |found| *found == id(1));
+    assert_eq!(numbers(&board), (3, 2, true), "known objects, and one that went again");
+    board.set_cache(|| vec![id(1), id(3)]);
     assert_eq!(numbers(&board), (4, 2, true));
     board.change(|state| state.update = UpdatePhase::Preparing(9));
     assert_eq!(numbers(&board), (4, 3, true));
@@ -100,7 +100,7 @@ fn a_reply_has_what_the_caller_does_not_know() {
     assert_eq!(reply(Some(other_instance)).cache, full.cache);
     let future = Version { generation: 99, ..full.version };
     assert_eq!(reply(Some(future)).cache, full.cache);
-    board.set_cache(vec![id(2), id(3)]);
+    board.set_cache(|| vec![id(2), id(3)]);
     let changes = CacheReport::Changes { added: vec![id(2), id(3)], removed: vec![id(1)] };
     assert_eq!(reply(Some(full.version)).cache, Some(changes));
 }
@@ -112,16 +112,17 @@ fn failures_of_triggers_stay_until_a_good_update() {
         verb: "start".to_owned(),
         output: output.to_owned(),
     };
-    let last = |outcome, trigger_failures| LastUpdate {
+    let update = |operations, outcome, trigger_failures| LastUpdate {
         update_id: 1,
         image: common::image::ImageName::new("a").unwrap(),
         outcome,
         verified_generation: None,
-        operations: 0,
+        operations,
         window_ns: 0,
         trigger_failures,
         ended: Time::default(),
     };
+    let last = |outcome, trigger_failures| update(1, outcome, trigger_failures);
     use common::api::subd::Outcome::{Done, RolledBack};
     let triggers = Triggers::default();
     let mut saved = Saved::default();
@@ -133,6 +134,9 @@ fn failures_of_triggers_stay_until_a_good_update() {
     note_update(&mut saved, &last(RolledBack(String::new()), vec![failure("a", "2")]), None);
     assert_eq!(saved.trigger_failures, [failure("b", "1"), failure("a", "2")]);
     note_update(&mut saved, &last(RolledBack(String::new()), Vec::new()), None);
+    assert_eq!(saved.trigger_failures.len(), 2);
+    // One without changes runs no triggers.
+    note_update(&mut saved, &update(0, Done, Vec::new()), Some(&triggers));
     assert_eq!(saved.trigger_failures.len(), 2);
     note_update(&mut saved, &last(Done, Vec::new()), Some(&triggers));
     assert_eq!(saved.trigger_failures, []);

@@ -248,7 +248,7 @@ pub(super) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
-fn read_attributes(
+pub(super) fn read_attributes(
     attributes: Attributes,
     list: impl FnOnce() -> std::io::Result<xattr::XAttrs>,
     get: impl Fn(&OsStr) -> std::io::Result<Option<Vec<u8>>>,

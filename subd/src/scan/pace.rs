@@ -19,7 +19,7 @@ pub struct Pace {
     pub metadata_interval_min: Duration,
     /// The longest time between two metadata passes.
     pub metadata_interval_max: Duration,
-    /// The content pass rests this many times as long as it worked: 3 is a quarter of a core.
+    /// The content pass rests this many times as long as it worked: 19 is a twentieth of a core.
     pub content_rest_factor: u32,
     /// The time between two content passes.
     pub content_pause: Duration,
@@ -31,8 +31,8 @@ impl Default for Pace {
             metadata_interval_factor: 200,
             metadata_interval_min: Duration::from_secs(1),
             metadata_interval_max: Duration::from_secs(60),
-            content_rest_factor: 3,
-            content_pause: Duration::from_secs(60),
+            content_rest_factor: 19,
+            content_pause: Duration::from_secs(300),
         }
     }
 }
@@ -71,12 +71,12 @@ mod tests {
     }
 
     #[test]
-    fn rests_three_times_as_long_as_it_worked() {
+    fn the_content_pass_works_a_twentieth_of_the_time() {
         let pace = Pace::default();
         let rest = |worked| pace.content_rest(Duration::from_millis(worked));
         assert_eq!(rest(0), None);
-        assert_eq!(rest(6), None);
-        assert_eq!(rest(7), Some(Duration::from_millis(21)));
-        assert_eq!(rest(1_000), Some(Duration::from_secs(3)));
+        assert_eq!(rest(1), None);
+        assert_eq!(rest(2), Some(Duration::from_millis(38)));
+        assert_eq!(rest(1_000), Some(Duration::from_secs(19)));
     }
 }

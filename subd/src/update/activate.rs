@@ -29,6 +29,15 @@ pub enum StepError {
         #[from]
         source: RootError,
     },
+    /// As [`StepError::Root`], with the path that the step was for: what failed may have been
+    /// done in a slot.
+    #[error("{path} cannot be changed")]
+    Refused {
+        /// Where.
+        path: TreePath,
+        /// What and why.
+        source: RootError,
+    },
     /// Something else is at the path than when the update was prepared.
     #[error("{path} changed since it was scanned: {what}")]
     Changed {
@@ -37,6 +46,15 @@ pub enum StepError {
         /// What is different.
         what: String,
     },
+}
+
+impl StepError {
+    fn of(self, step: &Step) -> Self {
+        match self {
+            Self::Root { source } => Self::Refused { path: step.path().clone(), source },
+            other => other,
+        }
+    }
 }
 
 /// A script that could not be carried out.
@@ -74,7 +92,7 @@ impl Stage<'_> {
             if step.is_visible() && first.is_none() {
                 first = Some(Instant::now());
             }
-            if let Err(cause) = self.step(script.managed, step) {
+            if let Err(cause) = self.step(script.managed, step).map_err(|error| error.of(step)) {
                 return Err(match self.undo(script, number) {
                     Ok(()) => ActivateError::RolledBack(cause),
                     Err(undo) => ActivateError::Stuck { cause, undo },
@@ -85,17 +103,36 @@ impl Stage<'_> {
     }
 
     /// Undoes the first `count` steps and what may have been done of the next one, last first.
+    /// What cannot be undone does not keep the rest from it; the first such error is given.
     fn undo(&self, script: &Script, count: usize) -> Result<(), StepError> {
-        let begun = &script.steps[..script.steps.len().min(count + 1)];
-        for (number, step) in begun.iter().enumerate().rev() {
-            match self.undo_step(script.managed, step) {
-                Ok(()) => {}
-                // Of the step that failed nothing was done that would be lost.
-                Err(StepError::Changed { .. }) if number == count => {}
-                Err(error) => return Err(error),
-            }
+        let mut result = Ok(());
+        for (number, step) in script.steps.iter().enumerate().take(count + 1).rev() {
+            let undone = match number == count {
+                true => self.undo_failed(script.managed, step),
+                false => self.undo_step(script.managed, step),
+            };
+            result = result.and(undone.map_err(|error| error.of(step)));
         }
-        Ok(())
+        result
+    }
+
+    /// Undoes what may have been done of a step that failed. Mostly that is nothing, for the same
+    /// reason for which it failed; what counts is that no slot holds what belongs to the tree.
+    fn undo_failed(&self, managed: Attributes, step: &Step) -> Result<(), StepError> {
+        let undone = self.undo_step(managed, step);
+        let in_slot = |slot: u32| look(self.slots, &slot_name(slot));
+        let (path, safe) = match step {
+            Step::Exchange { path, slot, inode, .. } => {
+                (path, in_slot(*slot)?.is_some_and(|status| status.inode == *inode))
+            }
+            Step::Vanish { path, slot, .. } => (path, in_slot(*slot)?.is_none()),
+            Step::Change { .. } => return undone,
+            Step::Link { .. } | Step::Appear { .. } | Step::RemoveDirectory { .. } => return Ok(()),
+        };
+        match safe {
+            true => Ok(()),
+            false => Err(undone.err().unwrap_or_else(|| changed(path, "it is not in its place"))),
+        }
     }
 
     /// Does one step; does nothing if it is done already.
@@ -232,12 +269,13 @@ impl Stage<'_> {
                 })
             }
             Step::Appear { path, slot, inode } => {
-                let (parent, name) = self.root.parent(path)?;
+                let Some((parent, name)) = self.parent_if_there(path)? else { return Ok(()) };
                 match look(&parent, name)? {
                     Some(status) if status.inode == *inode => {
                         Ok(parent.rename_noreplace(name, self.slots, &slot_name(*slot))?)
                     }
-                    _ => self.expect_in_slot(path, *slot, *inode),
+                    // It was not done, or somebody else has taken away what had appeared.
+                    _ => Ok(()),
                 }
             }
             Step::Exchange { path, slot, inode, former, .. } => {
@@ -247,14 +285,19 @@ impl Stage<'_> {
                     Some(status) if status.inode == *inode => {
                         Ok(self.slots.exchange(&slot_name(*slot), &parent, name)?)
                     }
+                    None if self.holds_former(*slot, former)? => {
+                        Ok(self.slots.rename_noreplace(&slot_name(*slot), &parent, name)?)
+                    }
                     _ => Err(changed(path, "it was replaced during the update")),
                 }
             }
             Step::Vanish { path, slot, former } => {
+                if !self.holds_former(*slot, former)? {
+                    return Ok(());
+                }
                 let (parent, name) = self.root.parent(path)?;
                 match look(&parent, name)? {
                     None => Ok(self.slots.rename_noreplace(&slot_name(*slot), &parent, name)?),
-                    Some(status) if status.inode == former.inode => Ok(()),
                     Some(_) => Err(changed(path, "it was made again during the update")),
                 }
             }
@@ -266,19 +309,44 @@ impl Stage<'_> {
                 }
                 Ok(())
             }
-            Step::Change { path, inode, former, .. } => Target::with(self.root, path, |target| {
-                expect_inode(path, &target.status()?, *inode)?;
-                Ok(target.dress(managed, former)?)
-            }),
+            Step::Change { path, inode, former, .. } => {
+                let undone = Target::with(self.root, path, |target| {
+                    match target.status()?.inode == *inode {
+                        true => Ok(target.dress(managed, former)?),
+                        // Somebody else has replaced it.
+                        false => Ok(()),
+                    }
+                });
+                match undone {
+                    Err(StepError::Root { source }) if is_gone(&source) => Ok(()),
+                    other => other,
+                }
+            }
         }
     }
 
-    fn expect_in_slot(&self, path: &TreePath, slot: u32, inode: u64) -> Result<(), StepError> {
-        match look(self.slots, &slot_name(slot))? {
-            Some(status) if status.inode == inode => Ok(()),
-            _ => Err(changed(path, "it was replaced during the update")),
+    /// Opens the directory that holds `path`; `None` if it is no longer there.
+    fn parent_if_there<'path>(
+        &self,
+        path: &'path TreePath,
+    ) -> Result<Option<(Directory, &'path [u8])>, RootError> {
+        match self.root.parent(path) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(error),
         }
     }
+
+    /// True if the slot has what was at the path before.
+    fn holds_former(&self, slot: u32, former: &Former) -> Result<bool, RootError> {
+        let held = look(self.slots, &slot_name(slot))?;
+        Ok(held.is_some_and(|status| status.inode == former.inode))
+    }
+}
+
+/// True if the error says that there is no such path, or that it leads elsewhere by now.
+fn is_gone(error: &RootError) -> bool {
+    error.is_absent() || matches!(error.errno(), Some(Errno::ELOOP | Errno::ENOTDIR))
 }
 
 /// Looks at an entry; `None` if there is none.

@@ -154,6 +154,16 @@ impl Arrangement {
             _ => None,
         })
     }
+
+    /// The sizes in bytes of the objects that are copied.
+    pub fn copies(&self) -> impl Iterator<Item = u64> {
+        self.staged.iter().filter_map(|staged| match &staged.what {
+            What::Entry { node: Node::Leaf(Leaf::File(file)), takes_object: false } => {
+                Some(file.size_bytes)
+            }
+            _ => None,
+        })
+    }
 }
 
 /// Arranges `plan`; `kept` says of a path why the plan must not touch it, if so.

@@ -17,7 +17,7 @@ use nix::unistd::{Gid, Uid, fchown};
 use xattr::FileExt;
 
 use super::step::Appearance;
-use crate::root::{Directory, Kind, Root, RootError, Status};
+use crate::root::{Directory, Held, Kind, Root, RootError, Status};
 
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -27,8 +27,10 @@ const SET_ID_BITS: u32 = 0o6000;
 /// An entry of a directory, or the root directory, which is in none.
 #[derive(Debug)]
 pub enum Target<'a> {
-    /// The entry of that name.
+    /// The entry of that name, where nobody else can put another in its place.
     Entry(&'a Directory, &'a [u8]),
+    /// An entry of the tree.
+    Held(&'a Held),
     /// The directory itself.
     Itself(&'a Directory),
 }
@@ -48,7 +50,7 @@ impl Target<'_> {
             return act(&Target::Itself(&root.directory(path)?));
         }
         let (parent, name) = root.parent(path)?;
-        act(&Target::Entry(&parent, name))
+        act(&Target::Held(&parent.hold(name)?))
     }
 
     /// Looks at it.
@@ -59,6 +61,7 @@ impl Target<'_> {
     pub fn status(&self) -> Result<Status, RootError> {
         match self {
             Self::Entry(directory, name) => directory.stat(name),
+            Self::Held(held) => held.status(),
             Self::Itself(directory) => directory.status(),
         }
     }
@@ -71,6 +74,7 @@ impl Target<'_> {
     pub fn xattrs(&self, managed: Attributes) -> Result<Xattrs, RootError> {
         let list = match self {
             Self::Entry(directory, name) => directory.xattrs(name, managed)?,
+            Self::Held(held) => held.xattrs(managed)?,
             Self::Itself(directory) => directory.own_xattrs(managed)?,
         };
         Ok(list.into_iter().collect())
@@ -87,7 +91,8 @@ impl Target<'_> {
         Ok(Appearance { metadata, mtime: timed.then_some(mtime) })
     }
 
-    /// Gives it the appearance that is wanted; may be repeated.
+    /// Gives it the appearance that is wanted; may be repeated. What is so already is not touched,
+    /// so that something immutable is no obstacle where nothing is to be changed.
     ///
     /// # Errors
     ///
@@ -96,10 +101,10 @@ impl Target<'_> {
         let status = self.status()?;
         let symlink = status.kind == Kind::Symlink;
         let Metadata { mode, uid, gid, xattrs } = &wanted.metadata;
-        if !symlink && status.mode & SET_ID_BITS != 0 {
-            self.set_mode(status.mode & !SET_ID_BITS)?;
-        }
         if (status.uid, status.gid) != (*uid, *gid) {
+            if !symlink && status.mode & SET_ID_BITS != 0 {
+                self.set_mode(status.mode & !SET_ID_BITS)?;
+            }
             self.set_owner(*uid, *gid)?;
         }
         let present = self.xattrs(managed)?;
@@ -111,14 +116,18 @@ impl Target<'_> {
         for (key, value) in missing(false).filter(|(key, value)| present.get(key) != Some(value)) {
             self.set_xattr(key, value)?;
         }
-        if !symlink {
+        // The calls above may have changed it.
+        if !symlink && self.status()?.mode != *mode {
             self.set_mode(*mode)?;
         }
         for (key, value) in missing(true).filter(|(key, value)| present.get(key) != Some(value)) {
             self.set_xattr(key, value)?;
         }
         match (wanted.mtime, self) {
-            (Some(mtime), Self::Entry(directory, name)) => directory.set_mtime(name, mtime),
+            (Some(mtime), Self::Entry(directory, name)) if status.mtime != mtime => {
+                directory.set_mtime(name, mtime)
+            }
+            (Some(mtime), Self::Held(held)) if status.mtime != mtime => held.set_mtime(mtime),
             _ => Ok(()),
         }
     }
@@ -126,6 +135,7 @@ impl Target<'_> {
     fn set_owner(&self, uid: u32, gid: u32) -> Result<(), RootError> {
         match self {
             Self::Entry(directory, name) => directory.set_owner(name, uid, gid),
+            Self::Held(held) => held.set_owner(uid, gid),
             Self::Itself(directory) => {
                 let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
                 let done = fchown(directory.as_fd(), uid, gid);
@@ -137,6 +147,7 @@ impl Target<'_> {
     fn set_mode(&self, mode: u32) -> Result<(), RootError> {
         match self {
             Self::Entry(directory, name) => directory.set_mode(name, mode),
+            Self::Held(held) => held.set_mode(mode),
             Self::Itself(directory) => {
                 let done = fchmod(directory.as_fd(), Mode::from_bits_truncate(mode));
                 done.map_err(|source| refused("change the mode of", directory, source))
@@ -147,6 +158,7 @@ impl Target<'_> {
     fn set_xattr(&self, key: &[u8], value: &[u8]) -> Result<(), RootError> {
         match self {
             Self::Entry(directory, name) => directory.set_xattr(name, key, value),
+            Self::Held(held) => held.set_xattr(key, value),
             Self::Itself(directory) => on_file("set an extended attribute of", directory, |file| {
                 file.set_xattr(std::ffi::OsStr::from_bytes(key), value)
             }),
@@ -156,6 +168,7 @@ impl Target<'_> {
     fn remove_xattr(&self, key: &[u8]) -> Result<(), RootError> {
         match self {
             Self::Entry(directory, name) => directory.remove_xattr(name, key),
+            Self::Held(held) => held.remove_xattr(key),
             Self::Itself(directory) => {
                 on_file("remove an extended attribute of", directory, |file| {
                     file.remove_xattr(std::ffi::OsStr::from_bytes(key))

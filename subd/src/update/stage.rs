@@ -17,6 +17,7 @@ use super::arrange::{Arrangement, Outline, Place, What};
 use super::metadata::{Target, appearance_of, visible_difference};
 use super::step::{Former, Script, Step};
 use crate::cache::{Cache, CacheError, Retrieved};
+use crate::fetch::shortage;
 use crate::home::remove_all;
 use crate::root::{Directory, Kind, Root, RootError, Status};
 
@@ -54,6 +55,14 @@ pub enum StageError {
         path: TreePath,
         /// In what it differs.
         what: &'static str,
+    },
+    /// The files that have the same content as others do not fit on the file-system.
+    #[error("{need_bytes} bytes are needed for copies of objects, {free_bytes} are free")]
+    Space {
+        /// What is needed, a reserve included, in bytes.
+        need_bytes: u64,
+        /// What is free, in bytes.
+        free_bytes: u64,
     },
     /// What was staged is not what is wanted: the file-system cannot hold it.
     #[error("{path} cannot be made as it is wanted: its {what} differs")]
@@ -129,6 +138,7 @@ impl Workshop<'_> {
         arrangement: &Arrangement,
         taken: &mut Vec<Taken>,
     ) -> Result<Script, StageError> {
+        self.check_space(arrangement)?;
         let mut inodes: BTreeMap<u32, u64> = BTreeMap::new();
         let mut steps: Vec<Step> = Vec::new();
         for staged in &arrangement.staged {
@@ -155,6 +165,19 @@ impl Workshop<'_> {
         }
         self.root.sync_filesystem().map_err(|source| StageError::Area { source })?;
         Ok(Script { update_id, managed: self.managed, steps })
+    }
+
+    /// Checks that what has to be copied fits, so that the disk is not filled in vain.
+    fn check_space(&self, arrangement: &Arrangement) -> Result<(), StageError> {
+        let space = self.root.space().map_err(|source| StageError::Area { source })?;
+        let mut copies = arrangement.copies().peekable();
+        if copies.peek().is_none() {
+            return Ok(());
+        }
+        match shortage(copies, space) {
+            None => Ok(()),
+            Some(need_bytes) => Err(StageError::Space { need_bytes, free_bytes: space.free_bytes }),
+        }
     }
 
     /// Makes one entry, checks it, and gives its inode.

@@ -114,6 +114,19 @@ pub enum Step {
 }
 
 impl Step {
+    /// The path that the step is for.
+    #[must_use]
+    pub fn path(&self) -> &TreePath {
+        match self {
+            Self::Link { carrier: path, .. }
+            | Self::Appear { path, .. }
+            | Self::Exchange { path, .. }
+            | Self::Vanish { path, .. }
+            | Self::RemoveDirectory { path, .. }
+            | Self::Change { path, .. } => path,
+        }
+    }
+
     /// True if others can see what the step does.
     #[must_use]
     pub fn is_visible(&self) -> bool {

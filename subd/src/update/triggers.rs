@@ -75,6 +75,20 @@ impl ServiceCalls {
             |call: &ServiceCall| ServiceCall { service: call.service.clone(), verb: Verb::Start };
         self.before.iter().map(start).collect()
     }
+
+    /// What is to be done if nobody knows how far the change came: everything that was stopped
+    /// runs again, and everything that the change was for has heard of it. Nothing is rebooted.
+    #[must_use]
+    pub fn resume(&self) -> Vec<ServiceCall> {
+        let mut calls = self.restart();
+        let stopped = calls.len();
+        let is_new = |call: &&ServiceCall| {
+            !calls[..stopped].iter().any(|stopped| stopped.service == call.service)
+        };
+        let after: Vec<ServiceCall> = self.after.iter().filter(is_new).cloned().collect();
+        calls.extend(after);
+        calls
+    }
 }
 
 /// Decides from the triggers of the old and of the new image and the paths that change.

@@ -115,6 +115,12 @@ impl Sub {
         Self { root: root.to_owned(), client: Client::new(peer), place: None, stop, task }
     }
 
+    /// A subd that somebody else has started and stops.
+    pub fn elsewhere(root: &Path, client: Client) -> Self {
+        let task = tokio::spawn(async {});
+        Self { root: root.to_owned(), client, place: None, stop: CancellationToken::new(), task }
+    }
+
     /// Removes `place` in the end.
     pub fn owning(self, place: tempfile::TempDir) -> Self {
         Self { place: Some(place), ..self }

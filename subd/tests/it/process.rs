@@ -5,15 +5,17 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 use common::api::subd::{
-    CacheReport, Configuration, GetConfiguration, Poll, PollRequest, SetConfiguration,
+    Activity, CacheReport, Commit, CommitRequest, Configuration, Fetch, FetchObject, FetchRequest,
+    GetConfiguration, Outcome, Poll, PollRequest, Prepare, SetConfiguration,
 };
 use common::filter::Filter;
 use common::scope::{Coverage, ScanSettings};
+use common::trigger::Triggers;
 use common::wire::client::{Client, Peer};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::fixture::{Edit, Source, Sub};
+use crate::fixture::{Edit, Source, Sub, request};
 
 fn command(root: &Path, flags: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_subd"));
@@ -34,7 +36,11 @@ struct Process {
 
 impl Process {
     fn start(root: &Path) -> Self {
-        let mut child = command(root, &["--insecure"]).spawn().unwrap();
+        Self::start_with(root, &["--insecure"])
+    }
+
+    fn start_with(root: &Path, flags: &[&str]) -> Self {
+        let mut child = command(root, flags).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         let address = loop {
@@ -130,6 +136,122 @@ async fn remembers_over_restarts_and_trusts_no_object_of_before() {
     assert_eq!(again.cache, Some(CacheReport::Full(vec![good.id])));
     let kept = process.client.call::<GetConfiguration>(&()).await.unwrap();
     assert_eq!(kept, configuration);
+    assert_eq!(process.stop(), Some(0));
+    source.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_in_an_update_it_starts_the_services_again_reports_it_and_converges() {
+    let (place, source) = (tempfile::tempdir().unwrap(), Source::start().await);
+    let (root, scripts) = (place.path().join("root"), place.path());
+    std::fs::create_dir(&root).unwrap();
+    let (deadly, log) = (scripts.join("deadly"), scripts.join("log"));
+    // `stop` is the last that this subd ever does.
+    std::fs::write(&deadly, "[ $2 != stop ] || kill -9 $PPID").unwrap();
+    std::fs::write(scripts.join("tame"), format!("echo $2 $1 >> {}", log.display())).unwrap();
+    let triggers = r#"[{"MatchLines": ["/f"], "Service": "web"},
+        {"MatchLines": ["/f"], "Service": "fresh", "DoReload": true}]"#;
+    let flags = |script: &str| {
+        let command = format!("sh {}", scripts.join(script).display());
+        ["--insecure".to_owned(), "--service-command".to_owned(), command]
+    };
+    let start = |script: &str| {
+        let flags = flags(script);
+        Process::start_with(&root, &flags.each_ref().map(String::as_str))
+    };
+    let mut process = start("deadly");
+    let sub = Sub::elsewhere(&root, process.client.clone());
+    let (_, empty) = sub.tree().await;
+    let first = Edit::of(&empty, &source).file("/f", "one").file("/g", "g").done();
+    let last = sub.converge_with(1, &source, &first, triggers).await;
+    assert_eq!((last.outcome, last.trigger_failures.len()), (Outcome::Done, 0));
+    let second = Edit::of(&first, &source).file("/f", "two").remove("/g").done();
+    let (_, plan) = sub.plan(&second).await;
+    sub.fetch_for(2, &source, &plan).await;
+    let (reply, plan) = sub.plan(&second).await;
+    let mut request = request(2, &reply, &second, plan);
+    request.triggers = Triggers::from_json(triggers).unwrap();
+    sub.prepare(&request).await.unwrap();
+    // The answer may come before the end or not.
+    let _answer = sub.client.call::<Commit>(&CommitRequest { update_id: 2 }).await;
+    assert_eq!(process.child.wait().unwrap().code(), None);
+    sub.stop().await;
+    let process = start("tame");
+    let sub = Sub::elsewhere(&root, process.client.clone());
+    let reply = sub.poll_until(|reply| reply.activity == Activity::Idle).await;
+    let last = reply.last_update.unwrap();
+    let why = "subd was cut short: the tree may be mixed until the next update; \
+               services started again: web, fresh";
+    assert_eq!((last.update_id, last.outcome), (2, Outcome::Stuck(why.to_owned())));
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "start web\nreload fresh\n");
+    assert_eq!(reply.last_image.unwrap().as_str(), "test/1");
+    let last = sub.converge_with(3, &source, &second, triggers).await;
+    assert_eq!(last.outcome, Outcome::Done);
+    assert_eq!(sub.tree().await.1.digest(), second.digest());
+    assert_eq!(std::fs::read_dir(root.join(".subd/staging")).unwrap().count(), 0);
+    sub.stop().await;
+    assert_eq!(process.stop(), Some(0));
+    source.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_anywhere_it_converges_again_and_keeps_what_is_not_its_business() {
+    let (place, source) = (tempfile::tempdir().unwrap(), Source::start().await);
+    let root = place.path();
+    std::fs::create_dir(root.join("kept")).unwrap();
+    std::fs::write(root.join("kept/x"), "precious").unwrap();
+    let mut process = Process::start(root);
+    let sub = Sub::elsewhere(root, process.client.clone());
+    let settings = ScanSettings {
+        coverage: Coverage::Full(Filter::new(["/kept"]).unwrap()),
+        ..ScanSettings::default()
+    };
+    sub.client.call::<SetConfiguration>(&Configuration { scan: settings }).await.unwrap();
+    let (_, empty) = sub.tree().await;
+    let version = |number: u64| {
+        let mut edit = Edit::of(&empty, &source).directory(&format!("/d{number}"), 0o755);
+        for file in 0..200 {
+            let content = format!("{file} of {number}");
+            edit = edit.file(&format!("/f{file}"), &content);
+            edit = edit.file(&format!("/d{number}/f{file}"), &content);
+        }
+        edit.done()
+    };
+    for round in 1..=9 {
+        let want = version(round);
+        let sub = Sub::elsewhere(root, process.client.clone());
+        let (reply, plan) = sub.plan(&want).await;
+        // Killed a moment after the call, wherever that is.
+        let moment = std::time::Duration::from_millis(round);
+        if round % 3 == 0 {
+            let objects = plan.objects().into_iter();
+            let objects = objects.map(|(id, need)| FetchObject { id, size_bytes: need.size_bytes });
+            let sources = vec![source.address.clone()];
+            let fetch = FetchRequest { fetch_id: round, sources, objects: objects.collect() };
+            sub.client.call::<Fetch>(&fetch).await.unwrap();
+        } else {
+            sub.fetch_for(round, &source, &plan).await;
+            let request = request(round, &reply, &want, plan);
+            if round % 3 == 1 {
+                sub.client.call::<Prepare>(&request).await.unwrap();
+            } else {
+                sub.prepare(&request).await.unwrap();
+                sub.client.call::<Commit>(&CommitRequest { update_id: round }).await.unwrap();
+            }
+        }
+        std::thread::sleep(moment);
+        process.child.kill().unwrap();
+        process.child.wait().unwrap();
+        sub.stop().await;
+        process = Process::start(root);
+        let sub = Sub::elsewhere(root, process.client.clone());
+        sub.poll_until(|reply| reply.activity == Activity::Idle).await;
+        let last = sub.converge(100 + round, &source, &want).await;
+        assert_eq!(last.outcome, Outcome::Done, "round {round}");
+        assert_eq!(sub.tree().await.1.digest(), want.digest(), "round {round}");
+        assert_eq!(std::fs::read(root.join("kept/x")).unwrap(), b"precious");
+        sub.stop().await;
+    }
     assert_eq!(process.stop(), Some(0));
     source.stop().await;
 }

@@ -187,3 +187,40 @@ fn reaches_paths_that_are_longer_than_the_kernel_takes_at_once() {
     assert_eq!(reached.stat(last).unwrap().kind, Kind::File);
     drop(directory);
 }
+
+#[test]
+fn what_is_held_stays_the_same_whatever_takes_its_place() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name);
+    std::fs::write(at("f"), "mine").unwrap();
+    std::os::unix::fs::symlink("/nowhere", at("link")).unwrap();
+    let root = Root::open(place.path()).unwrap();
+    let top = root.directory(&TreePath::root()).unwrap();
+    let (file, link) = (top.hold(b"f").unwrap(), top.hold(b"link").unwrap());
+    std::fs::rename(at("f"), at("moved")).unwrap();
+    std::fs::write(at("f"), "another").unwrap();
+    let another = std::fs::metadata(at("f")).unwrap();
+    let mtime = Time { seconds: 5, nanoseconds: 7 };
+    file.set_owner(3, 4).unwrap();
+    file.set_mode(0o4751).unwrap();
+    file.set_mtime(mtime).unwrap();
+    file.set_xattr(b"user.a", b"b").unwrap();
+    let list = file.xattrs(Attributes::Basic).unwrap();
+    assert_eq!(list, [(b"user.a".to_vec(), b"b".to_vec())]);
+    let status = top.stat(b"moved").unwrap();
+    assert_eq!((status.uid, status.gid, status.mode, status.mtime), (3, 4, 0o4751, mtime));
+    file.remove_xattr(b"user.a").unwrap();
+    file.remove_xattr(b"user.a").unwrap();
+    assert_eq!(top.xattrs(b"moved", Attributes::Basic).unwrap(), []);
+    let after = std::fs::metadata(at("f")).unwrap();
+    assert_eq!((after.mode(), after.uid(), after.ctime_nsec()), {
+        (another.mode(), another.uid(), another.ctime_nsec())
+    });
+    link.set_owner(5, 6).unwrap();
+    link.set_mtime(mtime).unwrap();
+    assert_eq!(link.set_mode(0o600).unwrap_err().errno(), Some(Errno::EOPNOTSUPP));
+    assert_eq!(link.xattrs(Attributes::Basic).unwrap(), []);
+    let status = top.stat(b"link").unwrap();
+    assert_eq!((status.kind, status.uid, status.mtime), (Kind::Symlink, 5, mtime));
+    assert_eq!(top.hold(b"absent").unwrap_err().errno(), Some(Errno::ENOENT));
+}

@@ -1,13 +1,14 @@
 //! One HTTP/2 connection of a client.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::time::Duration;
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -18,6 +19,12 @@ use super::peer::Peer;
 
 /// How long a connection may take to come about, all addresses of the host together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Names that are resolved at one time. Each holds a thread of the pool that all blocking work of
+/// the process shares (512 threads in tokio), for as long as a name server does not answer.
+const LOOKUPS: usize = 128;
+
+static LOOKUP_PLACES: Semaphore = Semaphore::const_new(LOOKUPS);
 
 /// The most that a server may send ahead on one stream, in bytes.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
@@ -66,7 +73,7 @@ impl Connection {
 async fn connect(peer: &Peer) -> io::Result<impl AsyncRead + AsyncWrite + Unpin + Send + use<>> {
     let addresses: Vec<SocketAddr> = match peer.address {
         Some(address) => vec![SocketAddr::new(address, peer.port)],
-        None => tokio::net::lookup_host((peer.host.as_str(), peer.port)).await?.collect(),
+        None => resolve(peer).await?,
     };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in addresses {
@@ -79,4 +86,16 @@ async fn connect(peer: &Peer) -> io::Result<impl AsyncRead + AsyncWrite + Unpin 
         }
     }
     Err(last)
+}
+
+/// Asks the system's resolver. Its thread keeps the place until it has answered, however long
+/// the caller waits.
+async fn resolve(peer: &Peer) -> io::Result<Vec<SocketAddr>> {
+    let place = LOOKUP_PLACES.acquire().await.map_err(io::Error::other)?;
+    let (host, port) = (peer.host.clone(), peer.port);
+    let look_up = move || {
+        let _place = place;
+        (host.as_str(), port).to_socket_addrs().map(Iterator::collect)
+    };
+    tokio::task::spawn_blocking(look_up).await.map_err(io::Error::other)?
 }

@@ -28,12 +28,16 @@ use super::{
 use crate::core::pace::{HOLD_FIRST, POLL_WAIT, jittered};
 use crate::core::planning::{PlanJob, PlanKey, Planned};
 use crate::core::required::RequiredImage;
+use crate::core::words::{counted, plain, size};
 
 /// How long a staged update waits for its Commit.
 const EXPIRES_SECONDS: u32 = 300;
 
 /// How many paths a status names.
 const PATHS_NAMED: usize = 3;
+
+/// The longest detail of a status, in bytes. Parts of it come from machines and image servers.
+const DETAIL_BYTES_MAX: usize = 1_000;
 
 /// What every file takes more than its length, in bytes: the block that it ends in.
 const BLOCK_BYTES: u64 = 4_096;
@@ -74,6 +78,7 @@ impl Sub {
 
     fn set_status(&mut self, now: Now, verdict: Verdict, effects: &mut Vec<Effect>) {
         let (status, detail) = verdict;
+        let detail = plain(&detail, DETAIL_BYTES_MAX);
         if status != self.status {
             self.since = now.wall;
             self.history.record(now.wall, status, &detail);
@@ -124,13 +129,24 @@ impl Sub {
         };
         let scan = self.scanned(view, &image, now, effects)?;
         let planned = self.plan_at_hand(view, &image, &scan, now, effects)?;
-        if planned.plan.is_empty() {
+        if planned.plan.is_empty() && (self.is_recorded(view, &image) || self.is_held()) {
             return self.in_place(view, &image, now, effects);
         }
         self.allowed(&planned)?;
         self.not_held(&image, &planned, now, context)?;
         self.fetched(view, &planned, now, context, effects)?;
         self.carried_out(view, &image, &scan, &planned, now, effects)
+    }
+
+    /// True if the sub knows that it has this image. One that has the tree already, from another
+    /// image or by chance, is told by an update without changes, so that it learns the triggers.
+    fn is_recorded(&self, view: &View, image: &RequiredImage) -> bool {
+        view.last_image.as_ref() == Some(image.name())
+    }
+
+    /// True if nothing must be carried out on the machine.
+    fn is_held(&self) -> bool {
+        self.brake.is_some() || self.machine.disable_updates
     }
 
     fn not_updating(&self, view: &View) -> Stage<()> {
@@ -328,7 +344,7 @@ impl Sub {
             hold.until.min(hold.since + HOLD_FIRST)
         };
         if is_same && now.elapsed < until {
-            let verdict = (hold.status, format!("{}; will be tried again", hold.detail));
+            let verdict = (hold.status, format!("{}; is tried again later", hold.detail));
             self.wake_by(until);
             return Break(verdict);
         }
@@ -358,12 +374,10 @@ impl Sub {
         if count == 0 {
             return Continue(());
         }
+        let wanted = format!("{} ({})", counted(count as u64, "object"), size(bytes));
         match view.activity {
-            Activity::Fetching { objects, bytes: got, .. } => {
-                let detail = format!(
-                    "has fetched {objects} objects, {got} bytes, of this batch; {count} objects, \
-                     {bytes} bytes were missing before"
-                );
+            Activity::Fetching { .. } => {
+                let detail = format!("fetches; {wanted} still to come");
                 return self.unless_braked(Status::Fetching, detail);
             }
             Activity::Preparing { .. } | Activity::Updating { .. } => {
@@ -374,8 +388,11 @@ impl Sub {
         let free = view.space;
         if space > free.free_bytes || u64::try_from(count).is_ok_and(|n| n > free.free_inodes) {
             let detail = format!(
-                "{count} objects need {space} bytes; {} bytes and {} inodes are free",
-                free.free_bytes, free.free_inodes
+                "{} need {} and as many inodes; {} and {} are free",
+                counted(count as u64, "object"),
+                size(space),
+                size(free.free_bytes),
+                counted(free.free_inodes, "inode")
             );
             return stop(Status::InsufficientSpace, detail);
         }
@@ -387,7 +404,7 @@ impl Sub {
         let sources = context.sources.to_vec();
         let call = Call::Fetch(FetchRequest { fetch_id: fetch.id, sources, objects });
         self.call(now, Purpose::Fetch(fetch.id), call, effects);
-        let detail = format!("is told to fetch {count} objects, {bytes} bytes");
+        let detail = format!("is told to fetch {wanted}");
         self.unless_braked(Status::Fetching, detail)
     }
 
@@ -410,13 +427,13 @@ impl Sub {
         let todo = describe(&planned.plan);
         if self.brake.is_some() {
             // Fetching does no harm, but a staged update would expire again and again.
-            let detail = format!("{todo}; all objects are there");
+            let detail = format!("{todo}, all objects are there");
             return self.unless_braked(Status::UpdatesDisabled, detail);
         }
         match view.activity {
             Activity::Fetching { .. } => stop(Status::Fetching, "is finishing a fetch"),
             Activity::Preparing { update_id } if update_id == update.id => {
-                stop(Status::Preparing, format!("stages the update: {todo}"))
+                stop(Status::Preparing, format!("stages {todo}"))
             }
             Activity::Preparing { .. } | Activity::Updating { .. } => {
                 stop(Status::Preparing, "is still staging another update")
@@ -424,9 +441,9 @@ impl Sub {
             Activity::Prepared { update_id } if update_id == update.id => {
                 let call = Call::Commit(CommitRequest { update_id });
                 if self.call(now, Purpose::Commit(update.id), call, effects) {
-                    return stop(Status::Updating, "is told to carry out the update");
+                    return stop(Status::Updating, format!("is told to carry out {todo}"));
                 }
-                self.waiting(Status::Preparing, format!("has staged the update: {todo}"))
+                self.waiting(Status::Preparing, format!("has staged {todo}"))
             }
             Activity::Idle | Activity::Prepared { .. } => {
                 let request = PrepareRequest {
@@ -440,7 +457,7 @@ impl Sub {
                 };
                 let call = Call::Prepare(Box::new(request));
                 self.call(now, Purpose::Prepare(update.id), call, effects);
-                self.waiting(Status::Preparing, format!("is told to stage the update: {todo}"))
+                self.waiting(Status::Preparing, format!("is told to stage {todo}"))
             }
         }
     }
@@ -470,7 +487,7 @@ impl Sub {
     fn waiting<T>(&self, status: Status, detail: String) -> Stage<T> {
         match &self.call_again {
             None => stop(status, detail),
-            Some((_, why)) => stop(status, format!("{detail}; will be told again, because: {why}")),
+            Some((_, why)) => stop(status, format!("{detail}; is told again, because: {why}")),
         }
     }
 
@@ -486,11 +503,12 @@ impl Sub {
     }
 }
 
-/// A plan in a few words.
+/// A plan in a few words: how many changes, and which if it is one. `show-sub` has them all.
 fn describe(plan: &Plan) -> String {
     match plan.operations.len() {
+        0 => "no change but the name of the image and its triggers".to_owned(),
         1 => format!("1 change: {}", paths(plan)),
-        count => format!("{count} changes: {}", paths(plan)),
+        count => counted(count as u64, "change"),
     }
 }
 

@@ -14,6 +14,9 @@ use common::image::ImageName;
 use common::object::ObjectId;
 use common::scope::Scope;
 
+/// The most objects that a cache is believed to hold; images have fewer.
+const CACHE_OBJECTS_MAX: usize = 1 << 20;
+
 /// All that is known of a sub.
 #[derive(Clone, Debug)]
 pub struct View {
@@ -94,6 +97,11 @@ impl View {
                     objects.remove(object);
                 }
                 objects.extend(added);
+                // Changes without end would fill the memory; a full report has a length that the
+                // wire limits.
+                if objects.len() > CACHE_OBJECTS_MAX {
+                    return Err(Incomplete);
+                }
                 objects
             }
             (None, Some(objects)) => objects,

@@ -102,11 +102,12 @@ impl Script {
         script
     }
 
-    /// As a sub that scans in the right scope and has these files.
+    /// As a sub that scans in the right scope, has these files, and was told of the image.
     pub(super) fn scanning(image: ImageState, files: &[(&str, &str)]) -> Self {
         let mut script = Self::new(image.clone());
         let ImageState::Ready(image) = image else { panic!("the image is ready") };
         script.reply.scope = Scope::of(&image.scan, &script.reply.exclusions);
+        script.reply.last_image = Some(image.name().clone());
         script.scan(files);
         script.poll();
         script
@@ -218,9 +219,13 @@ impl Script {
 
     pub(super) fn ended(&mut self, update_id: u64, outcome: Outcome, verified: Option<u64>) {
         self.reply.activity = Activity::Idle;
+        let image = ImageName::new("base").unwrap();
+        if outcome == Outcome::Done {
+            self.reply.last_image = Some(image.clone());
+        }
         self.reply.last_update = Some(LastUpdate {
             update_id,
-            image: ImageName::new("base").unwrap(),
+            image,
             outcome,
             verified_generation: verified,
             operations: 1,
