@@ -107,7 +107,7 @@ impl Images {
             if wanted.contains_key(name) {
                 continue;
             }
-            let missing = ImageState::Missing("asks the image server for the image".into());
+            let missing = ImageState::Missing(format!("asks the image server for {name}").into());
             let image = Arc::new(Wanted {
                 state: watch::Sender::new(missing),
                 cancel: self.stop.child_token(),
@@ -167,6 +167,11 @@ impl Images {
                 }
                 is_new
             });
+            if is_patient && wait.is_zero() {
+                // It is known to be missing; now the server says when it comes.
+                wait = WAIT;
+                continue;
+            }
             wait = if is_patient { WAIT } else { Duration::ZERO };
             let pause = doubled(RETRY_FIRST, RETRY_LONGEST, failures);
             let jitter = u16::try_from(random() % 1_000).unwrap_or_default();

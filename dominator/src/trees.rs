@@ -9,6 +9,7 @@ use common::api::subd::{DIRECTORIES_MAX, GetDirectories, GetDirectoriesRequest};
 use common::object::ObjectId;
 use common::report::report;
 use common::tree::assembly::Assembly;
+use common::tree::encode::DIRECTORY_BYTES_MAX;
 use common::tree::{Tree, TreeError};
 use common::wire::client::{CallError, Client, StreamError};
 use common::wire::object_stream::Head;
@@ -18,9 +19,6 @@ use crate::store::DirectoryStore;
 
 /// The most bytes of directories of one tree that are read.
 const TREE_BYTES_MAX: usize = 1 << 30;
-
-/// The longest encoding of one directory that is read from the image server, in bytes.
-const DIRECTORY_BYTES_MAX: u64 = 64 << 20;
 
 /// How long one answer of a sub may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -242,7 +240,7 @@ async fn objects(
                 if !awaited.remove(&id) {
                     return Err(ReadError::Nothing);
                 }
-                if size_bytes > DIRECTORY_BYTES_MAX {
+                if size_bytes > DIRECTORY_BYTES_MAX as u64 {
                     return Err(ReadError::TooLarge);
                 }
                 let mut bytes = Vec::new();

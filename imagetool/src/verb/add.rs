@@ -43,10 +43,10 @@ const UNIQUE_PATHS: [&str; 5] = [
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool add base/debian-12.7 root.tar.zst filter triggers.json
-  imagetool add base/debian-12.8 /srv/build/root filter -
-  mmdebstrap bookworm - | imagetool add base/minimal - filter -
-  imagetool add tools/2024-05-01 tools.tar.gz - -       # sparse: only its own paths
+  imagetool --insecure add base/debian-12.7 root.tar.zst filter triggers.json
+  imagetool --insecure add base/debian-12.8 /srv/build/root filter -
+  mmdebstrap bookworm - | imagetool --insecure add base/minimal - filter -
+  imagetool --insecure add tools/2024-05-01 tools.tar.gz - -       # sparse: only its own paths
 
 Only what the image server does not have yet is sent. An image never changes: a new
 version gets a new name.")]

@@ -13,8 +13,8 @@ use crate::output::time;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool delete base/debian-12.6
-  imagetool delete --yes base/debian-12.6
+  imagetool --insecure delete base/debian-12.6
+  imagetool --insecure delete --yes base/debian-12.6
 
 Machines whose required image is deleted are left as they are.")]
 pub struct DeleteArgs {

@@ -11,8 +11,8 @@ use crate::output::{count, size, time};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool list
-  imagetool list --format json | jq -r '.[].name'")]
+  imagetool --insecure list
+  imagetool --insecure list --format json | jq -r '.[].name'")]
 pub struct ListArgs {}
 
 /// Lists images.

@@ -16,8 +16,8 @@ use crate::output::{count, size, time};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool show base/debian-12.7
-  imagetool show base/debian-12.7 --tree | grep ' /etc/ssh/'
+  imagetool --insecure show base/debian-12.7
+  imagetool --insecure show base/debian-12.7 --tree | grep ' /etc/ssh/'
   diff <(imagetool show A --tree) <(imagetool show B --tree)
 
 With --tree what is said of the image stands in lines that start with `#`; the other lines
