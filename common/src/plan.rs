@@ -1,6 +1,6 @@
 //! Plans: what a sub must change so that its tree equals the one that is required.
 //!
-//! [`diff`] makes a plan from two trees, [`apply`] carries one out on a tree in memory, subd
+//! [`diff`] makes a plan from two trees, [`apply()`] carries one out on a tree in memory, subd
 //! carries one out on a real file-system. A plan is a flat list of operations on paths, each with
 //! its reason, made to be read, sent, journalled and checked.
 //!

@@ -41,7 +41,7 @@ pub const NAME: &str = "dominator";
         [{\"Hostname\": \"web1\", \"RequiredImage\": \"web/1.0\", \"IpAddress\": \"10.0.0.7\"}]"
 )]
 pub struct Arguments {
-    /// Address to listen on; [::] is all addresses, IPv4 too
+    /// Address to listen on; `[::]` is all addresses, IPv4 too
     #[arg(long, value_name = "ADDR", default_value = "[::]:6970")]
     pub listen: String,
 

@@ -8,7 +8,7 @@
 //! by a metadata pass, which is the only one that changes the tree.
 //!
 //! A pass that reads around the page cache would be a further value beside the content pass in
-//! [`thread`], limits of rates a further answer of [`Pace`], and mount points another handle in
+//! `thread`, limits of rates a further answer of [`Pace`], and mount points another handle in
 //! [`crate::root`].
 //!
 //! # Invariants

@@ -1,7 +1,7 @@
 //! The metadata pass: walks the whole tree by directory descriptors and hashes what has moved.
 //!
 //! The walk is in component order and keeps its own stack, so that a deep tree costs memory and
-//! not the stack of the thread; of the descriptors only the deepest [`OPEN_MAX`] are kept open.
+//! not the stack of the thread; of the descriptors only the deepest `OPEN_MAX` are kept open.
 //! Nothing that happens to the tree meanwhile is fatal: what cannot be recorded is left out, and
 //! its directory is listed as one that holds content outside the scan, so that it is never taken
 //! for empty.
