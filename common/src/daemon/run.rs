@@ -29,6 +29,8 @@ pub fn start_logging(filter: &str) -> Result<(), String> {
         .with_writer(io::stderr)
         .with_target(false)
         .with_ansi(colours)
+        // A log that cannot be written must not fail what is logged: complaining panics.
+        .log_internal_errors(false)
         .try_init();
     if let Err(error) = logging {
         tracing::debug!("logging was started before: {error}");
