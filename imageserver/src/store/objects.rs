@@ -95,6 +95,7 @@ impl Objects {
                 return Err(StoreError::TwoFileSystems { path: path.clone() });
             }
         }
+        let started = time_of(&incoming).map_err(failed("ask the file-system for the time"))?;
         Ok(Self {
             root,
             incoming,
@@ -104,7 +105,7 @@ impl Objects {
             next: AtomicU64::new(0),
             verified: Verified::default(),
             checks: [const { Mutex::new(()) }; CHECKS_MAX],
-            started: std::time::SystemTime::now(),
+            started,
             held: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
             counted: AtomicBool::new(false),
@@ -323,6 +324,15 @@ impl Objects {
     pub fn corrupt(&self) -> u64 {
         self.corrupt.load(Ordering::Relaxed)
     }
+}
+
+/// The present by the clock that stamps files of `directory`: it ticks more coarsely than the
+/// system's, so a new file may seem older than a time read just before.
+fn time_of(directory: &Path) -> std::io::Result<std::time::SystemTime> {
+    let marker = directory.join("started");
+    let time = fs_err::File::create(&marker)?.metadata()?.modified()?;
+    fs_err::remove_file(&marker)?;
+    Ok(time)
 }
 
 pub(super) fn is_empty_object(id: &ObjectId) -> bool {
