@@ -17,8 +17,6 @@
 pub mod assembly;
 pub mod build;
 pub mod encode;
-#[cfg(test)]
-pub(crate) mod generate;
 pub mod node;
 pub mod text;
 
@@ -495,4 +493,4 @@ impl Iterator for Nodes<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

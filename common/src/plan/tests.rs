@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::{Action, Difference, Have, Plan, apply, plan};
 use crate::object::Algorithm;
 use crate::path::TreePath;
-use crate::tree::generate::{similar_trees, trees};
+use crate::tree::tests::generate::{similar_trees, trees};
 use crate::tree::text::{from_text, to_text};
 use crate::tree::{Child, Leaf, Node, Tree, TreeBuilder};
 

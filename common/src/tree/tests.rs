@@ -1,14 +1,16 @@
 //! Trees: encodings and texts are lossless and canonical, hard links are normalised.
 
+pub(crate) mod generate;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 
 use super::assembly::Assembly;
-use super::generate::{trees, trees_with_computed};
 use super::text::{from_text, to_text};
 use super::*;
+use generate::{trees, trees_with_computed};
 
 /// The encodings of all directories, by digest.
 fn encodings(tree: &Tree) -> BTreeMap<ObjectId, Vec<u8>> {

@@ -36,6 +36,23 @@ pub enum FaultCode {
 }
 
 impl FaultCode {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::BadRequest,
+        Self::Version,
+        Self::NoMethod,
+        Self::NotFound,
+        Self::Gone,
+        Self::Exists,
+        Self::Busy,
+        Self::Stale,
+        Self::TooLarge,
+        Self::NoSpace,
+        Self::Denied,
+        Self::Unavailable,
+        Self::Internal,
+    ];
+
     /// The word that JSON and metrics have for it.
     #[must_use]
     pub fn name(self) -> &'static str {

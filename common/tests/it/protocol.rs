@@ -55,23 +55,8 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
 
 #[test]
 fn every_fault_is_in_the_document_with_its_status() {
-    use FaultCode::*;
     let document = document();
-    for code in [
-        BadRequest,
-        Version,
-        NoMethod,
-        NotFound,
-        Gone,
-        Exists,
-        Busy,
-        Stale,
-        TooLarge,
-        NoSpace,
-        Denied,
-        Unavailable,
-        Internal,
-    ] {
+    for code in FaultCode::ALL {
         let row = format!("| `{}` | {} |", code.name(), code.status());
         assert!(document.contains(&row), "PROTOCOL.md lacks the row {row}");
     }

@@ -3,13 +3,13 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::node::{
-    Computed, Device, File, Leaf, Metadata, Node, SYMLINK_MODE, Special, Symlink, Time,
-};
-use super::{Tree, TreeBuilder};
 use crate::escape::ByteText;
 use crate::object::Algorithm;
 use crate::path::TreePath;
+use crate::tree::node::{
+    Computed, Device, File, Leaf, Metadata, Node, SYMLINK_MODE, Special, Symlink, Time,
+};
+use crate::tree::{Tree, TreeBuilder};
 
 const NAMES: [&[u8]; 8] =
     [b"a", b"b", b"a-b", b"lib.so.1", b"boot", b"\xff\xfe", b"new\nline", b"z z"];
@@ -152,7 +152,7 @@ fn node(
             object: algorithm.digest(&vec![number; usize::from(number)]),
         })
     };
-    let plain = Metadata { xattrs: super::Xattrs::none(), ..metadata.clone() };
+    let plain = Metadata { xattrs: crate::tree::Xattrs::none(), ..metadata.clone() };
     Node::Leaf(match kind {
         Kind::Directory => return Node::Directory(metadata),
         Kind::File(number) => content(*number),
