@@ -9,7 +9,8 @@ mod security;
 pub use config::ConfigError;
 pub use run::stop_on_signals;
 pub use run::{
-    ListenError, exit, exit_on_error, listen, listen_text, raise_file_limit, start_logging,
+    ListenError, LogArgs, LogFormat, exit, exit_on_error, listen, listen_text, raise_file_limit,
+    start_logging,
 };
 pub use security::{SecurityArgs, SecurityError};
 

@@ -4,6 +4,8 @@
 //! its own, and a part outside it ([`Notes`]), which may.
 // tidy: core
 
+pub mod required;
+
 use std::collections::BTreeMap;
 use std::fmt;
 

@@ -3,6 +3,8 @@
 //! [`tree`], [`plan`], [`filter`], [`trigger`], [`image`] and [`mdb`] are the model. They are
 //! cores: functions of their arguments, with no clock, disk, network or randomness. [`api`]
 //! defines every method that one daemon offers to another. [`wire`] carries calls over HTTP.
+//! [`trees`] reads trees
+//! and images over it.
 //! [`daemon`] is what all daemons do alike: they log, listen, serve pages and stop on SIGTERM.
 //!
 //! `docs/ARCHITECTURE.md` has the glossary; `docs/PROTOCOL.md` and `docs/IMAGE-FORMAT.md`
@@ -21,6 +23,9 @@ pub mod plan;
 pub mod report;
 pub mod scope;
 pub mod tree;
+pub mod trees;
 pub mod trigger;
+pub mod when;
 pub mod wide;
 pub mod wire;
+pub mod words;

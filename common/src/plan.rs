@@ -15,7 +15,9 @@
 
 pub mod apply;
 pub mod diff;
+pub mod job;
 mod order;
+pub mod safety;
 
 use std::collections::BTreeMap;
 
@@ -149,6 +151,27 @@ impl std::fmt::Display for Obstacle {
             }
             Self::MountPoint => formatter.write_str("it is or holds a mount point"),
             Self::SwapFile => formatter.write_str("it is or holds an active swap file"),
+        }
+    }
+}
+
+/// What the kernel uses a path for, so that it cannot be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Occupant {
+    /// Another file-system is mounted upon it.
+    MountPoint,
+    /// The machine swaps to it.
+    SwapFile,
+}
+
+impl Occupant {
+    /// The obstacle that it is for whatever would be moved with it.
+    #[must_use]
+    pub fn obstacle(self) -> Obstacle {
+        match self {
+            Self::MountPoint => Obstacle::MountPoint,
+            Self::SwapFile => Obstacle::SwapFile,
         }
     }
 }

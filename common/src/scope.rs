@@ -86,9 +86,9 @@ impl Default for ScanSettings {
 pub struct Scope(pub ObjectId);
 
 impl Scope {
-    /// The scope of a scan under `settings`, less the local `exclusions`.
+    /// The scope of a scan under `settings`, less the local `exclusions`: lines of [`Patterns`].
     #[must_use]
-    pub fn of(settings: &ScanSettings, exclusions: &Patterns) -> Self {
+    pub fn of(settings: &ScanSettings, exclusions: &[String]) -> Self {
         // Length before content, so that no two different lists give the same bytes.
         let mut bytes = b"scope-1\0".to_vec();
         let mut item = |tag: u8, content: &[u8]| {
@@ -108,7 +108,7 @@ impl Scope {
                 paths.iter().for_each(|path| item(6, path.as_bytes()));
             }
         }
-        exclusions.lines().iter().for_each(|line| item(7, line.as_bytes()));
+        exclusions.iter().for_each(|line| item(7, line.as_bytes()));
         Self(Algorithm::Blake3.digest(&bytes))
     }
 }

@@ -19,11 +19,13 @@ pub mod build;
 pub mod encode;
 pub mod node;
 pub mod text;
+pub mod times;
 
 use std::sync::Arc;
 
 pub use build::TreeBuilder;
 pub use node::{Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Xattrs};
+pub use times::Times;
 
 use crate::object::{Algorithm, ObjectId};
 use crate::path::{TreePath, fault_of_name};

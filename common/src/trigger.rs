@@ -198,7 +198,9 @@ impl Triggers {
 }
 
 impl Trigger {
-    fn order(&self) -> &str {
+    /// What it is sorted by among other triggers, by [`compare_versions`].
+    #[must_use]
+    pub fn order(&self) -> &str {
         if self.sort_name.is_empty() { &self.service } else { &self.sort_name }
     }
 }

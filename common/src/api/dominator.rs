@@ -34,10 +34,14 @@ pub enum Status {
     Preparing,
     /// Is carrying out an update.
     Updating,
+    /// Comes up again, as the last update asks for it.
+    Rebooting,
     /// Equals its required image, and that has been verified.
     Synced,
     /// Differs, but updates are disabled.
     UpdatesDisabled,
+    /// Differs, but the machine itself does not allow updates for now.
+    Held,
     /// Differs, but the update would destroy too much.
     UnsafeUpdate,
     /// Differs, but content that it keeps is in the way.
@@ -46,8 +50,10 @@ pub enum Status {
     NotConverging,
     /// The last update failed and was put back.
     UpdateFailed,
-    /// The last update failed and could not be put back.
+    /// The last update can neither be finished nor put back for now.
     UpdateStuck,
+    /// The health check of its required image failed, and the update was put back.
+    HealthFailed,
     /// Equals its required image, but a service could not be acted on.
     TriggerFailed,
     /// The last fetch failed.
@@ -56,7 +62,7 @@ pub enum Status {
 
 impl Status {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 22] = [
         Self::Connecting,
         Self::Unreachable,
         Self::PollFailed,
@@ -67,13 +73,16 @@ impl Status {
         Self::InsufficientSpace,
         Self::Preparing,
         Self::Updating,
+        Self::Rebooting,
         Self::Synced,
         Self::UpdatesDisabled,
+        Self::Held,
         Self::UnsafeUpdate,
         Self::Blocked,
         Self::NotConverging,
         Self::UpdateFailed,
         Self::UpdateStuck,
+        Self::HealthFailed,
         Self::TriggerFailed,
         Self::FetchFailed,
     ];
@@ -92,13 +101,16 @@ impl Status {
             Self::InsufficientSpace => "insufficient-space",
             Self::Preparing => "preparing",
             Self::Updating => "updating",
+            Self::Rebooting => "rebooting",
             Self::Synced => "synced",
             Self::UpdatesDisabled => "updates-disabled",
+            Self::Held => "held",
             Self::UnsafeUpdate => "unsafe-update",
             Self::Blocked => "blocked",
             Self::NotConverging => "not-converging",
             Self::UpdateFailed => "update-failed",
             Self::UpdateStuck => "update-stuck",
+            Self::HealthFailed => "health-failed",
             Self::TriggerFailed => "trigger-failed",
             Self::FetchFailed => "fetch-failed",
         }
@@ -134,6 +146,8 @@ pub struct SubSummary {
     pub last_seen: Option<Time>,
     /// When it was last known to be synced.
     pub last_synced: Option<Time>,
+    /// How many alarms it has raised; [`ShowSub`] tells them.
+    pub alarms: u32,
 }
 
 /// Lists the machines, sorted by host name.
@@ -218,6 +232,12 @@ pub struct PollSummary {
     pub space: super::subd::Space,
     /// Scan counters.
     pub counters: super::subd::ScanCounters,
+    /// What subd takes of the machine.
+    pub load: super::subd::Load,
+    /// What an operator should know.
+    pub alarms: Vec<super::subd::Alarm>,
+    /// Whether updates are paused on the machine itself.
+    pub paused: Option<super::subd::Paused>,
 }
 
 impl Method for ShowSub {
@@ -317,5 +337,23 @@ impl Method for ClearSafetyShutoff {
     const NAME: &'static str = "Dominator.ClearSafetyShutoff";
     const ACCESS: Access = Access::PowerOrOwner;
     type Request = ClearSafetyShutoffRequest;
+    type Reply = Done;
+}
+
+/// Tries again now what is held back on one machine because it failed. An image whose health check
+/// failed there is offered once more.
+pub enum Retry {}
+
+/// See [`Retry`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetryRequest {
+    /// The machine.
+    pub hostname: String,
+}
+
+impl Method for Retry {
+    const NAME: &'static str = "Dominator.Retry";
+    const ACCESS: Access = Access::PowerOrOwner;
+    type Request = RetryRequest;
     type Reply = Done;
 }

@@ -8,18 +8,26 @@
 //! Each may be repeated with the same id: what is done already is not done again.
 // tidy: core
 
+mod by_hand;
+mod limits;
+
 use serde::{Deserialize, Serialize};
 
 use super::Done;
-use crate::filter::Patterns;
-use crate::image::ImageName;
+use crate::image::{HealthCheck, ImageName};
 use crate::object::ObjectId;
 use crate::path::TreePath;
-use crate::plan::{Difference, Plan};
+use crate::plan::{Difference, Occupant, Plan};
 use crate::scope::{ScanSettings, Scope};
-use crate::tree::{Time, Totals};
+use crate::tree::{Time, Times, Totals, Tree};
 use crate::trigger::Triggers;
 use crate::wire::{Access, Method};
+
+pub use by_hand::{
+    CheckHealth, CheckHealthReply, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX,
+    PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, ScanNow, ScanNowRequest,
+};
+pub use limits::{Alarm, Limits, Load, Share};
 
 /// Where a sub is in its own history. A poll answers when any of the three has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,8 +109,29 @@ pub struct ScanReport {
     pub kept_directories: Vec<TreePath>,
     /// Files of the tree that are also linked from outside it.
     pub externally_linked: Vec<TreePath>,
+    /// Paths that the kernel uses, sorted: what is or holds one is never replaced or removed.
+    pub occupied: Vec<(TreePath, Occupant)>,
+    /// What the file-system keeps of a time that is set.
+    pub times: Times,
     /// Paths that could not be read, with what the kernel said; at most a hundred.
     pub unreadable: Vec<(TreePath, String)>,
+}
+
+impl ScanReport {
+    /// The report of a scan in `scope` that found `tree` and nothing to remark.
+    #[must_use]
+    pub fn of(scope: Scope, tree: &Tree) -> Self {
+        Self {
+            scope,
+            root: tree.digest(),
+            totals: tree.root().totals(),
+            kept_directories: Vec::new(),
+            externally_linked: Vec::new(),
+            occupied: Vec::new(),
+            times: Times::default(),
+            unreadable: Vec::new(),
+        }
+    }
 }
 
 /// How the object cache differs from what the caller knows.
@@ -121,7 +150,7 @@ pub enum CacheReport {
 }
 
 /// How a fetch ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastFetch {
     /// Which fetch.
     #[serde(with = "crate::wide")]
@@ -137,6 +166,22 @@ pub struct LastFetch {
     /// How long it took, in milliseconds.
     #[serde(with = "crate::wide")]
     pub took_ms: u64,
+    /// Objects that were not fetched, because a file of the machine had the same content.
+    #[serde(with = "crate::wide")]
+    pub reused: u64,
+    /// What was wrong with which source, even if another one had the objects.
+    pub complaints: Vec<Complaint>,
+}
+
+/// What was wrong with a source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Complaint {
+    /// `host:port`.
+    pub source: String,
+    /// True if it sent other content than the object has: it lies, or its disk does.
+    pub lies: bool,
+    /// What was wrong.
+    pub text: String,
 }
 
 /// Why a fetch failed.
@@ -168,8 +213,21 @@ pub enum Outcome {
     NotPrepared(String),
     /// A step failed; all that was changed was put back.
     RolledBack(String),
-    /// A step failed, and putting back failed too: the tree is mixed.
+    /// A step failed, and putting back failed too: the tree is mixed. It is tried again.
     Stuck(String),
+    /// The tree was changed as planned, the health check failed, and all that was changed was put
+    /// back: how it failed.
+    Undone(String),
+}
+
+/// How a health check ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    /// It passed in time.
+    Passed,
+    /// It did not: the end of its output, and why it counts as failed.
+    Failed(String),
 }
 
 /// A trigger whose service could not be stopped, started or reloaded.
@@ -202,6 +260,13 @@ pub struct LastUpdate {
     pub window_ns: u64,
     /// Triggers that failed.
     pub trigger_failures: Vec<TriggerFailure>,
+    /// How the health check ended; `None` if there was none, or it has not ended yet.
+    pub health: Option<Health>,
+    /// True while the reboot that is part of the update has not happened: the update is complete
+    /// only when the machine has come up again.
+    pub awaits_boot: bool,
+    /// Paths whose immutable or append-only flag had to be taken away; at most a hundred.
+    pub unlocked: Vec<TreePath>,
     /// When it ended, by the machine's clock.
     pub ended: Time,
 }
@@ -245,6 +310,12 @@ pub struct ScanCounters {
     /// How long the last content pass took, in milliseconds.
     #[serde(with = "crate::wide")]
     pub content_pass_ms: u64,
+    /// Media passes that were completed.
+    #[serde(with = "crate::wide")]
+    pub media_passes: u64,
+    /// How long the last media pass took, in milliseconds.
+    #[serde(with = "crate::wide")]
+    pub media_pass_ms: u64,
     /// Bytes that were hashed since subd started.
     #[serde(with = "crate::wide")]
     pub hashed_bytes: u64,
@@ -268,8 +339,9 @@ pub struct PollReply {
     pub scanned: bool,
     /// The scope of the current settings.
     pub scope: Scope,
-    /// Local exclusions, beyond which nothing is scanned or changed.
-    pub exclusions: Patterns,
+    /// Local exclusions, as the lines of [`crate::filter::Patterns`]: nothing there is scanned or
+    /// changed.
+    pub exclusions: Vec<String>,
     /// The object cache, if the generation has moved.
     pub cache: Option<CacheReport>,
     /// How the last fetch ended.
@@ -284,6 +356,12 @@ pub struct PollReply {
     pub space: Space,
     /// Scan counters.
     pub counters: ScanCounters,
+    /// What subd takes of the machine.
+    pub load: Load,
+    /// What an operator should know, sorted.
+    pub alarms: Vec<Alarm>,
+    /// Whether updates are paused on the machine itself.
+    pub paused: Option<Paused>,
     /// The machine's clock.
     pub clock: Time,
 }
@@ -332,7 +410,7 @@ impl Method for GetDirectories {
     type Reply = GetDirectoriesReply;
 }
 
-/// Starts to get objects into the cache.
+/// Starts to get objects into the cache; what a file of the machine has is taken from there.
 pub enum Fetch {}
 
 /// See [`Fetch`].
@@ -396,6 +474,10 @@ pub struct PrepareRequest {
     pub plan: Plan,
     /// The triggers of the image.
     pub triggers: Triggers,
+    /// The health check of the image.
+    pub health_check: Option<HealthCheck>,
+    /// Do work of high impact without asking the machine's disruption command.
+    pub force_disruption: bool,
     /// How long the staged update may wait for its Commit, in seconds.
     pub expires_seconds: u32,
 }
@@ -452,6 +534,8 @@ pub enum GetConfiguration {}
 pub struct Configuration {
     /// How to scan.
     pub scan: ScanSettings,
+    /// What subd may take of the machine, within the machine's own ceilings.
+    pub limits: Limits,
 }
 
 impl Method for GetConfiguration {
@@ -462,6 +546,15 @@ impl Method for GetConfiguration {
     type Reply = Configuration;
 }
 
+/// Changes what a dominator may tell a sub.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetConfigurationRequest {
+    /// How to scan from now on; `None` to leave that as it is.
+    pub scan: Option<ScanSettings>,
+    /// The limits from now on; `None` to leave them as they are.
+    pub limits: Option<Limits>,
+}
+
 /// Changes the configuration; kept over restarts. A change of the scan settings starts a new
 /// scan, which hashes only what it must.
 pub enum SetConfiguration {}
@@ -470,7 +563,7 @@ impl Method for SetConfiguration {
     const NAME: &'static str = "Subd.SetConfiguration";
     const ACCESS: Access = Access::Power;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
-    type Request = Configuration;
+    type Request = SetConfigurationRequest;
     type Reply = Done;
 }
 

@@ -12,15 +12,38 @@ use tracing_subscriber::EnvFilter;
 use super::security::SecurityError;
 use super::{EXIT_FAILED, EXIT_MISUSE};
 
-/// Logs to stderr, one line per event. `filter` is a level (`error`, `warn`, `info`, `debug`,
+/// What a daemon logs to stderr, and how.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct LogArgs {
+    /// What to log: error, warn, info, debug or trace, or directives such as info,subd=debug
+    #[arg(long = "log", value_name = "LEVEL", default_value = "info")]
+    pub filter: String,
+
+    /// How to log: lines of text for people, or one JSON object per line for log collectors
+    #[arg(long = "log-format", value_enum, value_name = "FORMAT", default_value_t)]
+    pub format: LogFormat,
+}
+
+/// How a daemon logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// Lines of text, for people
+    #[default]
+    Text,
+    /// One JSON object per line: `timestamp`, `level`, `message` and what else there is to say
+    Json,
+}
+
+/// Logs to stderr, one line per event. The filter is a level (`error`, `warn`, `info`, `debug`,
 /// `trace`) or directives such as `info,subd=debug`. Only the first call of a process counts.
 ///
 /// Libraries that tell of every frame stay at `info` unless a directive names them: `h2=debug`.
 ///
 /// # Errors
 ///
-/// The text of what is wrong with `filter`.
-pub fn start_logging(filter: &str) -> Result<(), String> {
+/// The text of what is wrong with the filter.
+pub fn start_logging(log: &LogArgs) -> Result<(), String> {
+    let filter = log.filter.as_str();
     let filter = EnvFilter::try_new(without_chatter(filter))
         .map_err(|error| format!("`{filter}` is no log level: {error}"))?;
     let colours = io::IsTerminal::is_terminal(&io::stderr());
@@ -30,8 +53,11 @@ pub fn start_logging(filter: &str) -> Result<(), String> {
         .with_target(false)
         .with_ansi(colours)
         // A log that cannot be written must not fail what is logged: complaining panics.
-        .log_internal_errors(false)
-        .try_init();
+        .log_internal_errors(false);
+    let logging = match log.format {
+        LogFormat::Text => logging.try_init(),
+        LogFormat::Json => logging.json().flatten_event(true).with_span_list(false).try_init(),
+    };
     if let Err(error) = logging {
         tracing::debug!("logging was started before: {error}");
     }
@@ -239,7 +265,8 @@ mod tests {
 
     #[test]
     fn log_levels_are_checked() {
-        assert!(start_logging("info,common=loud").is_err());
+        let log = LogArgs { filter: "info,common=loud".to_owned(), format: LogFormat::Text };
+        assert!(start_logging(&log).is_err());
     }
 
     #[test]

@@ -13,9 +13,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Action, Blocked, Difference, Obstacle, Operation, Plan, order};
+use super::{Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan, order};
 use crate::path::TreePath;
-use crate::tree::{Child, Directory, Entry, File, Leaf, Metadata, Node, Special, Symlink, Tree};
+use crate::tree::{
+    Child, Directory, Entry, File, Leaf, Metadata, Node, Special, Symlink, Time, Times, Tree,
+};
 
 /// What a sub has.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +28,10 @@ pub struct Have<'have> {
     pub kept_directories: &'have BTreeSet<TreePath>,
     /// Files of the tree that are also linked from outside it, by their first path.
     pub externally_linked: &'have BTreeSet<TreePath>,
+    /// Paths of the tree that the kernel uses.
+    pub occupied: &'have BTreeMap<TreePath, Occupant>,
+    /// What the file-system of the tree keeps of a time that is set.
+    pub times: Times,
 }
 
 /// Computes the operations that turn `have` into `want`.
@@ -214,16 +220,32 @@ impl<'plan> Planner<'plan> {
     fn extra(&mut self, path: TreePath, have: &'plan Child) -> Option<Frame<'plan>> {
         match have {
             Child::Leaf(_) => {
-                self.removals.push(path);
+                self.remove(path);
                 None
             }
             Child::Directory(directory) => {
                 if self.kept_below(&path).is_none() {
-                    self.removals.push(path.clone());
+                    self.remove(path.clone());
                 }
                 Some(Frame { path, have: directory.entries(), want: &[] })
             }
         }
+    }
+
+    fn remove(&mut self, path: TreePath) {
+        if self.may_move(&path) {
+            self.removals.push(path);
+        }
+    }
+
+    /// True if the kernel uses neither `path` nor anything below it; otherwise it is blocked.
+    fn may_move(&mut self, path: &TreePath) -> bool {
+        let next = self.have.occupied.range(path.clone()..).next();
+        let Some((_, occupant)) = next.filter(|(used, _)| used.starts_with(path)) else {
+            return true;
+        };
+        self.blocked.push(Blocked { path: path.clone(), why: occupant.obstacle() });
+        false
     }
 
     /// The first directory at or below `path` that holds kept content.
@@ -267,7 +289,7 @@ impl<'plan> Planner<'plan> {
             (None, _) => vec![Difference::Missing],
             (Some(Leaf::Symlink(have)), Leaf::Symlink(want)) => differences_of_symlinks(have, want),
             (Some(Leaf::Special(have)), Leaf::Special(want)) => {
-                let reason = differences_of_specials(have, want);
+                let reason = differences_of_specials(have, want, self.have.times);
                 let same_device =
                     !reason.iter().any(|one| matches!(one, Difference::Kind | Difference::Device));
                 if same_device && !reason.is_empty() {
@@ -313,7 +335,7 @@ impl<'plan> Planner<'plan> {
             let action = Action::Replace { node, displaced: Vec::new() };
             return self.put(path, action, vec![Difference::Links]);
         };
-        let mut reason = differences_of_files(&file, want);
+        let mut reason = differences_of_files(&file, want, self.have.times);
         let free = !self.is_claimed(&inode, &path);
         if reason.is_empty() && free {
             return self.keep(path, inode);
@@ -371,7 +393,9 @@ impl<'plan> Planner<'plan> {
     }
 
     fn put(&mut self, path: TreePath, action: Action, reason: Vec<Difference>) {
-        self.puts.push(Operation { path, action, reason });
+        if !matches!(action, Action::Replace { .. }) || self.may_move(&path) {
+            self.puts.push(Operation { path, action, reason });
+        }
     }
 }
 
@@ -405,16 +429,21 @@ fn differences_of_metadata(have: &Metadata, want: &Metadata) -> Vec<Difference> 
     found
 }
 
-fn differences_of_files(have: &File, want: &File) -> Vec<Difference> {
+fn differences_of_files(have: &File, want: &File, times: Times) -> Vec<Difference> {
     let mut found = Vec::new();
     if (have.object, have.size_bytes) != (want.object, want.size_bytes) {
         found.push(Difference::Content);
     }
     found.extend(differences_of_metadata(&have.metadata, &want.metadata));
-    if have.mtime != want.mtime {
+    if differs_in_time(have.mtime, want.mtime, times) {
         found.push(Difference::Mtime);
     }
     found
+}
+
+/// True if setting `want` would make another time of `have`.
+fn differs_in_time(have: Time, want: Time, times: Times) -> bool {
+    have != want && have != times.kept(want)
 }
 
 fn differences_of_symlinks(have: &Symlink, want: &Symlink) -> Vec<Difference> {
@@ -425,7 +454,7 @@ fn differences_of_symlinks(have: &Symlink, want: &Symlink) -> Vec<Difference> {
     found
 }
 
-fn differences_of_specials(have: &Special, want: &Special) -> Vec<Difference> {
+fn differences_of_specials(have: &Special, want: &Special, times: Times) -> Vec<Difference> {
     if std::mem::discriminant(&have.device) != std::mem::discriminant(&want.device) {
         return vec![Difference::Kind];
     }
@@ -434,7 +463,7 @@ fn differences_of_specials(have: &Special, want: &Special) -> Vec<Difference> {
         found.push(Difference::Device);
     }
     found.extend(differences_of_metadata(&have.metadata, &want.metadata));
-    if have.mtime != want.mtime {
+    if differs_in_time(have.mtime, want.mtime, times) {
         found.push(Difference::Mtime);
     }
     found

@@ -1,20 +1,28 @@
 //! Plans: exact for any two trees, and readable.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
-use super::{Action, Difference, Have, Plan, apply, plan};
+use super::{Action, Difference, Have, Occupant, Plan, apply, plan};
 use crate::object::Algorithm;
 use crate::path::TreePath;
 use crate::tree::tests::generate::{similar_trees, trees};
 use crate::tree::text::{from_text, to_text};
-use crate::tree::{Child, Leaf, Node, Tree, TreeBuilder};
+use crate::tree::{Child, Leaf, Node, Times, Tree, TreeBuilder};
 
 /// The single place that calls the planner.
 fn run(have: &Tree, want: &Tree, kept: &BTreeSet<TreePath>, external: &BTreeSet<TreePath>) -> Plan {
-    plan(&Have { tree: have, kept_directories: kept, externally_linked: external }, want)
+    let occupied = BTreeMap::new();
+    let have = Have {
+        tree: have,
+        kept_directories: kept,
+        externally_linked: external,
+        occupied: &occupied,
+        times: Times::default(),
+    };
+    plan(&have, want)
 }
 
 fn nothing() -> BTreeSet<TreePath> {
@@ -283,4 +291,48 @@ fn a_computed_file_without_content_blocks_the_plan() {
             blocked /resolv.conf: the content that files:6972 should compute is missing
         "#]],
     );
+}
+
+#[test]
+fn what_the_kernel_uses_is_neither_replaced_nor_removed() {
+    let have = tree(
+        "d 755 0:0 /extra\nd 755 0:0 /extra/mnt\nd 755 0:0 /proc\nd 755 0:0 /was\n\
+         d 755 0:0 /was/mnt",
+    );
+    let want = tree("d 700 0:0 /proc\nl 0:0 /was -> proc");
+    let occupied = ["/extra/mnt", "/proc", "/was/mnt"]
+        .map(|path| (path.parse().unwrap(), Occupant::MountPoint));
+    let have = Have {
+        tree: &have,
+        kept_directories: &nothing(),
+        externally_linked: &nothing(),
+        occupied: &occupied.into(),
+        times: Times::default(),
+    };
+    let plan = plan(&have, &want);
+    let operations: Vec<String> = plan.operations.iter().map(ToString::to_string).collect();
+    assert_eq!(operations, ["change d 700 0:0 /proc (mode)"]);
+    let blocked: Vec<String> = plan.blocked.iter().map(|one| one.path.to_string()).collect();
+    assert_eq!(blocked, ["/extra", "/extra/mnt", "/was"]);
+}
+
+#[test]
+fn a_time_that_the_file_system_rounds_is_no_difference() {
+    let file = |path, time| {
+        format!("f 644 0:0 {time}00000000 1 #x /{path}\np 644 0:0 {time}00000000 /{path}p\n")
+    };
+    let want = tree(&(file("a", "5.9") + &file("b", "5.9") + &file("c", "6.0")));
+    let have = tree(&(file("a", "5.0") + &file("b", "4.0") + &file("c", "6.0")));
+    let times = Times { granularity_ns: 1_000_000_000, ..Times::default() };
+    let (nothing, occupied) = (nothing(), BTreeMap::new());
+    let have = Have {
+        tree: &have,
+        kept_directories: &nothing,
+        externally_linked: &nothing,
+        occupied: &occupied,
+        times,
+    };
+    let plan = plan(&have, &want);
+    let paths: Vec<String> = plan.operations.iter().map(|one| one.path.to_string()).collect();
+    assert_eq!(paths, ["/b", "/bp"]);
 }

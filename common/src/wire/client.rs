@@ -5,6 +5,7 @@
 //! time and of size. A call whose future is dropped is cancelled, at the server too.
 
 mod connection;
+mod download;
 mod error;
 mod peer;
 
@@ -19,6 +20,7 @@ use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 
+pub use download::{Download, Extent};
 pub use error::{CallError, Remedy};
 pub use peer::{Peer, PeerError};
 

@@ -33,11 +33,14 @@ pub enum FaultCode {
     Unavailable,
     /// Something failed inside the server.
     Internal,
+    /// The machine itself does not allow it for now: paused by hand, or by what guards it from
+    /// disruption. The same call may succeed later.
+    Held,
 }
 
 impl FaultCode {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::BadRequest,
         Self::Version,
         Self::NoMethod,
@@ -51,6 +54,7 @@ impl FaultCode {
         Self::Denied,
         Self::Unavailable,
         Self::Internal,
+        Self::Held,
     ];
 
     /// The word that JSON and metrics have for it.
@@ -70,6 +74,7 @@ impl FaultCode {
             Self::Denied => "denied",
             Self::Unavailable => "unavailable",
             Self::Internal => "internal",
+            Self::Held => "held",
         }
     }
 
@@ -80,7 +85,7 @@ impl FaultCode {
             Self::BadRequest | Self::Version => 400,
             Self::Denied => 403,
             Self::NoMethod | Self::NotFound => 404,
-            Self::Exists | Self::Busy | Self::Stale => 409,
+            Self::Exists | Self::Busy | Self::Stale | Self::Held => 409,
             Self::Gone => 410,
             Self::TooLarge => 413,
             Self::Internal => 500,

@@ -86,7 +86,12 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::Commit>(samples::commit());
     pinned.method::<subd::Cleanup>(samples::cleanup());
     pinned.method::<subd::GetConfiguration>(((), samples::configuration()));
-    pinned.method::<subd::SetConfiguration>((samples::configuration(), Default::default()));
+    pinned.method::<subd::SetConfiguration>((samples::set_configuration(), Default::default()));
+    pinned.method::<subd::ScanNow>((samples::scan_now(), Default::default()));
+    pinned.method::<subd::Pause>((samples::paused(), Default::default()));
+    pinned.method::<subd::Resume>(((), Default::default()));
+    pinned.method::<subd::GetFiles>(samples::get_files());
+    pinned.method::<subd::CheckHealth>(((), samples::check_health()));
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 
@@ -118,6 +123,7 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::DisableUpdates>(samples::disable_updates());
     pinned.method::<dominator::EnableUpdates>(samples::enable_updates());
     pinned.method::<dominator::ClearSafetyShutoff>(samples::clear_safety_shutoff());
+    pinned.method::<dominator::Retry>(samples::retry());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 

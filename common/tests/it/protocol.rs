@@ -28,6 +28,11 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<subd::Cleanup>(),
         row::<subd::GetConfiguration>(),
         row::<subd::SetConfiguration>(),
+        row::<subd::ScanNow>(),
+        row::<subd::Pause>(),
+        row::<subd::Resume>(),
+        row::<subd::GetFiles>(),
+        row::<subd::CheckHealth>(),
         row::<image_server::AddImage>(),
         row::<image_server::GetImage>(),
         row::<image_server::ListImages>(),
@@ -39,6 +44,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::DisableUpdates>(),
         row::<dominator::EnableUpdates>(),
         row::<dominator::ClearSafetyShutoff>(),
+        row::<dominator::Retry>(),
     ];
     let document = document();
     for method in common::api::methods() {

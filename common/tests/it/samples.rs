@@ -12,10 +12,10 @@ use common::filter::{Filter, Patterns};
 use common::image::{ComputedRule, Content, HealthCheck, Image, ImageName, Notes, Package};
 use common::object::{Algorithm, ObjectId};
 use common::path::TreePath;
-use common::plan::{Action, Blocked, Difference, Obstacle, Operation, Plan};
+use common::plan::{Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan};
 use common::scope::{Attributes, Coverage, ScanSettings, Scope};
 use common::tree::{
-    Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Totals, Tree,
+    Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Times, Totals, Tree,
     TreeBuilder, Xattrs,
 };
 use common::trigger::{Trigger, Triggers};
@@ -130,7 +130,17 @@ fn identity() -> Identity {
 
 fn last_fetch() -> LastFetch {
     let error = FetchFailure::InsufficientSpace { need_bytes: 2, free_bytes: 1 };
-    LastFetch { fetch_id: 3, error: Some(error), objects: 4, bytes: 5, took_ms: 6 }
+    let complaint =
+        Complaint { source: "images:6971".to_owned(), lies: true, text: "wrong".to_owned() };
+    LastFetch {
+        fetch_id: 3,
+        error: Some(error),
+        objects: 4,
+        bytes: 5,
+        took_ms: 6,
+        reused: 7,
+        complaints: vec![complaint],
+    }
 }
 
 fn failure() -> TriggerFailure {
@@ -150,6 +160,9 @@ fn last_update() -> LastUpdate {
         operations: 2,
         window_ns: 33_000_000,
         trigger_failures: vec![failure()],
+        health: Some(Health::Failed("no answer".to_owned())),
+        awaits_boot: true,
+        unlocked: vec![path("/etc/resolv.conf")],
         ended: time(),
     }
 }
@@ -160,9 +173,40 @@ fn counters() -> ScanCounters {
         content_passes: 2,
         metadata_pass_ms: 3,
         content_pass_ms: 4,
+        media_passes: 7,
+        media_pass_ms: 8,
         hashed_bytes: 5,
         fetched_bytes: 6,
     }
+}
+
+fn load() -> Load {
+    let share = |used| Share { limit: 1 << 60, used };
+    Load { cpu: share(1), scan: share(2), write: share(3), network: share(4) }
+}
+
+fn alarms() -> Vec<Alarm> {
+    vec![Alarm::ReadOnly, Alarm::WriteFailed("full".to_owned())]
+}
+
+pub fn paused() -> Paused {
+    Paused { until: time(), reason: "a demonstration".to_owned() }
+}
+
+pub fn scan_now() -> ScanNowRequest {
+    ScanNowRequest { content: true, media: false }
+}
+
+pub fn get_files() -> (GetFilesRequest, GetFilesReply) {
+    let piece = Piece { path: path("/etc/motd"), offset: 1 << 60, length: 3 };
+    let content =
+        PieceContent { size_bytes: 9, mtime: time(), bytes: ByteText(b"a\xff\n".to_vec()) };
+    let pieces = vec![Ok(content), Err("it is no file".to_owned())];
+    (GetFilesRequest { pieces: vec![piece] }, GetFilesReply { pieces })
+}
+
+pub fn check_health() -> CheckHealthReply {
+    CheckHealthReply { health: Some(Health::Passed) }
 }
 
 fn space() -> Space {
@@ -181,6 +225,8 @@ pub fn poll() -> (PollRequest, PollReply) {
         totals: totals(),
         kept_directories: vec![path("/var")],
         externally_linked: vec![path("/usr/bin/x")],
+        occupied: vec![(path("/proc"), Occupant::MountPoint)],
+        times: Times { granularity_ns: 1_000_000_000, ..Times::default() },
         unreadable: unreadable(),
     };
     let cache = CacheReport::Changes { added: vec![blake3(1)], removed: vec![sha512(2)] };
@@ -191,7 +237,7 @@ pub fn poll() -> (PollRequest, PollReply) {
         scan: Some(scan),
         scanned: true,
         scope: Scope(blake3(0xaa)),
-        exclusions: patterns(),
+        exclusions: patterns().lines().to_vec(),
         cache: Some(cache),
         last_fetch: Some(last_fetch()),
         last_update: Some(last_update()),
@@ -199,6 +245,9 @@ pub fn poll() -> (PollRequest, PollReply) {
         trigger_failures: vec![failure()],
         space: space(),
         counters: counters(),
+        load: load(),
+        alarms: alarms(),
+        paused: Some(paused()),
         clock: time(),
     };
     (request, reply)
@@ -249,6 +298,8 @@ pub fn prepare() -> (PrepareRequest, Done) {
         image_digest: blake3(0xcc),
         plan: Plan { operations, blocked },
         triggers: triggers(),
+        health_check: Some(health_check()),
+        force_disruption: true,
         expires_seconds: 600,
     };
     (request, Done {})
@@ -263,11 +314,28 @@ pub fn cleanup() -> (CleanupRequest, Done) {
 }
 
 pub fn configuration() -> Configuration {
-    Configuration { scan: settings() }
+    Configuration { scan: settings(), limits: limits() }
+}
+
+fn limits() -> Limits {
+    Limits {
+        cpu_percent: Some(5),
+        scan_percent: Some(2),
+        write_percent: None,
+        network_percent: Some(10),
+    }
+}
+
+pub fn set_configuration() -> SetConfigurationRequest {
+    SetConfigurationRequest { scan: None, limits: Some(limits()) }
+}
+
+fn health_check() -> HealthCheck {
+    let command = texts(&["/bin/check", "-q"]);
+    HealthCheck { command, within_seconds: 60, undo: true }
 }
 
 fn content() -> Content {
-    let command = texts(&["/bin/check", "-q"]);
     Content {
         format: 1,
         name: name("base/1"),
@@ -275,7 +343,7 @@ fn content() -> Content {
         filter: Some(Filter::new(["/var/.*"]).unwrap()),
         triggers: triggers(),
         computed: vec![ComputedRule { path: path("/d/c"), source: "files:6972".to_owned() }],
-        health_check: Some(HealthCheck { command, within_seconds: 60, undo: true }),
+        health_check: Some(health_check()),
     }
 }
 
@@ -350,6 +418,7 @@ fn summary() -> SubSummary {
         last_image: "base/1".to_owned(),
         last_seen: Some(time()),
         last_synced: Some(time()),
+        alarms: 1,
     }
 }
 
@@ -373,6 +442,9 @@ pub fn show_sub() -> (ShowSubRequest, SubDetail) {
         trigger_failures: vec![failure()],
         space: space(),
         counters: counters(),
+        load: load(),
+        alarms: alarms(),
+        paused: Some(paused()),
     };
     let detail = SubDetail {
         summary: summary(),
@@ -407,6 +479,10 @@ pub fn disable_updates() -> (DisableUpdatesRequest, Done) {
 
 pub fn enable_updates() -> (EnableUpdatesRequest, Done) {
     (EnableUpdatesRequest { who: "ann".to_owned() }, Done {})
+}
+
+pub fn retry() -> (RetryRequest, Done) {
+    (RetryRequest { hostname: "web-1".to_owned() }, Done {})
 }
 
 pub fn clear_safety_shutoff() -> (ClearSafetyShutoffRequest, Done) {

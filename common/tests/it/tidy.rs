@@ -38,12 +38,12 @@ const BANNED_IN_CORES: [&str; 15] = [
 ];
 
 /// Modules that must be cores, with all below them; so must everything in a folder `core`.
-const CORES: [&str; 17] = [
+const CORES: &[&str] = &[
     "common/src/api",
+    "common/src/comments",
     "common/src/escape",
     "common/src/filter",
     "common/src/image",
-    "common/src/comments",
     "common/src/mdb",
     "common/src/object",
     "common/src/path",
@@ -51,11 +51,19 @@ const CORES: [&str; 17] = [
     "common/src/scope",
     "common/src/tree",
     "common/src/trigger",
+    "common/src/when",
     "common/src/wide",
     "common/src/wire/access",
     "common/src/wire/codec",
     "common/src/wire/fault",
     "common/src/wire/object_stream",
+    "common/src/words",
+    "subd/src/fetch/request",
+    "subd/src/fetch/space",
+    "subd/src/fetch/trouble",
+    "subd/src/limits/meter",
+    "subd/src/limits/rates",
+    "subd/src/root/occupied",
 ];
 
 /// Names of files that have no subject.
