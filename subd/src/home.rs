@@ -4,15 +4,16 @@
 //! |---|---|
 //! | `objects` | the object cache |
 //! | `staging` | what is prepared for the next update, by update id |
-//! | `undo` | what an update took away, until it is verified, by update id |
+//! | `undo` | what an update took away, until it is over, by update id and phase |
+//! | `journal` | the update that is being carried out |
 //! | `state` | what subd remembers over restarts; elsewhere with `--state` |
 //!
-//! The first three are on the file-system of the root, because entries move between them and the
-//! tree by rename. All belong to root and nobody else may look inside. Nothing here is scanned.
+//! The first four are on the file-system of the root, because entries move between them and the
+//! tree by rename, and what is on the medium of one is to be on that of the other. All belong to
+//! root and nobody else may look inside. Nothing here is scanned.
 //!
-//! What a crash leaves in `staging` and `undo` is cleared at the start: until updates are
-//! journalled, the tree of an update that was cut short is not finished but planned again from a
-//! new scan. What an update took away that could not be put back stays until the next one is done.
+//! What is left in `staging`, and in `undo` of updates that are over, is cleared at the start, when
+//! it is known that no journal needs it.
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ use common::path::TreePath;
 use common::scope::SUBD_DIRECTORY;
 use nix::errno::Errno;
 
-use crate::root::{Directory, Kind, Root, RootError};
+use crate::root::{Directory, Kind, Locks, Root, RootError};
+use crate::update::phase::Phase;
 
 /// The deepest that is cleared. Nothing that subd makes is deeper.
 const DEPTH_MAX: usize = 2 * common::path::DEPTH_MAX;
@@ -34,15 +36,8 @@ pub struct Home {
     pub staging: Directory,
     /// What was taken away.
     pub undo: Directory,
-}
-
-/// What an update that was cut short left behind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Leftovers {
-    /// Updates that were prepared.
-    pub staged: usize,
-    /// Updates that had begun to change the tree.
-    pub begun: usize,
+    /// The update that is being carried out.
+    pub journal: Directory,
 }
 
 impl Home {
@@ -54,10 +49,12 @@ impl Home {
     pub fn open(root: &Root) -> Result<Self, RootError> {
         let top = root.directory(&TreePath::root())?;
         let own = own_directory(&top, &SUBD_DIRECTORY.as_bytes()[1..])?;
+        root.learn_times(&own);
         Ok(Self {
             objects: Arc::new(own_directory(&own, b"objects")?),
             staging: own_directory(&own, b"staging")?,
             undo: own_directory(&own, b"undo")?,
+            journal: own_directory(&own, b"journal")?,
         })
     }
 
@@ -76,35 +73,40 @@ impl Home {
         }
     }
 
-    /// Clears what an update that was cut short left behind; says how much it was. What the update
-    /// called `stuck` took away stays, for whoever has to repair it.
+    /// Clears what updates of a former run left that are given up or over; all but those of the
+    /// update `kept`. Gives how many there were.
     ///
     /// # Errors
     ///
     /// [`RootError`] if something cannot be removed.
-    pub fn clear(&self, stuck: Option<u64>) -> Result<Leftovers, RootError> {
-        let staged = self.staging.names()?.len();
-        empty(&self.staging)?;
-        let stuck = stuck.map(directory_name);
-        let mut begun = 0;
-        for name in self.undo.names()? {
-            if stuck.as_deref() != Some(&name) {
-                remove_all(&self.undo, &name)?;
-                begun += 1;
+    pub fn clear(&self, kept: Option<u64>) -> Result<usize, RootError> {
+        let mut cleared = 0;
+        let staged = kept.map(directory_name);
+        for name in self.staging.names()? {
+            if staged.as_deref() != Some(&name) {
+                remove_all(&self.staging, &name)?;
+                cleared += 1;
             }
         }
-        Ok(Leftovers { staged, begun })
+        for name in self.undo.names()? {
+            let update = Phase::of_directory(&name);
+            if update.is_some_and(|(id, phase)| phase.is_over() && Some(id) != kept) {
+                remove_all(&self.undo, &name)?;
+                cleared += 1;
+            }
+        }
+        Ok(cleared)
     }
 }
 
-/// The name of what belongs to an update in `staging` and in `undo`.
+/// The name of what belongs to an update in `staging`, and in `undo` while it changes the tree.
 #[must_use]
 pub fn directory_name(update_id: u64) -> Vec<u8> {
     update_id.to_string().into_bytes()
 }
 
 /// Opens the directory `name`, makes it if it is missing, and closes it to everybody else.
-fn own_directory(parent: &Directory, name: &[u8]) -> Result<Directory, RootError> {
+pub(crate) fn own_directory(parent: &Directory, name: &[u8]) -> Result<Directory, RootError> {
     match parent.make_directory(name, 0o700) {
         Err(error) if error.errno() != Some(Errno::EEXIST) => return Err(error),
         Ok(()) | Err(_) => {}
@@ -162,7 +164,7 @@ pub fn remove_all(parent: &Directory, name: &[u8]) -> Result<(), RootError> {
             let done = directory.path().name().to_vec();
             stack.pop();
             let holder = stack.last().map_or(parent, |(directory, _)| directory);
-            holder.remove_directory(&done)?;
+            unlocking(holder, &done, || holder.remove_directory(&done))?;
         }
     }
     Ok(())
@@ -174,7 +176,25 @@ fn remove_leaf(parent: &Directory, name: &[u8]) -> Result<bool, RootError> {
         Err(error) if error.is_absent() => Ok(true),
         Err(error) => Err(error),
         Ok(status) if status.kind == Kind::Directory => Ok(false),
-        Ok(_) => parent.unlink(name).map(|()| true),
+        Ok(_) => unlocking(parent, name, || parent.unlink(name)).map(|()| true),
+    }
+}
+
+/// Removes the entry `name` of `parent` by `remove`; if it may not be removed, once more without
+/// the flags that keep it and `parent` from being changed. What an update took away can have them.
+fn unlocking(
+    parent: &Directory,
+    name: &[u8],
+    remove: impl Fn() -> Result<(), RootError>,
+) -> Result<(), RootError> {
+    match remove() {
+        Err(error) if error.errno() == Some(Errno::EPERM) => {
+            parent.set_own_locks(Locks::NONE)?;
+            let (inode, _) = parent.locks(name)?;
+            parent.set_locks(name, inode, Locks::NONE)?;
+            remove()
+        }
+        other => other,
     }
 }
 
@@ -192,11 +212,15 @@ mod tests {
         slot.make_directory(b"0", 0o755).unwrap();
         slot.open_child(b"0").unwrap().create_file(b"\xff", 0o600).unwrap();
         slot.make_symlink(b"1", b"/etc").unwrap();
-        home.undo.create_file(b"x", 0o600).unwrap();
-        home.undo.make_directory(b"7", 0o700).unwrap();
-        assert_eq!(home.clear(Some(7)).unwrap(), Leftovers { staged: 1, begun: 1 });
-        assert_eq!(home.clear(Some(7)).unwrap(), Leftovers::default());
-        assert_eq!(home.clear(None).unwrap(), Leftovers { staged: 0, begun: 1 });
+        home.staging.make_directory(b"8", 0o755).unwrap();
+        for name in ["strange", "7", "7.back", "7.done", "8.rolled-back", "9.live.x"] {
+            home.undo.make_directory(name.as_bytes(), 0o700).unwrap();
+        }
+        assert_eq!(home.clear(Some(7)).unwrap(), 2);
+        assert_eq!(home.clear(Some(7)).unwrap(), 0);
+        assert_eq!(home.clear(None).unwrap(), 2);
+        let left = ["7", "7.back", "9.live.x", "strange"].map(|name| Box::from(name.as_bytes()));
+        assert_eq!(home.undo.names().unwrap(), left);
         let again = Home::open(&root).unwrap();
         assert_eq!(again.objects.status().unwrap().mode, 0o700);
         assert_eq!(Home::state(&root, None).unwrap().names().unwrap(), Vec::<Box<[u8]>>::new());

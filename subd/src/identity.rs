@@ -31,6 +31,12 @@ impl IdentitySource {
         Self { hostname, boot_id: boot_id.trim().to_owned() }
     }
 
+    /// The boot id of the kernel; empty if it is not known.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
     /// Who the machine is now.
     #[must_use]
     pub fn read(&self, root: &Root) -> Identity {

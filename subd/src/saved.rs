@@ -7,15 +7,15 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::sync::{Mutex, PoisonError};
 
-use common::api::subd::{Configuration, LastUpdate, TriggerFailure};
-use common::image::ImageName;
+use common::api::subd::{Configuration, LastUpdate, Paused, TriggerFailure};
+use common::image::{HealthCheck, ImageName};
 use common::trigger::Triggers;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::root::{Directory, RootError};
-use crate::update::triggers::ServiceCalls;
+use crate::speed::DeviceSpeed;
 
 const STATE: &[u8] = b"state.json";
 const TEMPORARY: &[u8] = b"state.json.new";
@@ -39,22 +39,16 @@ pub struct Saved {
     pub trigger_failures: Vec<TriggerFailure>,
     /// How the last update ended.
     pub last_update: Option<LastUpdate>,
-    /// The update that is being carried out, so that its services are not forgotten if subd is
-    /// cut short.
-    pub underway: Option<Underway>,
-}
-
-/// An update that is being carried out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Underway {
-    /// Which update.
-    pub update_id: u64,
-    /// The image it is for.
-    pub image: ImageName,
-    /// Operations of its plan.
-    pub operations: u32,
-    /// What is done to which services.
-    pub calls: ServiceCalls,
+    /// How fast the device of the root is, if it was measured.
+    pub device: Option<DeviceSpeed>,
+    /// That no update may be made for a while.
+    pub paused: Option<Paused>,
+    /// The boot in which an update has made a reboot due.
+    pub reboot_due_in: Option<String>,
+    /// The health check of the last image.
+    pub health_check: Option<HealthCheck>,
+    /// How fast the network is, in bytes per second, if fetching has shown it.
+    pub network_speed: Option<u64>,
 }
 
 /// State that cannot be kept.
@@ -96,10 +90,12 @@ impl StateDirectory {
     ///
     /// [`SavedError::Locked`] if another process has it.
     pub fn lock(directory: Directory) -> Result<Self, SavedError> {
-        let file = match directory.create_file(LOCK, 0o600) {
-            Err(error) if error.errno() == Some(Errno::EEXIST) => directory.open_file(LOCK)?,
-            other => other?,
-        };
+        match directory.create_file(LOCK, 0o600) {
+            Err(error) if error.errno() != Some(Errno::EEXIST) => return Err(error.into()),
+            Ok(_) | Err(_) => {}
+        }
+        // Not held open for writing: nobody could remount the root read-only then.
+        let file = directory.open_file(LOCK)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
             if errno == Errno::EWOULDBLOCK {
                 SavedError::Locked

@@ -6,9 +6,16 @@
 //! | [`arrange`] | decides how a plan is staged and in which steps it becomes visible (core) |
 //! | [`triggers`] | decides what is done to which services (core) |
 //! | [`step`] | the steps as data (core) |
+//! | [`locking`] | decides which flags are taken away for them (core) |
+//! | `guard` | refuses what a read-only root or the kernel would, and sets flags |
 //! | [`metadata`] | sets and compares owner, mode, attributes and time |
-//! | [`stage`] | makes everything ready in `/.subd/staging/<id>` |
+//! | [`stage`], [`prepared`] | makes everything ready in `/.subd/staging/<id>` |
 //! | [`activate`] | carries the steps out, or undoes them |
+//! | [`journal`], [`phase`] | what must outlast a crash, and how far an update has come |
+//! | [`executor`] | all that is done after a Commit, in its order, in one thread |
+//! | `reboot` | sees to it that the machine goes down, and knows when it has come up |
+//! | [`recovery`] | what is done at the start about an update that was interrupted |
+//! | `conduct` | runs the executor in the daemon: scanner, board, reboot, retries |
 //!
 //! At the start of a Commit the whole staging directory becomes `/.subd/undo/<id>` by one rename.
 //! A slot that is exchanged with the tree then holds what was there before, at the place where it
@@ -18,26 +25,31 @@
 //!
 //! * At most one update is staged or under way.
 //! * Nothing visible changes before Commit.
-//! * After Commit the tree is as planned, or as it was; else the outcome is `stuck`.
+//! * After Commit, or after a crash and a restart, the tree is as planned or as it was; else the
+//!   outcome is `stuck`, the journal stays, and no other update is accepted.
 //! * Services that were stopped are started again, whatever happens.
 
 pub mod activate;
 mod admission;
 pub mod arrange;
+pub mod conduct;
+pub mod executor;
+mod guard;
+pub mod journal;
+pub mod locking;
 pub mod metadata;
+pub mod phase;
+pub mod prepared;
+mod reboot;
+pub mod recovery;
 pub mod stage;
 pub mod step;
 pub mod triggers;
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use common::api::subd::{LastUpdate, Outcome, PrepareRequest, TriggerFailure};
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::plan::{Action, Plan};
+use common::api::subd::{LastUpdate, PrepareRequest};
 use common::report::report;
 use common::scope::Scope;
 use common::tree::Time;
@@ -46,20 +58,20 @@ use common::wire::{Fault, FaultCode};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::activate::{ActivateError, Stage};
 use self::admission::{admit, check_plan, was_carried};
 use self::arrange::Arrangement;
-use self::stage::{StageError, Taken, Workshop};
-use self::step::Script;
-use self::triggers::{ServiceCall, ServiceCalls, service_calls};
-use crate::board::{Board, UpdatePhase, note_update};
+use self::prepared::{Bench, Order, Prepared};
+use self::stage::StageError;
+use crate::board::{Board, UpdatePhase, note_reboot, note_update};
 use crate::cache::Cache;
-use crate::home::{Home, directory_name, remove_all};
+use crate::disruption::DisruptionGate;
+use crate::home::Home;
 use crate::identity::IdentitySource;
-use crate::root::{Directory, Root, RootError};
-use crate::saved::{StateDirectory, Underway};
-use crate::scan::{Pause, Scanner, Snapshot};
+use crate::root::Root;
+use crate::saved::StateDirectory;
+use crate::scan::{Scanner, Snapshot};
 use crate::service::ServiceDriver;
+use crate::service::outside::Outside;
 
 /// The longest that a staged update may wait for its Commit.
 const EXPIRES_MAX: Duration = Duration::from_secs(24 * 3_600);
@@ -78,8 +90,20 @@ pub struct Updater {
     pub scanner: Arc<Scanner>,
     /// What stops and starts services.
     pub driver: ServiceDriver,
+    /// The name of subd's own service.
+    pub own_service: String,
+    /// How health checks are run.
+    pub outside: Outside,
+    /// What is asked before work of high impact; nobody if there is none.
+    pub gate: Option<Arc<DisruptionGate>>,
+    /// How long the machine may take to go down when it is to be rebooted.
+    pub down_time_max: Duration,
+    /// Lets one health check be made at a time by hand.
+    pub checking: tokio::sync::Mutex<()>,
     /// How long one service may take to stop or start.
     pub service_time_max: Duration,
+    /// How long to wait before an update that is stuck is tried again; longer each time.
+    pub retry_after: Duration,
     /// What is remembered.
     pub state: Arc<StateDirectory>,
     /// Who the machine is.
@@ -89,40 +113,14 @@ pub struct Updater {
     /// When staged updates are given up.
     pub stop: CancellationToken,
     /// The update that is staged.
-    pub prepared: Mutex<Option<Prepared>>,
+    pub prepared: Mutex<Option<Staged>>,
 }
 
-/// What is known of an update besides its steps.
-#[derive(Clone, Debug)]
-struct Order {
-    update_id: u64,
-    image: ImageName,
-    triggers: Triggers,
-    operations: u32,
-    /// The paths that may fire triggers.
-    changed: Vec<TreePath>,
-    /// All paths that the update touches.
-    touched: BTreeSet<TreePath>,
-}
-
-/// An update that is staged.
+/// An update that is staged, and for which scan.
 #[derive(Debug)]
-pub struct Prepared {
-    order: Order,
+pub struct Staged {
+    prepared: Prepared,
     scope: Scope,
-    script: Script,
-    taken: Vec<Taken>,
-}
-
-/// How carrying out ended, before services and scan.
-enum Carried {
-    Done {
-        window: Duration,
-        /// What may be freed below `undo`.
-        left: Vec<Box<[u8]>>,
-    },
-    RolledBack(String),
-    Stuck(String),
 }
 
 impl Updater {
@@ -138,7 +136,12 @@ impl Updater {
         }
         let exclusions = self.board.exclusions().clone();
         let settings = self.board.read(|state| state.saved.configuration.scan.clone());
+        let root = Arc::clone(&self.root);
+        let reported = self.board.read(|state| {
+            state.scan_report().map(|report| report.occupied.clone()).unwrap_or_default()
+        });
         let checking = tokio::task::spawn_blocking(move || {
+            guard::admit(&root, &reported, &request.plan)?;
             let arrangement = check_plan(&request, &settings, &exclusions)?;
             Ok::<_, Fault>((request, arrangement))
         });
@@ -185,7 +188,7 @@ impl Updater {
     ) {
         let update_id = request.update_id;
         let expires = Duration::from_secs(request.expires_seconds.into()).min(EXPIRES_MAX);
-        let order = Order::new(request);
+        let order = Order { own_service: self.own_service.clone(), ..Order::new(request) };
         let (updater, kept) = (Arc::clone(&self), order.clone());
         let staging = tokio::task::spawn_blocking(move || {
             updater.give_up(None);
@@ -205,8 +208,7 @@ impl Updater {
             }
             Err(text) => {
                 tracing::warn!(update_id, error = text, "the update cannot be staged");
-                let last = kept.outcome(Outcome::NotPrepared(text), Duration::ZERO, Vec::new());
-                self.note(last, None, UpdatePhase::Idle).await;
+                self.note(kept.not_prepared(text), None, UpdatePhase::Idle).await;
             }
         }
     }
@@ -216,49 +218,36 @@ impl Updater {
         order: Order,
         arrangement: &Arrangement,
         snapshot: &Snapshot,
-    ) -> Result<Prepared, StageError> {
-        let area = |source| StageError::Area { source };
-        let name = directory_name(order.update_id);
-        let staging = &self.home.staging;
-        remove_all(staging, &name).map_err(area)?;
-        staging.make_directory(&name, 0o700).map_err(area)?;
-        let slots = staging.open_child(&name).map_err(area)?;
+    ) -> Result<Staged, StageError> {
         let scanned = snapshot.tree.as_ref().expect("an update is admitted only with a scan");
-        let workshop = Workshop {
+        let bench = Bench {
             root: &self.root,
+            home: &self.home,
             cache: &self.cache,
-            slots: &slots,
             scanned,
             managed: snapshot.settings.attributes,
         };
-        let mut taken = Vec::new();
-        match workshop.stage(order.update_id, arrangement, &mut taken) {
-            Ok(script) => Ok(Prepared { order, scope: snapshot.scope, script, taken }),
-            Err(error) => {
-                stage::give_up(&self.cache, staging, &name, &taken);
-                Err(error)
-            }
-        }
+        let prepared = Prepared::stage(&bench, order, arrangement)?;
+        Ok(Staged { prepared, scope: snapshot.scope })
     }
 
-    fn lock_prepared(&self) -> std::sync::MutexGuard<'_, Option<Prepared>> {
+    fn lock_prepared(&self) -> std::sync::MutexGuard<'_, Option<Staged>> {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives up the update that is staged, if there is one, or only the one called `update_id`.
     fn give_up(&self, update_id: Option<u64>) {
-        let prepared = {
+        let staged = {
             let mut slot = self.lock_prepared();
-            let wanted = |prepared: &mut Prepared| {
-                update_id.is_none_or(|update_id| prepared.order.update_id == update_id)
+            let wanted = |staged: &mut Staged| {
+                update_id.is_none_or(|update_id| staged.prepared.order.update_id == update_id)
             };
             slot.take_if(wanted)
         };
-        if let Some(prepared) = prepared {
+        if let Some(Staged { prepared, .. }) = staged {
             let update_id = prepared.order.update_id;
             tracing::info!(update_id, "giving up the staged update");
-            let name = directory_name(update_id);
-            stage::give_up(&self.cache, &self.home.staging, &name, &prepared.taken);
+            prepared.give_up(&self.home, &self.cache);
         }
     }
 
@@ -341,141 +330,39 @@ impl Updater {
             self.board.change(|state| state.update = UpdatePhase::Idle);
             return;
         };
-        let prepared = Arc::new(prepared);
-        let order = &prepared.order;
-        let calls = self.announce(order).await;
-        let pause = match self.scanner.pause().await {
-            Ok(pause) => Some(pause),
-            Err(error) => {
-                tracing::warn!(update_id, "the update goes on without scanner: {error}");
-                None
-            }
-        };
-        let mut failures = self.driver.run_all(&calls.before, self.service_time_max).await;
-        let (updater, work) = (Arc::clone(&self), Arc::clone(&prepared));
-        let carrying = tokio::task::spawn_blocking(move || updater.carry_out(&work));
-        let carried = carrying.await.unwrap_or_else(|error| Carried::Stuck(error.to_string()));
-        let scanning = pause.map(|pause| Pause::scan_touched(pause, order.touched.clone()));
-        let done = matches!(carried, Carried::Done { .. });
-        let after = if done { calls.after.clone() } else { calls.restart() };
-        // The scanner, the disk and the services need not wait for each other.
-        let root = Arc::clone(&self.root);
-        let syncing = tokio::task::spawn_blocking(move || root.sync_filesystem());
-        failures.extend(self.driver.run_all(&after, self.service_time_max).await);
-        if let Ok(Err(error)) = syncing.await {
-            tracing::error!(update_id, "it may not outlast a crash: {}", report(&error));
-        }
-        let (outcome, window, left) = match carried {
-            Carried::Done { window, left } => (Outcome::Done, window, left),
-            Carried::RolledBack(text) => (Outcome::RolledBack(text), Duration::ZERO, Vec::new()),
-            Carried::Stuck(text) => (Outcome::Stuck(text), Duration::ZERO, Vec::new()),
-        };
-        tracing::info!(update_id, image = %order.image, ?outcome, ?window, "the update has ended");
-        let reboot = done && calls.reboot && failures.is_empty();
-        let mut last = order.outcome(outcome, window, failures);
-        let triggers = done.then(|| order.triggers.clone());
-        self.board.set_cache(|| self.cache.ids());
-        self.note(last.clone(), triggers.clone(), UpdatePhase::Updating(update_id)).await;
-        if let Some(scanning) = scanning
-            && let Ok(snapshot) = scanning.await
-        {
-            let generation = self.board.take_snapshot(snapshot, self.identity.read(&self.root));
-            last.verified_generation = Some(generation);
-        }
-        if reboot {
-            let failure = self.driver.reboot(self.service_time_max).await;
-            last.trigger_failures.extend(failure);
-        }
-        self.note(last, triggers, UpdatePhase::Idle).await;
-        self.free(left);
+        let triggers = self.board.read(|state| state.saved.triggers.clone());
+        let touched = prepared.prepared.order.touched.clone();
+        let journal = prepared.prepared.journal(&triggers, self.identity.boot_id());
+        let check = journal.head.health_check.clone();
+        self.conduct(touched, check, |executor, host| executor.commit(host, journal)).await;
     }
 
-    /// Decides what is done to which services, and notes it durably before anything is done.
-    async fn announce(&self, order: &Order) -> ServiceCalls {
-        let old_triggers = self.board.read(|state| state.saved.triggers.clone());
-        let calls = service_calls(&old_triggers, &order.triggers, order.changed.iter());
-        let Order { update_id, image, operations, .. } = order;
-        let (update_id, image, operations) = (*update_id, image.clone(), *operations);
-        let underway = Underway { update_id, image, operations, calls: calls.clone() };
-        self.board.change(|state| state.saved.underway = Some(underway));
-        self.store().await;
-        calls
-    }
-
-    /// Takes care of the services of an update that was under way when subd was cut short, and
-    /// reports it. What the tree lacks the next update brings.
-    pub fn resume(self: &Arc<Self>) {
-        let Some(underway) = self.board.read(|state| state.saved.underway.clone()) else { return };
-        let update_id = underway.update_id;
-        tracing::error!(update_id, image = %underway.image, "subd was cut short in this update");
-        self.board.change(|state| state.update = UpdatePhase::Updating(update_id));
-        let updater = Arc::clone(self);
-        self.tasks.spawn(async move {
-            let Underway { image, operations, calls, .. } = underway;
-            let services = calls.resume();
-            let trigger_failures =
-                updater.driver.run_all(&services, updater.service_time_max).await;
-            let outcome = Outcome::Stuck(cut_short(&services, calls.reboot));
-            let last = LastUpdate {
-                update_id,
-                image,
-                outcome,
-                verified_generation: None,
-                operations,
-                window_ns: 0,
-                trigger_failures,
-                ended: now(),
-            };
-            updater.note(last, None, UpdatePhase::Idle).await;
-        });
-    }
-
-    /// Carries the steps out: in one thread, without waiting for anything but the disk.
-    fn carry_out(&self, prepared: &Prepared) -> Carried {
-        let name = directory_name(prepared.order.update_id);
-        let Home { staging, undo, .. } = &*self.home;
-        let open = || -> Result<Directory, RootError> {
-            staging.rename_noreplace(&name, undo, &name)?;
-            undo.open_child(&name)
+    /// Asks whether the work of the update that is staged may disturb the machine, if it would.
+    /// That it is not staged at all is for [`Updater::commit`] to say.
+    ///
+    /// # Errors
+    ///
+    /// `Held` if it may not now: it stays staged, and may later.
+    pub async fn permit(&self, update_id: u64) -> Result<(), Fault> {
+        let Some(gate) = &self.gate else { return Ok(()) };
+        let triggers = self.board.read(|state| state.saved.triggers.clone());
+        let disturbs = {
+            let slot = self.lock_prepared();
+            let staged = slot.as_ref().map(|staged| &staged.prepared);
+            staged.is_some_and(|prepared| {
+                prepared.order.update_id == update_id
+                    && !prepared.order.force_disruption
+                    && prepared.calls(&triggers).high_impact
+            })
         };
-        let slots = match open() {
-            Ok(slots) => slots,
-            Err(error) => {
-                stage::give_up(&self.cache, staging, &name, &prepared.taken);
-                return Carried::RolledBack(report(&error));
-            }
-        };
-        let stage = Stage { root: &self.root, slots: &slots };
-        let activated = stage.activate(&prepared.script);
-        let taken: Vec<ObjectId> = prepared.taken.iter().map(|taken| taken.object).collect();
-        match activated {
-            Ok(window) => {
-                // What was taken is part of the tree now; the board learns it from the cache.
-                let _gone = self.cache.forget(&taken);
-                // With what a stuck update before it left. Looked for here, while no other update
-                // can have anything there.
-                let left = undo.names().unwrap_or_else(|error| {
-                    tracing::warn!("{}", report(&error));
-                    vec![name.into()]
-                });
-                Carried::Done { window, left }
-            }
-            Err(ActivateError::RolledBack(cause)) => {
-                stage::give_up(&self.cache, undo, &name, &prepared.taken);
-                Carried::RolledBack(report(&cause))
-            }
-            Err(ActivateError::Stuck { cause, undo }) => {
-                let _gone = self.cache.forget(&taken);
-                let (cause, undo) = (report(&cause), report(&undo));
-                Carried::Stuck(format!("{cause}; undoing it failed: {undo}"))
-            }
-        }
+        if disturbs { gate.permit(update_id).await } else { Ok(()) }
     }
 
     /// Notes how an update ended, durably, and what comes next.
     async fn note(&self, last: LastUpdate, triggers: Option<Triggers>, phase: UpdatePhase) {
         self.board.change(|state| {
             note_update(&mut state.saved, &last, triggers.as_ref());
+            note_reboot(state);
             state.update = phase;
         });
         self.store().await;
@@ -483,84 +370,10 @@ impl Updater {
 
     /// Writes what is remembered.
     async fn store(&self) {
-        let (state, board) = (Arc::clone(&self.state), Arc::clone(&self.board));
-        let saved = move || board.read(|state| state.saved.clone());
-        let stored = tokio::task::spawn_blocking(move || state.store(saved)).await;
-        match stored {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!("{}", report(&error)),
-            Err(error) => tracing::error!(%error, "cannot write the state"),
+        if let Err(error) = self.board.keep(&self.state).await {
+            tracing::error!("{}", report(&error));
         }
     }
-
-    /// Frees what an update took away, in the background.
-    fn free(self: &Arc<Self>, left: Vec<Box<[u8]>>) {
-        let updater = Arc::clone(self);
-        self.tasks.spawn_blocking(move || {
-            for name in left {
-                if let Err(error) = remove_all(&updater.home.undo, &name) {
-                    tracing::warn!("cannot free what an update took away: {}", report(&error));
-                }
-            }
-        });
-    }
-}
-
-/// What is said of an update in which subd was cut short.
-fn cut_short(services: &[ServiceCall], reboots: bool) -> String {
-    let mut text = "subd was cut short: the tree may be mixed until the next update".to_owned();
-    if !services.is_empty() {
-        let names: Vec<&str> = services.iter().map(|call| call.service.as_str()).collect();
-        text.push_str("; services started again: ");
-        text.push_str(&names.join(", "));
-    }
-    if reboots {
-        text.push_str("; the reboot that was due is not done");
-    }
-    text
-}
-
-impl Order {
-    fn new(request: PrepareRequest) -> Self {
-        let PrepareRequest { update_id, image, triggers, plan, .. } = request;
-        Self {
-            update_id,
-            image,
-            triggers,
-            operations: u32::try_from(plan.operations.len()).unwrap_or(u32::MAX),
-            changed: plan.changed_paths().cloned().collect(),
-            touched: touched_paths(&plan),
-        }
-    }
-
-    fn outcome(
-        &self,
-        outcome: Outcome,
-        window: Duration,
-        trigger_failures: Vec<TriggerFailure>,
-    ) -> LastUpdate {
-        LastUpdate {
-            update_id: self.update_id,
-            image: self.image.clone(),
-            outcome,
-            verified_generation: None,
-            operations: self.operations,
-            window_ns: u64::try_from(window.as_nanos()).unwrap_or(u64::MAX),
-            trigger_failures,
-            ended: now(),
-        }
-    }
-}
-
-fn touched_paths(plan: &Plan) -> BTreeSet<TreePath> {
-    let mut touched = BTreeSet::new();
-    for operation in &plan.operations {
-        touched.insert(operation.path.clone());
-        if let Action::Replace { displaced, .. } = &operation.action {
-            touched.extend(displaced.iter().cloned());
-        }
-    }
-    touched
 }
 
 fn internal(error: &dyn std::error::Error) -> Fault {

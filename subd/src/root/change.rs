@@ -34,6 +34,19 @@ impl Directory {
         })
     }
 
+    /// Opens the file `name`, which must exist, for reading and for writing at its end: for subd's
+    /// own files, never for the tree.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `ELOOP` for a symlink.
+    pub fn append_file(&self, name: &[u8]) -> Result<File, RootError> {
+        let flags = OFlag::O_RDWR | OFlag::O_APPEND | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        self.on("open", name, || {
+            open_below(&self.descriptor, name, flags, Mode::empty()).map(File::from)
+        })
+    }
+
     /// Makes the directory `name`, which must not exist.
     ///
     /// # Errors

@@ -1,9 +1,14 @@
 //! Carries a script out, step by step, or undoes it.
 //!
-//! Synchronous and single-threaded; makes no choices. Before a step the path is looked at: if the
-//! step was done already, nothing is done; if something else is there than the script says, the
-//! step fails. What must not be lost is looked at again after the kernel has swapped it, because
-//! only then nobody can slip in between.
+//! Synchronous and single-threaded; makes no choices. Before a step the path is looked at: if
+//! something else is there than the script says, the step fails. What must not be lost is looked at
+//! again after the kernel has swapped it, because only then nobody can slip in between.
+//!
+//! All of it can be repeated after it was interrupted anywhere. Whether a step was done is told by
+//! its slot, which nobody else can reach, and not by the path, where anybody may have put something
+//! since. If it was interrupted between a swap and the look at what came out, that look is made
+//! when the step is repeated: if something else is in the slot than was to come out, or somebody
+//! has written to it meanwhile, it is put back and the step fails.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,7 +21,17 @@ use super::arrange::Place;
 use super::metadata::Target;
 use super::stage::{at_place, slot_name};
 use super::step::{Former, Script, Step};
-use crate::root::{Directory, Kind, Root, RootError, Status};
+use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
+
+/// What is said of a directory that was to be removed and is not empty.
+const NOT_EMPTY: &str = "it holds something that is not in the scan";
+
+/// How often undoing looks again, in all, at a path that leads elsewhere: a user who swaps
+/// directories and symlinks back and forth shall not get an update stuck.
+const LOOKS_AGAIN_MAX: usize = 2_000;
+
+/// How long it waits before.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
 
 /// A step that failed.
 #[derive(Debug, thiserror::Error)]
@@ -59,16 +74,11 @@ impl StepError {
 
 /// A script that could not be carried out.
 #[derive(Debug)]
-pub enum ActivateError {
-    /// All that was done was undone.
-    RolledBack(StepError),
-    /// Undoing failed too.
-    Stuck {
-        /// Why the script failed.
-        cause: StepError,
-        /// Why undoing failed.
-        undo: StepError,
-    },
+pub struct Failed {
+    /// How many steps were done or tried.
+    pub begun: usize,
+    /// Why the last of them failed.
+    pub cause: StepError,
 }
 
 /// Where a script is carried out.
@@ -81,70 +91,74 @@ pub struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Carries out all steps, or none; gives the time from the first visible change to the last.
+    /// Gives files of the tree their further names in the slots. Nothing visible changes. May be
+    /// repeated only while nothing has left the slots: a link that has gone from its slot to its
+    /// place cannot be told from one that was not made.
     ///
     /// # Errors
     ///
-    /// [`ActivateError`] says whether the tree is as it was.
-    pub fn activate(&self, script: &Script) -> Result<Duration, ActivateError> {
+    /// [`StepError`] for the first link that cannot be made. Those before it stay.
+    pub fn link_all(&self, script: &Script) -> Result<(), StepError> {
+        script.steps.iter().try_for_each(|step| match step {
+            Step::Link { carrier, inode, place } => {
+                self.link(carrier, *inode, place).map_err(|error| error.of(step))
+            }
+            _ => Ok(()),
+        })
+    }
+
+    /// Carries out all steps but the links that were not done yet; gives the time from the first
+    /// visible change to the last step.
+    ///
+    /// # Errors
+    ///
+    /// [`Failed`] for the first step that cannot be done. What was done stays done.
+    pub fn activate(&self, script: &Script) -> Result<Duration, Failed> {
         let mut first = None;
         for (number, step) in script.steps.iter().enumerate() {
-            if step.is_visible() && first.is_none() {
-                first = Some(Instant::now());
+            if step.is_visible() {
+                first.get_or_insert_with(Instant::now);
             }
             if let Err(cause) = self.step(script.managed, step).map_err(|error| error.of(step)) {
-                return Err(match self.undo(script, number) {
-                    Ok(()) => ActivateError::RolledBack(cause),
-                    Err(undo) => ActivateError::Stuck { cause, undo },
-                });
+                return Err(Failed { begun: number + 1, cause });
             }
         }
         Ok(first.map_or(Duration::ZERO, |first| first.elapsed()))
     }
 
-    /// Undoes the first `count` steps and what may have been done of the next one, last first.
-    /// What cannot be undone does not keep the rest from it; the first such error is given.
-    fn undo(&self, script: &Script, count: usize) -> Result<(), StepError> {
+    /// Undoes the first `count` steps, last first; one that was not done is left alone. What cannot
+    /// be undone does not keep the rest from it; the first such error is given. May be repeated.
+    ///
+    /// # Errors
+    ///
+    /// [`StepError`] for the last step that cannot be undone.
+    pub fn undo(&self, script: &Script, count: usize) -> Result<(), StepError> {
         let mut result = Ok(());
-        for (number, step) in script.steps.iter().enumerate().take(count + 1).rev() {
-            let undone = match number == count {
-                true => self.undo_failed(script.managed, step),
-                false => self.undo_step(script.managed, step),
-            };
+        let mut looks_left = LOOKS_AGAIN_MAX;
+        for step in script.steps.iter().take(count).rev() {
+            let mut undone = self.undo_step(script.managed, step);
+            while looks_left > 0 && undone.as_ref().is_err_and(leads_elsewhere) {
+                looks_left -= 1;
+                std::thread::sleep(LOOK_AGAIN_AFTER);
+                undone = self.undo_step(script.managed, step);
+            }
             result = result.and(undone.map_err(|error| error.of(step)));
         }
         result
     }
 
-    /// Undoes what may have been done of a step that failed. Mostly that is nothing, for the same
-    /// reason for which it failed; what counts is that no slot holds what belongs to the tree.
-    fn undo_failed(&self, managed: Attributes, step: &Step) -> Result<(), StepError> {
-        let undone = self.undo_step(managed, step);
-        let in_slot = |slot: u32| look(self.slots, &slot_name(slot));
-        let (path, safe) = match step {
-            Step::Exchange { path, slot, inode, .. } => {
-                (path, in_slot(*slot)?.is_some_and(|status| status.inode == *inode))
-            }
-            Step::Vanish { path, slot, .. } => (path, in_slot(*slot)?.is_none()),
-            Step::Change { .. } => return undone,
-            Step::Link { .. } | Step::Appear { .. } | Step::RemoveDirectory { .. } => return Ok(()),
-        };
-        match safe {
-            true => Ok(()),
-            false => Err(undone.err().unwrap_or_else(|| changed(path, "it is not in its place"))),
-        }
-    }
-
     /// Does one step; does nothing if it is done already.
     fn step(&self, managed: Attributes, step: &Step) -> Result<(), StepError> {
         match step {
-            Step::Link { carrier, inode, place } => self.link(carrier, *inode, place),
-            Step::Appear { path, slot, inode } => self.appear(path, *slot, *inode),
+            // It was made by `link_all`.
+            Step::Link { .. } => Ok(()),
+            Step::Appear { path, slot, .. } => self.appear(path, *slot),
             Step::Exchange { path, slot, inode, former, displaced } => {
                 self.exchange(path, *slot, *inode, former, displaced)
             }
             Step::Vanish { path, slot, former } => self.vanish(path, *slot, former),
-            Step::RemoveDirectory { path, inode, .. } => self.remove_directory(path, *inode),
+            Step::Unlock { path, inode, .. } => self.set_locks(path, *inode, Locks::NONE),
+            Step::Lock { path, inode, locks } => self.set_locks(path, *inode, *locks),
             Step::Change { path, inode, wanted, .. } => Target::with(self.root, path, |target| {
                 expect_inode(path, &target.status()?, *inode)?;
                 Ok(target.dress(managed, wanted)?)
@@ -158,7 +172,7 @@ impl Stage<'_> {
             if look(to, new_name)?.is_some_and(|status| status.inode == inode) {
                 return Ok(());
             }
-            from.link(name, to, new_name)?;
+            link_locked(&from, name, to, new_name)?;
             // The name is looked at after it was taken: it cannot change any more.
             let linked = to.stat(new_name)?;
             expect_inode(carrier, &linked, inode).inspect_err(|_| {
@@ -169,15 +183,15 @@ impl Stage<'_> {
         })
     }
 
-    fn appear(&self, path: &TreePath, slot: u32, inode: u64) -> Result<(), StepError> {
+    fn appear(&self, path: &TreePath, slot: u32) -> Result<(), StepError> {
         let (parent, name) = self.root.parent(path)?;
-        match self.slots.rename_noreplace(&slot_name(slot), &parent, name) {
-            Ok(()) => Ok(()),
-            Err(error) => match look(&parent, name)? {
-                Some(status) if status.inode == inode => Ok(()),
-                Some(_) => Err(changed(path, "something is there now")),
-                None => Err(error.into()),
-            },
+        let slot = slot_name(slot);
+        let Err(error) = self.slots.rename_noreplace(&slot, &parent, name) else { return Ok(()) };
+        // Whatever has become of it since, it has appeared if it is not in its slot any more.
+        match (look(self.slots, &slot)?, look(&parent, name)?) {
+            (None, _) => Ok(()),
+            (Some(_), Some(_)) => Err(changed(path, "something is there now")),
+            (Some(_), None) => Err(error.into()),
         }
     }
 
@@ -191,19 +205,34 @@ impl Stage<'_> {
     ) -> Result<(), StepError> {
         let (parent, name) = self.root.parent(path)?;
         let slot = slot_name(slot);
-        let present = look(&parent, name)?.ok_or_else(|| changed(path, "it is gone"))?;
-        if present.inode != inode {
-            expect_former(path, &present, former)?;
-            self.slots.exchange(&slot, &parent, name)?;
+        let present = look(&parent, name)?;
+        if present.is_none_or(|present| present.inode != inode) {
+            let present = present.ok_or_else(|| changed(path, "it is gone"));
+            let fits = present.and_then(|present| expect_former(path, &present, former));
+            match fits.and_then(|()| self.expect_free(path, former)) {
+                Ok(()) => self.slots.exchange(&slot, &parent, name)?,
+                // It was done, and what had come to the path has been replaced since.
+                Err(_) if self.holds(&slot, former)? => {}
+                Err(error) => return Err(error),
+            }
         }
-        let out = self.slots.stat(&slot)?;
-        let right = expect_former(path, &out, former).and_then(|()| {
-            if former.directory { self.expect_displaced(path, &slot, displaced) } else { Ok(()) }
-        });
-        if right.is_err() {
+        let right = self.expect_out(path, &slot, former, displaced);
+        if right.is_err() && look(&parent, name)?.is_some_and(|present| present.inode == inode) {
             self.slots.exchange(&slot, &parent, name)?;
         }
         right
+    }
+
+    /// Checks that what came out of the tree into the slot is what was to come out.
+    fn expect_out(
+        &self,
+        path: &TreePath,
+        slot: &[u8],
+        former: &Former,
+        displaced: &[TreePath],
+    ) -> Result<(), StepError> {
+        expect_former(path, &self.slots.stat(slot)?, former)?;
+        if former.directory { self.expect_displaced(path, slot, displaced) } else { Ok(()) }
     }
 
     /// Checks that the directory in the slot holds exactly `displaced`.
@@ -213,6 +242,8 @@ impl Stage<'_> {
         slot: &[u8],
         displaced: &[TreePath],
     ) -> Result<(), StepError> {
+        let at = self.slots.path().join(slot).expect("a slot has a name");
+        self.expect_unoccupied(path, &at)?;
         let mut expected: BTreeSet<&TreePath> = displaced.iter().collect();
         let mut stack = vec![(path.clone(), self.slots.open_child(slot)?)];
         while let Some((at, directory)) = stack.pop() {
@@ -235,93 +266,101 @@ impl Stage<'_> {
     fn vanish(&self, path: &TreePath, slot: u32, former: &Former) -> Result<(), StepError> {
         let (parent, name) = self.root.parent(path)?;
         let slot = slot_name(slot);
-        match look(&parent, name)? {
-            None => {
-                let kept = look(self.slots, &slot)?;
-                return if kept.is_some() { Ok(()) } else { Err(changed(path, "it is gone")) };
+        let present = look(&parent, name)?.ok_or_else(|| changed(path, "it is gone"));
+        match present.and_then(|present| expect_former(path, &present, former)) {
+            Ok(()) => {
+                if former.directory && !parent.open_child(name)?.names()?.is_empty() {
+                    return Err(changed(path, NOT_EMPTY));
+                }
+                parent.rename_noreplace(name, self.slots, &slot)?;
             }
-            Some(present) => expect_former(path, &present, former)?,
+            // It was done, and something may have come to the path since.
+            Err(error) if look(self.slots, &slot)?.is_none() => return Err(error),
+            Err(_) => {}
         }
-        parent.rename_noreplace(name, self.slots, &slot)?;
-        expect_former(path, &self.slots.stat(&slot)?, former).or_else(|error| {
+        self.expect_out(path, &slot, former, &[]).or_else(|error| {
             self.slots.rename_noreplace(&slot, &parent, name)?;
             Err(error)
         })
     }
 
-    fn remove_directory(&self, path: &TreePath, inode: u64) -> Result<(), StepError> {
-        let (parent, name) = self.root.parent(path)?;
-        let Some(present) = look(&parent, name)? else { return Ok(()) };
-        expect_inode(path, &present, inode)?;
-        parent.remove_directory(name).map_err(|error| match error.errno() {
-            Some(Errno::ENOTEMPTY) => changed(path, "it holds something that is not in the scan"),
-            _ => error.into(),
-        })
-    }
-
-    /// Undoes one step; does nothing if it was not done.
+    /// Undoes one step; does nothing if it was not done. The slots, which nobody else can reach,
+    /// tell whether it was.
     fn undo_step(&self, managed: Attributes, step: &Step) -> Result<(), StepError> {
         match step {
             Step::Link { place, .. } => {
-                at_place(self.slots, place, |holder, name| match look(holder, name)? {
-                    Some(_) => Ok(holder.unlink(name)?),
-                    None => Ok(()),
-                })
+                let undone =
+                    at_place(self.slots, place, |holder, name| match look(holder, name)? {
+                        Some(_) => holder.unlink(name),
+                        None => Ok(()),
+                    });
+                // What it was in has appeared, and somebody else has taken it away.
+                unless_gone(undone)
             }
             Step::Appear { path, slot, inode } => {
+                let slot = slot_name(*slot);
+                if look(self.slots, &slot)?.is_some() {
+                    return Ok(());
+                }
                 let Some((parent, name)) = self.parent_if_there(path)? else { return Ok(()) };
                 match look(&parent, name)? {
                     Some(status) if status.inode == *inode => {
-                        Ok(parent.rename_noreplace(name, self.slots, &slot_name(*slot))?)
+                        Ok(parent.rename_noreplace(name, self.slots, &slot)?)
                     }
-                    // It was not done, or somebody else has taken away what had appeared.
+                    // Somebody else has taken away what had appeared.
                     _ => Ok(()),
                 }
             }
             Step::Exchange { path, slot, inode, former, .. } => {
-                let (parent, name) = self.root.parent(path)?;
-                match look(&parent, name)? {
-                    Some(status) if status.inode == former.inode => Ok(()),
-                    Some(status) if status.inode == *inode => {
-                        Ok(self.slots.exchange(&slot_name(*slot), &parent, name)?)
-                    }
-                    None if self.holds_former(*slot, former)? => {
-                        Ok(self.slots.rename_noreplace(&slot_name(*slot), &parent, name)?)
-                    }
-                    _ => Err(changed(path, "it was replaced during the update")),
-                }
+                self.undo_exchange(path, &slot_name(*slot), *inode, former)
             }
             Step::Vanish { path, slot, former } => {
-                if !self.holds_former(*slot, former)? {
+                let slot = slot_name(*slot);
+                if look(self.slots, &slot)?.is_none() {
                     return Ok(());
                 }
                 let (parent, name) = self.root.parent(path)?;
                 match look(&parent, name)? {
-                    None => Ok(self.slots.rename_noreplace(&slot_name(*slot), &parent, name)?),
+                    None => Ok(self.slots.rename_noreplace(&slot, &parent, name)?),
+                    // The one that went was empty.
+                    Some(again) if former.directory && again.kind == Kind::Directory => Ok(()),
                     Some(_) => Err(changed(path, "it was made again during the update")),
                 }
             }
-            Step::RemoveDirectory { path, former, .. } => {
-                let (parent, name) = self.root.parent(path)?;
-                if look(&parent, name)?.is_none() {
-                    parent.make_directory(name, 0o700)?;
-                    Target::Entry(&parent, name).dress(managed, former)?;
-                }
-                Ok(())
-            }
+            Step::Unlock { path, inode, locks } => self.put_locks_back(path, *inode, *locks),
+            Step::Lock { path, inode, .. } => self.put_locks_back(path, *inode, Locks::NONE),
             Step::Change { path, inode, former, .. } => {
                 let undone = Target::with(self.root, path, |target| {
                     match target.status()?.inode == *inode {
-                        true => Ok(target.dress(managed, former)?),
+                        true => target.dress(managed, former),
                         // Somebody else has replaced it.
                         false => Ok(()),
                     }
                 });
-                match undone {
-                    Err(StepError::Root { source }) if is_gone(&source) => Ok(()),
-                    other => other,
-                }
+                unless_gone(undone)
             }
+        }
+    }
+
+    fn undo_exchange(
+        &self,
+        path: &TreePath,
+        slot: &[u8],
+        inode: u64,
+        former: &Former,
+    ) -> Result<(), StepError> {
+        let held = look(self.slots, slot)?;
+        if held.is_some_and(|held| held.inode == inode) {
+            return Ok(());
+        }
+        let (parent, name) = self.root.parent(path)?;
+        match look(&parent, name)? {
+            Some(status) if status.inode == former.inode => Ok(()),
+            Some(status) if status.inode == inode && held.is_some() => {
+                Ok(self.slots.exchange(slot, &parent, name)?)
+            }
+            None if held.is_some() => Ok(self.slots.rename_noreplace(slot, &parent, name)?),
+            _ => Err(changed(path, "it was replaced during the update")),
         }
     }
 
@@ -338,15 +377,47 @@ impl Stage<'_> {
     }
 
     /// True if the slot has what was at the path before.
-    fn holds_former(&self, slot: u32, former: &Former) -> Result<bool, RootError> {
-        let held = look(self.slots, &slot_name(slot))?;
+    fn holds(&self, slot: &[u8], former: &Former) -> Result<bool, RootError> {
+        let held = look(self.slots, slot)?;
         Ok(held.is_some_and(|status| status.inode == former.inode))
     }
 }
 
+/// Gives `name` in `from` the further name `new_name` in `to`. The kernel refuses that for an
+/// immutable file, so its flags are taken away for a moment: it stays as it is.
+fn link_locked(
+    from: &Directory,
+    name: &[u8],
+    to: &Directory,
+    new_name: &[u8],
+) -> Result<(), RootError> {
+    let Err(refused) = from.link(name, to, new_name) else { return Ok(()) };
+    let (inode, locks) = from.locks(name)?;
+    if refused.errno() != Some(Errno::EPERM) || locks == Locks::NONE {
+        return Err(refused);
+    }
+    from.set_locks(name, inode, Locks::NONE)?;
+    let linked = from.link(name, to, new_name);
+    from.set_locks(name, inode, locks)?;
+    linked
+}
+
+/// True if a directory on the way to the path of a step is none at this moment.
+fn leads_elsewhere(error: &StepError) -> bool {
+    matches!(error, StepError::Root { source } | StepError::Refused { source, .. }
+        if matches!(source.errno(), Some(Errno::ELOOP | Errno::ENOTDIR)))
+}
+
 /// True if the error says that there is no such path, or that it leads elsewhere by now.
-fn is_gone(error: &RootError) -> bool {
+pub(super) fn is_gone(error: &RootError) -> bool {
     error.is_absent() || matches!(error.errno(), Some(Errno::ELOOP | Errno::ENOTDIR))
+}
+
+fn unless_gone(undone: Result<(), RootError>) -> Result<(), StepError> {
+    match undone {
+        Err(error) if is_gone(&error) => Ok(()),
+        other => Ok(other?),
+    }
 }
 
 /// Looks at an entry; `None` if there is none.
@@ -358,7 +429,7 @@ fn look(directory: &Directory, name: &[u8]) -> Result<Option<Status>, RootError>
     }
 }
 
-fn changed(path: &TreePath, what: &str) -> StepError {
+pub(super) fn changed(path: &TreePath, what: &str) -> StepError {
     StepError::Changed { path: path.clone(), what: what.to_owned() }
 }
 

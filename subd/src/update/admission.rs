@@ -37,6 +37,10 @@ pub(super) fn admit(
     if state.saved.last_update.as_ref().is_some_and(|last| last.update_id == update_id) {
         return Ok(None);
     }
+    if let Some(why) = &state.stuck {
+        let text = format!("the journal of an update is not closed, it is tried again: {why}");
+        return Err(Fault::new(FaultCode::Busy, text));
+    }
     let stale = |what: String| Fault::new(FaultCode::Stale, format!("{what}: poll and plan again"));
     if request.expects.instance != state.version.instance {
         return Err(stale("subd was restarted".to_owned()));

@@ -155,13 +155,15 @@ impl Arrangement {
         })
     }
 
-    /// The sizes in bytes of the objects that are copied.
-    pub fn copies(&self) -> impl Iterator<Item = u64> {
+    /// The sizes in bytes of the content of what staging makes anew: copies of objects, and
+    /// entries without content, each of which is an inode more.
+    pub fn made(&self) -> impl Iterator<Item = u64> {
         self.staged.iter().filter_map(|staged| match &staged.what {
             What::Entry { node: Node::Leaf(Leaf::File(file)), takes_object: false } => {
                 Some(file.size_bytes)
             }
-            _ => None,
+            What::Entry { takes_object: false, .. } => Some(0),
+            What::Entry { .. } | What::LinkToStaged(_) | What::LinkToLive(_) => None,
         })
     }
 }

@@ -5,21 +5,25 @@
 //! and noted, so that the steps can tell whether it is still there. When staging is done the
 //! [`Script`] is complete.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use common::api::subd::Space;
 use common::object::ObjectId;
 use common::path::TreePath;
 use common::report::report;
 use common::scope::Attributes;
-use common::tree::{Child, Leaf, Node, Tree};
+use common::tree::{Child, File, Leaf, Node, Special, Times, Tree};
+use serde::{Deserialize, Serialize};
 
 use super::arrange::{Arrangement, Outline, Place, What};
+use super::locking::unlock;
 use super::metadata::{Target, appearance_of, visible_difference};
 use super::step::{Former, Script, Step};
 use crate::cache::{Cache, CacheError, Retrieved};
 use crate::fetch::shortage;
 use crate::home::remove_all;
-use crate::root::{Directory, Kind, Root, RootError, Status};
+use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
 
 /// An update that cannot be staged.
 #[derive(Debug, thiserror::Error)]
@@ -57,12 +61,17 @@ pub enum StageError {
         what: &'static str,
     },
     /// The files that have the same content as others do not fit on the file-system.
-    #[error("{need_bytes} bytes are needed for copies of objects, {free_bytes} are free")]
+    #[error(
+        "{need_bytes} bytes are needed for copies of objects and for new entries; \
+         {free_bytes} bytes and {free_inodes} inodes are free"
+    )]
     Space {
         /// What is needed, a reserve included, in bytes.
         need_bytes: u64,
         /// What is free, in bytes.
         free_bytes: u64,
+        /// Inodes that are free.
+        free_inodes: u64,
     },
     /// What was staged is not what is wanted: the file-system cannot hold it.
     #[error("{path} cannot be made as it is wanted: its {what} differs")]
@@ -75,7 +84,7 @@ pub enum StageError {
 }
 
 /// An object that was moved into the staging area.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     /// The object.
     pub object: ObjectId,
@@ -163,20 +172,22 @@ impl Workshop<'_> {
         for outline in &arrangement.steps {
             steps.push(self.step(outline, &inodes)?);
         }
+        let steps = unlock(steps, |path| self.locks(path))?;
         self.root.sync_filesystem().map_err(|source| StageError::Area { source })?;
         Ok(Script { update_id, managed: self.managed, steps })
     }
 
-    /// Checks that what has to be copied fits, so that the disk is not filled in vain.
+    /// Checks that what has to be made anew fits, so that the disk is not filled in vain.
     fn check_space(&self, arrangement: &Arrangement) -> Result<(), StageError> {
         let space = self.root.space().map_err(|source| StageError::Area { source })?;
-        let mut copies = arrangement.copies().peekable();
-        if copies.peek().is_none() {
+        let Space { free_bytes, free_inodes } = space;
+        let mut made = arrangement.made().peekable();
+        if made.peek().is_none() {
             return Ok(());
         }
-        match shortage(copies, space) {
+        match shortage(made, space) {
             None => Ok(()),
-            Some(need_bytes) => Err(StageError::Space { need_bytes, free_bytes: space.free_bytes }),
+            Some(need_bytes) => Err(StageError::Space { need_bytes, free_bytes, free_inodes }),
         }
     }
 
@@ -211,7 +222,7 @@ impl Workshop<'_> {
             if let Some(appearance) = appearance_of(node) {
                 target.dress(self.managed, &appearance)?;
             }
-            match target.difference(self.managed, node)? {
+            match target.difference(self.managed, &kept_by(self.root.times(), node))? {
                 Some(what) => Err(Trouble::Mismatch(what)),
                 None => Ok(target.status()?.inode),
             }
@@ -250,13 +261,8 @@ impl Workshop<'_> {
                 displaced: displaced.clone(),
             },
             Outline::Vanish { path, slot } => {
-                let status = self.live(path)?;
-                if status.kind == Kind::Directory {
-                    let former = self.appearance(path, false)?;
-                    Step::RemoveDirectory { path: path.clone(), inode: status.inode, former }
-                } else {
-                    Step::Vanish { path: path.clone(), slot: *slot, former: former_of(&status) }
-                }
+                let former = former_of(&self.live(path)?);
+                Step::Vanish { path: path.clone(), slot: *slot, former }
             }
             Outline::Change { path, node } => {
                 let status = self.live(path)?;
@@ -302,6 +308,22 @@ impl Workshop<'_> {
         }
     }
 
+    /// The inode at `path` and its flags; `None` if nothing is there.
+    fn locks(&self, path: &TreePath) -> Result<Option<(u64, Locks)>, StageError> {
+        let read = || -> Result<_, RootError> {
+            if path.is_root() {
+                return self.root.directory(path)?.own_locks();
+            }
+            let (parent, name) = self.root.parent(path)?;
+            parent.locks(name)
+        };
+        match read() {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.is_absent() => Ok(None),
+            Err(source) => Err(StageError::Root { path: path.clone(), source }),
+        }
+    }
+
     fn appearance(
         &self,
         path: &TreePath,
@@ -310,6 +332,19 @@ impl Workshop<'_> {
         Target::with(self.root, path, |target| target.appearance(self.managed, timed))
             .map_err(|source| StageError::Root { path: path.clone(), source })
     }
+}
+
+/// `node` with the time that is read back when its own is set.
+fn kept_by(times: Times, node: &Node) -> Cow<'_, Node> {
+    let mut kept = Cow::Borrowed(node);
+    if let Node::Leaf(Leaf::File(File { mtime, .. }) | Leaf::Special(Special { mtime, .. })) = node
+        && times.kept(*mtime) != *mtime
+        && let Node::Leaf(Leaf::File(File { mtime, .. }) | Leaf::Special(Special { mtime, .. })) =
+            kept.to_mut()
+    {
+        *mtime = times.kept(*mtime);
+    }
+    kept
 }
 
 fn former_of(status: &Status) -> Former {

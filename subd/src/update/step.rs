@@ -3,8 +3,7 @@
 //! A [`Script`] is all that is needed to carry an update out, to carry it out again after it was
 //! interrupted anywhere, and to undo it: each step names the inode that it puts in place and the
 //! one that was there. It is complete before the first step is taken, and [`super::activate`] does
-//! nothing but what it says. That is the seam for a journal: written and synced before the first
-//! step, read back at the start, and removed when the result is on the medium.
+//! nothing but what it says. The [journal](super::journal) keeps it over a crash.
 // tidy: core
 
 use common::path::TreePath;
@@ -13,6 +12,7 @@ use common::tree::{Metadata, Time};
 use serde::{Deserialize, Serialize};
 
 use super::arrange::Place;
+use crate::root::Locks;
 
 /// All steps of one update, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +82,7 @@ pub enum Step {
         /// If that is a directory: all that it holds.
         displaced: Vec<TreePath>,
     },
-    /// Move what is at a path into a slot.
+    /// Move what is at a path into a slot; a directory must be empty.
     Vanish {
         /// The path.
         path: TreePath,
@@ -91,14 +91,23 @@ pub enum Step {
         /// What is at the path.
         former: Former,
     },
-    /// Remove an empty directory.
-    RemoveDirectory {
+    /// Take the flags away that keep an inode from being changed.
+    Unlock {
         /// The path.
         path: TreePath,
-        /// Its inode.
+        /// The inode.
         inode: u64,
-        /// What it is made again with.
-        former: Appearance,
+        /// The flags that it has.
+        locks: Locks,
+    },
+    /// Give an inode back the flags that [`Step::Unlock`] took from it.
+    Lock {
+        /// The path.
+        path: TreePath,
+        /// The inode.
+        inode: u64,
+        /// The flags that it had.
+        locks: Locks,
     },
     /// Change the metadata at a path in place.
     Change {
@@ -122,7 +131,8 @@ impl Step {
             | Self::Appear { path, .. }
             | Self::Exchange { path, .. }
             | Self::Vanish { path, .. }
-            | Self::RemoveDirectory { path, .. }
+            | Self::Unlock { path, .. }
+            | Self::Lock { path, .. }
             | Self::Change { path, .. } => path,
         }
     }
@@ -130,6 +140,6 @@ impl Step {
     /// True if others can see what the step does.
     #[must_use]
     pub fn is_visible(&self) -> bool {
-        !matches!(self, Self::Link { .. })
+        !matches!(self, Self::Link { .. } | Self::Unlock { .. } | Self::Lock { .. })
     }
 }

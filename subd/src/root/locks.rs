@@ -1,0 +1,112 @@
+//! The flags of an inode that keep it from being changed: immutable and append-only (`chattr`).
+//!
+//! They are read without opening anything, and set only on the inode that is expected, so that
+//! nobody can have them taken from another file by swapping names.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, fstat};
+use rustix::fs::{
+    AtFlags, IFlags, StatxAttributes, StatxFlags, ioctl_getflags, ioctl_setflags, statx,
+};
+use serde::{Deserialize, Serialize};
+
+use super::directory::Directory;
+use super::{RootError, open_below};
+
+/// The flags of an inode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Locks {
+    /// Nothing of it can be changed.
+    pub immutable: bool,
+    /// Nothing can be done but adding to it.
+    pub append_only: bool,
+}
+
+impl Locks {
+    /// None of them.
+    pub const NONE: Self = Self { immutable: false, append_only: false };
+
+    fn flags(self) -> IFlags {
+        let mut flags = IFlags::empty();
+        flags.set(IFlags::IMMUTABLE, self.immutable);
+        flags.set(IFlags::APPEND, self.append_only);
+        flags
+    }
+}
+
+impl Directory {
+    /// The number of the inode called `name` and its flags, as far as the file-system tells them.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `ENOENT` if there is none.
+    pub fn locks(&self, name: &[u8]) -> Result<(u64, Locks), RootError> {
+        self.on("look at", name, || locks_of(self.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW))
+    }
+
+    /// As [`Directory::locks`], of the directory itself.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn own_locks(&self) -> Result<(u64, Locks), RootError> {
+        locks_of(self.as_fd(), b"", AtFlags::EMPTY_PATH)
+            .map_err(|source| RootError::call("look at", self.path().clone(), source))
+    }
+
+    /// Gives the entry called `name` exactly the flags `locks`, if its inode is `inode`; true if it
+    /// is.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`], with `ENOENT` if there is none.
+    pub fn set_locks(&self, name: &[u8], inode: u64, locks: Locks) -> Result<bool, RootError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        self.on("change the flags of", name, || {
+            let (found, present) = locks_of(self.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)?;
+            // Devices have none and are not opened: opening one can have effects.
+            if found != inode || present == locks {
+                return Ok(found == inode);
+            }
+            let held = open_below(&self.descriptor, name, flags, Mode::empty())?;
+            if fstat(&held)?.st_ino != inode {
+                return Ok(false);
+            }
+            set(held.as_fd(), locks).map(|()| true)
+        })
+    }
+
+    /// As [`Directory::set_locks`], of the directory itself.
+    ///
+    /// # Errors
+    ///
+    /// [`RootError`] says what the kernel said.
+    pub fn set_own_locks(&self, locks: Locks) -> Result<(), RootError> {
+        set(self.as_fd(), locks)
+            .map_err(|source| RootError::call("change the flags of", self.path().clone(), source))
+    }
+}
+
+fn locks_of(directory: BorrowedFd<'_>, name: &[u8], how: AtFlags) -> Result<(u64, Locks), Errno> {
+    let found =
+        statx(directory, name, how | AtFlags::STATX_DONT_SYNC, StatxFlags::INO).map_err(errno)?;
+    let has = |attribute| found.stx_attributes.contains(attribute);
+    let locks = Locks {
+        immutable: has(StatxAttributes::IMMUTABLE),
+        append_only: has(StatxAttributes::APPEND),
+    };
+    Ok((found.stx_ino, locks))
+}
+
+fn set(held: BorrowedFd<'_>, locks: Locks) -> Result<(), Errno> {
+    let present = ioctl_getflags(held).map_err(errno)?;
+    let wanted = (present - (IFlags::IMMUTABLE | IFlags::APPEND)) | locks.flags();
+    if wanted == present { Ok(()) } else { ioctl_setflags(held, wanted).map_err(errno) }
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}

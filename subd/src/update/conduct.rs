@@ -1,0 +1,364 @@
+//! Runs the executor in the daemon: keeps the scanner out of the tree meanwhile, tells the board,
+//! has what was touched scanned again, reboots, and tries again what is stuck.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use common::api::subd::{CheckHealthReply, Health, LastUpdate, Outcome, TriggerFailure};
+use common::image::HealthCheck;
+use common::path::TreePath;
+use common::trigger::Triggers;
+
+use common::wire::{Fault, FaultCode};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use super::Updater;
+use super::executor::{Ended, Executor, Machine, Remains, Services, Settled, Undertaking};
+use super::prepared::{forget_taken, free};
+use super::recovery::Resumed;
+use super::triggers::ServiceCall;
+use crate::board::{UpdatePhase, note_reboot, note_update};
+use crate::health;
+use crate::saved::SavedError;
+use crate::scan::{Pause, Snapshot, Stopped};
+use crate::service::ServiceDriver;
+
+/// How many times longer than the first the longest pause between two tries is.
+const RETRY_GROWTH_MAX: u32 = 20;
+
+type Scanning = Pin<Box<dyn Future<Output = Result<Arc<Snapshot>, Stopped>> + Send>>;
+
+/// The services of this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Driven<'a> {
+    /// What stops and starts them.
+    pub driver: &'a ServiceDriver,
+    /// How long one may take.
+    pub time_max: Duration,
+}
+
+impl Services for Driven<'_> {
+    fn drive(&self, calls: &[ServiceCall]) -> Vec<TriggerFailure> {
+        self.driver.run_all(calls, self.time_max)
+    }
+}
+
+/// The daemon, as the executor sees it.
+pub(super) struct Host<'a> {
+    updater: &'a Updater,
+    /// What keeps the scanner out of the tree, and what it has to scan when it may.
+    pause: Mutex<Option<(Pause, BTreeSet<TreePath>)>>,
+    scanning: Mutex<Option<Scanning>>,
+    /// The health check of the image.
+    check: Option<HealthCheck>,
+}
+
+impl Machine for Host<'_> {
+    fn check_health(&self, check: &HealthCheck) -> Health {
+        let health = self.updater.run_check(check);
+        health.unwrap_or_else(|| Health::Failed("it was interrupted".to_owned()))
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.updater.stop.is_cancelled()
+    }
+
+    fn tree_settled(&self) {
+        let pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((pause, touched)) = pause {
+            let scanning: Scanning = Box::pin(pause.scan_touched(touched));
+            *self.scanning.lock().unwrap_or_else(PoisonError::into_inner) = Some(scanning);
+        }
+    }
+
+    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), SavedError> {
+        let board = &self.updater.board;
+        board.change(|state| {
+            note_update(&mut state.saved, last, done);
+            note_reboot(state);
+            if done.is_some() {
+                state.saved.health_check.clone_from(&self.check);
+            }
+        });
+        board.keep_now(&self.updater.state)
+    }
+}
+
+/// An update that has a journal which is not closed.
+enum Unfinished {
+    /// It is known.
+    Update(Box<Undertaking>),
+    /// It is not known what it is, or how far.
+    Lost,
+}
+
+impl Updater {
+    /// Runs `work` in a thread of its own while the scanner is out of the tree, and does what comes
+    /// after it. `touched` is scanned as soon as the tree is settled.
+    pub(super) async fn conduct(
+        self: &Arc<Self>,
+        touched: BTreeSet<TreePath>,
+        check: Option<HealthCheck>,
+        work: impl FnOnce(&Executor<'_>, &Host<'_>) -> (Undertaking, Ended) + Send + 'static,
+    ) {
+        match self.run(touched, check, work).await {
+            Ok((update, ended, scanning)) => self.conclude(update, ended, scanning).await,
+            Err(error) => self.stay_stuck(Unfinished::Lost, error),
+        }
+    }
+
+    async fn run(
+        self: &Arc<Self>,
+        touched: BTreeSet<TreePath>,
+        check: Option<HealthCheck>,
+        work: impl FnOnce(&Executor<'_>, &Host<'_>) -> (Undertaking, Ended) + Send + 'static,
+    ) -> Result<(Undertaking, Ended, Option<Scanning>), String> {
+        let pause = match self.scanner.pause().await {
+            Ok(pause) => Some((pause, touched)),
+            Err(error) => {
+                tracing::warn!("the update goes on without scanner: {error}");
+                None
+            }
+        };
+        let updater = Arc::clone(self);
+        let running = tokio::task::spawn_blocking(move || {
+            let services = updater.services();
+            let (pause, scanning) = (Mutex::new(pause), Mutex::new(None));
+            let host = Host { updater: &updater, pause, scanning, check };
+            let (update, ended) = work(&updater.executor(&services), &host);
+            let scanning = host.scanning.into_inner().unwrap_or_else(PoisonError::into_inner);
+            (update, ended, scanning)
+        });
+        running.await.map_err(|error| error.to_string())
+    }
+
+    /// Runs the health check; `None` if subd is stopped meanwhile. Blocks.
+    fn run_check(&self, check: &HealthCheck) -> Option<Health> {
+        let runtime = Handle::current();
+        let stopped = |time: Duration| {
+            let stopping = async { timeout(time, self.stop.cancelled()).await.is_ok() };
+            self.stop.is_cancelled() || runtime.block_on(stopping)
+        };
+        health::check(check, self.outside, stopped)
+    }
+
+    /// Runs the health check of the last image; nothing is undone. One at a time.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if subd is stopped meanwhile.
+    pub async fn check_health(self: &Arc<Self>) -> Result<CheckHealthReply, Fault> {
+        let _turn = self.checking.lock().await;
+        let Some(check) = self.board.read(|state| state.saved.health_check.clone()) else {
+            return Ok(CheckHealthReply { health: None });
+        };
+        let updater = Arc::clone(self);
+        let checking = tokio::task::spawn_blocking(move || updater.run_check(&check));
+        match checking.await {
+            Ok(Some(health)) => Ok(CheckHealthReply { health: Some(health) }),
+            Ok(None) => Err(Fault::new(FaultCode::Unavailable, "subd is stopping")),
+            Err(error) => Err(Fault::new(FaultCode::Internal, error.to_string())),
+        }
+    }
+
+    fn services(&self) -> Driven<'_> {
+        Driven { driver: &self.driver, time_max: self.service_time_max }
+    }
+
+    fn executor<'a>(&'a self, services: &'a dyn Services) -> Executor<'a> {
+        Executor {
+            root: &self.root,
+            home: &self.home,
+            services: Some(services),
+            boot_id: self.identity.boot_id(),
+        }
+    }
+
+    /// Takes up an update that was interrupted before this start.
+    pub fn resume(self: &Arc<Self>, resumed: Resumed) {
+        let (mut update, carried) = match resumed {
+            Resumed::Nothing => return,
+            Resumed::Lost(why) => return self.stay_stuck(Unfinished::Lost, why),
+            Resumed::Update(update, carried) => (*update, carried),
+        };
+        let update_id = update.update_id();
+        let noted = self.board.read(|state| state.saved.last_update.clone());
+        update.known = noted.filter(|noted| noted.update_id == update_id);
+        self.board.change(|state| state.update = UpdatePhase::Updating(update_id));
+        let updater = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let touched = update.paths().cloned().collect();
+            let check = update.journal.head.health_check.clone();
+            let work = move |executor: &Executor<'_>, host: &Host<'_>| {
+                let ended = executor.finish(host, &mut update, carried);
+                (update, ended)
+            };
+            updater.conduct(touched, check, work).await;
+        });
+    }
+
+    /// Does what comes after the executor.
+    async fn conclude(
+        self: &Arc<Self>,
+        mut update: Undertaking,
+        ended: Ended,
+        scanning: Option<Scanning>,
+    ) {
+        let Ended { mut last, settled, journal, reboot } = ended;
+        let (update_id, outcome) = (last.update_id, &last.outcome);
+        let window = Duration::from_nanos(last.window_ns);
+        tracing::info!(update_id, image = %last.image, ?outcome, ?window, "the update has ended");
+        if settled != Some(Settled::Old) {
+            // What was taken is part of the tree now, or may be.
+            forget_taken(&update, &self.cache);
+        } else if journal == Remains::Closed {
+            update = self.free(update).await;
+        }
+        self.board.set_cache(|| self.cache.ids());
+        let scanning = match last.outcome {
+            // The tree has changed once more since.
+            Outcome::Undone(_) => {
+                let touched = update.paths().cloned().collect();
+                self.scanner.scan_touched(touched).await
+            }
+            _ => match scanning {
+                Some(scanning) => scanning.await,
+                None => Err(Stopped),
+            },
+        };
+        if let Ok(snapshot) = scanning {
+            let generation = self.board.take_snapshot(snapshot, self.identity.read(&self.root));
+            last.verified_generation = Some(generation);
+        }
+        if reboot {
+            last.trigger_failures.extend(self.reboot().await);
+        }
+        let own = update.journal.head.calls.own
+            && matches!(last.outcome, Outcome::Done | Outcome::Undone(_));
+        let done = settled == Some(Settled::New);
+        let complete = done && journal != Remains::AwaitsBoot;
+        let triggers = complete.then(|| update.journal.head.triggers.clone());
+        match journal {
+            Remains::Closed => {
+                self.board.change(|state| state.stuck = None);
+                self.note(last, triggers, UpdatePhase::Idle).await;
+                if done {
+                    let updater = Arc::clone(self);
+                    self.tasks.spawn(async move { updater.free(update).await });
+                }
+                if own {
+                    self.restart_own().await;
+                }
+            }
+            // Whoever starts next takes it up.
+            Remains::Interrupted => {}
+            Remains::AwaitsBoot if last.trigger_failures.is_empty() => {
+                self.note(last, None, UpdatePhase::Updating(update_id)).await;
+            }
+            Remains::AwaitsBoot => {
+                update.fail(last.trigger_failures);
+                let unfinished = Unfinished::Update(Box::new(update));
+                self.stay_stuck(unfinished, "the reboot that it waits for failed".to_owned());
+            }
+            Remains::Stuck(why) => {
+                self.note(last, triggers, UpdatePhase::Updating(update_id)).await;
+                self.stay_stuck(Unfinished::Update(Box::new(update)), why);
+            }
+        }
+    }
+
+    /// Frees what the slots hold, where it holds nobody up.
+    async fn free(self: &Arc<Self>, update: Undertaking) -> Undertaking {
+        let updater = Arc::clone(self);
+        let freeing = tokio::task::spawn_blocking(move || {
+            free(&update, &updater.home, &updater.cache);
+            update
+        });
+        freeing.await.expect("what is freed was checked when it was made")
+    }
+
+    /// Tells that a journal cannot be closed, and tries again until it can.
+    fn stay_stuck(self: &Arc<Self>, unfinished: Unfinished, why: String) {
+        self.board.change(|state| {
+            state.update = UpdatePhase::Idle;
+            state.stuck = Some(why);
+        });
+        let updater = Arc::clone(self);
+        self.tasks.spawn(async move { updater.try_again(unfinished).await });
+    }
+
+    async fn try_again(self: Arc<Self>, mut unfinished: Unfinished) {
+        let mut pause = self.retry_after;
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+            pause = (pause * 2).min(self.retry_after * RETRY_GROWTH_MAX);
+            unfinished = match unfinished {
+                Unfinished::Update(update) => match self.retry(*update).await {
+                    Some(update) => Unfinished::Update(update),
+                    None => return,
+                },
+                Unfinished::Lost => match self.look_again().await {
+                    Resumed::Nothing => {
+                        self.board.change(|state| state.stuck = None);
+                        return;
+                    }
+                    Resumed::Lost(why) => {
+                        self.tell_stuck(why);
+                        Unfinished::Lost
+                    }
+                    found @ Resumed::Update(..) => return self.resume(found),
+                },
+            };
+        }
+    }
+
+    /// Tries an update once more; gives it back if it is still stuck.
+    async fn retry(self: &Arc<Self>, mut update: Undertaking) -> Option<Box<Undertaking>> {
+        let touched = update.paths().cloned().collect();
+        let check = update.journal.head.health_check.clone();
+        let work = move |executor: &Executor<'_>, host: &Host<'_>| {
+            let ended = executor.retry(host, &mut update);
+            (update, ended)
+        };
+        match self.run(touched, check, work).await {
+            Ok((update, Ended { journal: Remains::Stuck(why), .. }, _)) => {
+                self.tell_stuck(why);
+                Some(Box::new(update))
+            }
+            Ok((update, ended, scanning)) => {
+                self.conclude(update, ended, scanning).await;
+                None
+            }
+            Err(error) => {
+                self.stay_stuck(Unfinished::Lost, error);
+                None
+            }
+        }
+    }
+
+    /// Looks whether what is lost can be found now.
+    async fn look_again(self: &Arc<Self>) -> Resumed {
+        let pause = self.scanner.pause().await;
+        let updater = Arc::clone(self);
+        let looking = tokio::task::spawn_blocking(move || {
+            let services = updater.services();
+            Resumed::at_start(&updater.executor(&services))
+        });
+        let found = looking.await.unwrap_or_else(|error| Resumed::Lost(error.to_string()));
+        drop(pause);
+        found
+    }
+
+    fn tell_stuck(&self, why: String) {
+        if self.board.read(|state| state.stuck.as_ref() != Some(&why)) {
+            tracing::error!("the update is still stuck: {why}");
+            self.board.change(|state| state.stuck = Some(why));
+        }
+    }
+}

@@ -1,0 +1,681 @@
+//! Carries an update out from its journal to its end, or finishes one that was interrupted.
+//!
+//! Synchronous, in one thread: the same code runs in a daemon, at its start, in early boot with
+//! `--recover`, and in tests that cut it off at each of its system calls.
+//!
+//! The order of things, and what a crash after each of them leads to:
+//!
+//! 1. The journal is written and synced. *Before: the update was not begun. After: it is finished
+//!    by whoever starts next.*
+//! 2. Files that stay get their further names in the slots, `staging/ID` becomes `undo/ID`,
+//!    services are stopped, the steps are taken: nothing else is done between the first and the
+//!    last of them. *Each step is looked at again and done if it was not.*
+//! 3. The file-system is synced, and the phase becomes [`Phase::Live`]. *The tree is not touched
+//!    again.*
+//! 4. Services are started, the health of the machine is checked. *Both are done again.*
+//! 5. The phase becomes [`Phase::Done`], the result is noted durably, the journal is removed. *What
+//!    is left of that is done.*
+//! 6. What the slots hold is freed by the caller.
+//!
+//! If a step or the sync fails, all steps are undone, in reverse order; the file-system is synced,
+//! services are started again. The direction is in the name of the directory ([`Phase::Back`]), and
+//! does not change any more. If undoing fails the journal stays, and [`Executor::retry`] tries
+//! again.
+//!
+//! # Invariants
+//!
+//! * While the tree may be mixed there is a journal on the medium.
+//! * Services that were stopped are started again, whatever happens.
+//! * An update is noted as done only when its tree has been synced.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::api::subd::{Health, LastUpdate, Outcome, TriggerFailure};
+use common::image::HealthCheck;
+use common::path::TreePath;
+use common::report::report;
+use common::trigger::Triggers;
+
+use super::activate::{Stage, StepError};
+use super::journal::{self, Journal, JournalError};
+use super::now;
+use super::phase::Phase;
+use super::triggers::ServiceCall;
+use crate::home::{Home, directory_name, empty};
+use crate::root::{Directory, Root, RootError};
+use crate::saved::SavedError;
+
+/// What drives the services of a machine.
+pub trait Services {
+    /// Carries out `calls` in order; gives those that failed. A failure does not keep the others
+    /// from being carried out.
+    fn drive(&self, calls: &[ServiceCall]) -> Vec<TriggerFailure>;
+}
+
+/// What comes after an update.
+pub trait Machine {
+    /// Runs the health check of the image.
+    fn check_health(&self, check: &HealthCheck) -> Health;
+
+    /// True if the machine or subd is about to stop: then a check that fails says nothing, and the
+    /// next start makes it again.
+    fn is_stopping(&self) -> bool {
+        false
+    }
+
+    /// Hears that the tree is as planned or as it was, or will not be touched for a while.
+    fn tree_settled(&self) {}
+
+    /// Notes how an update ended, durably; `done` has the triggers of the image if the tree is now
+    /// as planned.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`] if it may be forgotten.
+    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), SavedError>;
+}
+
+/// Carries updates out. One at a time for each root.
+#[derive(Clone, Copy)]
+pub struct Executor<'a> {
+    /// The tree.
+    pub root: &'a Root,
+    /// Where the slots and the journal are.
+    pub home: &'a Home,
+    /// The services; `None` where none runs yet and whoever comes later starts them.
+    pub services: Option<&'a dyn Services>,
+    /// This boot.
+    pub boot_id: &'a str,
+}
+
+/// What has become of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is as planned.
+    New,
+    /// It is as it was.
+    Old,
+}
+
+/// An update that has a journal.
+#[derive(Debug)]
+pub struct Undertaking {
+    /// What it is.
+    pub journal: Journal,
+    /// How far it has come, by the name of the directory with its slots.
+    pub phase: Phase,
+    /// What is known of its end, if that was noted before it was interrupted.
+    pub known: Option<LastUpdate>,
+    slots: Option<Arc<Directory>>,
+    settled: Option<Settled>,
+    /// True if it was interrupted: more steps may be done than this process has done.
+    resumed: bool,
+    /// True when nothing is left to be done but to close the journal.
+    served: bool,
+    /// True if the journal that is there is not that of this update.
+    others_journal: bool,
+    /// True from when services were stopped until they were started.
+    stopped: bool,
+    cause: Option<String>,
+    window: Duration,
+    failures: Vec<TriggerFailure>,
+    health: Option<Health>,
+}
+
+/// Why the tree is neither as planned nor as it was.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct Stuck {
+    /// Why, for people.
+    pub why: String,
+}
+
+/// What is there of an update is not enough to finish or to undo it: nothing must be guessed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LostError {
+    /// The journal is there and cannot be used.
+    #[error("an update was interrupted and its journal cannot be used")]
+    Journal {
+        /// Why.
+        source: JournalError,
+    },
+    /// The journal is not there, or is damaged.
+    #[error(
+        "an update was interrupted and has no journal; what it displaced is in \
+         /.subd/undo/{name}: repair the tree, then remove that directory"
+    )]
+    NoJournal {
+        /// The directory with what it displaced.
+        name: String,
+    },
+    /// The directories cannot be read.
+    #[error("cannot find out whether an update was interrupted")]
+    Home {
+        /// What and why.
+        #[from]
+        source: RootError,
+    },
+}
+
+/// What has become of a journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remains {
+    /// It is closed. What the slots hold may be freed.
+    Closed,
+    /// It is open until the machine has been rebooted.
+    AwaitsBoot,
+    /// It is open until subd starts again, because subd was stopped while the health was checked.
+    Interrupted,
+    /// It cannot be closed: why. [`Executor::retry`] tries again.
+    Stuck(String),
+}
+
+/// How far an update has come when the executor is through with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// What is reported of it.
+    pub last: LastUpdate,
+    /// The tree; `None` if it is stuck between the two.
+    pub settled: Option<Settled>,
+    /// What has become of the journal.
+    pub journal: Remains,
+    /// True if the machine is to be rebooted now.
+    pub reboot: bool,
+}
+
+impl Undertaking {
+    fn new(journal: Journal, phase: Phase) -> Self {
+        Self {
+            journal,
+            phase,
+            known: None,
+            slots: None,
+            settled: None,
+            resumed: false,
+            served: false,
+            others_journal: false,
+            stopped: false,
+            cause: None,
+            window: Duration::ZERO,
+            failures: Vec::new(),
+            health: None,
+        }
+    }
+
+    /// Which update.
+    #[must_use]
+    pub fn update_id(&self) -> u64 {
+        self.journal.head.update_id
+    }
+
+    /// What has become of the tree, as far as it is known.
+    #[must_use]
+    pub fn settled(&self) -> Option<Settled> {
+        self.settled
+    }
+
+    /// The paths that its steps are for.
+    pub fn paths(&self) -> impl Iterator<Item = &TreePath> {
+        self.journal.script.steps.iter().map(super::step::Step::path)
+    }
+
+    /// Notes what failed besides.
+    pub fn fail(&mut self, failures: Vec<TriggerFailure>) {
+        self.failures = failures;
+    }
+
+    fn last(&self, outcome: Outcome) -> LastUpdate {
+        let head = &self.journal.head;
+        LastUpdate {
+            update_id: head.update_id,
+            image: head.image.clone(),
+            outcome,
+            verified_generation: None,
+            operations: head.operations,
+            window_ns: u64::try_from(self.window.as_nanos()).unwrap_or(u64::MAX),
+            trigger_failures: self.failures.clone(),
+            health: self.health.clone(),
+            awaits_boot: false,
+            unlocked: self.journal.script.unlocked(),
+            ended: now(),
+        }
+    }
+}
+
+impl Executor<'_> {
+    /// Carries out an update that is staged, from its first step to its last.
+    pub fn commit(&self, machine: &dyn Machine, journal: Journal) -> (Undertaking, Ended) {
+        let mut update = Undertaking::new(journal, Phase::Staged);
+        let carried = match journal::write(&self.home.journal, &update.journal) {
+            Ok(()) => self.carry(&mut update),
+            Err(error) => {
+                update.others_journal = matches!(error, JournalError::Occupied);
+                update.cause = Some(report(&error));
+                update.settled = Some(Settled::Old);
+                Ok(())
+            }
+        };
+        let ended = self.finish(machine, &mut update, carried);
+        (update, ended)
+    }
+
+    /// Looks for an update that was interrupted.
+    ///
+    /// # Errors
+    ///
+    /// [`LostError`] if there is one that can be neither finished nor undone. Nothing was changed.
+    pub fn find(&self) -> Result<Option<Undertaking>, LostError> {
+        let lost = |source| LostError::Journal { source };
+        let journal = match journal::read(&self.home.journal) {
+            Ok(journal) => journal,
+            Err(error @ JournalError::Damaged { .. }) => {
+                self.expect_nothing_begun()?;
+                tracing::error!("setting it aside, nothing was begun: {}", report(&error));
+                journal::set_aside(&self.home.journal)?;
+                None
+            }
+            Err(error) => return Err(lost(error)),
+        };
+        let Some(journal) = journal else {
+            self.expect_nothing_begun()?;
+            // One may have been cut short while it was written.
+            if let Err(error) = journal::remove(&self.home.journal) {
+                tracing::warn!("{}", report(&error));
+            }
+            return Ok(None);
+        };
+        match self.phase_of(journal.head.update_id)? {
+            Some(phase) => {
+                let served = phase.is_over();
+                Ok(Some(Undertaking { resumed: true, served, ..Undertaking::new(journal, phase) }))
+            }
+            None => {
+                let update_id = journal.head.update_id;
+                tracing::warn!(update_id, "the journal of an update that was never begun");
+                journal::remove(&self.home.journal)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn expect_nothing_begun(&self) -> Result<(), LostError> {
+        for name in self.home.undo.names()? {
+            if !Phase::of_directory(&name).is_some_and(|(_, phase)| phase.is_over()) {
+                let name = common::escape::escape(&name);
+                return Err(LostError::NoJournal { name });
+            }
+        }
+        Ok(())
+    }
+
+    fn phase_of(&self, update_id: u64) -> Result<Option<Phase>, LostError> {
+        let names = self.home.undo.names()?;
+        let phases = names.iter().filter_map(|name| Phase::of_directory(name));
+        let mut phases: Vec<Phase> =
+            phases.filter(|(id, _)| *id == update_id).map(|(_, phase)| phase).collect();
+        // What an earlier update of the same number left to be freed says nothing.
+        phases.sort_by_key(Phase::is_over);
+        let staged = self.home.staging.names()?;
+        let is_staged = staged.iter().any(|name| **name == *directory_name(update_id));
+        Ok(match phases.into_iter().next() {
+            Some(phase) if !is_staged || !phase.is_over() => Some(phase),
+            _ => is_staged.then_some(Phase::Staged),
+        })
+    }
+
+    /// Makes the tree as planned, or as it was, whatever it is now.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if it can be made neither.
+    pub fn carry(&self, update: &mut Undertaking) -> Result<(), Stuck> {
+        if update.phase == Phase::Staged
+            && let Err(error) = self.begin(update)
+        {
+            update.cause = Some(report(&error));
+            update.settled = Some(Settled::Old);
+            return Ok(());
+        }
+        match update.phase {
+            Phase::Staged | Phase::Begun => {
+                self.stop_services(update);
+                self.forward(update)
+            }
+            Phase::Back | Phase::Undoing => {
+                self.stop_services(update);
+                self.put_back(update, usize::MAX)
+            }
+            Phase::Live { .. } | Phase::Done => {
+                update.settled = Some(Settled::New);
+                Ok(())
+            }
+            Phase::RolledBack | Phase::Undone => {
+                update.settled = Some(Settled::Old);
+                Ok(())
+            }
+        }
+    }
+
+    fn begin(&self, update: &mut Undertaking) -> Result<(), StepError> {
+        let Home { staging, undo, .. } = self.home;
+        let name = directory_name(update.update_id());
+        let slots = staging.open_child(&name)?;
+        Stage { root: self.root, slots: &slots }.link_all(&update.journal.script)?;
+        staging.rename_noreplace(&name, undo, &name)?;
+        update.phase = Phase::Begun;
+        update.slots = Some(Arc::new(slots));
+        Ok(())
+    }
+
+    fn drive(&self, calls: &[ServiceCall]) -> Vec<TriggerFailure> {
+        self.services.map_or_else(Vec::new, |services| services.drive(calls))
+    }
+
+    fn stop_services(&self, update: &mut Undertaking) {
+        update.stopped = true;
+        let calls = &update.journal.head.calls;
+        let failures = match update.phase {
+            Phase::Undoing => self.drive(&calls.undo().before),
+            _ => self.drive(&calls.before),
+        };
+        update.failures.extend(failures);
+    }
+
+    fn forward(&self, update: &mut Undertaking) -> Result<(), Stuck> {
+        let slots = self.slots(update)?;
+        let stage = Stage { root: self.root, slots: &slots };
+        let activated = stage.activate(&update.journal.script);
+        let (begun, cause) = match activated {
+            Err(failed) => (failed.begun, report(&failed.cause)),
+            Ok(window) => {
+                update.window = window;
+                let boot_id = self.boot_id.to_owned();
+                let settled = self.root.sync_filesystem();
+                match settled.and_then(|()| self.enter(update, Phase::Live { boot_id })) {
+                    Ok(()) => {
+                        update.settled = Some(Settled::New);
+                        return Ok(());
+                    }
+                    Err(error) => (usize::MAX, report(&error)),
+                }
+            }
+        };
+        let why = format!("{cause}; it cannot be undone");
+        update.cause = Some(cause);
+        // Nothing is undone before that is on record: whoever comes after a crash would go forward
+        // from a tree that is half undone.
+        if let Err(error) = self.enter_durably(update, Phase::Back) {
+            return Err(Stuck { why: format!("{why}: {}", report(&error)) });
+        }
+        self.put_back(update, if update.resumed { usize::MAX } else { begun })
+    }
+
+    /// Undoes the first `count` steps.
+    fn put_back(&self, update: &mut Undertaking, count: usize) -> Result<(), Stuck> {
+        let slots = self.slots(update)?;
+        let undone = Stage { root: self.root, slots: &slots }.undo(&update.journal.script, count);
+        let undone = undone.map_err(|error| report(&error));
+        let synced =
+            undone.and_then(|()| self.root.sync_filesystem().map_err(|error| report(&error)));
+        match (synced, &update.cause) {
+            (Ok(()), _) => {
+                update.settled = Some(Settled::Old);
+                Ok(())
+            }
+            (Err(undo), None) => Err(Stuck { why: format!("undoing it failed: {undo}") }),
+            (Err(undo), Some(cause)) => {
+                Err(Stuck { why: format!("{cause}; undoing it failed: {undo}") })
+            }
+        }
+    }
+
+    fn slots(&self, update: &mut Undertaking) -> Result<Arc<Directory>, Stuck> {
+        if update.slots.is_none() {
+            let name = update.phase.directory(update.update_id());
+            let opened = self.home.undo.open_child(&name);
+            let slots = opened.map_err(|error| Stuck { why: report(&error) })?;
+            update.slots = Some(Arc::new(slots));
+        }
+        Ok(Arc::clone(update.slots.as_ref().expect("they are opened above")))
+    }
+
+    /// Makes `phase` the phase of the update.
+    fn enter(&self, update: &mut Undertaking, phase: Phase) -> Result<(), RootError> {
+        if update.phase != phase {
+            let update_id = update.update_id();
+            let undo = &self.home.undo;
+            let (old, new) = (update.phase.directory(update_id), phase.directory(update_id));
+            undo.rename_noreplace(&old, undo, &new)?;
+            update.phase = phase;
+        }
+        Ok(())
+    }
+
+    /// As [`Executor::enter`], and waits until that is on the medium.
+    fn enter_durably(&self, update: &mut Undertaking, phase: Phase) -> Result<(), RootError> {
+        self.enter(update, phase)?;
+        self.home.undo.sync()
+    }
+
+    /// Does what comes after the tree: services, the health check, notes; and closes the journal.
+    pub fn finish(
+        &self,
+        machine: &dyn Machine,
+        update: &mut Undertaking,
+        carried: Result<(), Stuck>,
+    ) -> Ended {
+        machine.tree_settled();
+        if let Err(stuck) = carried {
+            return self.stay(machine, update, stuck);
+        }
+        if !update.served {
+            match update.settled {
+                Some(Settled::New) => self.start_new(update),
+                Some(Settled::Old) | None => self.start_again(update),
+            }
+            if self.awaits_boot(update) {
+                return self.await_boot(machine, update);
+            }
+            match self.judge(machine, update) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let (last, settled) = (update.last(Outcome::Done), update.settled);
+                    let journal = Remains::Interrupted;
+                    return Ended { last, settled, journal, reboot: false };
+                }
+                Err(stuck) => return self.stay(machine, update, stuck),
+            }
+            update.served = true;
+        }
+        self.close(machine, update)
+    }
+
+    /// Tries again what could not be put back, or closed.
+    pub fn retry(&self, machine: &dyn Machine, update: &mut Undertaking) -> Ended {
+        if update.settled.is_none() {
+            let direction = match &update.phase {
+                Phase::Undoing => Phase::Undoing,
+                _ => Phase::Back,
+            };
+            let entered = self.enter_durably(update, direction);
+            let entered = entered.map_err(|error| Stuck { why: report(&error) });
+            if let Err(stuck) = entered.and_then(|()| self.put_back(update, usize::MAX)) {
+                return self.stuck(update, stuck);
+            }
+            // They have been running upon a mixed tree.
+            self.stop_services(update);
+        }
+        self.finish(machine, update, Ok(()))
+    }
+
+    fn start_new(&self, update: &mut Undertaking) {
+        update.stopped = false;
+        // The reboot that was due has started everything.
+        if !(update.journal.head.calls.reboot && self.was_booted(update)) {
+            update.failures.extend(self.drive(&update.journal.head.calls.after));
+        }
+    }
+
+    /// True if the machine was booted since the tree is as planned.
+    fn was_booted(&self, update: &Undertaking) -> bool {
+        match &update.phase {
+            Phase::Live { boot_id } => boot_id != self.boot_id,
+            Phase::Done => update.journal.head.boot_id != self.boot_id,
+            _ => false,
+        }
+    }
+
+    /// True if the health can be checked only after a reboot.
+    fn awaits_boot(&self, update: &Undertaking) -> bool {
+        let head = &update.journal.head;
+        let due = head.calls.reboot && head.health_check.is_some() && update.failures.is_empty();
+        due && update.settled == Some(Settled::New) && !self.was_booted(update)
+    }
+
+    /// Leaves the journal for whoever starts after the reboot.
+    fn await_boot(&self, machine: &dyn Machine, update: &Undertaking) -> Ended {
+        let last = LastUpdate { awaits_boot: true, ..update.last(Outcome::Done) };
+        // The image is that of the machine only when the check has passed.
+        if let Err(error) = machine.note(&last, None) {
+            // It is noted again after the reboot.
+            tracing::error!("{}", report(&error));
+        }
+        Ended { last, settled: update.settled, journal: Remains::AwaitsBoot, reboot: true }
+    }
+
+    fn start_again(&self, update: &mut Undertaking) {
+        // An update that was never begun has stopped nothing; of one that was undone without them
+        // somebody else may have.
+        if update.phase != Phase::Staged {
+            update.stopped = false;
+            let calls = &update.journal.head.calls;
+            let failures = match update.phase {
+                Phase::Undoing | Phase::Undone => self.drive(&calls.undo().after),
+                _ => self.drive(&calls.restart()),
+            };
+            update.failures.extend(failures);
+        }
+    }
+
+    /// Checks the health of the machine, if the image says how, and undoes the update if it fails.
+    /// False if that was interrupted.
+    fn judge(&self, machine: &dyn Machine, update: &mut Undertaking) -> Result<bool, Stuck> {
+        let Some(check) = update.journal.head.health_check.clone() else { return Ok(true) };
+        if update.settled != Some(Settled::New) {
+            return Ok(true);
+        }
+        let health = machine.check_health(&check);
+        if health != Health::Passed && machine.is_stopping() {
+            return Ok(false);
+        }
+        update.health = Some(health.clone());
+        match health {
+            Health::Failed(why) if check.undo => self.undo(update, why).map(|()| true),
+            _ => Ok(true),
+        }
+    }
+
+    /// Brings the previous tree back after the update was finished; `why` is what is reported.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if the tree can't be made as it was.
+    pub fn undo(&self, update: &mut Undertaking, why: String) -> Result<(), Stuck> {
+        if let Err(error) = self.enter_durably(update, Phase::Undoing) {
+            // Nothing was undone: a tree that is as planned is better than a mixed one.
+            tracing::error!("the update cannot be undone: {}", report(&error));
+            return Ok(());
+        }
+        update.cause = Some(why);
+        update.settled = None;
+        self.stop_services(update);
+        self.put_back(update, usize::MAX)?;
+        self.start_again(update);
+        Ok(())
+    }
+
+    /// Leaves the tree as it is for now.
+    fn stay(&self, machine: &dyn Machine, update: &mut Undertaking, stuck: Stuck) -> Ended {
+        if update.stopped {
+            self.start_again(update);
+        }
+        update.settled = None;
+        let ended = self.stuck(update, stuck);
+        if let Err(error) = machine.note(&ended.last, None) {
+            tracing::error!("{}", report(&error));
+        }
+        ended
+    }
+
+    /// Notes how the update ended and removes the journal.
+    fn close(&self, machine: &dyn Machine, update: &mut Undertaking) -> Ended {
+        let why = || update.cause.clone().unwrap_or_else(|| INTERRUPTED.to_owned());
+        let (phase, outcome) = match (update.settled, &update.phase) {
+            (Some(Settled::New), _) => (Phase::Done, Outcome::Done),
+            (_, Phase::Undoing | Phase::Undone) => (Phase::Undone, Outcome::Undone(why())),
+            _ => (Phase::RolledBack, Outcome::RolledBack(why())),
+        };
+        let known = update.known.clone().filter(|known| {
+            update.phase.is_over()
+                && std::mem::discriminant(&known.outcome) == std::mem::discriminant(&outcome)
+        });
+        let mut last = known.unwrap_or_else(|| update.last(outcome));
+        let reboot = self.reboots(update, &last.outcome);
+        last.awaits_boot = reboot;
+        let closed = self.close_journal(machine, update, phase, &last);
+        update.known = Some(last.clone());
+        let journal = closed.map_or_else(Remains::Stuck, |()| Remains::Closed);
+        Ended { last, settled: update.settled, journal, reboot }
+    }
+
+    /// True if the machine has to be rebooted for the tree that it has in the end: never when
+    /// something failed.
+    fn reboots(&self, update: &Undertaking, outcome: &Outcome) -> bool {
+        let head = &update.journal.head;
+        let due = match outcome {
+            Outcome::Done => !self.was_booted(update),
+            // It was booted with the tree that was not wanted.
+            Outcome::Undone(_) => head.boot_id != self.boot_id && !update.phase.is_over(),
+            _ => false,
+        };
+        due && head.calls.reboot && update.failures.is_empty()
+    }
+
+    fn close_journal(
+        &self,
+        machine: &dyn Machine,
+        update: &mut Undertaking,
+        phase: Phase,
+        last: &LastUpdate,
+    ) -> Result<(), String> {
+        if update.phase != Phase::Staged {
+            self.enter_durably(update, phase).map_err(|error| report(&error))?;
+        }
+        let done = (update.settled == Some(Settled::New)).then_some(&update.journal.head.triggers);
+        if let Err(error) = machine.note(last, done) {
+            if done.is_none() {
+                return Err(report(&error));
+            }
+            // What the slots hold may be what fills the disk, and nobody needs it any more.
+            let slots = self.slots(update).map_err(|stuck| stuck.why)?;
+            empty(&slots).map_err(|error| report(&error))?;
+            self.root.sync_filesystem().map_err(|error| report(&error))?;
+            let done = Some(&update.journal.head.triggers);
+            machine.note(last, done).map_err(|error| report(&error))?;
+        }
+        match update.others_journal {
+            true => Ok(()),
+            false => journal::remove(&self.home.journal).map_err(|error| report(&error)),
+        }
+    }
+
+    fn stuck(&self, update: &Undertaking, stuck: Stuck) -> Ended {
+        let last = update.last(Outcome::Stuck(stuck.why.clone()));
+        Ended { last, settled: None, journal: Remains::Stuck(stuck.why), reboot: false }
+    }
+}
+
+/// What is reported of an update that was put back after a crash.
+const INTERRUPTED: &str = "subd was interrupted while the update was put back";

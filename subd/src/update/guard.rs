@@ -1,0 +1,159 @@
+//! What guards the tree besides the plan: nothing is tried on a read-only root, what the kernel
+//! uses is never moved, and flags are taken away and put back only where a script says so.
+
+use std::collections::BTreeMap;
+
+use common::path::TreePath;
+use common::plan::{Action, Occupant, Plan};
+use common::report::report;
+use common::wire::{Fault, FaultCode};
+
+use super::activate::{Stage, StepError, changed, is_gone};
+use super::step::Former;
+use crate::root::{Locks, Root, RootError};
+
+/// Refuses a plan that cannot be carried out on this machine as it is now. `reported` is what the
+/// last scan reported as used by the kernel.
+///
+/// # Errors
+///
+/// `Unavailable` on a read-only root; `BadRequest` for a plan that moves what is reported as used,
+/// and `Stale` for one that moves what is used only since.
+pub(super) fn admit(
+    root: &Root,
+    reported: &[(TreePath, Occupant)],
+    plan: &Plan,
+) -> Result<(), Fault> {
+    let internal = |error: RootError| Fault::new(FaultCode::Internal, report(&error));
+    if root.is_read_only().map_err(internal)? {
+        let text = "the root is mounted read-only: nothing can be changed";
+        return Err(Fault::new(FaultCode::Unavailable, text));
+    }
+    let occupied = root.occupied().map_err(internal)?;
+    let Some((path, used, occupant)) = moved(plan, &occupied) else { return Ok(()) };
+    let known = reported.iter().any(|(reported, _)| *reported == used);
+    let (code, then) = match known {
+        true => (FaultCode::BadRequest, ""),
+        false => (FaultCode::Stale, ": poll and plan again"),
+    };
+    let why = occupant.obstacle();
+    Err(Fault::new(code, format!("{path} must not be moved: {why} ({used}){then}")))
+}
+
+/// The first path that the plan replaces or removes although it is or holds an occupied one, with
+/// that.
+fn moved(
+    plan: &Plan,
+    occupied: &BTreeMap<TreePath, Occupant>,
+) -> Option<(TreePath, TreePath, Occupant)> {
+    let taken = plan
+        .operations
+        .iter()
+        .filter(|operation| matches!(operation.action, Action::Replace { .. } | Action::Remove));
+    taken.map(|operation| &operation.path).find_map(|path| {
+        let (used, occupant) = held(path, occupied)?;
+        Some((path.clone(), used.clone(), occupant))
+    })
+}
+
+/// What is occupied at or below `path`.
+fn held<'map>(
+    path: &TreePath,
+    occupied: &'map BTreeMap<TreePath, Occupant>,
+) -> Option<(&'map TreePath, Occupant)> {
+    let (used, occupant) = occupied.range(path.clone()..).next()?;
+    used.starts_with(path).then_some((used, *occupant))
+}
+
+impl Stage<'_> {
+    /// Fails if `path` has a directory that holds what the kernel uses.
+    pub(super) fn expect_free(&self, path: &TreePath, former: &Former) -> Result<(), StepError> {
+        if former.directory { self.expect_unoccupied(path, path) } else { Ok(()) }
+    }
+
+    /// Fails for `path` if the kernel uses what is at or below the path `at` now. The kernel itself
+    /// keeps a mount point from being moved, but not the directories above it.
+    pub(super) fn expect_unoccupied(
+        &self,
+        path: &TreePath,
+        at: &TreePath,
+    ) -> Result<(), StepError> {
+        match held(at, &self.root.occupied()?) {
+            None => Ok(()),
+            Some((_, occupant)) => Err(changed(path, &occupant.obstacle().to_string())),
+        }
+    }
+
+    /// Gives what is at `path` the flags `locks`; fails if it is another inode than `inode`.
+    pub(super) fn set_locks(
+        &self,
+        path: &TreePath,
+        inode: u64,
+        locks: Locks,
+    ) -> Result<(), StepError> {
+        match self.try_set_locks(path, inode, locks)? {
+            true => Ok(()),
+            false => Err(changed(path, "another inode is there")),
+        }
+    }
+
+    /// As [`Stage::set_locks`]; does nothing if something else is there by now, or nothing.
+    pub(super) fn put_locks_back(
+        &self,
+        path: &TreePath,
+        inode: u64,
+        locks: Locks,
+    ) -> Result<(), StepError> {
+        match self.try_set_locks(path, inode, locks) {
+            Err(error) if is_gone(&error) => Ok(()),
+            other => Ok(other.map(|_| ())?),
+        }
+    }
+
+    /// True if the inode was there.
+    fn try_set_locks(&self, path: &TreePath, inode: u64, locks: Locks) -> Result<bool, RootError> {
+        if !path.is_root() {
+            let (parent, name) = self.root.parent(path)?;
+            return parent.set_locks(name, inode, locks);
+        }
+        let top = self.root.directory(path)?;
+        top.set_own_locks(locks).map(|()| true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::plan::{Difference, Operation};
+    use common::tree::{Metadata, Node};
+
+    use super::*;
+
+    #[test]
+    fn what_holds_an_occupied_path_is_not_moved() {
+        let path = |text: &str| -> TreePath { text.parse().unwrap() };
+        let occupied = BTreeMap::from([
+            (path("/mnt/disk"), Occupant::MountPoint),
+            (path("/var/swap"), Occupant::SwapFile),
+        ]);
+        let node = || Node::Directory(Metadata::new(0o755, 0, 0));
+        let replace = || Action::Replace { node: node(), displaced: Vec::new() };
+        let table = [
+            ("/mnt", Action::Remove, Some("/mnt/disk")),
+            ("/mnt/disk", replace(), Some("/mnt/disk")),
+            ("/mnt/disk", Action::Change(node()), None),
+            ("/mnt/disk/in", Action::Remove, None),
+            ("/mnt/dis", replace(), None),
+            ("/mnt/disk2", replace(), None),
+            ("/var", replace(), Some("/var/swap")),
+            ("/var/swap", Action::Create(node()), None),
+        ];
+        for (text, action, expected) in table {
+            let reason = vec![Difference::Kind];
+            let operation = Operation { path: path(text), action, reason };
+            let shown = operation.to_string();
+            let plan = Plan { operations: vec![operation], blocked: Vec::new() };
+            let found = moved(&plan, &occupied).map(|(_, used, _)| used.to_string());
+            assert_eq!(found.as_deref(), expected, "{shown}");
+        }
+    }
+}

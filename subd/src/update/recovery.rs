@@ -1,0 +1,84 @@
+//! At the start: makes whole the tree of an update that was interrupted, before anything is
+//! served, offline.
+//!
+//! In early boot, with `--recover`, that is all: no service runs yet, and those that systemd starts
+//! next start upon a whole tree. The journal stays, and the daemon, when it starts, has nothing
+//! left to do but to start what was stopped, to check the health, and to tell how it ended.
+
+use common::report::report;
+
+use super::executor::{Executor, Settled, Stuck, Undertaking};
+
+/// What was found of an update at the start.
+#[derive(Debug)]
+pub enum Resumed {
+    /// Nothing was interrupted.
+    Nothing,
+    /// One was; its tree was carried to one of its ends, or is stuck.
+    Update(Box<Undertaking>, Result<(), Stuck>),
+    /// One was, and it is not known which or how far: nothing was touched.
+    Lost(String),
+}
+
+impl Resumed {
+    /// Looks for an update that was interrupted, and makes the tree whole.
+    #[must_use]
+    pub fn at_start(executor: &Executor<'_>) -> Self {
+        match executor.find() {
+            Ok(None) => Self::Nothing,
+            Ok(Some(mut update)) => {
+                let update_id = update.update_id();
+                let (image, phase) = (&update.journal.head.image, &update.phase);
+                tracing::warn!(update_id, %image, ?phase, "this update was interrupted");
+                let carried = executor.carry(&mut update);
+                match &carried {
+                    Ok(()) => tracing::info!(update_id, "{}", tree_text(&update)),
+                    Err(stuck) => tracing::error!(update_id, "the update is stuck: {stuck}"),
+                }
+                Self::Update(Box::new(update), carried)
+            }
+            Err(error) => {
+                let why = report(&error);
+                tracing::error!("{why}");
+                Self::Lost(why)
+            }
+        }
+    }
+
+    /// The update whose staging and undo directories are needed.
+    #[must_use]
+    pub fn update_id(&self) -> Option<u64> {
+        match self {
+            Self::Update(update, _) => Some(update.update_id()),
+            Self::Nothing | Self::Lost(_) => None,
+        }
+    }
+
+    /// Says what was done, for people; the error is why the tree is not whole.
+    ///
+    /// # Errors
+    ///
+    /// Why somebody must look at the machine.
+    pub fn text(&self) -> Result<String, String> {
+        match self {
+            Self::Nothing => Ok("no update was interrupted".to_owned()),
+            Self::Update(update, Ok(())) => {
+                let (id, image) = (update.update_id(), &update.journal.head.image);
+                Ok(format!("update {id} to {image} was interrupted: {}", tree_text(update)))
+            }
+            Self::Update(update, Err(stuck)) => {
+                let (id, image) = (update.update_id(), &update.journal.head.image);
+                Err(format!("update {id} to {image} is stuck: {stuck}"))
+            }
+            Self::Lost(why) => Err(why.clone()),
+        }
+    }
+}
+
+fn tree_text(update: &Undertaking) -> &'static str {
+    match update.settled() {
+        Some(Settled::New) => "the tree is as the update planned it",
+        Some(Settled::Old) => "the tree is as it was before the update",
+        None => "the tree is mixed",
+    }
+}
