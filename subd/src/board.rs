@@ -12,21 +12,22 @@
 //! * All parts of a reply are of one moment.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::api::subd::{
-    Activity, CacheReport, Configuration, Identity, LastFetch, LastUpdate, PollReply, ScanCounters,
-    ScanReport, Space, TriggerFailure, Version,
+    Activity, Alarm, CacheReport, Configuration, Identity, LastFetch, LastUpdate, Load, PollReply,
+    ScanCounters, ScanReport, Space, TriggerFailure, Version,
 };
 use common::filter::Patterns;
 use common::object::ObjectId;
-use common::scope::{ScanSettings, Scope};
+use common::scope::Scope;
 use common::tree::Time;
 use common::trigger::Triggers;
 use tokio::sync::watch;
 
 use crate::cache::changes::ChangeLog;
-use crate::saved::Saved;
+use crate::saved::{Saved, SavedError, StateDirectory};
 use crate::scan::Snapshot;
 
 /// The most trigger failures that are remembered.
@@ -64,6 +65,8 @@ pub struct Measured {
     pub space: Space,
     /// Scan counters.
     pub counters: ScanCounters,
+    /// What subd takes of the machine.
+    pub load: Load,
     /// The clock.
     pub clock: Time,
 }
@@ -79,6 +82,8 @@ pub struct State {
     pub fetch: Option<FetchProgress>,
     /// What the update machinery is at.
     pub update: UpdatePhase,
+    /// Why the journal of an update cannot be closed. No other update is accepted until it is.
+    pub stuck: Option<String>,
     /// The latest scan.
     pub snapshot: Option<Arc<Snapshot>>,
     /// How the last fetch ended.
@@ -87,6 +92,8 @@ pub struct State {
     pub saved: Saved,
     /// The scope of the current settings.
     pub scope: Scope,
+    /// What an operator should know: at most one of each kind.
+    pub alarms: BTreeSet<Alarm>,
 }
 
 impl State {
@@ -102,6 +109,14 @@ impl State {
             (UpdatePhase::Prepared(update_id), None) => Activity::Prepared { update_id },
             (UpdatePhase::Idle, None) => Activity::Idle,
         }
+    }
+
+    /// What an operator should know, sorted.
+    #[must_use]
+    pub fn alarms(&self) -> Vec<Alarm> {
+        let stuck = self.stuck.iter().cloned().map(Alarm::JournalStuck);
+        let all: BTreeSet<Alarm> = self.alarms.iter().cloned().chain(stuck).collect();
+        all.into_iter().collect()
     }
 
     /// True if a scan under the current settings is complete.
@@ -142,16 +157,18 @@ impl Board {
         cached: impl IntoIterator<Item = ObjectId>,
     ) -> Self {
         let version = Version { instance, generation: 1, status: 1 };
-        let scope = Scope::of(&saved.configuration.scan, &exclusions);
+        let scope = Scope::of(&saved.configuration.scan, exclusions.lines());
         let state = State {
             version,
             identity,
             fetch: None,
             update: UpdatePhase::Idle,
+            stuck: None,
             snapshot: None,
             last_fetch: None,
             saved,
             scope,
+            alarms: BTreeSet::new(),
         };
         let cached = cached.into_iter().collect();
         let inner = Inner { state, cached, changes: ChangeLog::new(version.generation) };
@@ -186,6 +203,28 @@ impl Board {
         self.version.subscribe()
     }
 
+    /// Writes what is to be remembered over restarts, as it is when it is this caller's turn. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`]; what was written before is still there.
+    pub fn keep_now(&self, state: &StateDirectory) -> Result<(), SavedError> {
+        state.store(|| self.read(|state| state.saved.clone()))
+    }
+
+    /// As [`Board::keep_now`], where waiting for the disk holds nobody up.
+    ///
+    /// # Errors
+    ///
+    /// As [`Board::keep_now`].
+    pub async fn keep(self: &Arc<Self>, state: &Arc<StateDirectory>) -> Result<(), SavedError> {
+        let (board, state) = (Arc::clone(self), Arc::clone(state));
+        let kept = tokio::task::spawn_blocking(move || board.keep_now(&state)).await;
+        kept.unwrap_or_else(|error| {
+            Err(SavedError::Content { operation: "write", source: io::Error::other(error) })
+        })
+    }
+
     /// Changes what is not scanned tree or cache; `change` says whether there is news.
     pub fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut inner = self.lock();
@@ -211,6 +250,30 @@ impl Board {
             self.version.send_replace(inner.state.version);
         }
         Ok(result)
+    }
+
+    /// Raises `alarm`; one of the same kind that was raised before makes way for it. An equal one
+    /// is no news. Texts that differ each time wake every poll each time: avoid them.
+    pub fn raise(&self, alarm: Alarm) {
+        let mut inner = self.lock();
+        if !inner.state.alarms.contains(&alarm) {
+            let kind = std::mem::discriminant(&alarm);
+            inner.state.alarms.retain(|raised| std::mem::discriminant(raised) != kind);
+            inner.state.alarms.insert(alarm);
+            inner.state.version.status += 1;
+            self.version.send_replace(inner.state.version);
+        }
+    }
+
+    /// Clears the alarms that are such as `is_such` says. That there are none is no news.
+    pub fn clear(&self, is_such: impl Fn(&Alarm) -> bool) {
+        let mut inner = self.lock();
+        let before = inner.state.alarms.len();
+        inner.state.alarms.retain(|alarm| !is_such(alarm));
+        if inner.state.alarms.len() != before {
+            inner.state.version.status += 1;
+            self.version.send_replace(inner.state.version);
+        }
     }
 
     /// Takes the latest scan, unless a later one was taken already; gives the generation that it
@@ -268,13 +331,13 @@ impl Board {
         }
     }
 
-    /// Puts other scan settings in force.
-    pub fn configure(&self, settings: &ScanSettings) {
+    /// Puts another configuration in force.
+    pub fn configure(&self, configuration: &Configuration) {
         let mut inner = self.lock();
         let state = &mut inner.state;
         let was_scanned = state.is_scanned();
-        state.saved.configuration = Configuration { scan: settings.clone() };
-        state.scope = Scope::of(settings, &self.exclusions);
+        state.saved.configuration = configuration.clone();
+        state.scope = Scope::of(&configuration.scan, self.exclusions.lines());
         // A caller may have been told that there is no scan in this very generation.
         if state.is_scanned() && !was_scanned {
             state.version.generation += 1;
@@ -306,7 +369,7 @@ impl Board {
             scan: state.scan_report().filter(|_| moved).cloned(),
             scanned: state.is_scanned(),
             scope: state.scope,
-            exclusions: self.exclusions.clone(),
+            exclusions: self.exclusions.lines().to_vec(),
             cache: moved.then(cache),
             last_fetch: state.last_fetch.clone(),
             last_update: state.saved.last_update.clone(),
@@ -314,6 +377,9 @@ impl Board {
             trigger_failures: state.saved.trigger_failures.clone(),
             space: measured.space,
             counters: measured.counters,
+            load: measured.load,
+            alarms: state.alarms(),
+            paused: state.saved.paused.clone(),
             clock: measured.clock,
         }
     }
@@ -332,11 +398,21 @@ pub fn note_update(saved: &mut Saved, last: &LastUpdate, done: Option<&Triggers>
     }
     note_failures(&mut saved.trigger_failures, &last.trigger_failures);
     saved.last_update = Some(last.clone());
-    saved.underway = None;
+}
+
+/// Notes in which boot a reboot has become due. It stays due, whatever other updates there are,
+/// until there is another boot.
+pub fn note_reboot(state: &mut State) {
+    let boot_id = &state.identity.boot_id;
+    let Some(last) = &mut state.saved.last_update else { return };
+    if last.awaits_boot {
+        state.saved.reboot_due_in = Some(boot_id.clone());
+    }
+    last.awaits_boot = state.saved.reboot_due_in.as_ref() == Some(boot_id);
 }
 
 /// Adds `new` failures; one of the same service and verb takes the place of the old one.
-fn note_failures(known: &mut Vec<TriggerFailure>, new: &[TriggerFailure]) {
+pub fn note_failures(known: &mut Vec<TriggerFailure>, new: &[TriggerFailure]) {
     for failure in new {
         known.retain(|old| (&old.service, &old.verb) != (&failure.service, &failure.verb));
         known.push(failure.clone());

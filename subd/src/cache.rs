@@ -8,21 +8,28 @@
 //!   has moved the object is hashed again before it is used.
 //! * An object that was taken for an update that is merely prepared is still counted as cached:
 //!   it comes back if the update is given up.
+//! * At most [`PARTIALS_MAX`] files that are not complete are kept.
+//!
+//! [`PARTIALS_MAX`]: receive::PARTIALS_MAX
 
+pub mod adopt;
 pub mod changes;
+pub mod receive;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use common::object::{Hasher, ObjectId};
+use common::object::{Algorithm, Hasher, ObjectId};
 use common::tree::Time;
 
 use crate::root::{Directory, RootError, Status};
+use receive::Partial;
+pub use receive::Receiving;
 
-/// The start of the names of files that are not complete.
+/// The start of the names of files that come back from an update.
 const TEMPORARY: &[u8] = b"incoming.";
 
 /// How much is read at once, in bytes.
@@ -69,6 +76,20 @@ pub enum CacheError {
     },
 }
 
+impl CacheError {
+    /// True if there is no space for what was to be written.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        use nix::errno::Errno;
+        let errno = match self {
+            Self::Directory { source } => source.errno(),
+            Self::Content { source, .. } => source.raw_os_error().map(Errno::from_raw),
+            Self::Wrong { .. } | Self::Absent { .. } => None,
+        };
+        matches!(errno, Some(Errno::ENOSPC | Errno::EDQUOT))
+    }
+}
+
 /// What a file was like when it was hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seal {
@@ -97,6 +118,7 @@ enum Holding {
 pub struct Cache {
     directory: Arc<Directory>,
     objects: Mutex<BTreeMap<ObjectId, Holding>>,
+    partials: Mutex<BTreeMap<ObjectId, Partial>>,
     next_temporary: AtomicU64,
 }
 
@@ -110,15 +132,23 @@ pub struct Opened {
 }
 
 impl Cache {
-    /// Opens the cache in `directory`: hashes every object and removes what is not right.
+    /// Opens the cache in `directory`: hashes every object and removes what is not right. What had
+    /// arrived of objects that are not complete stays, to be hashed when the rest comes.
     ///
     /// # Errors
     ///
     /// [`CacheError`] if the directory cannot be read or a file cannot be removed.
     pub fn open(directory: Arc<Directory>) -> Result<(Self, Opened), CacheError> {
         let mut objects = BTreeMap::new();
+        let mut partials = BTreeMap::new();
         let mut opened = Opened::default();
         for name in directory.names()? {
+            if partials.len() < receive::PARTIALS_MAX
+                && let Some((id, partial)) = receive::leftover(&directory, &name)
+            {
+                partials.insert(id, partial);
+                continue;
+            }
             match examine(&directory, &name) {
                 Some((id, seal)) => {
                     objects.insert(id, Holding::Stored(seal));
@@ -130,8 +160,9 @@ impl Cache {
                 }
             }
         }
-        let (objects, next_temporary) = (Mutex::new(objects), AtomicU64::new(0));
-        Ok((Self { directory, objects, next_temporary }, opened))
+        let (objects, partials) = (Mutex::new(objects), Mutex::new(partials));
+        let next_temporary = AtomicU64::new(0);
+        Ok((Self { directory, objects, partials, next_temporary }, opened))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectId, Holding>> {
@@ -154,18 +185,6 @@ impl Cache {
         })
     }
 
-    /// Starts to store an object of `size_bytes`.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] if no file can be made.
-    pub fn receive(&self, id: ObjectId, size_bytes: u64) -> Result<Receiving<'_>, CacheError> {
-        let name = self.temporary();
-        let file = self.directory.create_file(&name, 0o600)?;
-        let hasher = Hasher::new(id.algorithm());
-        Ok(Receiving { cache: self, id, size_bytes, name, file, hasher, got_bytes: 0, kept: false })
-    }
-
     /// Removes objects that no update has taken; gives those that went.
     ///
     /// # Errors
@@ -180,6 +199,7 @@ impl Cache {
                 objects.remove(id);
                 removed.push(*id);
             }
+            self.discard_partial(id)?;
         }
         Ok(removed)
     }
@@ -333,92 +353,19 @@ fn examine(directory: &Directory, name: &[u8]) -> Option<(ObjectId, Seal)> {
     let id: ObjectId = std::str::from_utf8(name).ok()?.parse().ok()?;
     let mut file = directory.open_file(name).ok()?;
     let before = Status::of(&file).ok()?;
-    let got = digest(&mut file, id).ok()?;
+    let got = digest_as(&mut file, id.algorithm()).ok()?;
     let after = Status::of(&file).ok()?;
     let private = after.links == 1 && (after.uid, after.mode) == (0, 0o600);
     (got == id && private && Seal::of(&before) == Seal::of(&after)).then(|| (id, Seal::of(&after)))
 }
 
-fn digest(file: &mut File, id: ObjectId) -> io::Result<ObjectId> {
-    let mut hasher = Hasher::new(id.algorithm());
+fn digest_as(file: &mut File, algorithm: Algorithm) -> io::Result<ObjectId> {
+    let mut hasher = Hasher::new(algorithm);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(hasher.finish()),
             length => hasher.update(&buffer[..length]),
-        }
-    }
-}
-
-/// An object that is being received. Dropped before [`Receiving::finish`], nothing stays.
-pub struct Receiving<'cache> {
-    cache: &'cache Cache,
-    id: ObjectId,
-    size_bytes: u64,
-    name: Vec<u8>,
-    file: File,
-    hasher: Hasher,
-    got_bytes: u64,
-    kept: bool,
-}
-
-impl Receiving<'_> {
-    /// Takes the next part of the content.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError::Wrong`] if more comes than the object has, [`CacheError::Content`] if it
-    /// cannot be written.
-    pub fn write(&mut self, chunk: &[u8]) -> Result<(), CacheError> {
-        self.got_bytes += chunk.len() as u64;
-        if self.got_bytes > self.size_bytes {
-            return Err(self.wrong());
-        }
-        self.hasher.update(chunk);
-        self.file.write_all(chunk).map_err(|source| CacheError::Content {
-            operation: "write",
-            id: self.id,
-            source,
-        })
-    }
-
-    /// Puts the object into the cache, if its content is what its id says.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError::Wrong`] if it is not, [`CacheError::Directory`] if it cannot be renamed.
-    pub fn finish(mut self) -> Result<(), CacheError> {
-        if self.got_bytes != self.size_bytes || self.hasher.finish() != self.id {
-            return Err(self.wrong());
-        }
-        let directory = &self.cache.directory;
-        let name = name_of(&self.id);
-        directory.rename_over(&self.name, directory, &name)?;
-        self.kept = true;
-        let status = directory.stat(&name)?;
-        let mut objects = self.cache.lock();
-        // A copy that an update has taken stays taken; this one is one more.
-        objects.insert(self.id, Holding::Stored(Seal::of(&status)));
-        Ok(())
-    }
-
-    fn wrong(&self) -> CacheError {
-        CacheError::Wrong {
-            want: self.id,
-            want_bytes: self.size_bytes,
-            got: self.hasher.finish(),
-            got_bytes: self.got_bytes,
-        }
-    }
-}
-
-impl Drop for Receiving<'_> {
-    fn drop(&mut self) {
-        if !self.kept
-            && let Err(error) = self.cache.directory.unlink(&self.name)
-        {
-            let error = common::report::report(&error);
-            tracing::warn!(%error, "cannot remove an incomplete object");
         }
     }
 }

@@ -7,9 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use common::api::subd::Outcome;
 use common::daemon::config::ConfigArgs;
-use common::daemon::{ListenError, SUBD_PORT, SecurityArgs, listen_text};
+use common::daemon::{ListenError, LogArgs, SUBD_PORT, SecurityArgs, listen_text};
 use common::filter::{PatternError, Patterns};
 use common::report::report;
 use common::wire::server::{Router, serve};
@@ -18,16 +17,28 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::board::Board;
+use crate::by_hand::end_pauses;
 use crate::cache::{Cache, CacheError};
-use crate::fetch::Fetcher;
+use crate::disruption::DisruptionGate;
+use crate::fetch::network::Network;
+use crate::fetch::{Fetcher, STALL_MAX};
 use crate::home::Home;
 use crate::identity::IdentitySource;
+use crate::limits::{Budgets, LimitArgs};
+use crate::notify;
+use crate::probe::Probe;
 use crate::root::{Root, RootError};
 use crate::saved::{Saved, SavedError, StateDirectory};
 use crate::scan::{Pace, Scanner};
 use crate::server::{Service, router};
-use crate::service::{ServiceDriver, TIME_MAX};
+use crate::service::outside::Outside;
+use crate::service::{OWN_SERVICE, ServiceDriver, TIME_MAX};
+use crate::speed;
 use crate::update::Updater;
+use crate::update::conduct::Driven;
+use crate::update::executor::Executor;
+use crate::update::recovery::Resumed;
+use crate::watchdog;
 
 /// Keeps this machine equal to its image.
 ///
@@ -57,7 +68,8 @@ pub struct Options {
     pub exclude: Vec<String>,
 
     /// The command that drives services: it is split at white space, and run with the service and
-    /// the verb (stop, start, reload or reboot) as its last two arguments. Without it, systemctl
+    /// the verb as its last two arguments: stop, start or reload; restart for subd's own service,
+    /// for whose end it should not wait; or reboot for the service `reboot`. Without it, systemctl
     /// is used where systemd runs and `service` elsewhere; and with another root than / no
     /// service is driven at all, because the services of this machine are not those of that root.
     #[arg(long, value_name = "CMD")]
@@ -66,6 +78,37 @@ pub struct Options {
     /// How long the service command may take, in seconds, before it is killed.
     #[arg(long, value_name = "SECONDS", default_value_t = TIME_MAX.as_secs())]
     pub service_timeout: u64,
+
+    /// How long the machine may take to go down when it is to be rebooted, in seconds; after that
+    /// it is reported and told again.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub reboot_timeout: u64,
+
+    /// The name of subd's own service: it is never stopped for an update, and restarted last.
+    #[arg(long, value_name = "NAME", default_value = OWN_SERVICE)]
+    pub own_service: String,
+
+    /// The command that says whether the machine may be disturbed now. It is split at white space,
+    /// and run with check, request or cancel as its last argument, before an update that reboots or
+    /// fires a trigger with HighImpact, and from time to time. Exit code 0 means permitted, 1 that
+    /// permission is requested, 2 that it is denied. Without it the machine may always be
+    /// disturbed.
+    #[arg(long, value_name = "CMD")]
+    pub disruption_command: Option<String>,
+
+    /// Finish or undo an update that was interrupted, and end: for early boot, before any other
+    /// service starts. Needs no network, and starts no service itself.
+    #[arg(long)]
+    pub recover: bool,
+
+    /// How long to wait before an update is tried again that could be neither finished nor undone,
+    /// in seconds; longer each time, at most twenty times as long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub retry_after: u64,
+
+    /// How long a source of objects may send nothing, in seconds, before it counts as lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = STALL_MAX.as_secs())]
+    pub source_timeout: u64,
 
     /// Keep what must outlast a restart in `state` below this directory instead of `/.subd` below
     /// the root. Objects and staged updates are always in `/.subd`.
@@ -76,9 +119,13 @@ pub struct Options {
     #[arg(long, value_name = "NAME")]
     pub hostname: Option<String>,
 
-    /// What to log: error, warn, info, debug or trace, or directives such as info,subd=debug.
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    pub log: String,
+    /// What subd may take of the machine.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    /// What is logged, and how.
+    #[command(flatten)]
+    pub log: LogArgs,
 
     /// How connections are protected.
     #[command(flatten)]
@@ -145,6 +192,9 @@ pub struct Daemon {
     board: Arc<Board>,
     updater: Arc<Updater>,
     tasks: TaskTracker,
+    /// Cancelled by others, when subd is to end.
+    asked: CancellationToken,
+    /// Cancelled with that, and to start over.
     stop: CancellationToken,
     root: Arc<Root>,
     identity: IdentitySource,
@@ -157,6 +207,7 @@ struct Opened {
     state: Arc<StateDirectory>,
     saved: Saved,
     cache: Arc<Cache>,
+    resumed: Resumed,
 }
 
 impl Daemon {
@@ -166,26 +217,35 @@ impl Daemon {
     ///
     /// [`StartError`] says what cannot be used.
     pub async fn start(options: Options, stop: CancellationToken) -> Result<Self, StartError> {
+        let (asked, stop) = (stop.clone(), stop.child_token());
         let exclusions =
             Patterns::new(&options.exclude).map_err(|source| StartError::Exclude { source })?;
-        let (root, state) = (options.root.clone(), options.state.clone());
-        let opening = tokio::task::spawn_blocking(move || open(&root, state.as_deref()));
+        let identity = IdentitySource::new(options.hostname.clone());
+        let (opened_by, boot_id) = (options.clone(), identity.boot_id().to_owned());
+        let opening = tokio::task::spawn_blocking(move || open(&opened_by, &boot_id));
         let opened = opening.await.map_err(|error| StartError::System {
             what: "open the root",
             source: io::Error::other(error),
         })??;
-        let Opened { root, home, state, saved, cache } = opened;
+        let Opened { root, home, state, saved, cache, resumed } = opened;
         let instance = random_number()
             .map_err(|source| StartError::System { what: "read random bytes", source })?;
-        let identity = IdentitySource::new(options.hostname.clone());
         let settings = saved.configuration.scan.clone();
+        let budgets = Arc::new(budgets(&options.limits, &saved));
         let who = identity.read(&root);
         let board = Board::new(instance, who, exclusions.clone(), saved, cache.ids());
         let board = Arc::new(board);
-        let scanner = Scanner::start(Arc::clone(&root), exclusions, settings, Pace::default())
-            .map_err(|source| StartError::System { what: "start the scanner", source })?;
+        let pace = Pace::default();
+        let scanner =
+            Scanner::start(Arc::clone(&root), exclusions, settings, pace, Arc::clone(&budgets))
+                .map_err(|source| StartError::System { what: "start the scanner", source })?;
         let scanner = Arc::new(scanner);
         let (tasks, fetched_bytes) = (TaskTracker::new(), Arc::new(AtomicU64::new(0)));
+        let command = options.disruption_command.as_deref();
+        let gate = DisruptionGate::new(command.unwrap_or_default(), outside(&options));
+        if let Some(gate) = &gate {
+            tasks.spawn(Arc::clone(gate).run(Arc::clone(&board), stop.clone()));
+        }
         let updater = Arc::new(Updater {
             root: Arc::clone(&root),
             home,
@@ -193,18 +253,30 @@ impl Daemon {
             board: Arc::clone(&board),
             scanner: Arc::clone(&scanner),
             driver: driver(&options),
+            own_service: options.own_service.clone(),
+            outside: outside(&options),
+            gate,
+            checking: tokio::sync::Mutex::new(()),
+            down_time_max: Duration::from_secs(options.reboot_timeout.max(1)),
             service_time_max: Duration::from_secs(options.service_timeout),
+            retry_after: Duration::from_secs(options.retry_after.max(1)),
             state: Arc::clone(&state),
             identity: identity.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
             prepared: Mutex::new(None),
         });
-        updater.resume();
+        updater.note_boot().await;
+        updater.resume(resumed);
+        tasks.spawn(Arc::clone(&updater).watch_reboots());
         let fetcher = Fetcher {
             cache: Arc::clone(&cache),
             board: Arc::clone(&board),
             root: Arc::clone(&root),
+            network: Arc::new(Network::new(Arc::clone(&budgets))),
+            state: Arc::clone(&state),
+            budgets: Arc::clone(&budgets),
+            stall_max: Duration::from_secs(options.source_timeout.max(1)),
             tasks: tasks.clone(),
             stop: stop.clone(),
             fetched_bytes: Arc::clone(&fetched_bytes),
@@ -216,17 +288,24 @@ impl Daemon {
             scanner: Arc::clone(&scanner),
             fetcher,
             updater: Arc::clone(&updater),
-            state,
+            budgets: Arc::clone(&budgets),
+            state: Arc::clone(&state),
             fetched_bytes,
             stop: stop.clone(),
             index: Mutex::new(None),
             configuring: tokio::sync::Mutex::new(()),
+            giving_files: Arc::new(tokio::sync::Semaphore::new(1)),
         });
+        tasks.spawn(end_pauses(Arc::clone(&board), Arc::clone(&state), stop.clone()));
+        if options.limits.device_speed.is_none() {
+            let (root, board) = (Arc::clone(&root), Arc::clone(&board));
+            tasks.spawn(measure(root, board, state, budgets, stop.clone()));
+        }
         let listener = listen_text("subd", &options.listen, SUBD_PORT)
             .await
             .map_err(|source| StartError::Listen { source })?;
         let router = router(&service);
-        Ok(Self { listener, router, scanner, board, updater, tasks, stop, root, identity })
+        Ok(Self { listener, router, scanner, board, updater, tasks, asked, stop, root, identity })
     }
 
     /// Where it listens.
@@ -238,13 +317,23 @@ impl Daemon {
         self.listener.local_addr()
     }
 
-    /// Serves until it is stopped. An update that is under way is finished, one that is merely
+    /// Serves until it is stopped, or has to be started again because the root could not be
+    /// written before and can be now. An update that is under way is finished, one that is merely
     /// staged is given up.
     pub async fn run(self) {
-        let Self { listener, router, scanner, board, updater, tasks, stop, root, identity } = self;
+        let Self { listener, router, scanner, board, updater, tasks, asked, stop, root, identity } =
+            self;
+        let probe = Probe { root: Arc::clone(&root), board: Arc::clone(&board) };
+        tasks.spawn(watchdog::watch(Arc::clone(&scanner), Arc::clone(&board), stop.clone()));
         let following = follow(Arc::clone(&scanner), board, root, identity, stop.clone());
         tasks.spawn(following);
+        tasks.spawn(probe.watch(stop.clone()));
+        tasks.spawn(notify::stay_alive(stop.clone()));
+        notify::ready();
         serve(listener, router, stop).await;
+        if asked.is_cancelled() {
+            notify::stopping();
+        }
         tasks.close();
         tasks.wait().await;
         drop(updater);
@@ -252,6 +341,46 @@ impl Daemon {
         if let Err(error) = stopping.await {
             tracing::error!(%error, "the scanner did not stop");
         }
+    }
+}
+
+/// What subd may take by the flags, and by what a dominator asked for before the restart.
+fn budgets(flags: &LimitArgs, saved: &Saved) -> Budgets {
+    let mut speeds = flags.speeds();
+    speeds.network = speeds.network.or_else(speed::network_speed).or(saved.network_speed);
+    Budgets::new(flags.ceilings(), saved.configuration.limits, speeds)
+}
+
+/// Measures the device, unless it was measured before. Nobody waits for that: until it is known, a
+/// slow one is assumed.
+async fn measure(
+    root: Arc<Root>,
+    board: Arc<Board>,
+    state: Arc<StateDirectory>,
+    budgets: Arc<Budgets>,
+    stop: CancellationToken,
+) {
+    let known = board.read(|state| state.saved.device.clone());
+    let before = known.clone();
+    let measuring =
+        tokio::task::spawn_blocking(move || speed::measure_device(&root, before.as_ref()));
+    let measured = tokio::select! {
+        measured = measuring => measured,
+        () = stop.cancelled() => return,
+    };
+    let Ok(Some(device)) = measured else {
+        tracing::info!("the speed of the root's device is not known: a slow one is assumed");
+        return;
+    };
+    budgets.set_device_speed(device.bytes_per_second);
+    if known.as_ref() == Some(&device) {
+        return;
+    }
+    let speed = device.bytes_per_second;
+    tracing::info!(device = device.device, "the root can be read at {speed} bytes per second");
+    board.change(|state| state.saved.device = Some(device));
+    if let Err(error) = board.keep(&state).await {
+        tracing::warn!("{}", report(&error));
     }
 }
 
@@ -274,55 +403,101 @@ async fn follow(
     }
 }
 
-/// Opens what is on the disk, and clears what a crash left.
-fn open(path: &Path, state: Option<&Path>) -> Result<Opened, StartError> {
-    let no_root = |source| StartError::Root { path: path.to_owned(), source };
-    let no_state = |source| StartError::State { path: path.to_owned(), source };
-    if !nix::unistd::geteuid().is_root() {
-        tracing::warn!("not running as root: most changes will be refused by the kernel");
-    }
-    let root = Root::open(path).map_err(no_root)?;
-    if let Some(base) = state {
-        fs_err::create_dir_all(base).map_err(|source| StartError::System {
-            what: "make the directory for state",
-            source,
-        })?;
-    }
-    let base = state.map(Root::open).transpose().map_err(no_root)?;
-    // The lock of the root is always in `/.subd`, so that two with different states meet there.
-    let directory = Home::state(&root, None).map_err(no_root)?;
-    let state = StateDirectory::lock(directory).map_err(no_state)?;
-    let state = match &base {
-        None => state,
-        Some(base) => {
-            let elsewhere = Home::state(&root, Some(base)).map_err(no_root)?;
-            state.with_state_in(elsewhere)
+/// What is on the disk, besides objects.
+struct Places {
+    root: Root,
+    home: Home,
+    state: StateDirectory,
+}
+
+impl Places {
+    /// Opens them, and keeps every other subd out.
+    fn open(path: &Path, state: Option<&Path>) -> Result<Self, StartError> {
+        let no_root = |source| StartError::Root { path: path.to_owned(), source };
+        let no_state = |source| StartError::State { path: path.to_owned(), source };
+        if !nix::unistd::geteuid().is_root() {
+            tracing::warn!("not running as root: most changes will be refused by the kernel");
         }
-    };
-    let saved = state.load().map_err(no_state)?;
-    let home = Home::open(&root).map_err(no_root)?;
-    let stuck = saved.last_update.as_ref();
-    let stuck = stuck.filter(|last| matches!(last.outcome, Outcome::Stuck(_)));
-    let leftovers = home.clear(stuck.map(|last| last.update_id)).map_err(no_root)?;
-    if leftovers.begun > 0 {
-        let count = leftovers.begun;
-        tracing::error!(count, "an update was cut short: the tree may be mixed until the next one");
+        let root = Root::open(path).map_err(no_root)?;
+        if let Some(base) = state {
+            fs_err::create_dir_all(base).map_err(|source| StartError::System {
+                what: "make the directory for state",
+                source,
+            })?;
+        }
+        let base = state.map(Root::open_as_seen).transpose().map_err(no_root)?;
+        // The lock of the root is always in `/.subd`, so that two with different states meet there.
+        let directory = Home::state(&root, None).map_err(no_root)?;
+        let state = StateDirectory::lock(directory).map_err(no_state)?;
+        let state = match &base {
+            None => state,
+            Some(base) => {
+                let elsewhere = Home::state(&root, Some(base)).map_err(no_root)?;
+                state.with_state_in(elsewhere)
+            }
+        };
+        let home = Home::open(&root).map_err(no_root)?;
+        Ok(Self { root, home, state })
     }
-    if leftovers.staged > 0 {
-        tracing::info!(count = leftovers.staged, "cleared staged updates of a former run");
+}
+
+/// Opens what is on the disk, finishes an update that was interrupted, and clears what is left of
+/// others.
+fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
+    let path = &options.root;
+    let no_root = |source| StartError::Root { path: path.clone(), source };
+    let Places { root, home, state } = Places::open(path, options.state.as_deref())?;
+    let driver = driver(options);
+    let time_max = Duration::from_secs(options.service_timeout);
+    let services = Driven { driver: &driver, time_max };
+    let executor = Executor { root: &root, home: &home, services: Some(&services), boot_id };
+    let resumed = Resumed::at_start(&executor);
+    if !matches!(resumed, Resumed::Lost(_)) {
+        let count = home.clear(resumed.update_id()).map_err(no_root)?;
+        if count > 0 {
+            tracing::info!(count, "cleared what updates of a former run had left");
+        }
     }
+    let saved = state.load();
+    let saved = saved.map_err(|source| StartError::State { path: path.clone(), source })?;
     let (cache, opened) =
         Cache::open(Arc::clone(&home.objects)).map_err(|source| StartError::Cache { source })?;
     let crate::cache::Opened { objects, removed } = opened;
     tracing::info!(objects, removed, root = %path.display(), "the object cache is checked");
     let (root, home) = (Arc::new(root), Arc::new(home));
-    Ok(Opened { root, home, state: Arc::new(state), saved, cache: Arc::new(cache) })
+    Ok(Opened { root, home, state: Arc::new(state), saved, cache: Arc::new(cache), resumed })
+}
+
+/// Finishes or undoes an update that was interrupted, and starts nothing. Says what was done; the
+/// error is why the tree is mixed.
+///
+/// # Errors
+///
+/// [`StartError`] if the root cannot be used.
+pub fn recover(options: &Options) -> Result<Result<String, String>, StartError> {
+    // The state is not needed, and may be on a file-system that is not mounted yet.
+    let Places { root, home, state: _lock } = Places::open(&options.root, None)?;
+    let identity = IdentitySource::new(options.hostname.clone());
+    let boot_id = identity.boot_id();
+    let executor = Executor { root: &root, home: &home, services: None, boot_id };
+    Ok(Resumed::at_start(&executor).text())
 }
 
 fn driver(options: &Options) -> ServiceDriver {
-    let is_slash = options.root.canonicalize().is_ok_and(|root| root == Path::new("/"));
-    let has_systemd = Path::new("/run/systemd/system").is_dir();
-    ServiceDriver::choose(options.service_command.as_deref(), is_slash, has_systemd)
+    let command = options.service_command.as_deref();
+    ServiceDriver::choose(command, manages_this_machine(options), has_systemd())
+}
+
+fn outside(options: &Options) -> Outside {
+    Outside::choose(manages_this_machine(options), has_systemd())
+}
+
+fn manages_this_machine(options: &Options) -> bool {
+    options.root.canonicalize().is_ok_and(|root| root == Path::new("/"))
+}
+
+fn has_systemd() -> bool {
+    Path::new("/run/systemd/system").is_dir()
 }
 
 /// A number that nobody can guess, and that no other start has.

@@ -1,33 +1,53 @@
-//! Gets objects from object servers into the cache.
+//! Gets objects into the cache: from files of the machine, and from object servers.
 //!
-//! One fetch at a time. Sources are tried in their order; each is asked for what is still missing,
-//! in batches, two at a time. What arrives is hashed by the thread that writes it and has its name
-//! only then. What has arrived stays when the rest fails.
+//! One fetch at a time. What a file of the tree has is taken from there. For the rest the sources
+//! are tried in their order: each is asked for what is still missing, several requests at a time,
+//! and asked again, from where it ended, when its connection was lost. What arrives is hashed by
+//! the thread that writes it and has its name only then. What has arrived stays when the rest
+//! fails.
 //!
 //! Nothing is synced here: Prepare does that, and an object that a crash spoilt is found when the
 //! cache is hashed at the next start.
+//!
+//! # Invariants
+//!
+//! * A source that was caught at sending wrong content is not asked again in the same fetch, and it
+//!   is named.
+//! * No byte that was kept is asked for again, unless the whole turned out to be wrong.
+//! * Nothing of a source is being written any more when the next attempt begins.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod ledger;
+pub mod network;
+pub mod request;
+mod reuse;
+pub mod space;
+mod transfer;
+pub mod trouble;
+mod writer;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use common::api::object_server::{GetObjectsRequest, IDS_MAX};
-use common::api::subd::{FetchFailure, FetchObject, FetchRequest, LastFetch, Space};
-use common::object::ObjectId;
+use common::api::object_server::IDS_MAX;
+use common::api::subd::{FetchFailure, FetchObject, FetchRequest, LastFetch};
 use common::report::report;
-use common::wire::client::{Client, Peer};
-use common::wire::object_stream::Head;
 use common::wire::{Fault, FaultCode};
-use futures_util::StreamExt;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::board::{Board, FetchProgress, UpdatePhase};
-use crate::cache::{Cache, CacheError, Receiving};
+use crate::cache::Cache;
+use crate::limits::Budgets;
 use crate::root::Root;
+use crate::saved::StateDirectory;
+use ledger::Ledger;
+use network::Network;
+use reuse::Reuse;
+pub use space::shortage;
+use transfer::{Transfer, client_of};
+use trouble::{Next, Patience, Trouble};
 
 /// The port of a source that names none: that of the imageserver.
 pub const SOURCE_PORT: u16 = 6971;
@@ -35,29 +55,14 @@ pub const SOURCE_PORT: u16 = 6971;
 /// The most sources of one fetch.
 pub const SOURCES_MAX: usize = 16;
 
-/// The most objects that are asked for at once.
-const BATCH_OBJECTS_MAX: usize = 2_000;
-
-/// The most that is asked for at once, in bytes; a larger object is asked for alone.
-const BATCH_BYTES_MAX: u64 = 64 << 20;
-
-/// How many batches are under way at once.
-const BATCHES_IN_FLIGHT: usize = 2;
-
-/// How many pieces may wait to be written.
-const PIECES_MAX: usize = 16;
+/// How long a source may send nothing, unless `--source-timeout` says otherwise.
+pub const STALL_MAX: Duration = Duration::from_secs(60);
 
 /// How often progress is reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What a file takes at least on the usual file-systems, in bytes.
-const BLOCK_BYTES: u64 = 4_096;
-
-/// What is left free for the machine: this, in bytes, or a hundredth of what is free.
-const RESERVE_BYTES_MAX: u64 = 64 << 20;
-
-/// What is left free for the machine, in inodes.
-const RESERVE_INODES: u64 = 256;
+/// Less than this is no progress, in bytes: patience with the source comes to an end.
+const PROGRESS_BYTES_MIN: u64 = 64 << 10;
 
 /// Starts fetches and reports them to the board.
 #[derive(Clone)]
@@ -66,22 +71,22 @@ pub struct Fetcher {
     pub cache: Arc<Cache>,
     /// Who is told.
     pub board: Arc<Board>,
-    /// Whose space is used.
+    /// Whose space and whose files are used.
     pub root: Arc<Root>,
+    /// What may be taken of the machine.
+    pub budgets: Arc<Budgets>,
+    /// What may be taken of the network.
+    pub network: Arc<Network>,
+    /// Where the speed of the network is remembered.
+    pub state: Arc<StateDirectory>,
+    /// How long a source may send nothing.
+    pub stall_max: Duration,
     /// What runs.
     pub tasks: TaskTracker,
     /// When to give up.
     pub stop: CancellationToken,
     /// Bytes that arrived since subd started.
     pub fetched_bytes: Arc<AtomicU64>,
-}
-
-/// What has arrived so far.
-#[derive(Default)]
-struct Progress {
-    objects: AtomicU64,
-    bytes: AtomicU64,
-    arrived: Mutex<Vec<ObjectId>>,
 }
 
 impl Fetcher {
@@ -120,57 +125,75 @@ impl Fetcher {
     async fn run(&self, request: FetchRequest) {
         let started = Instant::now();
         let fetch_id = request.fetch_id;
-        let progress = Arc::new(Progress::default());
-        let result = self.fetch_all(&request, &progress).await;
-        self.report(&progress);
-        let (objects, bytes) =
-            (progress.objects.load(Ordering::Relaxed), progress.bytes.load(Ordering::Relaxed));
+        let ledger = Arc::new(Ledger::default());
+        let fetching = self.fetch_all(&request, &ledger);
+        let result = self.reporting(&ledger, fetching).await;
+        self.report(&ledger);
+        let (objects, bytes) = ledger.amount();
+        let reused = ledger.reused.load(Ordering::Relaxed);
         if let Err(error) = &result {
             tracing::warn!(fetch_id, ?error, "the fetch failed");
         }
         let took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::info!(fetch_id, objects, bytes, took_ms, "the fetch has ended");
-        let last = LastFetch { fetch_id, error: result.err(), objects, bytes, took_ms };
+        tracing::info!(fetch_id, objects, bytes, reused, took_ms, "the fetch has ended");
+        let (error, complaints) = (result.err(), ledger.complaints());
+        let last = LastFetch { fetch_id, error, objects, bytes, took_ms, reused, complaints };
         self.board.change(|state| {
             state.fetch = None;
             state.last_fetch = Some(last);
         });
+        if let Some(speed) = self.network.take_measured() {
+            self.remember(speed).await;
+        }
+    }
+
+    /// Remembers how fast the network is, in bytes per second: it is not measured again.
+    async fn remember(&self, speed: u64) {
+        self.board.change(|state| state.saved.network_speed = Some(speed));
+        if let Err(error) = self.board.keep(&self.state).await {
+            tracing::warn!("{}", report(&error));
+        }
     }
 
     async fn fetch_all(
         &self,
         request: &FetchRequest,
-        progress: &Arc<Progress>,
+        ledger: &Arc<Ledger>,
     ) -> Result<(), FetchFailure> {
         let mut missing = self.missing(&request.objects);
+        self.discard_partials(&missing).await?;
         if missing.is_empty() {
             return Ok(());
         }
-        let space = self.root.space().map_err(|error| FetchFailure::Local(report(&error)))?;
-        check_space(&missing, space)?;
-        let mut complaints: Vec<String> = Vec::new();
-        for source in &request.sources {
-            let asking = self.ask(source, &missing, progress);
-            let complaint = self.reporting(progress, asking).await?;
-            missing = self.missing(&missing);
+        let fits = self.check_space(&missing)?;
+        self.reuse(&missing, fits.is_ok(), ledger).await?;
+        missing = self.missing(&missing);
+        self.check_space(&missing)??;
+        self.network.begin();
+        let mut refusals: Vec<String> = Vec::new();
+        for (index, source) in request.sources.iter().enumerate() {
             if missing.is_empty() {
                 break;
             }
-            let complaint = complaint.unwrap_or_else(|| "it lacks objects".to_owned());
-            complaints.push(format!("{source}: {complaint}"));
+            if ledger.is_liar(source) {
+                continue;
+            }
+            let others = index + 1 < request.sources.len();
+            let refusal = self.ask(source, others, &mut missing, ledger).await?;
+            refusals.extend(refusal.map(|text| format!("{source}: {text}")));
         }
         if missing.is_empty() {
             return Ok(());
         }
         let (count, first) = (missing.len(), missing[0].id);
-        let complaints = complaints.join("; ");
-        Err(FetchFailure::Sources(format!("{count} objects missing ({first}...): {complaints}")))
+        let refusals = refusals.join("; ");
+        Err(FetchFailure::Sources(format!("{count} objects missing ({first}...): {refusals}")))
     }
 
     /// Waits for `work`, and reports progress meanwhile; gives up when subd stops.
     async fn reporting<T>(
         &self,
-        progress: &Progress,
+        ledger: &Ledger,
         work: impl Future<Output = Result<T, FetchFailure>>,
     ) -> Result<T, FetchFailure> {
         let mut interval = tokio::time::interval(PROGRESS_INTERVAL);
@@ -181,24 +204,21 @@ impl Fetcher {
                 () = self.stop.cancelled() => {
                     return Err(FetchFailure::Local("subd is stopping".to_owned()));
                 }
-                _ = interval.tick() => self.report(progress),
+                _ = interval.tick() => self.report(ledger),
             }
         }
     }
 
-    fn report(&self, progress: &Progress) {
-        let arrived = {
-            let mut arrived = progress.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *arrived)
-        };
+    fn report(&self, ledger: &Ledger) {
+        let arrived = ledger.take_arrived();
         if arrived.is_empty() {
             return;
         }
         self.board.add_to_cache(&arrived, |id| self.cache.size_of(id).is_some());
+        let (objects, bytes) = ledger.amount();
         self.board.change(|state| {
             if let Some(fetch) = &mut state.fetch {
-                fetch.objects = progress.objects.load(Ordering::Relaxed);
-                fetch.bytes = progress.bytes.load(Ordering::Relaxed);
+                (fetch.objects, fetch.bytes) = (objects, bytes);
             }
         });
     }
@@ -213,165 +233,114 @@ impl Fetcher {
             .collect()
     }
 
-    /// Asks one source for `missing`; gives what is to be said against it, if something is.
+    /// Removes what has come of objects that nobody wants any more: they take space.
+    async fn discard_partials(&self, missing: &[FetchObject]) -> Result<(), FetchFailure> {
+        let wanted: BTreeSet<_> = missing.iter().map(|object| object.id).collect();
+        let cache = Arc::clone(&self.cache);
+        let discarding =
+            tokio::task::spawn_blocking(move || cache.discard_partials(|id| wanted.contains(id)));
+        match discarding.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(FetchFailure::Local(report(&error))),
+            Err(error) => Err(FetchFailure::Local(error.to_string())),
+        }
+    }
+
+    /// Whether what is missing of the objects fits.
+    fn check_space(
+        &self,
+        missing: &[FetchObject],
+    ) -> Result<Result<(), FetchFailure>, FetchFailure> {
+        let space = self.root.space().map_err(|error| FetchFailure::Local(report(&error)))?;
+        let rest = |object: &FetchObject| {
+            object.size_bytes.saturating_sub(self.cache.partial_bytes(&object.id))
+        };
+        Ok(space::check(missing.iter().map(rest), space))
+    }
+
+    /// Takes from the machine's own files what they have.
+    async fn reuse(
+        &self,
+        missing: &[FetchObject],
+        may_copy: bool,
+        ledger: &Arc<Ledger>,
+    ) -> Result<(), FetchFailure> {
+        let snapshot = self.board.read(|state| state.snapshot.clone());
+        let Some(tree) = snapshot.and_then(|snapshot| snapshot.tree.clone()) else {
+            return Ok(());
+        };
+        let reuse = Reuse {
+            cache: Arc::clone(&self.cache),
+            root: Arc::clone(&self.root),
+            budgets: Arc::clone(&self.budgets),
+            ledger: Arc::clone(ledger),
+            stop: self.stop.clone(),
+            may_copy,
+        };
+        let missing = missing.to_vec();
+        let reusing = tokio::task::spawn_blocking(move || reuse.run(&tree, &missing));
+        reusing.await.map_err(|error| FetchFailure::Local(error.to_string()))
+    }
+
+    /// Asks one source for what is `missing`, and again as long as that makes sense; gives what is
+    /// to be said against it if something is missing still.
     async fn ask(
         &self,
         source: &str,
-        missing: &[FetchObject],
-        progress: &Arc<Progress>,
+        others: bool,
+        missing: &mut Vec<FetchObject>,
+        ledger: &Arc<Ledger>,
     ) -> Result<Option<String>, FetchFailure> {
-        let peer = match Peer::parse(source, SOURCE_PORT) {
-            Ok(peer) => peer,
-            Err(error) => return Ok(Some(report(&error))),
-        };
-        let client = Client::new(peer);
-        let asking = batches(missing).into_iter().map(|batch| {
-            let (client, progress) = (client.clone(), Arc::clone(progress));
-            self.ask_for_batch(client, batch, progress)
-        });
-        let mut answers = futures_util::stream::iter(asking).buffer_unordered(BATCHES_IN_FLIGHT);
-        let mut complaint = None;
-        while let Some(answer) = answers.next().await {
-            match answer {
-                Ok(()) => {}
-                Err(BatchError::Local(text)) => return Err(FetchFailure::Local(text)),
-                Err(BatchError::Content(text)) => complaint = complaint.or(Some(text)),
-                // The connection is of no use: the other batches would fail alike.
-                Err(BatchError::Source(text)) => return Ok(Some(text)),
-            }
-        }
-        Ok(complaint)
-    }
-
-    async fn ask_for_batch(
-        &self,
-        client: Client,
-        batch: Vec<FetchObject>,
-        progress: Arc<Progress>,
-    ) -> Result<(), BatchError> {
-        let request = GetObjectsRequest { ids: batch.iter().map(|object| object.id).collect() };
-        let source = |error: &dyn std::error::Error| BatchError::Source(report(error));
-        let mut reader = client.get_objects(&request).await.map_err(|error| source(&error))?;
-        let (sender, receiver) = mpsc::channel(PIECES_MAX);
-        let writer = Writer {
-            cache: Arc::clone(&self.cache),
-            wanted: batch.iter().map(|object| (object.id, object.size_bytes)).collect(),
-            progress,
-            fetched_bytes: Arc::clone(&self.fetched_bytes),
-        };
-        let writing = tokio::task::spawn_blocking(move || writer.run(receiver));
-        let reading = async {
-            loop {
-                let (id, size_bytes) = match reader.head().await? {
-                    Head::Object { id, size_bytes } => (id, size_bytes),
-                    // What is absent stays missing, which is noticed at the end.
-                    Head::Absent(_) => continue,
-                    Head::End => return Ok(()),
-                };
-                let mut open = sender.send(Piece::Begin { id, size_bytes }).await.is_ok();
-                while let Some(chunk) = reader.chunk().await? {
-                    open = open && sender.send(Piece::Chunk(chunk)).await.is_ok();
-                }
-                open = open && sender.send(Piece::End).await.is_ok();
-                // The writer ends early only with an error, which is the one that counts.
-                if !open {
-                    return Ok(());
-                }
-            }
-        };
-        let read: Result<(), common::wire::client::StreamError> = reading.await;
-        drop(sender);
-        let written = writing.await.map_err(|error| BatchError::Local(error.to_string()))?;
-        written?;
-        read.map_err(|error| source(&error))
-    }
-}
-
-/// A batch that did not arrive as it should.
-enum BatchError {
-    /// The source cannot be used.
-    Source(String),
-    /// The source gave wrong content.
-    Content(String),
-    /// The cache cannot be written.
-    Local(String),
-}
-
-/// What the reader of a batch hands to its writer.
-enum Piece {
-    Begin { id: ObjectId, size_bytes: u64 },
-    Chunk(Bytes),
-    End,
-}
-
-/// Hashes and writes what arrives.
-struct Writer {
-    cache: Arc<Cache>,
-    wanted: BTreeMap<ObjectId, u64>,
-    progress: Arc<Progress>,
-    fetched_bytes: Arc<AtomicU64>,
-}
-
-impl Writer {
-    /// Writes until the sender is gone. Wrong objects are skipped, and told at the end.
-    fn run(&self, mut pieces: mpsc::Receiver<Piece>) -> Result<(), BatchError> {
-        let mut current: Option<(ObjectId, Receiving<'_>)> = None;
-        let mut wrong: Option<String> = None;
-        while let Some(piece) = pieces.blocking_recv() {
-            let result = match piece {
-                Piece::Begin { id, size_bytes } => match self.begin(id, size_bytes) {
-                    Ok(receiving) => {
-                        current = Some((id, receiving));
-                        Ok(())
-                    }
-                    Err(error) => Err(error),
-                },
-                Piece::Chunk(chunk) => match &mut current {
-                    Some((_, receiving)) => receiving.write(&chunk).map_err(classify),
-                    None => Ok(()),
-                },
-                Piece::End => match current.take() {
-                    Some((id, receiving)) => self.end(id, receiving),
-                    None => Ok(()),
-                },
+        let mut patience = Patience::default();
+        loop {
+            let before = ledger.amount();
+            let answer = self.attempt(source, missing, ledger).await;
+            *missing = self.missing(missing);
+            let trouble = match answer {
+                Ok(()) if missing.is_empty() => return Ok(None),
+                Ok(()) => return Ok(Some("it lacks objects".to_owned())),
+                Err(Trouble::Local(failure)) => return Err(failure),
+                Err(trouble) => trouble,
             };
-            match result {
-                Ok(()) => {}
-                Err(BatchError::Content(text)) => {
-                    current = None;
-                    wrong = wrong.or(Some(text));
+            let (objects, bytes) = ledger.amount();
+            let progress = objects > before.0 || bytes >= before.1 + PROGRESS_BYTES_MIN;
+            let text = trouble.text();
+            match patience.after(&trouble, progress, others) {
+                Next::Switch => {
+                    ledger.complain(source, matches!(trouble, Trouble::Lie(_)), &text);
+                    return Ok(Some(text));
                 }
-                Err(error) => return Err(error),
+                Next::Again(_) if missing.is_empty() => return Ok(None),
+                Next::Again(pause) => {
+                    tracing::info!(source, text, ?pause, "asking a source again");
+                    tokio::time::sleep(pause).await;
+                }
             }
         }
-        wrong.map_or(Ok(()), |text| Err(BatchError::Content(text)))
     }
 
-    fn begin(&self, id: ObjectId, size_bytes: u64) -> Result<Receiving<'_>, BatchError> {
-        match self.wanted.get(&id) {
-            None => Err(BatchError::Content(format!("it sent {id}, which nobody asked for"))),
-            Some(wanted) if *wanted != size_bytes => Err(BatchError::Content(format!(
-                "it has {size_bytes} bytes for object {id} of {wanted} bytes"
-            ))),
-            Some(_) => self.cache.receive(id, size_bytes).map_err(classify),
-        }
-    }
-
-    fn end(&self, id: ObjectId, receiving: Receiving<'_>) -> Result<(), BatchError> {
-        receiving.finish().map_err(classify)?;
-        let bytes = self.wanted.get(&id).copied().unwrap_or(0);
-        self.progress.objects.fetch_add(1, Ordering::Relaxed);
-        self.progress.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.progress.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(id);
-        Ok(())
-    }
-}
-
-fn classify(error: CacheError) -> BatchError {
-    match error {
-        CacheError::Wrong { .. } => BatchError::Content(report(&error)),
-        _ => BatchError::Local(report(&error)),
+    /// Asks one source once for what is `missing`.
+    async fn attempt(
+        &self,
+        source: &str,
+        missing: &[FetchObject],
+        ledger: &Arc<Ledger>,
+    ) -> Result<(), Trouble> {
+        let (client, local) = client_of(source)?;
+        let transfer = Transfer {
+            cache: Arc::clone(&self.cache),
+            root: Arc::clone(&self.root),
+            budgets: Arc::clone(&self.budgets),
+            network: Arc::clone(&self.network),
+            ledger: Arc::clone(ledger),
+            fetched_bytes: Arc::clone(&self.fetched_bytes),
+            client,
+            source: Arc::from(source),
+            local,
+            stall_max: self.stall_max,
+            stop: self.stop.child_token(),
+        };
+        transfer.run(missing).await
     }
 }
 
@@ -386,87 +355,4 @@ fn check(request: &FetchRequest) -> Result<(), Fault> {
         return Err(Fault::new(FaultCode::BadRequest, text));
     }
     Ok(())
-}
-
-/// Checks that `missing` fits into `space` and leaves a reserve.
-fn check_space(missing: &[FetchObject], space: Space) -> Result<(), FetchFailure> {
-    match shortage(missing.iter().map(|object| object.size_bytes), space) {
-        None => Ok(()),
-        Some(need_bytes) => {
-            Err(FetchFailure::InsufficientSpace { need_bytes, free_bytes: space.free_bytes })
-        }
-    }
-}
-
-/// What is needed, in bytes, to write files of `sizes` bytes and leave a reserve, if `space` is not
-/// enough for it.
-#[must_use]
-pub fn shortage(sizes: impl Iterator<Item = u64>, space: Space) -> Option<u64> {
-    let blocks = |size: u64| size.max(1).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
-    let (mut sum, mut need_inodes) = (0_u64, RESERVE_INODES);
-    for size in sizes {
-        sum = sum.saturating_add(blocks(size));
-        need_inodes += 1;
-    }
-    let reserve = RESERVE_BYTES_MAX.min(space.free_bytes / 100);
-    let need_bytes = sum.saturating_add(reserve);
-    (need_bytes > space.free_bytes || need_inodes > space.free_inodes).then_some(need_bytes)
-}
-
-/// Splits objects into batches that keep their order.
-fn batches(objects: &[FetchObject]) -> Vec<Vec<FetchObject>> {
-    let mut batches: Vec<Vec<FetchObject>> = Vec::new();
-    let mut bytes = 0_u64;
-    for object in objects {
-        bytes = bytes.saturating_add(object.size_bytes);
-        match batches.last_mut() {
-            Some(batch) if batch.len() < BATCH_OBJECTS_MAX && bytes <= BATCH_BYTES_MAX => {
-                batch.push(*object);
-            }
-            _ => {
-                bytes = object.size_bytes;
-                batches.push(vec![*object]);
-            }
-        }
-    }
-    batches
-}
-
-#[cfg(test)]
-mod tests {
-    use common::object::Algorithm;
-
-    use super::*;
-
-    fn object(number: u64, size_bytes: u64) -> FetchObject {
-        FetchObject { id: Algorithm::Blake3.digest(&number.to_le_bytes()), size_bytes }
-    }
-
-    #[test]
-    fn batches_are_limited_in_number_and_in_bytes() {
-        let lengths = |objects: &[FetchObject]| -> Vec<usize> {
-            batches(objects).iter().map(Vec::len).collect()
-        };
-        assert_eq!(lengths(&[]), [0_usize; 0]);
-        let many: Vec<_> = (0..4_001).map(|number| object(number, 1)).collect();
-        assert_eq!(lengths(&many), [2_000, 2_000, 1]);
-        let mib = 1 << 20;
-        let sizes = [40, 20, 10, 100, 64, 0, 1].map(|size| size * mib);
-        let large: Vec<_> = (0..).zip(sizes).map(|(number, size)| object(number, size)).collect();
-        assert_eq!(lengths(&large), [2, 1, 1, 2, 1]);
-    }
-
-    #[test]
-    fn space_is_counted_in_blocks_with_a_reserve() {
-        let space = |free_bytes, free_inodes| Space { free_bytes, free_inodes };
-        let two = [object(0, 1), object(1, 4_097)];
-        assert_eq!(check_space(&two, space(12_412, 258)), Ok(()));
-        let failure = |need_bytes, free_bytes| {
-            Err(FetchFailure::InsufficientSpace { need_bytes, free_bytes })
-        };
-        assert_eq!(check_space(&two, space(12_400, 258)), failure(12_412, 12_400));
-        assert_eq!(check_space(&two, space(1_000_000, 257)), failure(22_288, 1_000_000));
-        let huge = [object(0, u64::MAX), object(1, u64::MAX)];
-        assert!(check_space(&huge, space(u64::MAX - 1, u64::MAX)).is_err());
-    }
 }

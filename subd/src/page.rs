@@ -3,9 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use common::api::subd::{Activity, LastFetch, LastUpdate, Outcome, PollReply};
+use common::api::subd::{
+    Activity, Complaint, Health, LastFetch, LastUpdate, Outcome, Paused, PollReply, Share,
+};
 use common::daemon::page::{Cell, Frame, Mark, pairs, table};
 use common::tree::Time;
+use common::when::moment;
 use common::wire::server::{Page, Router};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -42,6 +45,17 @@ fn page(service: &Service) -> String {
             .collect();
         body.push_str(&table(&["Service", "Output"], &rows));
     }
+    if let Some(last) = status.last_fetch.as_ref().filter(|last| !last.complaints.is_empty()) {
+        body.push_str("<h2>Sources</h2>");
+        let row = |complaint: &Complaint| {
+            let (mark, what) =
+                if complaint.lies { (Mark::Bad, "lies") } else { (Mark::Quiet, "fails") };
+            let text = format!("{} {what}", complaint.source);
+            vec![Cell::Mark { mark, text }, Cell::Text(complaint.text.clone())]
+        };
+        let rows: Vec<Vec<Cell>> = last.complaints.iter().map(row).collect();
+        body.push_str(&table(&["Source", "What was wrong in the last fetch"], &rows));
+    }
     if let Some(scan) = status.scan.as_ref().filter(|scan| !scan.unreadable.is_empty()) {
         body.push_str("<h2>Unreadable paths</h2>");
         let row = |(path, why): &(common::path::TreePath, String)| {
@@ -59,6 +73,7 @@ fn facts(status: &PollReply, service: &Service) -> Vec<(&'static str, String)> {
     let none = || "none".to_owned();
     let mut facts = vec![
         ("Activity", activity(&status.activity)),
+        ("Updates", status.paused.as_ref().map_or_else(|| "allowed".to_owned(), paused)),
         ("Last image", status.last_image.as_ref().map_or_else(none, ToString::to_string)),
         ("Last update", status.last_update.as_ref().map_or_else(none, update)),
         ("Last fetch", status.last_fetch.as_ref().map_or_else(none, fetch)),
@@ -83,6 +98,11 @@ fn facts(status: &PollReply, service: &Service) -> Vec<(&'static str, String)> {
         ("Cached objects", service.board.cached_count().to_string()),
         ("Metadata passes", passes(counters.metadata_passes, counters.metadata_pass_ms)),
         ("Content passes", passes(counters.content_passes, counters.content_pass_ms)),
+        ("Media passes", media(counters.media_passes, counters.media_pass_ms, service)),
+        ("Processor time of the passes", share(status.load.cpu, "us")),
+        ("Read from the device by scanning", share(status.load.scan, "bytes")),
+        ("Written by fetching", share(status.load.write, "bytes")),
+        ("Fetched over the network", share(status.load.network, "bytes")),
         ("Bytes hashed", counters.hashed_bytes.to_string()),
         ("Bytes fetched", counters.fetched_bytes.to_string()),
         ("Free space", format!("{} bytes", status.space.free_bytes)),
@@ -98,6 +118,22 @@ fn passes(count: u64, last_ms: u64) -> String {
     format!("{count}, the last one in {last_ms} ms")
 }
 
+fn media(count: u64, last_ms: u64, service: &Service) -> String {
+    let text = passes(count, last_ms);
+    match service.scanner.media_skipped() {
+        0 => text,
+        files => format!("{text}, in which {files} files could not be read around the page cache"),
+    }
+}
+
+fn share(share: Share, unit: &str) -> String {
+    let Share { limit, used } = share;
+    match limit {
+        0 => format!("{used} {unit} a second in the last minute, without a limit"),
+        _ => format!("{used} {unit} a second in the last minute, of {limit} at most"),
+    }
+}
+
 fn activity(activity: &Activity) -> String {
     match activity {
         Activity::Idle => "scanning".to_owned(),
@@ -110,19 +146,30 @@ fn activity(activity: &Activity) -> String {
     }
 }
 
+fn paused(paused: &Paused) -> String {
+    format!("paused until {}: {}", moment(paused.until), paused.reason)
+}
+
 fn update(last: &LastUpdate) -> String {
     let outcome = match &last.outcome {
         Outcome::Done => "done".to_owned(),
         Outcome::NotPrepared(why) => format!("not prepared: {why}"),
         Outcome::RolledBack(why) => format!("rolled back: {why}"),
         Outcome::Stuck(why) => format!("stuck: {why}"),
+        Outcome::Undone(why) => format!("put back, as the health check failed: {why}"),
     };
     let verified = match last.verified_generation {
         Some(generation) => format!("verified in generation {generation}"),
         None => "not verified".to_owned(),
     };
+    let health = match &last.health {
+        Some(Health::Passed) => ", healthy",
+        Some(Health::Failed(_)) => ", not healthy",
+        None => "",
+    };
+    let boot = if last.awaits_boot { ", waits for its reboot" } else { "" };
     format!(
-        "{} to {}: {outcome}; {} operations, window {} us, {verified}, ended {}",
+        "{} to {}: {outcome}{health}{boot}; {} operations, window {} us, {verified}, ended {}",
         last.update_id,
         last.image,
         last.operations,
@@ -132,8 +179,10 @@ fn update(last: &LastUpdate) -> String {
 }
 
 fn fetch(last: &LastFetch) -> String {
-    let LastFetch { fetch_id, objects, bytes, took_ms, .. } = last;
-    let text = format!("{fetch_id}: {objects} objects, {bytes} bytes in {took_ms} ms");
+    let LastFetch { fetch_id, objects, bytes, took_ms, reused, .. } = last;
+    let text = format!(
+        "{fetch_id}: {objects} objects, {bytes} bytes in {took_ms} ms; {reused} objects were here"
+    );
     match &last.error {
         None => text,
         Some(error) => format!("{text}; failed: {error:?}"),
@@ -158,13 +207,15 @@ impl Collector for SubMetrics {
         let service = &self.0;
         let measured = service.measured();
         let counters = measured.counters;
-        let (generation, failures) = service
-            .board
-            .read(|state| (state.version.generation, state.saved.trigger_failures.len()));
+        let (generation, failures, paused) = service.board.read(|state| {
+            let paused = u64::from(state.saved.paused.is_some());
+            (state.version.generation, state.saved.trigger_failures.len(), paused)
+        });
         #[rustfmt::skip]
         let totals = [
             ("subd_metadata_passes", "Metadata passes completed", counters.metadata_passes),
             ("subd_content_passes", "Content passes completed", counters.content_passes),
+            ("subd_media_passes", "Media passes completed", counters.media_passes),
             ("subd_hashed_bytes", "Bytes hashed", counters.hashed_bytes),
             ("subd_fetched_bytes", "Bytes fetched", counters.fetched_bytes),
         ];
@@ -173,14 +224,24 @@ impl Collector for SubMetrics {
             let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
             counter.encode(metric)?;
         }
+        let load = measured.load;
         let inodes = measured.space.free_inodes;
         let failures = u64::try_from(failures).unwrap_or(u64::MAX);
         let cached = u64::try_from(service.board.cached_count()).unwrap_or(u64::MAX);
         #[rustfmt::skip]
         let present = [
+            ("subd_cpu_limit", "Processor time of the passes at most, in us a second", load.cpu.limit),
+            ("subd_cpu_used", "Processor time of the passes, in us a second", load.cpu.used),
+            ("subd_scan_limit", "Reads of scanning at most, in bytes a second", load.scan.limit),
+            ("subd_scan_used", "Reads of scanning, in bytes a second", load.scan.used),
+            ("subd_write_limit", "Writes of fetching at most, in bytes a second", load.write.limit),
+            ("subd_write_used", "Writes of fetching, in bytes a second", load.write.used),
+            ("subd_network_limit", "Fetching at most, in bytes a second", load.network.limit),
+            ("subd_network_used", "Fetching, in bytes a second", load.network.used),
             ("subd_generation", "Generation of tree and cache", generation),
             ("subd_cached_objects", "Objects in the cache", cached),
             ("subd_trigger_failures", "Triggers that failed since the last good update", failures),
+            ("subd_paused", "1 while updates are paused by hand", paused),
             ("subd_free_bytes", "Free space of the root", measured.space.free_bytes),
             ("subd_free_inodes", "Free inodes of the root", inodes),
         ];

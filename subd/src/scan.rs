@@ -3,13 +3,13 @@
 //! One thread of its own scans for ever. The *metadata pass* looks at every entry and hashes each
 //! file whose inode, size, time of modification or of change has moved; it runs as often as half a
 //! per cent of a core allows, and at once when asked. The *content pass* hashes every file
-//! whatever its metadata says, a chunk at a time with rests between, so that it holds up neither a
-//! metadata pass nor a command. A file whose content is not what the tree says is then read again
-//! by a metadata pass, which is the only one that changes the tree.
+//! whatever its metadata says, through the page cache; the *media pass* does so around it, because
+//! the cache hides what happened to the medium. Both go a chunk at a time, so that they hold up
+//! neither a metadata pass nor a command. A file whose content is not what the tree says is then
+//! read again by a metadata pass, which is the only one that changes the tree.
 //!
-//! A pass that reads around the page cache would be a further value beside the content pass in
-//! `thread`, limits of rates a further answer of [`Pace`], and mount points another handle in
-//! [`crate::root`].
+//! [`Pace`] says how often passes come, [`Budgets`] how much they take meanwhile. No pass leaves
+//! anything in the page cache that was not there before.
 //!
 //! # Invariants
 //!
@@ -18,16 +18,21 @@
 //! * While a [`Pause`] is held nothing of the tree is open or looked at.
 //! * `/.subd` is never looked at.
 
+mod beat;
 mod content;
 pub mod counters;
 pub mod links;
+pub mod medium;
 pub mod memory;
 pub mod order;
 pub mod pace;
 pub mod pass;
 pub mod reading;
 pub mod sight;
+pub mod stall;
+pub mod taken;
 mod thread;
+mod worker;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -42,7 +47,10 @@ use common::scope::{ScanSettings, Scope};
 use common::tree::Tree;
 use tokio::sync::watch;
 
+use crate::limits::Budgets;
+
 pub use pace::Pace;
+use stall::Watch;
 use thread::{Mailbox, Shared};
 pub use thread::{Pause, Stopped};
 
@@ -69,7 +77,8 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// Starts to scan `root`: what `settings` cover, less the local `exclusions`.
+    /// Starts to scan `root`: what `settings` cover, less the local `exclusions`. Passes come at
+    /// `pace`, and take no more of the machine than `budgets` allow.
     ///
     /// # Errors
     ///
@@ -79,12 +88,13 @@ impl Scanner {
         exclusions: Patterns,
         settings: ScanSettings,
         pace: Pace,
+        budgets: Arc<Budgets>,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(exclusions, settings));
+        let shared = Arc::new(Shared::new(exclusions, settings, budgets));
         let worker = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("scan".to_owned())
-            .spawn(move || thread::run(&worker, &root, pace))?;
+            .spawn(move || worker::run(&worker, &root, pace))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
@@ -103,7 +113,26 @@ impl Scanner {
     /// What was counted since the start. Counters alone make no new snapshot.
     #[must_use]
     pub fn counters(&self) -> ScanCounters {
-        self.shared.counters().read()
+        self.shared.counters.read()
+    }
+
+    /// How many files the last media pass could not read around the page cache.
+    #[must_use]
+    pub fn media_skipped(&self) -> u64 {
+        self.shared.counters.media_skipped()
+    }
+
+    /// Makes a metadata pass now, and the passes over all files that are asked for from their
+    /// beginning, without limits until each has come to its end.
+    pub fn boost(&self, content: bool, media: bool) {
+        self.shared.boost(content, media);
+    }
+
+    /// Looks whether the thread stands still, and says what it is at if it does. `watch` is what
+    /// the same watcher used before.
+    #[must_use]
+    pub fn stalled(&self, watch: &mut Watch) -> Option<String> {
+        self.shared.beat.look(watch)
     }
 
     /// Scans by other settings from now on. The snapshot is empty at once, until the first pass

@@ -10,7 +10,7 @@ use common::api::object_server::IDS_MAX;
 use common::api::subd::{
     Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
     GetDirectories, GetDirectoriesReply, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare,
-    ScanCounters, SetConfiguration,
+    ScanCounters, SetConfiguration, SetConfigurationRequest,
 };
 use common::escape::ByteText;
 use common::object::ObjectId;
@@ -22,8 +22,10 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::board::{Board, Measured};
+use crate::by_hand::{self, refuse_if_paused};
 use crate::cache::Cache;
 use crate::fetch::Fetcher;
+use crate::limits::Budgets;
 use crate::page;
 use crate::root::Root;
 use crate::saved::StateDirectory;
@@ -49,6 +51,8 @@ pub struct Service {
     pub fetcher: Fetcher,
     /// What updates.
     pub updater: Arc<Updater>,
+    /// What may be taken of the machine.
+    pub budgets: Arc<Budgets>,
     /// What is remembered.
     pub state: Arc<StateDirectory>,
     /// Bytes that were fetched since the start.
@@ -59,12 +63,15 @@ pub struct Service {
     pub index: Mutex<Option<(ObjectId, Arc<DirectoryIndex>)>>,
     /// Lets one change of the configuration be done at a time.
     pub configuring: tokio::sync::Mutex<()>,
+    /// Lets files be given to one caller at a time.
+    pub giving_files: Arc<tokio::sync::Semaphore>,
 }
 
 /// The router with all methods and pages of `service`.
 #[must_use]
 pub fn router(service: &Arc<Service>) -> Router {
     let router = page::add_pages(Router::new("subd"), service);
+    let router = by_hand::add_methods(router, service);
     let given = || Arc::clone(service);
     let (poll, directories, fetch, prepare) = (given(), given(), given(), given());
     let (commit, cleanup, get, set) = (given(), given(), given(), given());
@@ -82,12 +89,19 @@ pub fn router(service: &Arc<Service>) -> Router {
             async move { started.map(|()| Done {}) }
         })
         .method::<Prepare, _, _>(move |_, request| {
-            let updater = Arc::clone(&prepare.updater);
-            async move { updater.prepare(request).await.map(|()| Done {}) }
+            let service = Arc::clone(&prepare);
+            async move {
+                refuse_if_paused(&service.board)?;
+                service.updater.prepare(request).await.map(|()| Done {})
+            }
         })
         .method::<Commit, _, _>(move |_, request| {
-            let begun = commit.updater.commit(request.update_id);
-            async move { begun.map(|()| Done {}) }
+            let service = Arc::clone(&commit);
+            async move {
+                refuse_if_paused(&service.board)?;
+                service.updater.permit(request.update_id).await?;
+                service.updater.commit(request.update_id).map(|()| Done {})
+            }
         })
         .method::<Cleanup, _, _>(move |_, request| {
             let service = Arc::clone(&cleanup);
@@ -104,14 +118,14 @@ pub fn router(service: &Arc<Service>) -> Router {
 }
 
 /// Runs what waits for the disk where it holds nobody up.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
     let result = tokio::task::spawn_blocking(work).await;
     result.unwrap_or_else(|error| Err(Fault::new(FaultCode::Internal, error.to_string())))
 }
 
-fn too_many(count: usize, max: usize, what: &str) -> Fault {
+pub(crate) fn too_many(count: usize, max: usize, what: &str) -> Fault {
     Fault::new(FaultCode::TooLarge, format!("{count} {what}: at most {max} are accepted"))
 }
 
@@ -140,7 +154,7 @@ impl Service {
         });
         let fetched_bytes = self.fetched_bytes.load(Ordering::Relaxed);
         let counters = ScanCounters { fetched_bytes, ..self.scanner.counters() };
-        Measured { space, counters, clock: now() }
+        Measured { space, counters, load: self.budgets.load(), clock: now() }
     }
 
     fn directories(&self, digests: &[ObjectId]) -> Result<GetDirectoriesReply, Fault> {
@@ -191,20 +205,22 @@ impl Service {
         }
     }
 
-    async fn configure(&self, configuration: Configuration) -> Result<Done, Fault> {
+    async fn configure(&self, request: SetConfigurationRequest) -> Result<Done, Fault> {
         let _turn = self.configuring.lock().await;
-        if self.board.read(|state| state.saved.configuration == configuration) {
+        let old = self.board.read(|state| state.saved.configuration.clone());
+        let scan = request.scan.unwrap_or_else(|| old.scan.clone());
+        let limits = request.limits.unwrap_or(old.limits);
+        let configuration = Configuration { scan, limits };
+        if configuration == old {
             return Ok(Done {});
         }
-        self.board.configure(&configuration.scan);
+        self.board.configure(&configuration);
+        self.budgets.set_limits(configuration.limits);
         self.scanner.set_settings(configuration.scan);
-        let (state, board) = (Arc::clone(&self.state), Arc::clone(&self.board));
-        let saved = move || board.read(|state| state.saved.clone());
-        blocking(move || match state.store(saved) {
+        match self.board.keep(&self.state).await {
             Ok(()) => Ok(Done {}),
             Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),
-        })
-        .await
+        }
     }
 }
 

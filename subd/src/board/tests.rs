@@ -1,6 +1,7 @@
 //! Tests of what moves which number of a version.
 
 use common::object::Algorithm;
+use common::scope::ScanSettings;
 use common::tree::{Metadata, Tree};
 
 use super::*;
@@ -17,21 +18,18 @@ fn id(number: u32) -> ObjectId {
     ObjectId::Blake3(digest)
 }
 
+fn by(scan: &ScanSettings) -> Configuration {
+    Configuration { scan: scan.clone(), ..Configuration::default() }
+}
+
 fn snapshot(revision: u64, settings: &ScanSettings, mode: Option<u32>) -> Arc<Snapshot> {
-    let scope = Scope::of(settings, &Patterns::new::<&str>([]).unwrap());
+    let scope = Scope::of(settings, &[]);
     let tree = mode.map(|mode| {
         let metadata = Metadata::new(mode, 0, 0);
         let root = common::tree::Directory::new(Algorithm::Blake3, metadata, Vec::new());
         Tree::new(Arc::new(root.unwrap()))
     });
-    let report = tree.as_ref().map(|tree| ScanReport {
-        scope,
-        root: tree.digest(),
-        totals: tree.root().totals(),
-        kept_directories: Vec::new(),
-        externally_linked: Vec::new(),
-        unreadable: Vec::new(),
-    });
+    let report = tree.as_ref().map(|tree| ScanReport::of(scope, tree));
     Arc::new(Snapshot { settings: Arc::new(settings.clone()), scope, revision, tree, report })
 }
 
@@ -74,12 +72,12 @@ fn other_settings_make_the_scan_invalid_until_there_is_a_new_one() {
     );
     take(snapshot(1, &first, Some(0o755)));
     assert_eq!(numbers(&board), (2, 2, true));
-    board.configure(&second);
+    board.configure(&by(&second));
     assert_eq!(numbers(&board), (2, 3, false));
     assert_eq!(board.reply(None, Measured::default()).scan, None);
-    board.configure(&first);
+    board.configure(&by(&first));
     assert_eq!(numbers(&board), (3, 4, true), "who polled meanwhile was told of no tree");
-    board.configure(&second);
+    board.configure(&by(&second));
     take(snapshot(2, &second, None));
     assert_eq!(numbers(&board), (3, 5, false));
     take(snapshot(3, &second, Some(0o755)));
@@ -106,6 +104,23 @@ fn a_reply_has_what_the_caller_does_not_know() {
 }
 
 #[test]
+fn there_is_one_alarm_of_each_kind_and_only_a_change_is_news() {
+    let board = board(&[]);
+    let alarms = || board.reply(None, Measured::default()).alarms;
+    let failed = |text: &str| Alarm::WriteFailed(text.to_owned());
+    board.clear(|_| true);
+    board.raise(failed("a"));
+    board.raise(failed("a"));
+    assert_eq!((alarms(), numbers(&board)), (vec![failed("a")], (1, 2, false)));
+    board.raise(Alarm::ReadOnly);
+    board.raise(failed("b"));
+    assert_eq!((alarms(), numbers(&board)), (vec![Alarm::ReadOnly, failed("b")], (1, 4, false)));
+    board.clear(|alarm| matches!(alarm, Alarm::WriteFailed(_)));
+    board.clear(|alarm| matches!(alarm, Alarm::WriteFailed(_)));
+    assert_eq!((alarms(), numbers(&board)), (vec![Alarm::ReadOnly], (1, 5, false)));
+}
+
+#[test]
 fn failures_of_triggers_stay_until_a_good_update() {
     let failure = |service: &str, output: &str| TriggerFailure {
         service: service.to_owned(),
@@ -120,6 +135,9 @@ fn failures_of_triggers_stay_until_a_good_update() {
         operations,
         window_ns: 0,
         trigger_failures,
+        health: None,
+        awaits_boot: false,
+        unlocked: Vec::new(),
         ended: Time::default(),
     };
     let last = |outcome, trigger_failures| update(1, outcome, trigger_failures);

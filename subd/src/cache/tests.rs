@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use common::object::Algorithm;
 use common::path::TreePath;
 
+use super::receive::{PARTIAL_BYTES_MIN, PARTIALS_MAX};
 use super::*;
 use crate::root::Root;
 
@@ -110,4 +111,73 @@ fn what_was_taken_comes_back_or_is_forgotten() {
     assert_eq!(cache.ids(), [back]);
     assert_eq!(cache.remove(&[used, back]).unwrap(), [back]);
     assert_eq!(place.directory.names().unwrap(), [Box::from(b"2".as_slice())]);
+}
+
+/// Leaves the first half of `content` as a partial; gives its id.
+fn begin(cache: &Cache, content: &[u8]) -> ObjectId {
+    let id = Algorithm::Blake3.digest(content);
+    let mut receiving = cache.receive(id, content.len() as u64).unwrap();
+    let half = content.len() / 2;
+    receiving.write(&content[..half]).unwrap();
+    let kept = if half as u64 >= PARTIAL_BYTES_MIN { half as u64 } else { 0 };
+    assert_eq!(receiving.keep().unwrap(), kept);
+    assert_eq!(cache.partial_bytes(&id), kept);
+    id
+}
+
+fn content(seed: u8) -> Vec<u8> {
+    vec![seed; 200_000 + usize::from(seed)]
+}
+
+#[test]
+fn what_was_cut_goes_on_where_it_ended() {
+    let place = place();
+    let (cache, _) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    let (same, restarted, spoilt) = (content(1), content(2), content(3));
+    let go_on = |cache: &Cache, content: &[u8]| {
+        let id = Algorithm::Blake3.digest(content);
+        let mut receiving = cache.resume(id, content.len() as u64).unwrap().unwrap();
+        assert_eq!(receiving.got_bytes(), content.len() as u64 / 2);
+        receiving.write(&content[content.len() / 2..]).unwrap();
+        receiving.finish()
+    };
+    let mut ids = vec![begin(&cache, &same), begin(&cache, &restarted)];
+    go_on(&cache, &same).unwrap();
+    assert!(cache.resume(ids[0], same.len() as u64).unwrap().is_none());
+    let id = begin(&cache, &spoilt);
+    let (cache, opened) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    assert_eq!(opened, Opened { objects: 1, removed: 0 });
+    go_on(&cache, &restarted).unwrap();
+    // What somebody changed meanwhile is noticed in the end.
+    std::fs::write(place.path.join(format!("partial.{id}")), vec![0; spoilt.len() / 2]).unwrap();
+    assert!(matches!(go_on(&cache, &spoilt).unwrap_err(), CacheError::Wrong { .. }));
+    ids.sort();
+    assert_eq!(cache.ids(), ids);
+    // One of another length, or that is complete, is none.
+    let id = begin(&cache, &spoilt);
+    std::fs::write(place.path.join(format!("partial.{id}")), b"short").unwrap();
+    assert!(cache.resume(id, spoilt.len() as u64).unwrap().is_none());
+    begin(&cache, &spoilt);
+    assert!(cache.resume(id, spoilt.len() as u64 / 2).unwrap().is_none());
+    assert_eq!(place.directory.names().unwrap().len(), 2);
+}
+
+#[test]
+fn partials_are_few_and_large_and_go_when_nobody_wants_them() {
+    let place = place();
+    let (cache, _) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    begin(&cache, b"small");
+    assert!(place.directory.names().unwrap().is_empty());
+    let count = u8::try_from(PARTIALS_MAX).unwrap();
+    let ids: Vec<ObjectId> = (0..=count + 1).map(|seed| begin(&cache, &content(seed))).collect();
+    assert_eq!(place.directory.names().unwrap().len(), PARTIALS_MAX);
+    // The smallest went.
+    let kept: Vec<u64> = ids.iter().map(|id| cache.partial_bytes(id)).collect();
+    assert_eq!(kept.iter().filter(|bytes| **bytes == 0).count(), 2);
+    assert_eq!(kept[0], 0, "{kept:?}");
+    let wanted = ids[5];
+    cache.discard_partials(|id| *id == wanted).unwrap();
+    assert_eq!(place.directory.names().unwrap().len(), 1);
+    assert_eq!(cache.remove(&[wanted]).unwrap(), []);
+    assert!(place.directory.names().unwrap().is_empty());
 }

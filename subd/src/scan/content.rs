@@ -1,18 +1,23 @@
-//! The content pass: hashes every file whatever its metadata says, one chunk at a time.
+//! The passes that hash every file whatever its metadata says, one chunk at a time: the content
+//! pass through the page cache, the media pass around it.
 //!
-//! It changes nothing. Where a file holds something else than the tree says, a metadata pass is to
-//! read that file again.
+//! They change nothing. Where a file holds something else than the tree says, a metadata pass is to
+//! read that file again. What the media pass finds it looks at twice, the second time after such a
+//! metadata pass: only what then still differs is a matter of the medium, and not of somebody who
+//! has just changed the file.
 
 use std::time::{Duration, Instant};
 
 use common::path::TreePath;
 use common::scope::Attributes;
 use common::tree::{Child, Leaf, Tree};
+use nix::errno::Errno;
 
 use super::counters::Counters;
+use super::medium::OnMedium;
 use super::order::file_after;
-use super::reading::Reading;
-use crate::root::{Directory, Root};
+use super::reading::{Reading, Via};
+use crate::root::{Directory, Root, Status};
 
 /// What came of one chunk of work.
 pub enum Step {
@@ -20,91 +25,165 @@ pub enum Step {
     More,
     /// The file at that path does not hold what the tree says.
     Differs(TreePath),
-    /// All files were read; it took so long.
-    End(Duration),
+    /// The medium of the file at that path does not hold what the cache does; who it was.
+    Decayed(TreePath, Status),
+    /// All files were read.
+    End {
+        /// How long it took.
+        took: Duration,
+        /// How many files cannot be read in this way.
+        skipped: u64,
+    },
+}
+
+/// What a pass is given for one step.
+pub struct Means<'means> {
+    /// The files.
+    pub root: &'means Root,
+    /// What they are said to hold: the newest tree.
+    pub tree: &'means Tree,
+    /// Those that are read around the cache in any case.
+    pub medium: &'means OnMedium,
+    /// Where to read to: a chunk, aligned.
+    pub buffer: &'means mut [u8],
+    /// Where to count.
+    pub counters: &'means Counters,
 }
 
 /// A file in the middle of being read.
 struct Current {
+    path: TreePath,
     directory: Directory,
     reading: Reading,
+    /// True if it was looked at already.
+    again: bool,
 }
 
-/// A content pass that is under way.
-pub struct ContentPass {
+/// A pass that is under way.
+pub struct FilePass {
+    via: Via,
     started: Instant,
     /// The last file that is done.
     last: Option<TreePath>,
-    current: Option<(TreePath, Current)>,
+    /// The file to be looked at once more before the next one.
+    doubted: Option<TreePath>,
+    current: Option<Current>,
+    skipped: u64,
 }
 
-impl Default for ContentPass {
-    fn default() -> Self {
-        Self { started: Instant::now(), last: None, current: None }
+impl FilePass {
+    /// Begins with the first file.
+    #[must_use]
+    pub fn new(via: Via) -> Self {
+        let started = Instant::now();
+        Self { via, started, last: None, doubted: None, current: None, skipped: 0 }
     }
-}
 
-impl ContentPass {
     /// Closes the file that is being read; it is read from its start next time.
     pub fn leave(&mut self) {
-        self.current = None;
+        if let Some(Current { path, again: true, .. }) = self.current.take() {
+            self.doubted = Some(path);
+        }
     }
 
-    /// Reads one chunk, or opens or ends one file, of the newest `tree`.
-    pub fn step(
-        &mut self,
-        root: &Root,
-        tree: &Tree,
-        buffer: &mut [u8],
-        counters: &Counters,
-    ) -> Step {
-        let Some((path, mut current)) = self.current.take() else {
-            let Some((path, _)) = file_after(tree, self.last.as_ref()) else {
-                return Step::End(self.started.elapsed());
-            };
-            match open(root, tree, &path) {
-                Some(current) => self.current = Some((path, current)),
-                // It went, or cannot be read: the metadata pass reports that.
-                None => self.last = Some(path),
+    /// The file that is being read, or was last.
+    #[must_use]
+    pub fn place(&self) -> Option<&TreePath> {
+        self.current.as_ref().map(|current| &current.path).or(self.last.as_ref())
+    }
+
+    /// Reads one chunk, or opens or ends one file.
+    pub fn step(&mut self, means: &mut Means<'_>) -> Step {
+        let Some(mut current) = self.current.take() else { return self.open(means) };
+        match current.reading.step(means.buffer) {
+            Ok(0) => self.finish(means, current),
+            Ok(length) => {
+                means.counters.add_hashed(length);
+                self.current = Some(current);
+                Step::More
             }
+            Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => {
+                self.skip(current.path)
+            }
+            // An error of the medium: the metadata pass reports it when it reads the file.
+            Err(_) => {
+                let status = *current.reading.status();
+                self.differs(current.path, status, current.again)
+            }
+        }
+    }
+
+    fn open(&mut self, means: &Means<'_>) -> Step {
+        let (path, again) = match self.doubted.take() {
+            Some(path) => (path, true),
+            None => match file_after(means.tree, self.last.as_ref()) {
+                Some((path, _)) => (path, false),
+                None => {
+                    return Step::End { took: self.started.elapsed(), skipped: self.skipped };
+                }
+            },
+        };
+        let opened = means.root.parent(&path).and_then(|(directory, name)| {
+            let reading = Reading::start(&directory, name, means.tree.algorithm())?;
+            Ok((directory, reading))
+        });
+        // If it went, or cannot be read, the metadata pass reports that.
+        let Ok((directory, mut reading)) = opened else {
+            self.last = Some(path);
             return Step::More;
         };
-        match current.reading.step(buffer) {
-            Ok(0) => {}
-            Ok(length) => {
-                counters.add_hashed(length);
-                self.current = Some((path, current));
-                return Step::More;
-            }
-            Err(_) => {
-                // An error of the medium: the metadata pass reports it when it reads the file.
-                self.last = Some(path.clone());
-                return Step::Differs(path);
-            }
+        let around = self.via == Via::Medium || means.medium.has(&path, reading.status());
+        if around && reading.go_around_cache().is_err() {
+            return self.skip(path);
         }
-        self.last = Some(path.clone());
-        let Current { directory, reading } = current;
-        match reading.finish(&directory, path.name(), Attributes::Basic) {
-            Ok(was)
-                if was.stable && object_at(tree, &path).is_some_and(|said| said != was.object) =>
-            {
-                Step::Differs(path)
+        self.current = Some(Current { path, directory, reading, again });
+        Step::More
+    }
+
+    /// Passes over a file that cannot be read in this way.
+    fn skip(&mut self, path: TreePath) -> Step {
+        self.skipped += 1;
+        self.last = Some(path);
+        Step::More
+    }
+
+    fn finish(&mut self, means: &Means<'_>, current: Current) -> Step {
+        let Current { path, directory, reading, again } = current;
+        let was = reading.finish(&directory, path.name(), Attributes::Basic);
+        let said = object_at(means.tree, &path);
+        match was {
+            Ok(was) if was.stable && said.is_some_and(|said| said != was.object) => {
+                self.differs(path, was.status, again)
             }
             // A file that changes is the business of the metadata pass.
-            Ok(_) | Err(_) => Step::More,
+            Ok(_) | Err(_) => {
+                self.last = Some(path);
+                Step::More
+            }
         }
     }
-}
 
-fn open(root: &Root, tree: &Tree, path: &TreePath) -> Option<Current> {
-    let (directory, name) = root.parent(path).ok()?;
-    let reading = Reading::start(&directory, name, tree.algorithm()).ok()?;
-    Some(Current { directory, reading })
+    fn differs(&mut self, path: TreePath, status: Status, again: bool) -> Step {
+        match (self.via, again) {
+            (Via::Medium, false) => {
+                self.doubted = Some(path.clone());
+                Step::Differs(path)
+            }
+            (Via::Medium, true) => {
+                self.last = Some(path.clone());
+                Step::Decayed(path, status)
+            }
+            (Via::Cache, _) => {
+                self.last = Some(path.clone());
+                Step::Differs(path)
+            }
+        }
+    }
 }
 
 fn object_at(tree: &Tree, path: &TreePath) -> Option<common::object::ObjectId> {
     match tree.get(path)? {
         Child::Leaf(Leaf::File(file)) => Some(file.object),
-        Child::Leaf(_) | Child::Directory(_) => None,
+        _ => None,
     }
 }

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::api::subd::ScanCounters;
-use nix::time::{ClockId, clock_gettime};
 
 /// Counts since subd started.
 #[derive(Debug, Default)]
@@ -13,6 +12,9 @@ pub struct Counters {
     content_passes: AtomicU64,
     metadata_pass_ms: AtomicU64,
     content_pass_ms: AtomicU64,
+    media_passes: AtomicU64,
+    media_pass_ms: AtomicU64,
+    media_skipped: AtomicU64,
     hashed_bytes: AtomicU64,
 }
 
@@ -34,6 +36,20 @@ impl Counters {
         self.content_pass_ms.store(milliseconds(took), Ordering::Relaxed);
     }
 
+    /// Counts a media pass that was completed, but for the `skipped` files that their file-system
+    /// does not let read around the page cache.
+    pub fn end_media_pass(&self, took: Duration, skipped: u64) {
+        self.media_passes.fetch_add(1, Ordering::Relaxed);
+        self.media_pass_ms.store(milliseconds(took), Ordering::Relaxed);
+        self.media_skipped.store(skipped, Ordering::Relaxed);
+    }
+
+    /// How many files the last media pass could not read around the page cache.
+    #[must_use]
+    pub fn media_skipped(&self) -> u64 {
+        self.media_skipped.load(Ordering::Relaxed)
+    }
+
     /// The counts as they are now; what is fetched is counted elsewhere, and zero here.
     #[must_use]
     pub fn read(&self) -> ScanCounters {
@@ -43,6 +59,8 @@ impl Counters {
             content_passes: load(&self.content_passes),
             metadata_pass_ms: load(&self.metadata_pass_ms),
             content_pass_ms: load(&self.content_pass_ms),
+            media_passes: load(&self.media_passes),
+            media_pass_ms: load(&self.media_pass_ms),
             hashed_bytes: load(&self.hashed_bytes),
             fetched_bytes: 0,
         }
@@ -51,12 +69,4 @@ impl Counters {
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The processor time that this thread has used.
-#[must_use]
-pub fn cpu_time() -> Duration {
-    // The clock of the calling thread is always there on Linux; without it passes cost nothing,
-    // and run as often as the shortest interval allows.
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

@@ -4,7 +4,8 @@
 //! of its last reading: only the kernel sets the time of change. That time has a granularity,
 //! though. A file that is changed twice within one tick, the second time after it was read, looks
 //! like the file that was read; so a reading soon after a change settles nothing and the file is
-//! read again by the next pass ("racily clean", as git calls it).
+//! read again by the next pass ("racily clean", as git calls it). How soon is a matter of the
+//! file-system: some keep whole seconds.
 // tidy: core
 
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use common::object::{Algorithm, ObjectId};
 use common::scope::Attributes;
 use common::tree::node::SYMLINK_MODE;
 use common::tree::{
-    Child, Device, Directory, Entry, File, Leaf, Metadata, Special, Symlink, Time, TreeError,
-    Xattrs,
+    Child, Device, Directory, Entry, File, Leaf, Metadata, Special, Symlink, Time, Times,
+    TreeError, Xattrs,
 };
 
 use crate::root::{Kind, Status};
@@ -36,15 +37,16 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Of an entry that was read from `started` on, and was as in `status` before and after.
+    /// Of an entry that was read from `started` on, and was as in `status` before and after, on a
+    /// file-system that keeps `times`.
     #[must_use]
-    pub fn new(status: &Status, started: Time, attributes: Attributes) -> Self {
+    pub fn new(status: &Status, started: Time, attributes: Attributes, times: Times) -> Self {
         Self {
             inode: status.inode,
             size_bytes: status.size_bytes,
             mtime: status.mtime,
             ctime: status.ctime,
-            settled: is_settled(status.ctime, started),
+            settled: is_settled(status.ctime, started, times),
             attributes,
         }
     }
@@ -52,7 +54,8 @@ impl Stamp {
     /// As [`Stamp::new`], of an entry that changed while it was read: the next pass reads it.
     #[must_use]
     pub fn unsettled(status: &Status, attributes: Attributes) -> Self {
-        Self { settled: false, ..Self::new(status, Time::default(), attributes) }
+        let times = Times::default();
+        Self { settled: false, ..Self::new(status, Time::default(), attributes, times) }
     }
 
     /// True if an entry with `status` is the one that was read, unchanged.
@@ -75,11 +78,12 @@ impl Stamp {
 /// True if no later change can show the time of change `ctime` again, given that reading
 /// `started` at that time. A time far in the future is as good: the clock was set back since, so
 /// that the next change shows another one.
-fn is_settled(ctime: Time, started: Time) -> bool {
+fn is_settled(ctime: Time, started: Time, times: Times) -> bool {
     let nanoseconds =
         |time: Time| i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
     let distance = nanoseconds(started) - nanoseconds(ctime);
-    distance.unsigned_abs() > RACY_WINDOW.as_nanos()
+    let window = RACY_WINDOW.as_nanos() + u128::from(times.granularity_ns);
+    distance.unsigned_abs() > window
 }
 
 /// What an entry held, beside what `lstat` tells.

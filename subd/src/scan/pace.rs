@@ -1,15 +1,13 @@
-//! How much of the machine the scanner may take: pure arithmetic over durations.
-//!
-//! The passes ask after each piece of work how long to rest. Limits of the rate of reading, and
-//! the share of a device for a pass around the cache, are further questions to the same value.
+//! How often the passes come: pure arithmetic over durations. How much they take meanwhile is held
+//! by the budgets of [`crate::limits`].
 // tidy: core
 
 use std::time::Duration;
 
 /// The shortest rest worth going to sleep for; shorter ones are saved up.
-const REST_MIN: Duration = Duration::from_millis(20);
+pub const REST_MIN: Duration = Duration::from_millis(20);
 
-/// How fast the scanner works.
+/// How often the scanner works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// A metadata pass starts this many times the processor time of the last one after it ended:
@@ -19,10 +17,13 @@ pub struct Pace {
     pub metadata_interval_min: Duration,
     /// The longest time between two metadata passes.
     pub metadata_interval_max: Duration,
-    /// The content pass rests this many times as long as it worked: 19 is a twentieth of a core.
-    pub content_rest_factor: u32,
     /// The time between two content passes.
     pub content_pause: Duration,
+    /// The time between two media passes.
+    pub media_pause: Duration,
+    /// A scanner that has not moved for less than this is never called stalled: a disk that was
+    /// asleep takes seconds.
+    pub stall_min: Duration,
 }
 
 impl Default for Pace {
@@ -30,9 +31,10 @@ impl Default for Pace {
         Self {
             metadata_interval_factor: 200,
             metadata_interval_min: Duration::from_secs(1),
-            metadata_interval_max: Duration::from_secs(60),
-            content_rest_factor: 19,
-            content_pause: Duration::from_secs(300),
+            metadata_interval_max: Duration::from_secs(10 * 60),
+            content_pause: Duration::from_secs(15 * 60),
+            media_pause: Duration::from_secs(60 * 60),
+            stall_min: Duration::from_secs(10),
         }
     }
 }
@@ -46,12 +48,11 @@ impl Pace {
             .min(self.metadata_interval_max)
     }
 
-    /// How long the content pass has to rest for `worked`, the time since its last rest; `None`
-    /// if it may go on first.
+    /// For how long a pass may go on, or stand still, that comes `interval` after the one before
+    /// it, which took `took`: two of its periods.
     #[must_use]
-    pub fn content_rest(&self, worked: Duration) -> Option<Duration> {
-        let rest = worked.saturating_mul(self.content_rest_factor);
-        (rest >= REST_MIN).then_some(rest)
+    pub fn stall_limit(&self, interval: Duration, took: Duration) -> Duration {
+        interval.saturating_add(took).saturating_mul(2).max(self.stall_min)
     }
 }
 
@@ -63,7 +64,7 @@ mod tests {
     fn half_a_per_cent_of_a_core_within_limits() {
         let pace = Pace::default();
         #[rustfmt::skip]
-        let table = [(0, 1_000), (5, 1_000), (80, 16_000), (300, 60_000), (9_000, 60_000)];
+        let table = [(0, 1_000), (5, 1_000), (80, 16_000), (300, 60_000), (9_000, 600_000)];
         for (cpu, interval) in table {
             let got = pace.metadata_interval(Duration::from_millis(cpu));
             assert_eq!(got, Duration::from_millis(interval), "{cpu} ms");
@@ -71,12 +72,14 @@ mod tests {
     }
 
     #[test]
-    fn the_content_pass_works_a_twentieth_of_the_time() {
+    fn two_periods_are_the_limit_of_a_pass() {
         let pace = Pace::default();
-        let rest = |worked| pace.content_rest(Duration::from_millis(worked));
-        assert_eq!(rest(0), None);
-        assert_eq!(rest(1), None);
-        assert_eq!(rest(2), Some(Duration::from_millis(38)));
-        assert_eq!(rest(1_000), Some(Duration::from_secs(19)));
+        #[rustfmt::skip]
+        let table = [(1_000, 5, 10_000), (16_000, 80, 32_160), (60_000, 90_000, 300_000)];
+        for (interval, took, limit) in table {
+            let got =
+                pace.stall_limit(Duration::from_millis(interval), Duration::from_millis(took));
+            assert_eq!(got, Duration::from_millis(limit), "{interval} ms");
+        }
     }
 }

@@ -6,8 +6,11 @@
 //! its directory is listed as one that holds content outside the scan, so that it is never taken
 //! for empty.
 //!
-//! Mounts are found by the kernel's refusal to cross them (`EXDEV`), and by another file-system of
-//! a directory, as btrfs subvolumes show it. Looking under them comes with another root handle.
+//! Through the handle of the root nothing is mounted upon its paths: what lies under the mount
+//! points of the machine is walked. Where the handle cannot see under them, the kernel refuses to
+//! cross them (`EXDEV`). Another file-system is also told by its number, as btrfs subvolumes show
+//! one, and is not entered. Which paths the machine uses as mount points or swap files is asked at
+//! the beginning of the pass.
 
 mod frame;
 
@@ -18,19 +21,26 @@ use std::time::Duration;
 
 use common::escape::ByteText;
 use common::path::{DEPTH_MAX, TreePath};
+use common::plan::Occupant;
 use common::tree::{Child, Entry, Leaf, Metadata, Name, Tree, TreeError, Xattrs};
 use nix::errno::Errno;
 
 use self::frame::Frame;
-use super::counters::{Counters, cpu_time};
+use super::beat::Beat;
+use super::counters::Counters;
 use super::links::LinkGroups;
+use super::medium::OnMedium;
 use super::memory::{Content, DirectoryMemory, LeafMemory, Memory, Stamp, assemble, leaf_of};
 use super::reading::{Reading, now};
 use super::sight::{Look, Sight};
+use super::taken::cpu_time;
 use crate::root::{Directory, Kind, Root, RootError, Status};
 
 /// How many directories are held open at once; the ones above are opened again when needed.
 const OPEN_MAX: usize = 64;
+
+/// After how many entries of a directory it is asked whether to rest.
+const BRAKE_ENTRIES: usize = 256;
 
 /// How often an entry that changes while it is read is read in one pass.
 const TRIES: usize = 3;
@@ -47,6 +57,8 @@ pub struct Found {
     pub kept_directories: Vec<TreePath>,
     /// Files that have names outside the tree, sorted.
     pub externally_linked: Vec<TreePath>,
+    /// Paths of the tree that the kernel uses, sorted.
+    pub occupied: Vec<(TreePath, Occupant)>,
     /// What could not be read, sorted by path.
     pub unreadable: Vec<(TreePath, String)>,
     /// Processor time that was not spent on hashing.
@@ -87,10 +99,16 @@ pub struct Task<'task> {
     pub sight: &'task Sight,
     /// Paths to be read whatever their metadata says.
     pub distrusted: &'task BTreeSet<TreePath>,
+    /// Files to be read around the page cache.
+    pub medium: &'task OnMedium,
     /// Set by others to end the pass early.
     pub interrupt: &'task AtomicBool,
     /// Where to count.
     pub counters: &'task Counters,
+    /// Where to say what the pass is at.
+    pub beat: &'task Beat,
+    /// Called after each piece of work; rests when it was too much.
+    pub brake: &'task dyn Fn(),
 }
 
 /// Walks the tree once; `memory` is what the last pass left, and then what this one leaves.
@@ -107,6 +125,7 @@ pub fn run(
     let directory =
         task.root.directory(&TreePath::root()).map_err(|source| PassError::Root { source })?;
     let status = directory.status().map_err(|source| PassError::Root { source })?;
+    let occupied = task.root.occupied().map_err(|source| PassError::Root { source })?;
     let mut walk = Walk {
         task,
         buffer,
@@ -133,8 +152,11 @@ pub fn run(
     walk.kept.sort_unstable();
     walk.unreadable.sort_unstable();
     let links = walk.links;
+    let is_there = |path: &TreePath| tree.get(path).is_some();
+    let occupied = occupied.into_iter().filter(|(path, _)| is_there(path)).collect();
     Ok(Found {
         tree,
+        occupied,
         kept_directories: walk.kept,
         externally_linked: links.externally_linked(),
         unreadable: walk.unreadable,
@@ -208,7 +230,11 @@ impl Walk<'_> {
 
     /// Looks at the entries of `frame` up to the next directory, which is given, or the end.
     fn entries(&mut self, frame: &mut Frame) -> Result<Option<Frame>, Interrupted> {
+        self.task.beat.at(&frame.path);
         while !self.interrupted() {
+            if frame.names.len().is_multiple_of(BRAKE_ENTRIES) {
+                (self.task.brake)();
+            }
             let Some(name) = frame.names.next() else { return Ok(None) };
             if let Some(below) = self.entry(frame, name)? {
                 return Ok(Some(below));
@@ -368,7 +394,7 @@ impl Walk<'_> {
         let (memory, status) = match known {
             Some(memory) if memory.stamp.holds_attributes(&status, attributes) => (memory, status),
             Some(memory) => {
-                let stamp = Stamp::new(&status, now(), attributes);
+                let stamp = Stamp::new(&status, now(), attributes, self.task.root.times());
                 match directory.xattrs(name, attributes) {
                     Ok(xattrs) => {
                         let xattrs = Xattrs::from_iter(xattrs);
@@ -377,7 +403,7 @@ impl Walk<'_> {
                     Err(error) => return Ok(failure(&error)),
                 }
             }
-            None => match self.read(directory, name, &status, left)? {
+            None => match self.read(directory, path, name, &status, left)? {
                 Ok(read) => read,
                 Err(seen) => return Ok(seen),
             },
@@ -390,23 +416,33 @@ impl Walk<'_> {
     fn read(
         &mut self,
         directory: &Directory,
+        path: &TreePath,
         name: &[u8],
         expected: &Status,
         left: usize,
     ) -> Result<Result<(LeafMemory, Status), Seen>, Interrupted> {
         let settings = self.task.sight.settings();
         let start = cpu_time();
+        self.task.beat.at(path);
         let mut reading = match Reading::start(directory, name, settings.algorithm) {
             Ok(reading) => reading,
             Err(error) => return Ok(Err(failure(&error))),
         };
+        if self.task.medium.has(path, reading.status())
+            && let Err(errno) = reading.go_around_cache()
+        {
+            return Ok(Err(Seen::Unreadable(errno.desc().to_owned())));
+        }
         loop {
             if self.interrupted() {
                 return Err(Interrupted);
             }
             match reading.step(self.buffer) {
                 Ok(0) => break,
-                Ok(length) => self.task.counters.add_hashed(length),
+                Ok(length) => {
+                    self.task.counters.add_hashed(length);
+                    (self.task.brake)();
+                }
                 Err(error) => return Ok(Err(Seen::Unreadable(error.to_string()))),
             }
         }
@@ -419,7 +455,7 @@ impl Walk<'_> {
             return Ok(Err(Seen::Changed));
         }
         let stamp = if was.stable {
-            Stamp::new(&was.status, was.started, settings.attributes)
+            Stamp::new(&was.status, was.started, settings.attributes, self.task.root.times())
         } else {
             Stamp::unsettled(&was.status, settings.attributes)
         };
@@ -445,7 +481,7 @@ impl Walk<'_> {
         {
             return Seen::Leaf(leaf_of(&status, &memory), Some(memory));
         }
-        let stamp = Stamp::new(&status, now(), settings.attributes);
+        let stamp = Stamp::new(&status, now(), settings.attributes, self.task.root.times());
         let content = match status.kind {
             Kind::Special(device) => match directory.is_mount_point(name) {
                 Ok(false) => Content::Special(device),
@@ -512,7 +548,7 @@ impl Walk<'_> {
         });
         let stamp = match known {
             Some(former) => former.stamp,
-            None => Stamp::new(&status, now(), attributes),
+            None => Stamp::new(&status, now(), attributes, self.task.root.times()),
         };
         let read = || -> Result<_, RootError> {
             let xattrs = match known {

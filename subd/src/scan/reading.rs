@@ -1,13 +1,25 @@
 //! Reads and hashes one file, a chunk at a time, and notices when it changes meanwhile.
+//!
+//! Reading leaves the page cache as it was: what was not in it is taken out again, so that scanning
+//! a file does not drive out what others work with. Holes are hashed and not read. Reading the
+//! medium goes around the cache, which hides what has happened there.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, IoSliceMut};
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::object::{Algorithm, Hasher, ObjectId};
 use common::scope::Attributes;
 use common::tree::{Time, Xattrs};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use rustix::fs::{Advice, SeekFrom, fadvise, seek};
+use rustix::io::{Errno as Refusal, ReadWriteFlags, preadv2};
 
+use super::taken::read_bytes;
 use crate::root::{Directory, RootError, Status};
 
 /// How much of a file is read at once: what a command waits for at most, in bytes.
@@ -16,6 +28,46 @@ pub const CHUNK_BYTES: usize = 256 << 10;
 /// How far a file may grow while it is read before reading it is given up, in bytes.
 const GROWTH_BYTES_MAX: u64 = 1 << 20;
 
+/// What reads around the cache begin and end at, in bytes: in the file and in memory. No device
+/// in use asks for more.
+const ALIGNMENT: usize = 4_096;
+
+/// What a hole holds.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Where a file is read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// Through the page cache: what programs see.
+    Cache,
+    /// Around it: what will be left after a restart.
+    Medium,
+}
+
+/// Memory to read to, aligned as reads around the cache ask for.
+#[derive(Debug)]
+pub struct AlignedBuffer {
+    memory: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl AlignedBuffer {
+    /// Memory of `length` bytes.
+    #[must_use]
+    pub fn new(length: usize) -> Self {
+        let memory = vec![0; length + ALIGNMENT];
+        // The vector never grows, so it stays where it is.
+        let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Self { memory, start, length }
+    }
+
+    /// The bytes.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..self.length]
+    }
+}
+
 /// A file that is being read.
 pub struct Reading {
     file: File,
@@ -23,6 +75,11 @@ pub struct Reading {
     before: Status,
     started: Time,
     bytes: u64,
+    via: Via,
+    /// True as long as the kernel tells whether something is in the page cache.
+    tells_cached: bool,
+    /// What of the file is data, from where it was last asked; `None` if there are no holes.
+    data: Option<Range<u64>>,
 }
 
 /// A file that was read.
@@ -53,7 +110,39 @@ impl Reading {
         let started = now();
         let file = directory.open_file(name)?;
         let before = status_of(&file, directory, name)?;
-        Ok(Self { file, hasher: Hasher::new(algorithm), before, started, bytes: 0 })
+        let allocated_blocks = file.metadata().map_or(u64::MAX, |metadata| metadata.blocks());
+        let has_holes = allocated_blocks.saturating_mul(512) < before.size_bytes;
+        // The kernel must not read further than it is asked to, or it could not be told what of
+        // that has been in the cache already. If it does, only the cache suffers.
+        let _advice = fadvise(&file, 0, None, Advice::Random);
+        Ok(Self {
+            file,
+            hasher: Hasher::new(algorithm),
+            before,
+            started,
+            bytes: 0,
+            via: Via::Cache,
+            tells_cached: true,
+            data: has_holes.then_some(0..0),
+        })
+    }
+
+    /// Who the file was when it was opened.
+    #[must_use]
+    pub fn status(&self) -> &Status {
+        &self.before
+    }
+
+    /// Reads the medium from now on; buffers are to be those of an [`AlignedBuffer`].
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the file-system cannot do that.
+    pub fn go_around_cache(&mut self) -> Result<(), Errno> {
+        let flags = OFlag::from_bits_retain(fcntl(&self.file, FcntlArg::F_GETFL)?);
+        fcntl(&self.file, FcntlArg::F_SETFL(flags | OFlag::O_DIRECT))?;
+        self.via = Via::Medium;
+        Ok(())
     }
 
     /// Reads one more chunk into `buffer`; gives its length, 0 at the end.
@@ -65,8 +154,24 @@ impl Reading {
         if self.bytes > self.before.size_bytes.saturating_add(GROWTH_BYTES_MAX) {
             return Ok(0);
         }
+        let hole = self.hole();
+        if hole > 0 {
+            let length = usize::try_from(hole).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+            let mut left = length;
+            while left > 0 {
+                let part = left.min(ZEROS.len());
+                self.hasher.update(&ZEROS[..part]);
+                left -= part;
+            }
+            self.bytes += length as u64;
+            return Ok(length);
+        }
         let length = loop {
-            match self.file.read(buffer) {
+            let read = match self.via {
+                Via::Cache => self.read_cached(buffer),
+                Via::Medium => self.read_medium(buffer),
+            };
+            match read {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => break other?,
             }
@@ -74,6 +179,75 @@ impl Reading {
         self.hasher.update(&buffer[..length]);
         self.bytes += length as u64;
         Ok(length)
+    }
+
+    /// How much of a hole is ahead, in bytes.
+    fn hole(&mut self) -> u64 {
+        let Some(data) = &self.data else { return 0 };
+        let (at, end) = (self.bytes, self.before.size_bytes);
+        if at >= end {
+            return 0;
+        }
+        let data = if at < data.end { data.clone() } else { self.data_from(at) };
+        let hole = data.start.min(end).saturating_sub(at);
+        // What follows is read from where the medium can be read.
+        let whole = if data.start < end { hole - hole % ALIGNMENT as u64 } else { hole };
+        self.data = Some(data);
+        whole
+    }
+
+    /// The next data at `at` or after it.
+    fn data_from(&self, at: u64) -> Range<u64> {
+        match seek(&self.file, SeekFrom::Data(at)) {
+            Ok(start) => {
+                let end = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(u64::MAX);
+                start..end.max(start + 1)
+            }
+            Err(Refusal::NXIO) => self.before.size_bytes..u64::MAX,
+            // Where nothing is known of holes, all is read.
+            Err(_) => at..u64::MAX,
+        }
+    }
+
+    /// Reads through the page cache, and takes out of it what was not there before.
+    fn read_cached(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.tells_cached {
+            let slices = &mut [IoSliceMut::new(buffer)];
+            match preadv2(&self.file, slices, self.bytes, ReadWriteFlags::NOWAIT) {
+                Ok(length) => return Ok(length),
+                Err(Refusal::AGAIN) => {
+                    let length = self.file.read_at(buffer, self.bytes)?;
+                    self.drop_cached(length);
+                    return Ok(length);
+                }
+                Err(Refusal::OPNOTSUPP | Refusal::INVAL | Refusal::NOSYS) => {
+                    self.tells_cached = false;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // An overlay, say. Then what the device had to give was not in the cache.
+        let before = read_bytes();
+        let length = self.file.read_at(buffer, self.bytes)?;
+        if read_bytes() != before {
+            self.drop_cached(length);
+        }
+        Ok(length)
+    }
+
+    /// Takes what was just read out of the page cache. What is changed or in use stays.
+    fn drop_cached(&self, length: usize) {
+        if let Some(length) = NonZeroU64::new(length as u64) {
+            // Without it the cache is a little worse off, and nothing else.
+            let _advice = fadvise(&self.file, self.bytes, Some(length), Advice::DontNeed);
+        }
+    }
+
+    fn read_medium(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        // Only at its end does a file give less than it is asked for; and from there on its
+        // offsets are none to read at.
+        let ended = !self.bytes.is_multiple_of(ALIGNMENT as u64);
+        if ended { Ok(0) } else { self.file.read_at(buffer, self.bytes) }
     }
 
     /// Ends with what was read so far, and the extended attributes that `attributes` manage.

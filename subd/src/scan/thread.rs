@@ -1,30 +1,23 @@
-//! The thread that scans, and the mailbox through which others steer it.
+//! The mailbox through which others steer the thread that scans, and what both share.
 //!
 //! The mailbox holds what others want; the thread looks into it between two pieces of work. What
 //! must not wait for the end of a pass (settings, a pause, the end) also raises the interrupt.
 
 use std::collections::BTreeSet;
-use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-use common::api::subd::ScanReport;
 use common::filter::Patterns;
 use common::path::TreePath;
-use common::report::report;
 use common::scope::{ScanSettings, Scope};
-use common::tree::{Child, Leaf, Tree};
 use tokio::sync::{oneshot, watch};
 
-use super::content::{ContentPass, Step};
+use super::Snapshot;
+use super::beat::Beat;
 use super::counters::Counters;
-use super::memory::DirectoryMemory;
-use super::pass::{self, Found, PassError, Task};
-use super::reading::CHUNK_BYTES;
-use super::sight::Sight;
-use super::{Pace, Snapshot};
-use crate::root::Root;
+use super::pace::REST_MIN;
+use super::taken::Taken;
+use crate::limits::Budgets;
 
 /// The most paths that are distrusted at once; beyond that all that matters is that they are many,
 /// and the content pass finds the rest again.
@@ -38,16 +31,26 @@ pub struct Stopped;
 /// What others want of the thread.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    settings: Arc<ScanSettings>,
+    pub(super) settings: Arc<ScanSettings>,
     /// Paths to be read whatever their metadata says.
-    distrusted: BTreeSet<TreePath>,
+    pub(super) distrusted: BTreeSet<TreePath>,
     /// Who waits for the next metadata pass.
-    waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
+    pub(super) waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
     /// How many guards keep the thread out of the tree.
-    pauses: usize,
+    pub(super) pauses: usize,
     /// Who waits for the thread to be out.
-    leaving: Vec<oneshot::Sender<()>>,
-    stop: bool,
+    pub(super) leaving: Vec<oneshot::Sender<()>>,
+    /// The passes to be made now, without limits.
+    pub(super) boost: Boost,
+    pub(super) stop: bool,
+}
+
+/// Which passes are to be made now.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Boost {
+    pub(super) metadata: bool,
+    pub(super) content: bool,
+    pub(super) media: bool,
 }
 
 impl Mailbox {
@@ -65,7 +68,12 @@ impl Mailbox {
         receiver
     }
 
-    fn distrust(&mut self, paths: impl IntoIterator<Item = TreePath>) {
+    /// True if somebody waits for the end of the next pass.
+    fn is_urgent(&self) -> bool {
+        !self.waiting.is_empty() || self.boost.metadata
+    }
+
+    pub(super) fn distrust(&mut self, paths: impl IntoIterator<Item = TreePath>) {
         let room = DISTRUSTED_MAX.saturating_sub(self.distrusted.len());
         self.distrusted.extend(paths.into_iter().take(room));
     }
@@ -74,18 +82,20 @@ impl Mailbox {
 /// What the thread and its handles share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    exclusions: Patterns,
+    pub(super) exclusions: Patterns,
     mailbox: Mutex<Mailbox>,
-    news: Condvar,
-    interrupt: AtomicBool,
-    counters: Counters,
+    pub(super) news: Condvar,
+    pub(super) interrupt: AtomicBool,
+    pub(super) counters: Counters,
+    pub(super) budgets: Arc<Budgets>,
+    pub(super) beat: Beat,
     snapshots: watch::Sender<Arc<Snapshot>>,
 }
 
 impl Shared {
-    pub(super) fn new(exclusions: Patterns, settings: ScanSettings) -> Self {
+    pub(super) fn new(exclusions: Patterns, settings: ScanSettings, budgets: Arc<Budgets>) -> Self {
         let settings = Arc::new(settings);
-        let scope = Scope::of(&settings, &exclusions);
+        let scope = Scope::of(&settings, exclusions.lines());
         let first = Snapshot {
             settings: Arc::clone(&settings),
             scope,
@@ -101,11 +111,14 @@ impl Shared {
                 waiting: Vec::new(),
                 pauses: 0,
                 leaving: Vec::new(),
+                boost: Boost::default(),
                 stop: false,
             }),
             news: Condvar::new(),
             interrupt: AtomicBool::new(false),
             counters: Counters::default(),
+            budgets,
+            beat: Beat::default(),
             snapshots: watch::Sender::new(Arc::new(first)),
         }
     }
@@ -118,11 +131,38 @@ impl Shared {
         self.snapshots.subscribe()
     }
 
-    pub(super) fn counters(&self) -> &Counters {
-        &self.counters
+    pub(super) fn boost(&self, content: bool, media: bool) {
+        self.change(|mailbox| {
+            mailbox.boost.metadata = true;
+            mailbox.boost.content |= content;
+            mailbox.boost.media |= media;
+        });
     }
 
-    fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
+    /// Charges what a metadata pass has taken of the machine, and rests until it may read on. What
+    /// it looks at costs little processor time, and what has changed is to be hashed at once: only
+    /// its reads are limited, and not even those if somebody waits for it.
+    pub(super) fn brake(&self, taken: &mut Taken, urgent: bool) {
+        self.beat.moved();
+        let step = taken.step();
+        self.budgets.cpu.note(step.cpu_us());
+        if urgent {
+            self.budgets.scan.note(step.read_bytes);
+            return;
+        }
+        let mut rest = self.budgets.scan.charge(step.read_bytes).filter(|rest| *rest >= REST_MIN);
+        while let Some(time) = rest {
+            let mailbox = self.mailbox();
+            if self.interrupt.load(Ordering::Acquire) || mailbox.is_urgent() {
+                return;
+            }
+            drop(self.news.wait_timeout(mailbox, time).unwrap_or_else(PoisonError::into_inner));
+            self.beat.moved();
+            rest = self.budgets.scan.charge(0);
+        }
+    }
+
+    pub(super) fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
         // Every change of the mailbox is complete before anything in it can panic.
         self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,7 +192,7 @@ impl Shared {
         // Here and not by the thread, so that whoever changed the settings sees no tree of the
         // former ones any more.
         let settings = Arc::clone(&mailbox.settings);
-        let scope = Scope::of(&settings, &self.exclusions);
+        let scope = Scope::of(&settings, self.exclusions.lines());
         self.publish(|_| Some(Snapshot { settings, scope, revision: 0, tree: None, report: None }));
         drop(mailbox);
         self.news.notify_all();
@@ -160,7 +200,7 @@ impl Shared {
 
     /// Puts what `make` gives in the place of the last snapshot, as the next revision. Called
     /// with the mailbox locked.
-    fn publish(&self, make: impl FnOnce(&Snapshot) -> Option<Snapshot>) {
+    pub(super) fn publish(&self, make: impl FnOnce(&Snapshot) -> Option<Snapshot>) {
         self.snapshots.send_if_modified(|current| match make(current) {
             Some(next) => {
                 *current = Arc::new(Snapshot { revision: current.revision + 1, ..next });
@@ -221,250 +261,4 @@ impl Drop for Pause {
             self.shared.change(|mailbox| mailbox.pauses -= 1);
         }
     }
-}
-
-/// How far the thread steps back behind others (`nice`). The kernel derives from it the lowest
-/// priority of disk access, short of the idle class.
-const NICENESS: i32 = 15;
-
-/// Scans until it is told to stop.
-pub(super) fn run(shared: &Shared, root: &Root, pace: Pace) {
-    // No process is named: Linux takes that for the calling thread alone.
-    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-        tracing::warn!("the scanner runs with normal priority: {error}");
-    }
-    Worker {
-        shared,
-        root,
-        pace,
-        buffer: vec![0; CHUNK_BYTES].into_boxed_slice(),
-        memory: None,
-        settings: None,
-        metadata_due: Instant::now(),
-        not_before: Instant::now(),
-        content: None,
-        // The first metadata pass reads every file already.
-        content_due: Instant::now() + pace.content_pause,
-        worked: Duration::ZERO,
-    }
-    .run();
-}
-
-/// What the thread does next.
-enum Work {
-    Stop,
-    Metadata(Sight, BTreeSet<TreePath>, Vec<oneshot::Sender<Arc<Snapshot>>>),
-    Content(Tree),
-}
-
-struct Worker<'worker> {
-    shared: &'worker Shared,
-    root: &'worker Root,
-    pace: Pace,
-    buffer: Box<[u8]>,
-    memory: Option<DirectoryMemory>,
-    /// The settings of the last metadata pass that was started.
-    settings: Option<Arc<ScanSettings>>,
-    metadata_due: Instant,
-    /// When a pass may start at all, after one that found no root.
-    not_before: Instant,
-    content: Option<ContentPass>,
-    /// When the content pass may go on, or the next one start.
-    content_due: Instant,
-    /// For how long the content pass has worked since its last rest.
-    worked: Duration,
-}
-
-impl Worker<'_> {
-    fn run(mut self) {
-        loop {
-            match self.next() {
-                Work::Stop => return,
-                Work::Metadata(sight, distrusted, waiting) => {
-                    self.metadata(&sight, distrusted, waiting);
-                }
-                Work::Content(tree) => self.content(&tree),
-            }
-        }
-    }
-
-    /// Waits for something to do. Nothing of the tree is open while it waits for the end of a
-    /// pause.
-    fn next(&mut self) -> Work {
-        let mut mailbox = self.shared.mailbox();
-        loop {
-            self.shared.interrupt.store(false, Ordering::Release);
-            if mailbox.stop {
-                return Work::Stop;
-            }
-            if mailbox.pauses > 0 {
-                if let Some(content) = &mut self.content {
-                    content.leave();
-                }
-                for leaving in mailbox.leaving.drain(..) {
-                    // Whoever does not wait any more has dropped the guard as well.
-                    let _gone = leaving.send(());
-                }
-                mailbox = self.wait(mailbox, None);
-                continue;
-            }
-            let now = Instant::now();
-            let asked = !mailbox.waiting.is_empty()
-                || self.settings.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &mailbox.settings));
-            let metadata_due = if asked { self.not_before } else { self.metadata_due };
-            if metadata_due <= now {
-                let settings = Arc::clone(&mailbox.settings);
-                self.settings = Some(Arc::clone(&settings));
-                let sight = Sight::new(settings, self.shared.exclusions.clone());
-                let distrusted = mem::take(&mut mailbox.distrusted);
-                return Work::Metadata(sight, distrusted, mem::take(&mut mailbox.waiting));
-            }
-            let until = match &self.shared.snapshot().tree {
-                Some(tree) if self.content_due <= now => return Work::Content(tree.clone()),
-                Some(_) => self.content_due.min(metadata_due),
-                None => metadata_due,
-            };
-            mailbox = self.wait(mailbox, Some(until));
-        }
-    }
-
-    fn wait<'guard>(
-        &self,
-        mailbox: MutexGuard<'guard, Mailbox>,
-        until: Option<Instant>,
-    ) -> MutexGuard<'guard, Mailbox> {
-        match until {
-            None => self.shared.news.wait(mailbox).unwrap_or_else(PoisonError::into_inner),
-            Some(until) => {
-                let limit = until.saturating_duration_since(Instant::now());
-                let waited = self.shared.news.wait_timeout(mailbox, limit);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        }
-    }
-
-    fn metadata(
-        &mut self,
-        sight: &Sight,
-        mut distrusted: BTreeSet<TreePath>,
-        waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
-    ) {
-        let start = Instant::now();
-        if let Some(tree) = &self.shared.snapshot().tree {
-            add_carriers(tree, &mut distrusted);
-        }
-        let task = Task {
-            root: self.root,
-            sight,
-            distrusted: &distrusted,
-            interrupt: &self.shared.interrupt,
-            counters: &self.shared.counters,
-        };
-        match pass::run(&task, &mut self.memory, &mut self.buffer) {
-            Ok(found) => {
-                self.shared.counters.end_metadata_pass(start.elapsed());
-                self.metadata_due = Instant::now() + self.pace.metadata_interval(found.cpu);
-                self.publish(sight, found, distrusted, waiting);
-            }
-            Err(PassError::Interrupted) => {
-                self.metadata_due = Instant::now();
-                self.put_back(distrusted, waiting);
-            }
-            Err(error) => {
-                tracing::error!("{}", report(&error));
-                self.put_back(distrusted, waiting);
-                self.not_before = Instant::now() + self.pace.metadata_interval_min;
-                self.metadata_due = self.not_before;
-            }
-        }
-    }
-
-    /// Keeps for the next pass what this one was asked for.
-    fn put_back(
-        &self,
-        distrusted: BTreeSet<TreePath>,
-        waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
-    ) {
-        let mut mailbox = self.shared.mailbox();
-        if !mailbox.stop {
-            mailbox.distrust(distrusted);
-            mailbox.waiting.extend(waiting);
-        }
-    }
-
-    /// Publishes what a pass found, unless the settings have changed meanwhile.
-    fn publish(
-        &self,
-        sight: &Sight,
-        found: Found,
-        distrusted: BTreeSet<TreePath>,
-        waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
-    ) {
-        let mailbox = self.shared.mailbox();
-        if *mailbox.settings != *sight.settings() {
-            drop(mailbox);
-            return self.put_back(distrusted, waiting);
-        }
-        self.shared.publish(|current| {
-            let report = ScanReport {
-                scope: current.scope,
-                root: found.tree.digest(),
-                totals: found.tree.root().totals(),
-                kept_directories: found.kept_directories,
-                externally_linked: found.externally_linked,
-                unreadable: found.unreadable,
-            };
-            (current.report.as_ref() != Some(&report)).then(|| Snapshot {
-                settings: Arc::clone(&current.settings),
-                scope: current.scope,
-                revision: 0,
-                tree: Some(found.tree),
-                report: Some(report),
-            })
-        });
-        drop(mailbox);
-        let snapshot = self.shared.snapshot();
-        for waiting in waiting {
-            // Whoever does not wait any more misses nothing.
-            let _gone = waiting.send(Arc::clone(&snapshot));
-        }
-    }
-
-    /// Does one chunk of the content pass.
-    fn content(&mut self, tree: &Tree) {
-        let start = Instant::now();
-        let pass = self.content.get_or_insert_with(ContentPass::default);
-        match pass.step(self.root, tree, &mut self.buffer, &self.shared.counters) {
-            Step::More => {
-                self.worked += start.elapsed();
-                if let Some(rest) = self.pace.content_rest(self.worked) {
-                    self.worked = Duration::ZERO;
-                    self.content_due = Instant::now() + rest;
-                }
-            }
-            Step::Differs(path) => {
-                tracing::debug!("{path} does not hold what the tree says: it is read again");
-                self.shared.mailbox().distrust([path]);
-                self.metadata_due = Instant::now();
-            }
-            Step::End(took) => {
-                self.content = None;
-                self.shared.counters.end_content_pass(took);
-                self.content_due = Instant::now() + self.pace.content_pause;
-            }
-        }
-    }
-}
-
-/// Adds the files that the hard links among `paths` are names of: a pass reads a file by the name
-/// that carries it.
-fn add_carriers(tree: &Tree, paths: &mut BTreeSet<TreePath>) {
-    let carriers: Vec<TreePath> = paths
-        .iter()
-        .filter_map(|path| match tree.get(path) {
-            Some(Child::Leaf(Leaf::HardLink(carrier))) => Some(carrier),
-            _ => None,
-        })
-        .collect();
-    paths.extend(carriers);
 }

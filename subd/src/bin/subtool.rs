@@ -1,0 +1,7 @@
+//! `subtool`: see [`subd::subtool`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    subd::subtool::main()
+}

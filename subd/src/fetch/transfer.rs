@@ -1,0 +1,276 @@
+//! Asks one source for what is missing, several requests at a time.
+//!
+//! A request is read by a task and written by a [`Writer`]; between them is a short queue. On the
+//! first trouble all requests are ended, and what they have received is kept. A source that sends
+//! nothing for too long is in trouble like one whose connection broke.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::api::object_server::GetObjectsRequest;
+use common::api::subd::{FetchFailure, FetchObject};
+use common::report::report;
+use common::wire::client::{CallError, Client, Extent, Peer, Remedy, StreamError};
+use common::wire::object_stream::Head;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::SOURCE_PORT;
+use super::ledger::Ledger;
+use super::network::{Network, is_local};
+use super::request::{Request, requests};
+use super::trouble::Trouble;
+use super::writer::{Piece, Writer};
+use crate::cache::Cache;
+use crate::limits::Budgets;
+use crate::root::Root;
+
+/// How many requests are under way at once.
+const REQUESTS_IN_FLIGHT: usize = 2;
+
+/// How many pieces may wait to be written.
+const PIECES_MAX: usize = 16;
+
+/// One attempt to get objects from one source.
+pub(super) struct Transfer {
+    pub cache: Arc<Cache>,
+    pub root: Arc<Root>,
+    pub budgets: Arc<Budgets>,
+    pub network: Arc<Network>,
+    pub ledger: Arc<Ledger>,
+    pub fetched_bytes: Arc<AtomicU64>,
+    pub client: Client,
+    pub source: Arc<str>,
+    /// True if the source is on this machine.
+    pub local: bool,
+    /// How long the source may send nothing.
+    pub stall_max: Duration,
+    /// Ends all requests.
+    pub stop: CancellationToken,
+}
+
+/// The client of `source`, and whether it is on this machine.
+pub(super) fn client_of(source: &str) -> Result<(Client, bool), Trouble> {
+    let peer =
+        Peer::parse(source, SOURCE_PORT).map_err(|error| Trouble::Refused(report(&error)))?;
+    let local = is_local(&peer);
+    Ok((Client::new(peer), local))
+}
+
+impl Transfer {
+    /// Asks for `missing`. What the source does not have is no trouble.
+    pub async fn run(&self, missing: &[FetchObject]) -> Result<(), Trouble> {
+        let requests = requests(missing, |id| self.cache.partial_bytes(id));
+        let answers = requests.into_iter().map(|request| self.answer(request));
+        let mut answers = futures_util::stream::iter(answers).buffer_unordered(REQUESTS_IN_FLIGHT);
+        let mut worst: Option<Trouble> = None;
+        while let Some(answer) = answers.next().await {
+            if let Err(trouble) = answer {
+                // The others end too, but each is waited for: nothing may write any more when the
+                // next attempt begins.
+                self.stop.cancel();
+                worst = Some(match worst {
+                    None => trouble,
+                    Some(earlier) => earlier.or_worse(trouble),
+                });
+            }
+        }
+        worst.map_or(Ok(()), Err)
+    }
+
+    async fn answer(&self, request: Request) -> Result<(), Trouble> {
+        if self.stop.is_cancelled() {
+            return Ok(());
+        }
+        match request {
+            Request::Batch(objects) => self.batch(objects).await,
+            Request::Rest { object, from } => self.rest(object, from).await,
+        }
+    }
+
+    /// Gets whole objects.
+    async fn batch(&self, objects: Vec<FetchObject>) -> Result<(), Trouble> {
+        let request = GetObjectsRequest { ids: objects.iter().map(|object| object.id).collect() };
+        let asking = self.in_time(self.client.get_objects(&request));
+        let mut reader = asking.await?.map_err(|error| call_trouble(&error))?;
+        let (sender, receiver) = mpsc::channel(PIECES_MAX);
+        let reading = async move {
+            loop {
+                let head = self.in_time(reader.head()).await?;
+                let (id, size_bytes) = match head.map_err(|error| stream_trouble(&error))? {
+                    Head::Object { id, size_bytes } => (id, size_bytes),
+                    // What is absent stays missing, which is noticed at the end.
+                    Head::Absent(_) => continue,
+                    Head::End => return Ok(()),
+                };
+                if !send(&sender, Piece::Begin { id, size_bytes, rest: false }).await {
+                    return Ok(());
+                }
+                loop {
+                    let chunk = self.in_time(reader.chunk()).await?;
+                    let Some(chunk) = chunk.map_err(|error| stream_trouble(&error))? else {
+                        break;
+                    };
+                    if !self.pass(&sender, chunk).await {
+                        return Ok(());
+                    }
+                }
+                if !send(&sender, Piece::End).await {
+                    return Ok(());
+                }
+            }
+        };
+        self.written(&objects, receiver, reading).await
+    }
+
+    /// Gets what is missing of `object`, of which `from` bytes have arrived.
+    async fn rest(&self, object: FetchObject, from: u64) -> Result<(), Trouble> {
+        let FetchObject { id, size_bytes } = object;
+        let path = format!("/objects/{id}");
+        let asking = self.in_time(self.client.download(&path, from));
+        let Some(mut download) = asking.await?.map_err(|error| call_trouble(&error))? else {
+            // One that knows no ranges at all may still have it.
+            return self.batch(vec![object]).await;
+        };
+        let rest = match download.extent() {
+            Extent::Part { first, end, total_bytes }
+                if (first, end) == (from, size_bytes)
+                    && total_bytes.is_none_or(|total| total == size_bytes) =>
+            {
+                true
+            }
+            Extent::Whole(total) if total.is_none_or(|total| total == size_bytes) => {
+                let text = format!("asked for object {id} from byte {from} on, it sends all of it");
+                self.ledger.complain(&self.source, false, &text);
+                false
+            }
+            extent => return Err(self.bad_extent(&object, from, extent)),
+        };
+        let (sender, receiver) = mpsc::channel(PIECES_MAX);
+        let reading = async move {
+            let mut open = send(&sender, Piece::Begin { id, size_bytes, rest }).await;
+            let mut left = if rest { size_bytes - from } else { size_bytes };
+            while open && left > 0 {
+                let chunk = self.in_time(download.chunk()).await?;
+                match chunk.map_err(|error| stream_trouble(&error))? {
+                    // More than was asked for is refused by the writer.
+                    Some(chunk) => {
+                        left = left.saturating_sub(chunk.len() as u64);
+                        open = self.pass(&sender, chunk).await;
+                    }
+                    None => {
+                        return Err(Trouble::Cut(format!("it sent {left} bytes too few of {id}")));
+                    }
+                }
+            }
+            if open {
+                send(&sender, Piece::End).await;
+            }
+            Ok(())
+        };
+        self.written(&[object], receiver, reading).await
+    }
+
+    /// A source that sends another part than was asked for.
+    fn bad_extent(&self, object: &FetchObject, from: u64, extent: Extent) -> Trouble {
+        let FetchObject { id, size_bytes } = object;
+        let asked = format!("asked for bytes {from} to {size_bytes} of object {id}");
+        match extent {
+            Extent::Whole(total) => {
+                let total = total.unwrap_or_default();
+                Trouble::Lie(format!("{asked}, it says that the object has {total} bytes"))
+            }
+            Extent::Part { first, end, total_bytes } => {
+                let of = total_bytes.map_or_else(String::new, |total| format!(" of {total}"));
+                Trouble::Lie(format!("{asked}, it sends bytes {first} to {end}{of}"))
+            }
+            Extent::Unclear => {
+                let text = format!("{asked}, it does not say which bytes it sends");
+                self.ledger.complain(&self.source, false, &text);
+                // Its batches may be better: the next attempt asks for the whole.
+                match self.cache.discard_partial(id) {
+                    Ok(()) => Trouble::Unfit(text),
+                    Err(error) => Trouble::Local(FetchFailure::Local(report(&error))),
+                }
+            }
+        }
+    }
+
+    /// Runs a writer of `objects` beside `reading`, which gives it what comes. The writer's trouble
+    /// is told before the reader's.
+    async fn written(
+        &self,
+        objects: &[FetchObject],
+        receiver: mpsc::Receiver<Piece>,
+        reading: impl Future<Output = Result<(), Trouble>>,
+    ) -> Result<(), Trouble> {
+        let writer = Writer {
+            cache: Arc::clone(&self.cache),
+            root: Arc::clone(&self.root),
+            ledger: Arc::clone(&self.ledger),
+            source: Arc::clone(&self.source),
+            wanted: objects.iter().map(|object| (object.id, object.size_bytes)).collect(),
+            fetched_bytes: Arc::clone(&self.fetched_bytes),
+        };
+        let writing = tokio::task::spawn_blocking(move || writer.run(receiver));
+        let read = tokio::select! {
+            read = reading => read,
+            () = self.stop.cancelled() => Ok(()),
+        };
+        let written = writing.await;
+        let lost = |error: tokio::task::JoinError| {
+            Trouble::Local(FetchFailure::Local(format!("the writer died: {error}")))
+        };
+        written.map_err(lost)?.and(read)
+    }
+
+    /// Hands a chunk on, within the limits; false if the writer has ended, whose trouble counts.
+    async fn pass(&self, sender: &mpsc::Sender<Piece>, chunk: Bytes) -> bool {
+        let bytes = chunk.len() as u64;
+        if self.network.take(bytes, self.local).await {
+            self.budgets.write.take(bytes).await;
+        } else {
+            self.budgets.write.note(bytes);
+        }
+        send(sender, Piece::Chunk(chunk)).await
+    }
+
+    /// Waits for the source, but not for ever.
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, Trouble> {
+        let late = |_| Trouble::Cut(format!("nothing came for {:?}", self.stall_max));
+        tokio::time::timeout(self.stall_max, answer).await.map_err(late)
+    }
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Transfer({})", self.source)
+    }
+}
+
+async fn send(sender: &mpsc::Sender<Piece>, piece: Piece) -> bool {
+    sender.send(piece).await.is_ok()
+}
+
+fn call_trouble(error: &CallError) -> Trouble {
+    let text = report(error);
+    match (error, error.remedy()) {
+        (CallError::Connect { .. }, _) => Trouble::Unreachable(text),
+        (_, Remedy::Wait) => Trouble::Cut(text),
+        (_, Remedy::Switch | Remedy::Report) => Trouble::Refused(text),
+    }
+}
+
+fn stream_trouble(error: &StreamError) -> Trouble {
+    let text = report(error);
+    match error {
+        StreamError::Transport { .. } | StreamError::Cut { .. } | StreamError::Stalled { .. } => {
+            Trouble::Cut(text)
+        }
+        _ => Trouble::Refused(text),
+    }
+}

@@ -1,0 +1,268 @@
+//! One rate that is held, whatever is counted.
+//!
+//! Work is charged after it was done, when it is known what it took: whoever did it then waits
+//! until the charge is paid. Debts are common to all who share a budget, and nobody works on while
+//! there is one, so that it is never more than a piece of work of each of them.
+//!
+//! A quota of `governor` is fixed, so that another rate is another limiter. Its cells are fractions
+//! of a rate and not bytes: the time of a cell is a whole number of nanoseconds, which would be far
+//! off for a byte of a fast device.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::api::subd::Share;
+use governor::clock::{Clock, MonotonicClock, Reference};
+use governor::middleware::NoOpMiddleware;
+use governor::state::{InMemoryState, NotKeyed};
+use governor::{Quota, RateLimiter};
+
+use super::meter::Meter;
+
+/// The longest that a caller waits before it asks again; the rate may have changed.
+pub const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Into how many cells what may be taken in a second is divided at most.
+const CELLS_PER_SECOND: u64 = 10_000;
+
+/// How many parts of a second may be saved up while nothing is taken: a quarter of a second's
+/// share, so that a rate is held over a few seconds already.
+const BURSTS_PER_SECOND: u64 = 4;
+
+type Limiter<C> = RateLimiter<NotKeyed, InMemoryState, C, NoOpMiddleware<<C as Clock>::Instant>>;
+
+/// A rate and what waits to be paid.
+struct Limited<C: Clock> {
+    rate: u64,
+    cell_units: u64,
+    burst_cells: u32,
+    limiter: Limiter<C>,
+    owed_units: u64,
+}
+
+impl<C: Clock + Clone> Limited<C> {
+    fn new(rate: u64, owed_units: u64, clock: C) -> Self {
+        let rate = rate.max(1);
+        let cell_units = (rate / CELLS_PER_SECOND).max(1);
+        let nanoseconds = u128::from(cell_units) * 1_000_000_000 / u128::from(rate);
+        let period = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX).max(1));
+        let burst_cells = (rate / cell_units / BURSTS_PER_SECOND).max(1);
+        let burst_cells = u32::try_from(burst_cells).unwrap_or(u32::MAX);
+        let burst = NonZeroU32::new(burst_cells).unwrap_or(NonZeroU32::MIN);
+        let quota = Quota::with_period(period).expect("it is not zero").allow_burst(burst);
+        let limiter = RateLimiter::direct_with_clock(quota, clock);
+        Self { rate, cell_units, burst_cells, limiter, owed_units }
+    }
+
+    /// Pays what can be paid now; gives how long to wait for more, if anything is left.
+    fn pay(&mut self, now: C::Instant) -> Option<Duration> {
+        loop {
+            let cells = (self.owed_units / self.cell_units).min(self.burst_cells.into());
+            let cells = NonZeroU32::new(u32::try_from(cells).unwrap_or(u32::MAX))?;
+            match self.limiter.check_n(cells) {
+                Ok(Ok(())) => self.owed_units -= u64::from(cells.get()) * self.cell_units,
+                Ok(Err(not_until)) => {
+                    let wait = not_until.wait_time_from(now);
+                    return Some(wait.clamp(Duration::from_millis(1), WAIT_MAX));
+                }
+                // Never asked for: no more than a burst is.
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+struct Inner<C: Clock> {
+    limited: Option<Limited<C>>,
+    meter: Meter,
+}
+
+/// A rate that is held. Units are what the owner counts: bytes, or microseconds.
+pub struct Budget<C: Clock = MonotonicClock> {
+    clock: C,
+    start: C::Instant,
+    inner: Mutex<Inner<C>>,
+}
+
+impl<C: Clock> fmt::Debug for Budget<C> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Budget")
+    }
+}
+
+impl Budget {
+    /// A budget of `rate` units per second, or without a limit.
+    #[must_use]
+    pub fn new(rate: Option<u64>) -> Self {
+        Self::with_clock(rate, MonotonicClock)
+    }
+}
+
+impl<C: Clock + Clone> Budget<C> {
+    /// As [`Budget::new`], by another clock.
+    #[must_use]
+    pub fn with_clock(rate: Option<u64>, clock: C) -> Self {
+        let limited = rate.map(|rate| Limited::new(rate, 0, clock.clone()));
+        let inner = Mutex::new(Inner { limited, meter: Meter::default() });
+        Self { start: clock.now(), clock, inner }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<C>> {
+        // Each change is one assignment: there is nothing that a panic could leave half done.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds another rate from now on; what is owed stays owed. The same rate changes nothing.
+    pub fn set_rate(&self, rate: Option<u64>) {
+        let mut inner = self.lock();
+        if inner.limited.as_ref().map(|limited| limited.rate) == rate {
+            return;
+        }
+        let owed_units = inner.limited.as_ref().map_or(0, |limited| limited.owed_units);
+        inner.limited = rate.map(|rate| Limited::new(rate, owed_units, self.clock.clone()));
+    }
+
+    /// Charges `units` that were just taken; gives how long to wait before any more are. Ask with 0
+    /// units afterwards, as long as there is a wait: none is longer than [`WAIT_MAX`].
+    #[must_use]
+    pub fn charge(&self, units: u64) -> Option<Duration> {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        if units > 0 {
+            inner.meter.add(now.duration_since(self.start).into(), units);
+        }
+        let limited = inner.limited.as_mut()?;
+        limited.owed_units = limited.owed_units.saturating_add(units);
+        limited.pay(now)
+    }
+
+    /// As [`Budget::charge`], and waits. Dropped early, what it charged stays owed.
+    pub async fn take(&self, units: u64) {
+        let mut wait = self.charge(units);
+        while let Some(time) = wait {
+            tokio::time::sleep(time).await;
+            wait = self.charge(0);
+        }
+    }
+
+    /// Counts `units` that no limit holds for.
+    pub fn note(&self, units: u64) {
+        if units == 0 {
+            return;
+        }
+        let now = self.clock.now().duration_since(self.start).into();
+        self.lock().meter.add(now, units);
+    }
+
+    /// The limit in force and what is used of it.
+    #[must_use]
+    pub fn share(&self) -> Share {
+        let now = self.clock.now().duration_since(self.start).into();
+        let mut inner = self.lock();
+        let limit = inner.limited.as_ref().map_or(0, |limited| limited.rate);
+        Share { limit, used: inner.meter.per_second(now) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use governor::clock::FakeRelativeClock;
+
+    use super::*;
+
+    /// Takes pieces of `piece` units for `time` by a clock of its own; gives how many were taken.
+    fn taken(budget: &Budget<FakeRelativeClock>, piece: u64, time: Duration) -> u64 {
+        let mut units = 0;
+        let mut left = time;
+        loop {
+            let mut wait = budget.charge(piece);
+            units += piece;
+            while let Some(rest) = wait {
+                if rest >= left {
+                    budget.clock.advance(left);
+                    return units;
+                }
+                budget.clock.advance(rest);
+                left -= rest;
+                wait = budget.charge(0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_rate_is_held_over_seconds() {
+        #[rustfmt::skip]
+        let table = [
+            // rate          piece
+            (1,              1),
+            (7,              3),
+            (1_000,          10),
+            (50_000,         117),
+            (333_333,        4_096),
+            (20_000_000,     262_144),
+            (3_999_999_999,  262_144),
+            (90_000_000_000, 1_000_000),
+        ];
+        for (rate, piece) in table {
+            let budget = Budget::with_clock(Some(rate), FakeRelativeClock::default());
+            let got = taken(&budget, piece, Duration::from_secs(20));
+            let exact = rate * 20;
+            // A burst, and the piece at the end.
+            let most = exact + rate / 4 + rate / 100 + piece + 1;
+            assert!((exact - exact / 100..=most).contains(&got), "{rate} {piece}: {got}");
+        }
+    }
+
+    #[test]
+    fn a_piece_above_the_rate_is_paid_before_the_next() {
+        let budget = Budget::with_clock(Some(1_000), FakeRelativeClock::default());
+        let start = budget.clock.now();
+        let mut wait = budget.charge(10_000);
+        while let Some(rest) = wait {
+            assert!(rest <= WAIT_MAX);
+            budget.clock.advance(rest);
+            wait = budget.charge(0);
+        }
+        let took: Duration = budget.clock.now().duration_since(start).into();
+        assert_eq!(took, Duration::from_millis(9_750));
+    }
+
+    #[test]
+    fn a_changed_rate_holds_at_once_and_debts_stay() {
+        let budget = Budget::with_clock(Some(10), FakeRelativeClock::default());
+        assert_eq!(budget.charge(1_000_000), Some(Duration::from_millis(200)));
+        budget.set_rate(Some(10));
+        assert_eq!(budget.charge(0), Some(Duration::from_millis(200)), "nothing is given for it");
+        budget.set_rate(Some(10_000_000));
+        assert_eq!(budget.charge(0), None);
+        assert_eq!(budget.share(), Share { limit: 10_000_000, used: 1_000_000 });
+        budget.set_rate(None);
+        assert_eq!(budget.charge(1_000_000_000), None);
+        assert_eq!(budget.share(), Share { limit: 0, used: 1_001_000_000 });
+    }
+
+    #[test]
+    fn what_is_not_limited_is_counted() {
+        let budget = Budget::with_clock(Some(10), FakeRelativeClock::default());
+        budget.note(600);
+        budget.clock.advance(Duration::from_secs(5));
+        assert_eq!(budget.share(), Share { limit: 10, used: 100 });
+        assert_eq!(budget.charge(1), None);
+    }
+
+    #[tokio::test]
+    async fn several_share_a_budget() {
+        let budget = Budget::new(Some(100_000));
+        let start = std::time::Instant::now();
+        let worker = || async {
+            for _ in 0..5 {
+                budget.take(5_000).await;
+            }
+        };
+        tokio::join!(worker(), worker());
+        // 50,000 units, of which a burst of 25,000 is free.
+        assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
+    }
+}
