@@ -1,22 +1,28 @@
 //! What somebody may do to a subd, or to the tree while it is changed.
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::api::subd::{
-    Activity, CacheReport, Cleanup, CleanupRequest, Commit, CommitRequest, Configuration,
-    FetchFailure, FetchObject, Outcome, Poll, PollRequest, SetConfiguration,
+    Activity, CacheReport, Cleanup, CleanupRequest, Commit, CommitRequest, FetchFailure,
+    FetchObject, Outcome, Poll, PollRequest, SetConfiguration,
 };
 use common::filter::Filter;
 use common::object::Algorithm;
 use common::scope::{Coverage, ScanSettings};
 use common::tree::text::to_text;
+use common::tree::{Leaf, Metadata, Node};
 use common::wire::FaultCode;
 use nix::mount::{MsFlags, mount, umount};
+use nix::unistd::{Uid, setfsuid};
+use subd::root::Root;
+use subd::scan::Pace;
 
-use crate::fixture::{Edit, PATIENCE, Source, Sub, request};
+use crate::fixture::{Edit, PATIENCE, Source, Sub, path, request, scan_by};
+use crate::scan::start_on;
 
 /// Swaps the directory `at` with a symlink to `outside`, all the time.
 fn swap_all_the_time(at: PathBuf, outside: &Path, stop: Arc<AtomicBool>) -> impl FnOnce() + use<> {
@@ -34,7 +40,9 @@ fn swap_all_the_time(at: PathBuf, outside: &Path, stop: Arc<AtomicBool>) -> impl
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_swaps_directories_for_symlinks_gains_nothing_outside_the_root() {
-    let (sub, source) = (Sub::start().await, Source::start().await);
+    let place = tempfile::tempdir().unwrap();
+    let started = Sub::start_on(place.path(), &["--retry-after", "1"]).await;
+    let (sub, source) = (started.owning(place), Source::start().await);
     let outside = tempfile::tempdir().unwrap();
     let (_, empty) = sub.tree().await;
     let mut edit = Edit::of(&empty, &source).directory("/user", 0o755).directory("/user/d", 0o755);
@@ -66,7 +74,8 @@ async fn who_swaps_directories_for_symlinks_gains_nothing_outside_the_root() {
         swapping.join().unwrap();
         std::fs::remove_file(sub.at("/user/d.link")).unwrap();
         outcomes.push(last.outcome);
-        // Nobody swaps any more: it converges.
+        // Nobody swaps any more: what could not be put back is, and it converges.
+        sub.poll_until(|reply| reply.alarms.is_empty()).await;
         sub.rescanned().await;
         let last = sub.converge(100 + id, &source, want).await;
         assert_eq!(last.outcome, Outcome::Done, "{outcomes:?}");
@@ -80,6 +89,176 @@ async fn who_swaps_directories_for_symlinks_gains_nothing_outside_the_root() {
     }
     source.stop().await;
     sub.stop().await;
+}
+
+/// Swaps `one` and `other` all the time, in three renames that a user may make, as a user who owns
+/// the directory they are in and nothing else.
+fn swap_as_user(one: PathBuf, other: PathBuf, stop: Arc<AtomicBool>) -> impl FnOnce() -> u64 {
+    let aside = one.with_extension("aside");
+    move || {
+        setfsuid(Uid::from_raw(USER));
+        let mut swaps = 0;
+        let swap = || {
+            std::fs::rename(&one, &aside)?;
+            std::fs::rename(&other, &one)?;
+            std::fs::rename(&aside, &other)
+        };
+        while !stop.load(Ordering::Relaxed) {
+            // Root may have taken something away: then it is put back by whoever needs it.
+            swaps += u64::from(swap().is_ok());
+        }
+        swaps
+    }
+}
+
+/// A user without any power.
+const USER: u32 = 65_534;
+
+/// Name, content, mode, owner and time of a file.
+type Valuable = (String, String, u32, u32, i64);
+
+/// What an unprivileged user would like to have changed: files in a directory of somebody else.
+fn valuables() -> (tempfile::TempDir, impl Fn() -> Vec<Valuable>) {
+    let place = tempfile::tempdir().unwrap();
+    for number in 0..8 {
+        let at = place.path().join(format!("f{number}"));
+        std::fs::write(&at, format!("secret {number}")).unwrap();
+        std::fs::set_permissions(&at, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let at = place.path().to_owned();
+    let look = move || {
+        let mut all: Vec<_> = std::fs::read_dir(&at)
+            .unwrap()
+            .map(|entry| {
+                let entry = entry.unwrap();
+                let (name, metadata) = (entry.file_name(), entry.metadata().unwrap());
+                let content = std::fs::read_to_string(entry.path()).unwrap();
+                let name = name.into_string().unwrap();
+                (name, content, metadata.mode(), metadata.uid(), metadata.mtime())
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    (place, look)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_who_swaps_what_is_staged_committed_or_taken_back_gains_nothing() {
+    let (sub, source) = (Sub::start().await, Source::start().await);
+    let (outside, look) = valuables();
+    let before = look();
+    let (_, empty) = sub.tree().await;
+    let owned = |metadata: &mut Metadata| (metadata.uid, metadata.gid) = (USER, USER);
+    let version = |text: &str, mode: u32| {
+        let mut edit = Edit::of(&empty, &source).directory("/user", 0o755);
+        edit = edit.metadata("/user", owned).directory("/user/d", 0o755);
+        edit = edit.metadata("/user/d", owned);
+        for number in 0..8 {
+            let (file, new) = (format!("/user/d/f{number}"), format!("/user/d/{text}{number}"));
+            edit = edit.file(&file, if number % 2 == 0 { text } else { "same" });
+            edit = edit.metadata(&file, |metadata| metadata.mode = mode).file(&new, text);
+        }
+        edit.file("/user/file", text).file("/z", text).done()
+    };
+    let versions = [version("one", 0o644), version("two", 0o640)];
+    assert_eq!(sub.converge(1, &source, &versions[0]).await.outcome, Outcome::Done);
+    let mut outcomes = Vec::new();
+    for round in 0..6_u64 {
+        let (id, want) = (10 + round, &versions[usize::try_from(round + 1).unwrap() % 2]);
+        let (_, plan) = sub.plan(want).await;
+        sub.fetch_for(id, &source, &plan).await;
+        let (reply, plan) = sub.plan(want).await;
+        let request = request(id, &reply, want, plan);
+        // In two of three rounds it is staged in peace, in one of them it is taken back.
+        let early = round % 3 == 2;
+        let mut prepared = !early && sub.prepare(&request).await.is_ok();
+        if round % 3 == 1 {
+            std::fs::write(sub.at("/z"), "an edit that the plan does not know").unwrap();
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let start = |name: &str, target: PathBuf| {
+            let (one, other) = (sub.at(name), sub.at(&format!("{name}.link")));
+            std::os::unix::fs::symlink(target, &other).unwrap();
+            std::os::unix::fs::lchown(&other, Some(USER), Some(USER)).unwrap();
+            std::thread::spawn(swap_as_user(one, other, Arc::clone(&stop)))
+        };
+        let swapping = [
+            start("/user/d", outside.path().to_owned()),
+            start("/user/file", outside.path().join("f0")),
+        ];
+        if early {
+            let reply = sub.prepare(&request).await;
+            let staged = Activity::Prepared { update_id: id };
+            prepared = reply.is_ok_and(|reply| reply.activity == staged);
+        }
+        if prepared {
+            outcomes.push(format!("{:?}", sub.commit(id).await.outcome));
+        }
+        stop.store(true, Ordering::Relaxed);
+        let swaps = swapping.map(|thread| thread.join().unwrap());
+        outcomes.push(format!("{swaps:?} swaps"));
+        assert_eq!(look(), before, "{outcomes:?}");
+        // What the user has left in the way is his own loss.
+        std::fs::remove_dir_all(sub.at("/user")).unwrap();
+        sub.rescanned().await;
+        let last = sub.converge(100 + round, &source, want).await;
+        assert_eq!(last.outcome, Outcome::Done, "{outcomes:?}");
+        assert_eq!(to_text(&sub.tree().await.1), to_text(want), "{outcomes:?}");
+    }
+    assert_eq!(look(), before, "{outcomes:?}");
+    source.stop().await;
+    sub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_who_swaps_directories_for_symlinks_has_nothing_read_from_outside() {
+    let place = tempfile::tempdir().unwrap();
+    let (outside, _) = valuables();
+    let at = |name: &str| place.path().join(name);
+    std::fs::create_dir(at("d")).unwrap();
+    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    for number in 0..8 {
+        std::fs::write(at(&format!("d/f{number}")), "harmless").unwrap();
+    }
+    std::fs::write(at("file"), "harmless").unwrap();
+    std::os::unix::fs::symlink(outside.path(), at("d.link")).unwrap();
+    std::os::unix::fs::symlink(outside.path().join("f0"), at("file.link")).unwrap();
+    let root = Arc::new(Root::open(place.path()).unwrap());
+    let settings = ScanSettings::default();
+    let scanner = start_on(Arc::clone(&root), settings, &[], Pace::default());
+    let stop = Arc::new(AtomicBool::new(false));
+    let start = |name: &str| {
+        let (one, other) = (at(name), at(&format!("{name}.link")));
+        std::thread::spawn(swap_as_user(one, other, Arc::clone(&stop)))
+    };
+    let swapping = [start("d"), start("file")];
+    let secrets: Vec<_> = (0..8)
+        .map(|number| Algorithm::Blake3.digest(format!("secret {number}").as_bytes()))
+        .collect();
+    let touched = || ["/d", "/d/f0", "/d/f1", "/file"].map(path).into();
+    for _ in 0..100 {
+        let snapshot = scanner.scan_touched(touched()).await.unwrap();
+        for (path, node) in snapshot.tree.as_ref().unwrap().nodes() {
+            if let Node::Leaf(Leaf::File(file)) = node {
+                assert!(!secrets.contains(&file.object), "{path}");
+            }
+        }
+        // Reads by path, as callers ask for them.
+        for text in ["/d/f0", "/file"] {
+            let text = path(text);
+            let opened = root.parent(&text).and_then(|(parent, name)| parent.open_file(name));
+            let mut content = String::new();
+            if let Ok(mut file) = opened {
+                std::io::Read::read_to_string(&mut file, &mut content).unwrap();
+                assert_eq!(content, "harmless");
+            }
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    let swaps = swapping.map(|thread| thread.join().unwrap());
+    assert!(swaps.iter().all(|swaps| *swaps > 0), "{swaps:?}");
+    scanner.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,7 +286,7 @@ async fn what_others_ask_meanwhile_does_not_spoil_a_staged_update() {
         ..ScanSettings::default()
     };
     let configure = async |scan: ScanSettings| {
-        sub.client.call::<SetConfiguration>(&Configuration { scan }).await.unwrap();
+        sub.client.call::<SetConfiguration>(&scan_by(scan)).await.unwrap();
     };
     configure(settings).await;
     let refused = sub.client.call::<Commit>(&CommitRequest { update_id: 3 }).await;
@@ -181,7 +360,8 @@ impl Drop for Disk {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_told_and_loses_nothing() {
     let Some(disk) = Disk::of("size=4m,mode=755") else { return };
-    let (sub, source) = (Sub::start_on(disk.0.path(), &[]).await, Source::start().await);
+    let flags = ["--retry-after", "1"];
+    let (sub, source) = (Sub::start_on(disk.0.path(), &flags).await, Source::start().await);
     let (_, empty) = sub.tree().await;
     let large = "x".repeat(700 << 10);
     let base = || Edit::of(&empty, &source).file("/a", "a").file("/filler", &"y".repeat(1 << 20));
@@ -208,7 +388,7 @@ async fn a_full_disk_is_told_and_loses_nothing() {
     // It goes on.
     let third = Edit::of(&first, &source).remove("/filler").done();
     assert_eq!(sub.converge(5, &source, &third).await.outcome, Outcome::Done);
-    // Filled to the brim between the two calls, and while it changes.
+    // Filled to the brim between the two calls: without journal nothing is begun.
     let fourth = Edit::of(&third, &source).file("/a", "c").directory("/d", 0o755).done();
     let (_, plan) = sub.plan(&fourth).await;
     sub.fetch_for(6, &source, &plan).await;
@@ -216,9 +396,12 @@ async fn a_full_disk_is_told_and_loses_nothing() {
     sub.prepare(&request(6, &reply, &fourth, plan)).await.unwrap();
     let brim = std::fs::write(sub.at("/.subd/brim"), vec![0; 4 << 20]);
     assert_eq!(brim.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
-    let last = sub.commit(6).await;
-    assert_eq!(last.outcome, Outcome::Done);
+    let Outcome::RolledBack(why) = sub.commit(6).await.outcome else { panic!() };
+    assert!(why.starts_with("cannot write the journal: No space left"), "{why}");
+    assert_eq!(to_text(&sub.rescanned().await), to_text(&third));
     std::fs::remove_file(sub.at("/.subd/brim")).unwrap();
+    sub.poll_until(|reply| reply.alarms.is_empty()).await;
+    assert_eq!(sub.converge(7, &source, &fourth).await.outcome, Outcome::Done);
     assert_eq!(to_text(&sub.rescanned().await), to_text(&fourth));
     source.stop().await;
     sub.stop().await;

@@ -11,13 +11,14 @@ use common::api::object_server::GetObjects;
 use common::api::subd::{
     Commit, CommitRequest, Expects, Fetch, FetchObject, FetchRequest, GetDirectories,
     GetDirectoriesRequest, LastFetch, LastUpdate, Poll, PollReply, PollRequest, Prepare,
-    PrepareRequest,
+    PrepareRequest, SetConfigurationRequest,
 };
 use common::escape::ByteText;
 use common::image::ImageName;
 use common::object::{Algorithm, ObjectId};
 use common::path::TreePath;
 use common::plan::{Have, Plan, plan};
+use common::scope::ScanSettings;
 use common::tree::assembly::Assembly;
 use common::tree::{File, Leaf, Metadata, Node, Symlink, Time, Tree, TreeBuilder};
 use common::trigger::Triggers;
@@ -106,6 +107,10 @@ impl Sub {
         let mut arguments =
             vec!["subd", "--insecure", "--listen", "127.0.0.4:0", "--hostname", "test"];
         arguments.extend(["--root", root.to_str().unwrap()]);
+        // The disk of whoever runs the tests is not measured again and again.
+        if !flags.contains(&"--device-speed") {
+            arguments.extend(["--device-speed", "1000000000"]);
+        }
         arguments.extend(flags);
         let options = Options::try_parse_from(arguments).unwrap();
         let stop = CancellationToken::new();
@@ -192,7 +197,14 @@ impl Sub {
         let scan = reply.scan.as_ref().unwrap();
         let kept: BTreeSet<TreePath> = scan.kept_directories.iter().cloned().collect();
         let linked: BTreeSet<TreePath> = scan.externally_linked.iter().cloned().collect();
-        let have = Have { tree: &tree, kept_directories: &kept, externally_linked: &linked };
+        let occupied = scan.occupied.iter().cloned().collect();
+        let have = Have {
+            tree: &tree,
+            kept_directories: &kept,
+            externally_linked: &linked,
+            occupied: &occupied,
+            times: scan.times,
+        };
         let plan = plan(&have, want);
         (reply, plan)
     }
@@ -270,8 +282,15 @@ pub fn request(id: u64, reply: &PollReply, want: &Tree, plan: Plan) -> PrepareRe
         image_digest: want.digest(),
         plan,
         triggers: Triggers::default(),
+        health_check: None,
+        force_disruption: false,
         expires_seconds: 60,
     }
+}
+
+/// The order to scan by `settings`.
+pub fn scan_by(settings: ScanSettings) -> SetConfigurationRequest {
+    SetConfigurationRequest { scan: Some(settings), limits: None }
 }
 
 pub fn path(text: &str) -> TreePath {

@@ -2,11 +2,23 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod attack;
+mod by_hand;
+mod disk;
+mod executor;
+mod fetch;
 mod fixture;
+mod fs2objectcache;
+mod impact;
+mod limits;
+mod locks;
+mod mounts;
 mod process;
+mod recovery;
 mod refusal;
 mod rollback;
 mod root;
 mod scan;
+mod subtool;
+mod systemd;
 mod trigger;
 mod update;

@@ -5,17 +5,16 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 use common::api::subd::{
-    Activity, CacheReport, Commit, CommitRequest, Configuration, Fetch, FetchObject, FetchRequest,
+    Activity, CacheReport, Commit, CommitRequest, Fetch, FetchObject, FetchRequest,
     GetConfiguration, Outcome, Poll, PollRequest, Prepare, SetConfiguration,
 };
 use common::filter::Filter;
 use common::scope::{Coverage, ScanSettings};
-use common::trigger::Triggers;
 use common::wire::client::{Client, Peer};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::fixture::{Edit, Source, Sub, request};
+use crate::fixture::{Edit, Source, Sub, request, scan_by};
 
 fn command(root: &Path, flags: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_subd"));
@@ -24,14 +23,15 @@ fn command(root: &Path, flags: &[&str]) -> Command {
     command
 }
 
-fn output(root: &Path, flags: &[&str]) -> Output {
+pub fn output(root: &Path, flags: &[&str]) -> Output {
     command(root, flags).output().unwrap()
 }
 
-struct Process {
-    child: Child,
+/// A subd that runs.
+pub struct Process {
+    pub child: Child,
     stderr: BufReader<ChildStderr>,
-    client: Client,
+    pub client: Client,
 }
 
 impl Process {
@@ -39,7 +39,7 @@ impl Process {
         Self::start_with(root, &["--insecure"])
     }
 
-    fn start_with(root: &Path, flags: &[&str]) -> Self {
+    pub fn start_with(root: &Path, flags: &[&str]) -> Self {
         let mut child = command(root, flags).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
@@ -53,7 +53,7 @@ impl Process {
         Self { child, stderr, client: Client::new(Peer::parse(&address, 1).unwrap()) }
     }
 
-    fn stop(mut self) -> Option<i32> {
+    pub fn stop(mut self) -> Option<i32> {
         let process = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
         kill(process, Signal::SIGTERM).unwrap();
         let mut rest = String::new();
@@ -79,6 +79,19 @@ async fn ends_on_sigterm_and_lets_no_second_one_in() {
     assert_eq!(first.client.get("/healthz").await.unwrap().0, 200);
     assert_eq!(first.stop(), Some(0));
     assert_eq!(Process::start(place.path()).stop(), Some(0));
+}
+
+#[test]
+fn logs_one_json_object_per_line_if_asked() {
+    let flags = ["--insecure", "--log-format", "json", "--root", "/nonexistent/root"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_subd"));
+    let output = command.args(["--config", "/dev/null"]).args(flags).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let message = first["message"].as_str().unwrap();
+    assert!(message.starts_with("INSECURE: subd runs with --insecure"), "{text}");
+    assert_eq!(first["level"], "WARN");
+    assert!(first["timestamp"].is_string(), "{text}");
 }
 
 #[test]
@@ -119,8 +132,7 @@ async fn remembers_over_restarts_and_trusts_no_object_of_before() {
         coverage: Coverage::Full(Filter::new(["/kept"]).unwrap()),
         ..ScanSettings::default()
     };
-    let configuration = Configuration { scan: settings };
-    sub.client.call::<SetConfiguration>(&configuration).await.unwrap();
+    sub.client.call::<SetConfiguration>(&scan_by(settings.clone())).await.unwrap();
     let changed = sub.poll_until(|reply| reply.scanned).await;
     assert_ne!(changed.scope, reply.scope);
     assert_eq!(changed.scan.as_ref().unwrap().scope, changed.scope);
@@ -135,61 +147,7 @@ async fn remembers_over_restarts_and_trusts_no_object_of_before() {
     assert_eq!(again.last_update, changed.last_update);
     assert_eq!(again.cache, Some(CacheReport::Full(vec![good.id])));
     let kept = process.client.call::<GetConfiguration>(&()).await.unwrap();
-    assert_eq!(kept, configuration);
-    assert_eq!(process.stop(), Some(0));
-    source.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_in_an_update_it_starts_the_services_again_reports_it_and_converges() {
-    let (place, source) = (tempfile::tempdir().unwrap(), Source::start().await);
-    let (root, scripts) = (place.path().join("root"), place.path());
-    std::fs::create_dir(&root).unwrap();
-    let (deadly, log) = (scripts.join("deadly"), scripts.join("log"));
-    // `stop` is the last that this subd ever does.
-    std::fs::write(&deadly, "[ $2 != stop ] || kill -9 $PPID").unwrap();
-    std::fs::write(scripts.join("tame"), format!("echo $2 $1 >> {}", log.display())).unwrap();
-    let triggers = r#"[{"MatchLines": ["/f"], "Service": "web"},
-        {"MatchLines": ["/f"], "Service": "fresh", "DoReload": true}]"#;
-    let flags = |script: &str| {
-        let command = format!("sh {}", scripts.join(script).display());
-        ["--insecure".to_owned(), "--service-command".to_owned(), command]
-    };
-    let start = |script: &str| {
-        let flags = flags(script);
-        Process::start_with(&root, &flags.each_ref().map(String::as_str))
-    };
-    let mut process = start("deadly");
-    let sub = Sub::elsewhere(&root, process.client.clone());
-    let (_, empty) = sub.tree().await;
-    let first = Edit::of(&empty, &source).file("/f", "one").file("/g", "g").done();
-    let last = sub.converge_with(1, &source, &first, triggers).await;
-    assert_eq!((last.outcome, last.trigger_failures.len()), (Outcome::Done, 0));
-    let second = Edit::of(&first, &source).file("/f", "two").remove("/g").done();
-    let (_, plan) = sub.plan(&second).await;
-    sub.fetch_for(2, &source, &plan).await;
-    let (reply, plan) = sub.plan(&second).await;
-    let mut request = request(2, &reply, &second, plan);
-    request.triggers = Triggers::from_json(triggers).unwrap();
-    sub.prepare(&request).await.unwrap();
-    // The answer may come before the end or not.
-    let _answer = sub.client.call::<Commit>(&CommitRequest { update_id: 2 }).await;
-    assert_eq!(process.child.wait().unwrap().code(), None);
-    sub.stop().await;
-    let process = start("tame");
-    let sub = Sub::elsewhere(&root, process.client.clone());
-    let reply = sub.poll_until(|reply| reply.activity == Activity::Idle).await;
-    let last = reply.last_update.unwrap();
-    let why = "subd was cut short: the tree may be mixed until the next update; \
-               services started again: web, fresh";
-    assert_eq!((last.update_id, last.outcome), (2, Outcome::Stuck(why.to_owned())));
-    assert_eq!(std::fs::read_to_string(&log).unwrap(), "start web\nreload fresh\n");
-    assert_eq!(reply.last_image.unwrap().as_str(), "test/1");
-    let last = sub.converge_with(3, &source, &second, triggers).await;
-    assert_eq!(last.outcome, Outcome::Done);
-    assert_eq!(sub.tree().await.1.digest(), second.digest());
-    assert_eq!(std::fs::read_dir(root.join(".subd/staging")).unwrap().count(), 0);
-    sub.stop().await;
+    assert_eq!(kept.scan, settings);
     assert_eq!(process.stop(), Some(0));
     source.stop().await;
 }
@@ -206,7 +164,7 @@ async fn killed_anywhere_it_converges_again_and_keeps_what_is_not_its_business()
         coverage: Coverage::Full(Filter::new(["/kept"]).unwrap()),
         ..ScanSettings::default()
     };
-    sub.client.call::<SetConfiguration>(&Configuration { scan: settings }).await.unwrap();
+    sub.client.call::<SetConfiguration>(&scan_by(settings)).await.unwrap();
     let (_, empty) = sub.tree().await;
     let version = |number: u64| {
         let mut edit = Edit::of(&empty, &source).directory(&format!("/d{number}"), 0o755);

@@ -2,10 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
+mod cache;
 mod churn;
 mod coverage;
+mod extremes;
 mod noticing;
+mod stall;
 mod steering;
+mod tamper;
 mod whole;
 
 use std::collections::BTreeMap;
@@ -16,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::api::subd::Limits;
 use common::escape::ByteText;
 use common::filter::Patterns;
 use common::object::Algorithm;
@@ -25,24 +30,41 @@ use common::tree::text::to_text;
 use common::tree::{
     Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Tree, TreeBuilder, Xattrs,
 };
+use subd::limits::{Budgets, Ceilings, Speeds};
 use subd::root::Root;
 use subd::scan::{Pace, Scanner, Snapshot};
 use tempfile::TempDir;
 
 /// Passes run when they are asked for, and otherwise never again in the time of a test.
-fn on_demand() -> Pace {
+pub fn on_demand() -> Pace {
     let never = Duration::from_secs(86_400);
     Pace {
         metadata_interval_min: never,
         metadata_interval_max: never,
         content_pause: never,
+        media_pause: never,
         ..Pace::default()
     }
 }
 
+/// Nothing is limited.
+fn unlimited() -> Arc<Budgets> {
+    Arc::new(Budgets::new(Ceilings::NONE, Limits::default(), Speeds::default()))
+}
+
 fn start(at: &Path, settings: ScanSettings, exclusions: &[&str], pace: Pace) -> Scanner {
-    let root = Arc::new(Root::open(at).unwrap());
-    Scanner::start(root, Patterns::new(exclusions).unwrap(), settings, pace).unwrap()
+    start_on(Arc::new(Root::open(at).unwrap()), settings, exclusions, pace)
+}
+
+/// Starts to scan without limits.
+pub fn start_on(
+    root: Arc<Root>,
+    settings: ScanSettings,
+    exclusions: &[&str],
+    pace: Pace,
+) -> Scanner {
+    let exclusions = Patterns::new(exclusions).unwrap();
+    Scanner::start(root, exclusions, settings, pace, unlimited()).unwrap()
 }
 
 struct Fixture {

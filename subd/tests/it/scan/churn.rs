@@ -30,7 +30,7 @@ fn churn(at: &Path, end: &AtomicBool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tree_that_changes_all_the_time_harms_nothing() {
-    let pace = Pace { content_rest_factor: 0, content_pause: Duration::ZERO, ..on_demand() };
+    let pace = Pace { content_pause: Duration::ZERO, ..on_demand() };
     let fixture = Fixture::with(ScanSettings::default(), &[], pace, |at| {
         fs::create_dir_all(at.join("still/below")).unwrap();
         fs::write(at.join("still/below/f"), "f").unwrap();

@@ -95,13 +95,13 @@ async fn hard_links_inside_are_links_and_outside_are_named() {
 }
 
 #[test]
-fn what_is_mounted_is_left_alone() {
+fn what_lies_under_mounts_is_scanned_and_what_is_mounted_is_not() {
     let directory = TempDir::new().unwrap();
     let at = directory.path();
     for below in ["tmpfs", "same", "source/d"] {
         fs::create_dir_all(at.join(below)).unwrap();
     }
-    for file in ["file", "over", "source/x"] {
+    for file in ["file", "over", "source/x", "tmpfs/under"] {
         fs::write(at.join(file), file).unwrap();
     }
     // A mount namespace of this thread, and of those that it starts.
@@ -115,14 +115,29 @@ fn what_is_mounted_is_left_alone() {
     bind("source", "same");
     bind("source/x", "over");
 
-    let scanner = start(at, ScanSettings::default(), &[], on_demand());
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let snapshot = runtime.block_on(scanner.rescan_now()).unwrap();
+    let scan = |root: Root| {
+        let scanner = start_on(Arc::new(root), ScanSettings::default(), &[], on_demand());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let snapshot = runtime.block_on(scanner.rescan_now()).unwrap();
+        scanner.stop();
+        assert_eq!(snapshot.report.as_ref().unwrap().unreadable, []);
+        snapshot
+    };
+    let snapshot = scan(Root::open(at).unwrap());
+    let sources = ["/source", "/source/d", "/source/x"];
+    let mut expected = vec!["/", "/file", "/over", "/same"];
+    expected.extend(sources.iter().chain(&["/tmpfs", "/tmpfs/under"]));
+    assert_eq!(recorded(&snapshot), expected);
+    let report = snapshot.report.as_ref().unwrap();
+    assert_eq!(report.kept_directories, []);
+    let used = ["/over", "/same", "/tmpfs"];
+    let used = used.map(|path| (path.parse().unwrap(), common::plan::Occupant::MountPoint));
+    assert_eq!(report.occupied, used);
+    // Where it may not look under them it leaves mount points alone.
+    let snapshot = scan(Root::open_as_seen(at).unwrap());
     assert_eq!(recorded(&snapshot), ["/", "/file", "/source", "/source/d", "/source/x"]);
     let report = snapshot.report.as_ref().unwrap();
-    assert_eq!(report.kept_directories, paths(&["/"]));
-    assert_eq!(report.unreadable, []);
-    scanner.stop();
+    assert_eq!((&report.kept_directories, &report.occupied), (&paths(&["/"]), &Vec::new()));
 }
 
 #[test]

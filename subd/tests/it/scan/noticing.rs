@@ -81,7 +81,7 @@ async fn what_has_not_changed_is_shared_and_not_read() {
 #[tokio::test]
 async fn the_content_pass_finds_what_metadata_does_not_tell() {
     // No metadata pass comes by itself; the content pass goes round without rest.
-    let pace = Pace { content_rest_factor: 0, content_pause: Duration::ZERO, ..on_demand() };
+    let pace = Pace { content_pause: Duration::ZERO, ..on_demand() };
     let fixture = Fixture::with(ScanSettings::default(), &[], pace, fill);
     let first = fixture.rescan().await;
     let mut snapshots = fixture.scanner.subscribe();

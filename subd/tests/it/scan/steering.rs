@@ -92,7 +92,7 @@ async fn new_settings_are_scanned_by_at_once() {
     let sha512 = ScanSettings { algorithm: Algorithm::Sha512, ..ScanSettings::default() };
     fixture.scanner.set_settings(sha512.clone());
     let empty = fixture.scanner.snapshot();
-    assert_eq!(empty.scope, Scope::of(&sha512, &Patterns::new::<&str>([]).unwrap()));
+    assert_eq!(empty.scope, Scope::of(&sha512, &[]));
     let mut snapshots = fixture.scanner.subscribe();
     let second = snapshots.wait_for(|snapshot| snapshot.tree.is_some()).await.unwrap().clone();
     assert_same(tree(&second), &independent(fixture.directory.path(), Algorithm::Sha512));
@@ -166,4 +166,10 @@ async fn the_scanner_alone_has_low_priority() {
     // Scanners of other tests may end at any moment, or only just have begun.
     let mut found = scanners.iter().filter_map(|task| niceness(task));
     assert!(found.any(|niceness| niceness == "15"));
+    let mut classes = scanners.iter().filter_map(|task| {
+        let thread = task.rsplit('/').next()?;
+        let output = std::process::Command::new("ionice").args(["-p", thread]).output().ok()?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    });
+    assert!(classes.any(|class| class == "idle"));
 }

@@ -1,0 +1,122 @@
+//! What a machine looks like, in lines of text to be compared.
+//!
+//! Looks for itself, by the standard library: nothing of subd has a hand in it. What is managed is
+//! in the lines: kind, mode, owner, time of modification of what is no directory and no symlink,
+//! content, target, device, all extended attributes, names that share an inode, and the number of
+//! names, so that a name left over anywhere shows. Times of directories and symlinks are left out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use common::object::Algorithm;
+
+/// How many lines of a difference are shown.
+const SHOWN_MAX: usize = 6;
+
+/// The lines of a tree, and those of the services that run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    lines: Vec<String>,
+    services: Vec<String>,
+}
+
+impl Listing {
+    /// Lists `root` without `/.subd`, and the services that `running` has a directory for.
+    pub fn of(root: &Path, running: &Path) -> Self {
+        let mut lines = Vec::new();
+        let mut links: BTreeMap<u64, String> = BTreeMap::new();
+        let mut stack = vec![root.to_owned()];
+        while let Some(path) = stack.pop() {
+            lines.push(line(root, &path, &mut links));
+            if path.symlink_metadata().unwrap().is_dir() {
+                let own = root.join(".subd");
+                let mut below = entries(&path);
+                below.retain(|path| *path != own);
+                stack.extend(below.into_iter().rev());
+            }
+        }
+        let name = |path: PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+        Self { lines, services: entries(running).into_iter().map(name).collect() }
+    }
+
+    /// In how many lines `self` differs from `wanted`, and in which, as a text; only the first.
+    pub fn difference(&self, wanted: &Self) -> (usize, String) {
+        let (mut count, mut text) = (0, String::new());
+        for (mark, from, to) in [('+', self, wanted), ('-', wanted, self)] {
+            for line in from.lines.iter().filter(|line| !to.lines.contains(line)) {
+                count += 1;
+                if count <= SHOWN_MAX {
+                    let _infallible = writeln!(text, "{mark} {line}");
+                }
+            }
+        }
+        if count > SHOWN_MAX {
+            let _infallible = writeln!(text, "and {} more", count - SHOWN_MAX);
+        }
+        if self.services != wanted.services {
+            let (have, want) = (self.services.join(" "), wanted.services.join(" "));
+            let _infallible = writeln!(text, "these services run: {have}; instead of: {want}");
+        }
+        (count, text)
+    }
+
+    /// True if the trees are equal.
+    pub fn same_tree(&self, other: &Self) -> bool {
+        self.lines == other.lines
+    }
+
+    /// How many entries it has.
+    pub fn len(&self) -> usize {
+        self.lines.len()
+    }
+}
+
+/// The paths in `directory`, sorted.
+pub fn entries(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort_unstable();
+    paths
+}
+
+fn line(root: &Path, path: &Path, links: &mut BTreeMap<u64, String>) -> String {
+    let name =
+        format!("/{}", path.strip_prefix(root).unwrap().as_os_str().as_bytes().escape_ascii());
+    let metadata = path.symlink_metadata().unwrap();
+    let kind = metadata.file_type();
+    let (mode, uid, gid) = (metadata.mode(), metadata.uid(), metadata.gid());
+    let mut line = format!("{name} {mode:o} {uid}:{gid}");
+    let mut add = |text: String| {
+        line.push(' ');
+        line.push_str(&text);
+    };
+    if !kind.is_dir() {
+        add(format!("{} names", metadata.nlink()));
+        let first = links.entry(metadata.ino()).or_insert(name);
+        add(format!("of {first}"));
+    }
+    if !kind.is_dir() && !kind.is_symlink() {
+        add(format!("{}.{:09}", metadata.mtime(), metadata.mtime_nsec()));
+    }
+    if kind.is_file() {
+        let content = std::fs::read(path).unwrap();
+        add(format!("{} {}", content.len(), Algorithm::Blake3.digest(&content)));
+    }
+    if kind.is_symlink() {
+        let target = std::fs::read_link(path).unwrap();
+        add(format!("-> {}", target.as_os_str().as_bytes().escape_ascii()));
+    }
+    if kind.is_block_device() || kind.is_char_device() {
+        add(format!("device {:x}", metadata.rdev()));
+    }
+    let mut keys: Vec<_> = xattr::list(path).unwrap().collect();
+    keys.sort_unstable();
+    for key in keys {
+        let value = xattr::get(path, &key).unwrap().unwrap();
+        add(format!("{}={}", key.to_string_lossy(), value.escape_ascii()));
+    }
+    line
+}

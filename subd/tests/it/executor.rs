@@ -1,0 +1,355 @@
+//! The executor of updates on a real directory, with a machine that exists in this test only.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use common::api::subd::{Health, LastUpdate, Outcome, TriggerFailure};
+use common::image::{HealthCheck, ImageName};
+use common::object::{Algorithm, ObjectId};
+use common::plan::{Have, plan};
+use common::scope::Attributes;
+use common::tree::{File, Leaf, Metadata, Node, Time, Times, Tree, TreeBuilder};
+use common::trigger::Triggers;
+use subd::cache::Cache;
+use subd::home::Home;
+use subd::root::Root;
+use subd::saved::SavedError;
+use subd::update::arrange::arrange;
+use subd::update::executor::{Ended, Executor, Machine, Remains, Services, Settled, Undertaking};
+use subd::update::journal::Journal;
+use subd::update::phase::Phase;
+use subd::update::prepared::{Bench, Order, Prepared, free};
+use subd::update::triggers::{ServiceCall, ServiceCalls, Verb};
+
+use crate::fixture::path;
+
+/// Records what it is told.
+struct Recorder {
+    log: RefCell<Vec<String>>,
+    health: Health,
+    /// How many notes fail.
+    notes_to_refuse: Cell<u32>,
+}
+
+impl Recorder {
+    fn new(health: Health) -> Self {
+        Self { log: RefCell::default(), health, notes_to_refuse: Cell::new(0) }
+    }
+
+    fn take(&self) -> String {
+        self.log.take().join(", ")
+    }
+}
+
+impl Services for Recorder {
+    fn drive(&self, calls: &[ServiceCall]) -> Vec<TriggerFailure> {
+        let words = calls.iter().map(|call| format!("{} {}", call.verb.name(), call.service));
+        self.log.borrow_mut().extend(words);
+        Vec::new()
+    }
+}
+
+impl Machine for Recorder {
+    fn check_health(&self, _check: &HealthCheck) -> Health {
+        self.log.borrow_mut().push("check".to_owned());
+        self.health.clone()
+    }
+
+    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), SavedError> {
+        let left = self.notes_to_refuse.get();
+        if left > 0 {
+            self.notes_to_refuse.set(left - 1);
+            return Err(SavedError::Locked);
+        }
+        let done = if done.is_some() { " done" } else { "" };
+        self.log.borrow_mut().push(format!("note {:?}{done}", last.outcome));
+        Ok(())
+    }
+}
+
+/// A root with `/f` and the directory `/d`, and an update that replaces the one, removes the other
+/// and makes `/new`.
+struct Place {
+    place: tempfile::TempDir,
+    root: Root,
+    home: Home,
+    cache: Cache,
+}
+
+const MTIME: Time = Time { seconds: 1_600_000_000, nanoseconds: 5 };
+
+fn file(content: &str) -> Node {
+    let object = Algorithm::Blake3.digest(content.as_bytes());
+    let metadata = Metadata::new(0o644, 0, 0);
+    Node::Leaf(Leaf::File(File {
+        metadata,
+        mtime: MTIME,
+        size_bytes: content.len() as u64,
+        object,
+    }))
+}
+
+fn tree(nodes: &[(&str, Node)]) -> Tree {
+    let mut builder = TreeBuilder::new(Algorithm::Blake3);
+    builder.insert(path("/"), Node::Directory(Metadata::new(0o755, 0, 0))).unwrap();
+    for (at, node) in nodes {
+        builder.insert(path(at), node.clone()).unwrap();
+    }
+    builder.finish().unwrap()
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::open(place.path()).unwrap();
+        let top = root.directory(&path("/")).unwrap();
+        std::fs::write(place.path().join("f"), "one").unwrap();
+        top.set_mode(b"f", 0o644).unwrap();
+        top.set_mtime(b"f", MTIME).unwrap();
+        top.make_directory(b"d", 0o755).unwrap();
+        top.set_mode(b"d", 0o755).unwrap();
+        top.set_xattr(b"d", b"trusted.of-nobody", b"x").unwrap();
+        let home = Home::open(&root).unwrap();
+        let (cache, _) = Cache::open(Arc::clone(&home.objects)).unwrap();
+        for content in ["two", "new"] {
+            let id = Algorithm::Blake3.digest(content.as_bytes());
+            let mut receiving = cache.receive(id, content.len() as u64).unwrap();
+            receiving.write(content.as_bytes()).unwrap();
+            receiving.finish().unwrap();
+        }
+        Self { place, root, home, cache }
+    }
+
+    fn journal(&self, health_check: Option<HealthCheck>, reboot: bool) -> Journal {
+        let directory = Node::Directory(Metadata::new(0o755, 0, 0));
+        let have = tree(&[("/d", directory), ("/f", file("one"))]);
+        let want = tree(&[("/f", file("two")), ("/new", file("new"))]);
+        let plan = plan(
+            &Have {
+                tree: &have,
+                kept_directories: &BTreeSet::new(),
+                externally_linked: &BTreeSet::new(),
+                occupied: &BTreeMap::new(),
+                times: Times::default(),
+            },
+            &want,
+        );
+        let order = Order {
+            update_id: 7,
+            image: ImageName::new("test/7").unwrap(),
+            image_digest: want.digest(),
+            triggers: Triggers::default(),
+            health_check,
+            own_service: "subd".to_owned(),
+            force_disruption: false,
+            operations: 3,
+            changed: Vec::new(),
+            touched: BTreeSet::new(),
+        };
+        let bench = Bench {
+            root: &self.root,
+            home: &self.home,
+            cache: &self.cache,
+            scanned: &have,
+            managed: Attributes::default(),
+        };
+        let arrangement = arrange(&plan, |_| None).unwrap();
+        let prepared = Prepared::stage(&bench, order, &arrangement).unwrap();
+        let mut journal = prepared.journal(&Triggers::default(), "boot 1");
+        let call = |verb| {
+            let web = r#"{"service": "web", "verb": "VERB"}"#.replace("VERB", verb);
+            vec![serde_json::from_str::<ServiceCall>(&web).unwrap()]
+        };
+        journal.head.calls = ServiceCalls {
+            before: call(Verb::Stop.name()),
+            after: call(Verb::Start.name()),
+            reboot,
+            ..ServiceCalls::default()
+        };
+        journal
+    }
+
+    fn executor<'a>(&'a self, services: &'a Recorder, boot_id: &'a str) -> Executor<'a> {
+        Executor { root: &self.root, home: &self.home, services: Some(services), boot_id }
+    }
+
+    /// What is in the tree now.
+    fn tree(&self) -> String {
+        let read = |name| std::fs::read_to_string(self.place.path().join(name));
+        let file = |name| read(name).unwrap_or_else(|_| "-".to_owned());
+        let top = self.root.directory(&path("/")).unwrap();
+        let directory = top.xattrs(b"d", Attributes::default()).map(|_| "d");
+        let kept = xattr::get(self.place.path().join("d"), "trusted.of-nobody");
+        let kept = kept.ok().flatten().map_or("", |_| "+x");
+        format!("{} {} {}{kept}", file("f"), file("new"), directory.unwrap_or("-"))
+    }
+
+    fn undo(&self) -> Vec<Option<(u64, Phase)>> {
+        let names = self.home.undo.names().unwrap();
+        names.iter().map(|name| Phase::of_directory(name)).collect()
+    }
+
+    /// Expects that nothing is left of the update but the objects of `cached`.
+    fn expect_freed(&self, update: &Undertaking, cached: &[&str]) {
+        assert!(self.home.journal.names().unwrap().is_empty());
+        free(update, &self.home, &self.cache);
+        assert_eq!(self.undo(), []);
+        assert!(self.home.staging.names().unwrap().is_empty());
+        let mut ids: Vec<ObjectId> =
+            cached.iter().map(|content| Algorithm::Blake3.digest(content.as_bytes())).collect();
+        ids.sort();
+        let (cache, _) = Cache::open(Arc::clone(&self.home.objects)).unwrap();
+        assert_eq!(cache.ids(), ids);
+    }
+}
+
+const OLD: &str = "one - d+x";
+const NEW: &str = "two new -";
+
+fn check(undo: bool) -> Option<HealthCheck> {
+    Some(HealthCheck { command: vec!["true".to_owned()], within_seconds: 1, undo })
+}
+
+fn sick() -> Health {
+    Health::Failed("sick".to_owned())
+}
+
+fn expect(ended: &Ended, outcome: Outcome, journal: Remains, reboot: bool) {
+    let got = (&ended.last.outcome, &ended.journal, ended.reboot);
+    assert_eq!(got, (&outcome, &journal, reboot));
+}
+
+#[test]
+fn an_update_is_carried_out_in_its_order() {
+    let (place, machine) = (Place::new(), Recorder::new(Health::Passed));
+    assert_eq!(place.tree(), OLD);
+    let journal = place.journal(check(true), true);
+    let again = journal.clone();
+    // Of another update: it is not touched.
+    std::fs::write(place.place.path().join(".subd/journal/update"), "x").unwrap();
+    let (update, ended) = place.executor(&machine, "boot 1").commit(&machine, again);
+    let why = Outcome::RolledBack("the journal of another update is not closed".to_owned());
+    expect(&ended, why, Remains::Closed, false);
+    assert_eq!((place.tree(), update.phase), (OLD.to_owned(), Phase::Staged));
+    machine.take();
+    std::fs::remove_file(place.place.path().join(".subd/journal/update")).unwrap();
+    let journal = Journal { head: common_head(journal.head.clone()), ..journal };
+    let (update, ended) = place.executor(&machine, "boot 1").commit(&machine, journal);
+    expect(&ended, Outcome::Done, Remains::Closed, false);
+    assert_eq!((place.tree(), ended.settled), (NEW.to_owned(), Some(Settled::New)));
+    assert_eq!(machine.take(), "stop web, start web, check, note Done done");
+    assert!(ended.last.window_ns > 0);
+    place.expect_freed(&update, &[]);
+}
+
+/// Without reboot.
+fn common_head(mut head: subd::update::journal::Head) -> subd::update::journal::Head {
+    head.calls.reboot = false;
+    head
+}
+
+#[test]
+fn a_finished_update_is_undone_when_the_machine_is_not_well() {
+    for (undo, tree) in [(true, OLD), (false, NEW)] {
+        let (place, machine) = (Place::new(), Recorder::new(sick()));
+        let journal = place.journal(check(undo), false);
+        let (update, ended) = place.executor(&machine, "boot 1").commit(&machine, journal);
+        assert_eq!((place.tree(), &ended.last.health), (tree.to_owned(), &Some(sick())));
+        if undo {
+            expect(&ended, Outcome::Undone("sick".to_owned()), Remains::Closed, false);
+            let log = machine.take();
+            assert!(log.starts_with("stop web, start web, check, stop web, "), "{log}");
+            assert!(log.ends_with("start web, note Undone(\"sick\")"), "{log}");
+            place.expect_freed(&update, &["two", "new"]);
+        } else {
+            expect(&ended, Outcome::Done, Remains::Closed, false);
+            place.expect_freed(&update, &[]);
+        }
+    }
+}
+
+#[test]
+fn after_a_reboot_the_health_is_checked_and_the_previous_tree_booted_again() {
+    let (place, machine) = (Place::new(), Recorder::new(sick()));
+    let journal = place.journal(check(true), true);
+    let (_, ended) = place.executor(&machine, "boot 1").commit(&machine, journal);
+    expect(&ended, Outcome::Done, Remains::AwaitsBoot, true);
+    assert!(ended.last.awaits_boot);
+    assert_eq!(machine.take(), "stop web, start web, note Done");
+    let executor = place.executor(&machine, "boot 2");
+    let mut update = executor.find().unwrap().unwrap();
+    assert_eq!(update.phase, Phase::Live { boot_id: "boot 1".to_owned() });
+    let carried = executor.carry(&mut update);
+    let ended = executor.finish(&machine, &mut update, carried);
+    expect(&ended, Outcome::Undone("sick".to_owned()), Remains::Closed, true);
+    assert_eq!(place.tree(), OLD);
+    place.expect_freed(&update, &["two", "new"]);
+}
+
+#[test]
+fn what_cannot_be_noted_is_noted_later_and_nothing_is_done_twice() {
+    let (place, machine) = (Place::new(), Recorder::new(Health::Passed));
+    // The second note is made when the slots are empty.
+    for (refused, journal) in
+        [(1, Remains::Closed), (3, Remains::Stuck(SavedError::Locked.to_string()))]
+    {
+        let place = if refused == 1 { &place } else { &Place::new() };
+        machine.notes_to_refuse.set(refused);
+        let work = place.journal(None, false);
+        let executor = place.executor(&machine, "boot 1");
+        let (mut update, ended) = executor.commit(&machine, work);
+        expect(&ended, Outcome::Done, journal.clone(), false);
+        assert_eq!(place.tree(), NEW);
+        if refused == 3 {
+            assert_eq!(machine.take(), "stop web, start web");
+            assert_eq!(place.undo(), [Some((7, Phase::Done))]);
+            expect(&executor.retry(&machine, &mut update), Outcome::Done, Remains::Closed, false);
+            assert_eq!(machine.take(), "note Done done");
+        } else {
+            assert_eq!(machine.take(), "stop web, start web, note Done done");
+        }
+        place.expect_freed(&update, &[]);
+    }
+}
+
+#[test]
+fn what_was_found_anywhere_on_its_way_comes_to_one_of_its_ends() {
+    // What the directory is called when it is found, and what comes of it.
+    let live = Phase::Live { boot_id: "boot 1".to_owned() };
+    let table = [
+        (Phase::Staged, NEW, "stop web, start web, note Done done"),
+        (Phase::Begun, NEW, "stop web, start web, note Done done"),
+        (live, NEW, "start web, note Done done"),
+        (Phase::Done, NEW, "note Done done"),
+        (Phase::Back, OLD, "stop web, start web, note RolledBack"),
+        (Phase::Undoing, OLD, "stop web, start web, note Undone"),
+        (Phase::RolledBack, OLD, "note RolledBack"),
+        (Phase::Undone, OLD, "note Undone"),
+    ];
+    for (phase, tree, log) in table {
+        let (place, machine) = (Place::new(), Recorder::new(Health::Passed));
+        let journal = place.journal(None, false);
+        subd::update::journal::write(&place.home.journal, &journal).unwrap();
+        let executor = place.executor(&machine, "boot 1");
+        if phase != Phase::Staged {
+            let (staging, undo) = (&place.home.staging, &place.home.undo);
+            staging.rename_noreplace(b"7", undo, &phase.directory(7)).unwrap();
+        }
+        if matches!(phase, Phase::Live { .. } | Phase::Done | Phase::Back | Phase::Undoing) {
+            let slots = place.home.undo.open_child(&phase.directory(7)).unwrap();
+            let stage = subd::update::activate::Stage { root: &place.root, slots: &slots };
+            stage.activate(&journal.script).unwrap();
+            assert_eq!(place.tree(), NEW);
+        }
+        let mut update = executor.find().unwrap().unwrap();
+        assert_eq!(update.phase, phase);
+        let carried = executor.carry(&mut update);
+        assert_eq!(place.tree(), tree, "{phase:?}");
+        let ended = executor.finish(&machine, &mut update, carried);
+        assert_eq!(ended.journal, Remains::Closed, "{phase:?}");
+        assert_eq!(machine.take().split('(').next().unwrap(), log, "{phase:?}");
+        place.expect_freed(&update, if tree == OLD { &["two", "new"] } else { &[] });
+        assert!(executor.find().unwrap().is_none());
+    }
+}

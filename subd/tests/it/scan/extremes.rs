@@ -1,0 +1,113 @@
+//! What no tree should be, and some are: huge files, full directories, bottomless ones.
+//!
+//! `SUBD_ENTRIES=1000000 SUBD_SPARSE_BYTES=100000000000 cargo test -p subd --test it extremes --
+//! --nocapture` makes the directory and the file larger, and prints how long they take.
+
+use std::os::fd::OwnedFd;
+
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, mkdirat};
+
+use super::*;
+use crate::disk::{Disk, cached_bytes, run};
+
+/// How many entries the directory of the normal run has.
+const ENTRIES: usize = 100_000;
+
+/// How long the sparse file of the normal run is.
+const SPARSE_BYTES: u64 = 256 << 20;
+
+/// Where there is no medium to wait for.
+fn in_memory() -> TempDir {
+    TempDir::new_in("/dev/shm").unwrap()
+}
+
+#[tokio::test]
+async fn a_directory_with_very_many_entries_is_scanned() {
+    let entries = match std::env::var("SUBD_ENTRIES") {
+        Ok(number) => number.parse().unwrap(),
+        Err(_) => ENTRIES,
+    };
+    let place = in_memory();
+    for number in 0..entries {
+        fs::File::create(place.path().join(format!("{number:07}"))).unwrap();
+    }
+    let begun = Instant::now();
+    let scanner = start(place.path(), ScanSettings::default(), &[], on_demand());
+    let snapshot = scanner.rescan_now().await.unwrap();
+    let report = snapshot.report.as_ref().unwrap();
+    assert_eq!(report.totals.entries, u64::try_from(entries).unwrap());
+    assert_eq!((report.unreadable.len(), report.kept_directories.len()), (0, 0));
+    let first = begun.elapsed();
+    scanner.rescan_now().await.unwrap();
+    eprintln!("{entries} entries: {first:.1?} at first, then {:.1?}", begun.elapsed() - first);
+}
+
+#[tokio::test]
+async fn a_tree_ten_thousand_levels_deep_is_scanned_as_far_as_a_tree_may_go() {
+    let place = in_memory();
+    let top = place.path().join("top");
+    fs::create_dir(&top).unwrap();
+    let mut at: OwnedFd = fs::File::open(&top).unwrap().into();
+    for _ in 0..10_000 {
+        mkdirat(&at, "d", Mode::S_IRWXU).unwrap();
+        at = openat(&at, "d", OFlag::O_DIRECTORY, Mode::empty()).unwrap();
+    }
+    fs::write(place.path().join("beside"), "b").unwrap();
+    let scanner = start(place.path(), ScanSettings::default(), &[], on_demand());
+    let snapshot = scanner.rescan_now().await.unwrap();
+    let report = snapshot.report.as_ref().unwrap();
+    // `/beside`, and directories down to where a tree ends, of which `/` is one and not counted.
+    let depth = u64::try_from(common::path::DEPTH_MAX).unwrap();
+    assert_eq!(report.totals.entries, depth);
+    assert_eq!((report.unreadable.len(), report.kept_directories.len()), (1, 1));
+    assert!(report.unreadable[0].1.contains("it is deeper than"), "{:?}", report.unreadable);
+    assert!(tree(&snapshot).file(&"/beside".parse().unwrap()).is_some());
+    scanner.stop();
+    run("rm", &["-r", top.to_str().unwrap()]);
+}
+
+#[tokio::test]
+async fn of_a_huge_sparse_file_nothing_but_its_data_is_read() {
+    let bytes = match std::env::var("SUBD_SPARSE_BYTES") {
+        Ok(number) => number.parse().unwrap(),
+        Err(_) => SPARSE_BYTES,
+    };
+    let disk = Disk::new(32 << 20);
+    let file = fs::File::create(disk.at("sparse")).unwrap();
+    file.set_len(bytes).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"data", bytes / 2).unwrap();
+    disk.sync();
+    let begun = Instant::now();
+    let scanner = start(&disk.root(), ScanSettings::default(), &[], on_demand());
+    let snapshot = scanner.rescan_now().await.unwrap();
+    eprintln!("a sparse file of {bytes} bytes: {:.1?}", begun.elapsed());
+    assert_eq!(tree(&snapshot).file(&"/sparse".parse().unwrap()).unwrap().size_bytes, bytes);
+    // The page that was just written was in the cache; a hole that is read would be as well.
+    assert!(cached_bytes(&disk.at("sparse")) <= 4_096);
+    let before = scanner.counters().hashed_bytes;
+    let waiting = scanner.scan_touched(paths(&["/sparse"]).into_iter().collect());
+    let pausing = async {
+        while scanner.counters().hashed_bytes == before {
+            tokio::task::yield_now().await;
+        }
+        let pause = scanner.pause().await.unwrap();
+        fs::remove_file(disk.at("sparse")).unwrap();
+        drop(pause);
+    };
+    let (snapshot, ()) = tokio::join!(waiting, pausing);
+    assert_eq!(tree(&snapshot.unwrap()).file(&"/sparse".parse().unwrap()), None);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_scanned_like_any_other() {
+    let disk = Disk::new(16 << 20);
+    let mut number = 0;
+    while fs::write(disk.at(&format!("f{number}")), vec![b'x'; 1 << 20]).is_ok() {
+        number += 1;
+    }
+    assert!(number > 4);
+    let scanner = start(&disk.root(), ScanSettings::default(), &[], on_demand());
+    let snapshot = scanner.rescan_now().await.unwrap();
+    assert_same(tree(&snapshot), &independent(&disk.root(), Algorithm::Blake3));
+}
