@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use common::api::Done;
 use common::api::dominator::{
-    ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply, ShowSub,
+    ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply, Retry,
+    ShowSub,
 };
 use common::report::report;
 use common::wire::server::Router;
@@ -19,7 +20,8 @@ use crate::fleet::{Fleet, OrderError};
 pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router {
     let fleet_of = || Arc::clone(fleet);
     let (list, show, status) = (fleet_of(), fleet_of(), fleet_of());
-    let (disable, enable, clear) = (fleet_of(), fleet_of(), fleet_of());
+    let (disable, enable) = (fleet_of(), fleet_of());
+    let (clear, retry) = (fleet_of(), fleet_of());
     let (disabling, enabling) = (tracker.clone(), tracker.clone());
     router
         .method::<ListSubs, _, _>(move |_, request| {
@@ -50,6 +52,13 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
                 Ok(Done {})
             }
         })
+        .method::<Retry, _, _>(move |_, request| {
+            let fleet = Arc::clone(&retry);
+            async move {
+                fleet.retry(&request.hostname).map_err(|error| fault_of(&error))?;
+                Ok(Done {})
+            }
+        })
 }
 
 /// Carries an order out to its end, whether or not the caller waits for it.
@@ -68,7 +77,9 @@ async fn finish(
 #[must_use]
 pub fn fault_of(error: &OrderError) -> Fault {
     let code = match error {
-        OrderError::Unknown { .. } | OrderError::NothingToClear { .. } => FaultCode::NotFound,
+        OrderError::Unknown { .. }
+        | OrderError::NothingToClear { .. }
+        | OrderError::NothingToRetry { .. } => FaultCode::NotFound,
         OrderError::NoReason | OrderError::LongReason => FaultCode::BadRequest,
         OrderError::State { .. } | OrderError::Unkept { .. } => FaultCode::Internal,
         OrderError::Stopping => FaultCode::Unavailable,

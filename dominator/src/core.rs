@@ -7,8 +7,8 @@
 pub mod herd;
 pub mod history;
 pub mod pace;
-pub mod planning;
-pub mod required;
-pub mod safety;
 pub mod sub;
-pub mod words;
+
+pub use common::image::required;
+pub use common::plan::{job as planning, safety};
+pub use common::words;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Parser;
 use common::daemon::config::ConfigArgs;
 use common::daemon::{
-    DOMINATOR_PORT, IMAGESERVER_PORT, ListenError, SUBD_PORT, SecurityArgs, SecurityError,
+    DOMINATOR_PORT, IMAGESERVER_PORT, ListenError, LogArgs, SUBD_PORT, SecurityArgs, SecurityError,
     listen_text,
 };
 use common::wire::client::{Client, Peer, PeerError};
@@ -77,9 +77,9 @@ pub struct Arguments {
     #[arg(long, value_name = "PORT", default_value_t = SUBD_PORT)]
     pub subd_port: u16,
 
-    /// What to log: error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    pub log: String,
+    /// What is logged, and how.
+    #[command(flatten)]
+    pub log: LogArgs,
 
     #[command(flatten)]
     #[allow(missing_docs, reason = "a docstring here would become the help of the group")]

@@ -3,7 +3,8 @@
 //! Data goes to stdout, talk to stderr.
 
 pub mod facts;
-pub mod when;
+
+pub use common::when;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -14,7 +15,7 @@ use comfy_table::{Table, presets};
 use common::api::dominator::{
     ClearSafetyShutoff, ClearSafetyShutoffRequest, DisableUpdates, DisableUpdatesRequest,
     DominatorStatus, EnableUpdates, EnableUpdatesRequest, GetStatus, ListSubs, ListSubsRequest,
-    ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
+    Retry, RetryRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
 };
 use common::daemon::{DOMINATOR_PORT, EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, SecurityArgs, exit};
 use common::report::report;
@@ -105,6 +106,15 @@ enum Command {
     /// Look at the plan first: domtool show-sub HOST. Another plan than the pending one is held
     /// back again.
     ClearSafetyShutoff {
+        /// Its name in the machine database
+        #[arg(value_name = "HOST")]
+        hostname: String,
+    },
+    /// Try again now what is held back on one machine because it failed
+    ///
+    /// An image whose health check failed there, and that was put back, is offered once more;
+    /// without this it is offered no more, also after a restart of the dominator.
+    Retry {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
         hostname: String,
@@ -209,6 +219,11 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<String, CallError
             eprintln!("The pending update of {hostname} may pass.");
             done_as(format, &done)
         }
+        Command::Retry { hostname } => {
+            let done = call::<Retry>(client, &RetryRequest { hostname: hostname.clone() }).await?;
+            eprintln!("What failed on {hostname} is tried again.");
+            done_as(format, &done)
+        }
     })
 }
 
@@ -249,7 +264,8 @@ fn columns(head: &[&str]) -> Table {
 
 fn table_of_subs(subs: &[SubSummary]) -> String {
     let now = wall();
-    let mut table = columns(&["HOST", "STATUS", "SINCE", "REQUIRED", "LAST UPDATE", "DETAIL"]);
+    let mut table =
+        columns(&["HOST", "STATUS", "SINCE", "REQUIRED", "LAST UPDATE", "ALARMS", "DETAIL"]);
     for sub in subs {
         table.add_row([
             sub.hostname.clone(),
@@ -257,6 +273,7 @@ fn table_of_subs(subs: &[SubSummary]) -> String {
             ago(now, sub.since),
             sub.required_image.clone(),
             sub.last_image.clone(),
+            if sub.alarms == 0 { String::new() } else { sub.alarms.to_string() },
             sub.detail.clone(),
         ]);
     }

@@ -108,13 +108,22 @@ impl Handle {
     /// Lets the pending unsafe update pass; false if there is none.
     #[must_use]
     pub fn clear_safety(&self) -> bool {
-        let mut sub = self.locked();
-        let is_pending = sub.clear_danger();
-        drop(sub);
-        if is_pending {
+        self.order(Sub::clear_danger)
+    }
+
+    /// Lets what failed be tried again now; false if nothing is held back.
+    #[must_use]
+    pub fn retry(&self) -> bool {
+        self.order(Sub::retry)
+    }
+
+    /// Gives an order to the state machine; it is acted on at once if it was of use.
+    fn order(&self, order: impl FnOnce(&mut Sub) -> bool) -> bool {
+        let is_taken = order(&mut self.locked());
+        if is_taken {
             self.nudge.notify_one();
         }
-        is_pending
+        is_taken
     }
 }
 
@@ -325,6 +334,7 @@ fn failure_of(error: &CallError) -> Failure {
         }
         CallError::Fault { source, .. } => match source.code {
             FaultCode::Busy | FaultCode::Unavailable => FailureKind::Busy,
+            FaultCode::Held => FailureKind::Held,
             FaultCode::Stale => FailureKind::Stale,
             FaultCode::NotFound => FailureKind::NotFound,
             FaultCode::NoSpace => FailureKind::NoSpace,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use common::api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSummary};
+use common::api::subd::Alarm;
 use common::image::ImageName;
 use common::mdb::{Machine, Machines};
 use common::tree::Time;
@@ -28,6 +29,16 @@ pub enum OrderError {
     /// No unsafe update is pending.
     #[error("no unsafe update of {hostname} is pending: it is {status}: {detail}")]
     NothingToClear {
+        /// The machine.
+        hostname: String,
+        /// Its status.
+        status: Status,
+        /// The same in words.
+        detail: String,
+    },
+    /// Nothing is held back because it failed.
+    #[error("nothing that failed is held back on {hostname}: it is {status}: {detail}")]
+    NothingToRetry {
         /// The machine.
         hostname: String,
         /// Its status.
@@ -228,6 +239,24 @@ impl Fleet {
         count(inner.watched.values().map(|watched| watched.handle.look(|sub| sub.status())))
     }
 
+    /// How many machines raise each kind of alarm, and how many are paused on the machine itself.
+    #[must_use]
+    pub fn alarms(&self) -> (BTreeMap<&'static str, u32>, u32) {
+        let inner = self.inner.lock().expect("no holder panics");
+        let (mut alarms, mut paused) = (BTreeMap::new(), 0);
+        for watched in inner.watched.values() {
+            watched.handle.look(|sub| {
+                let Some(view) = sub.view() else { return };
+                let kinds: BTreeSet<&str> = view.report.alarms.iter().map(Alarm::kind).collect();
+                for kind in kinds {
+                    *alarms.entry(kind).or_default() += 1;
+                }
+                paused += u32::from(view.report.paused.is_some());
+            });
+        }
+        (alarms, paused)
+    }
+
     /// How the dominator is doing.
     #[must_use]
     pub fn status(&self) -> DominatorStatus {
@@ -300,6 +329,21 @@ impl Fleet {
         }
         let (status, detail) = handle.look(|sub| (sub.status(), sub.detail().to_owned()));
         Err(OrderError::NothingToClear { hostname: hostname.to_owned(), status, detail })
+    }
+
+    /// Tries again now what is held back on one machine because it failed.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`] if there is no such machine, or nothing is held back.
+    pub fn retry(&self, hostname: &str) -> Result<(), OrderError> {
+        let handle = self.handle(hostname)?;
+        if handle.retry() {
+            tracing::warn!(host = hostname, "what failed is tried again, as an operator asks for");
+            return Ok(());
+        }
+        let (status, detail) = handle.look(|sub| (sub.status(), sub.detail().to_owned()));
+        Err(OrderError::NothingToRetry { hostname: hostname.to_owned(), status, detail })
     }
 
     fn handle(&self, hostname: &str) -> Result<Arc<Handle>, OrderError> {

@@ -4,55 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::api::image_server::{GetImage, GetImageRequest};
-use common::image::{ImageError, ImageName};
+use common::image::ImageName;
 use common::report::report;
-use common::wire::FaultCode;
-use common::wire::client::{CallError, Client};
+use common::trees::Reader;
+use common::trees::image::GetImageError;
+use common::wire::client::Client;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::chance::random;
 use crate::core::pace::{RETRY_FIRST, RETRY_LONGEST, doubled, jittered};
-use crate::core::required::RequiredImage;
 use crate::core::sub::ImageState;
-use crate::trees::{ReadError, Reader};
 
 /// How long the image server is asked to wait for an image that it does not have.
 const WAIT: Duration = Duration::from_secs(55);
-
-/// How much longer than that its answer may take.
-const SLACK: Duration = Duration::from_secs(15);
-
-/// An image that is not at hand.
-#[derive(Debug, thiserror::Error)]
-enum GetError {
-    #[error("the image server has no image {name} yet")]
-    NotThere { name: ImageName },
-    #[error("the image {name} was deleted: its name is never used again")]
-    Gone { name: ImageName },
-    #[error("the image server does not give {name}")]
-    Call {
-        name: ImageName,
-        #[source]
-        source: CallError,
-    },
-    #[error("the image server gives {got} for {want}")]
-    OtherName { want: ImageName, got: ImageName },
-    #[error("the tree of {name} cannot be read")]
-    Tree {
-        name: ImageName,
-        #[source]
-        source: ReadError,
-    },
-    #[error("{name} cannot be used")]
-    Image {
-        name: ImageName,
-        #[source]
-        source: ImageError,
-    },
-}
 
 #[derive(Debug)]
 struct Wanted {
@@ -140,7 +106,7 @@ impl Images {
         // The first answer comes at once, so that an image that is missing is known to be.
         let mut wait = Duration::ZERO;
         loop {
-            let error = match self.get(&name, wait).await {
+            let error = match self.reader.image(&self.client, &name, wait).await {
                 Ok(image) => {
                     tracing::info!(image = %name, digest = %image.digest, "image is at hand");
                     self.note_trouble(&name, None);
@@ -150,10 +116,12 @@ impl Images {
                 Err(error) => error,
             };
             let text = report(&error);
-            let is_patient = matches!(error, GetError::NotThere { .. });
+            let is_patient = matches!(error, GetImageError::NotThere { .. });
             failures = if is_patient { 1 } else { failures + 1 };
             let trouble = match &error {
-                GetError::NotThere { .. } | GetError::Gone { .. } | GetError::Image { .. } => None,
+                GetImageError::NotThere { .. }
+                | GetImageError::Gone { .. }
+                | GetImageError::Image { .. } => None,
                 _ => Some(text.clone()),
             };
             if failures == 1 {
@@ -185,36 +153,5 @@ impl Images {
             Some(trouble) => troubles.insert(name.clone(), trouble),
             None => troubles.remove(name),
         };
-    }
-
-    async fn get(&self, name: &ImageName, wait: Duration) -> Result<Arc<RequiredImage>, GetError> {
-        let name = name.clone();
-        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let request = GetImageRequest { name: name.clone(), wait_ms };
-        let image = match self.client.call_within::<GetImage>(&request, wait + SLACK).await {
-            Ok(image) => image,
-            Err(error) => {
-                return Err(match error.code() {
-                    Some(FaultCode::NotFound) => GetError::NotThere { name },
-                    Some(FaultCode::Gone) => GetError::Gone { name },
-                    _ => GetError::Call { name, source: error },
-                });
-            }
-        };
-        let content = image.content;
-        if content.name != name {
-            return Err(GetError::OtherName { want: name, got: content.name });
-        }
-        let tree = self.reader.from_image_server(&self.client, content.root).await;
-        let tree = tree.map_err(|source| GetError::Tree { name: name.clone(), source })?;
-        let verified = self.reader.compute(move || {
-            content.verify(&tree)?;
-            Ok(Arc::new(RequiredImage::new(content, tree)))
-        });
-        match verified.await {
-            Ok(Ok(image)) => Ok(image),
-            Ok(Err(source)) => Err(GetError::Image { name, source }),
-            Err(source) => Err(GetError::Tree { name, source }),
-        }
     }
 }

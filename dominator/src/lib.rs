@@ -17,5 +17,6 @@ pub mod mdb_file;
 pub mod metrics;
 pub mod pages;
 pub mod state;
-pub mod store;
-pub mod trees;
+
+pub use common::trees;
+pub use common::trees::store;

@@ -86,10 +86,18 @@ impl Collector for FleetCollector {
             let gauge = ConstGauge::new(i64::from(counted.map_or(0, |(_, count)| *count)));
             gauge.encode(subs.encode_family(&[("status", known.name())])?)?;
         }
+        let (alarms, paused) = fleet.alarms();
+        let help = "Machines that raise an alarm, by kind; show-sub tells more";
+        let mut raised = encoder.encode_descriptor("subs_alarms", help, None, MetricType::Gauge)?;
+        for kind in common::api::subd::Alarm::KINDS {
+            let count = alarms.get(kind).copied().unwrap_or_default();
+            ConstGauge::new(i64::from(count)).encode(raised.encode_family(&[("kind", kind)])?)?;
+        }
         let mut one = |name, help, value: i64| {
             let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(value).encode(encoder)
         };
+        one("subs_paused", "Machines that are paused on the machine itself", paused.into())?;
         one("updates_disabled", "1 while the brake is on", i64::from(status.brake.is_some()))?;
         one(
             "mdb_refused",

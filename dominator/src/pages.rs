@@ -70,18 +70,21 @@ fn mark_of(status: Status) -> Mark {
         | Status::Rescanning
         | Status::Fetching
         | Status::Preparing
-        | Status::Updating => Mark::Busy,
+        | Status::Updating
+        | Status::Rebooting => Mark::Busy,
         Status::ImageUndefined => Mark::Quiet,
         Status::Unreachable
         | Status::PollFailed
         | Status::ImageNotReady
         | Status::InsufficientSpace
         | Status::UpdatesDisabled
+        | Status::Held
         | Status::UnsafeUpdate
         | Status::Blocked
         | Status::NotConverging
         | Status::UpdateFailed
         | Status::UpdateStuck
+        | Status::HealthFailed
         | Status::TriggerFailed
         | Status::FetchFailed => Mark::Bad,
     }
@@ -144,6 +147,10 @@ fn start_body(status: &DominatorStatus, subs: &[SubSummary], wanted: &[Status]) 
                 Cell::Text(sub.planned_image.clone()),
                 Cell::Text(sub.last_image.clone()),
                 Cell::Text(sub.last_synced.map_or_else(String::new, |when| ago(now, when))),
+                match sub.alarms {
+                    0 => Cell::Text(String::new()),
+                    count => Cell::Mark { mark: Mark::Bad, text: count.to_string() },
+                },
             ]
         })
         .collect();
@@ -156,6 +163,7 @@ fn start_body(status: &DominatorStatus, subs: &[SubSummary], wanted: &[Status]) 
         "planned",
         "last update",
         "last synced",
+        "alarms",
     ];
     body.push_str(&table(&head, &rows));
     if subs.len() > ROWS_MAX {

@@ -7,7 +7,8 @@ use crate::{Config, DAEMON, ImageServer};
 use clap::Parser;
 use common::daemon::config::{self, ConfigArgs};
 use common::daemon::{
-    IMAGESERVER_PORT, SecurityArgs, exit_on_error, listen_text, start_logging, stop_on_signals,
+    IMAGESERVER_PORT, LogArgs, SecurityArgs, exit_on_error, listen_text, start_logging,
+    stop_on_signals,
 };
 
 /// Keeps images and serves them to machines.
@@ -28,9 +29,8 @@ struct Flags {
     #[arg(long, value_name = "DIR", default_value = "/var/lib/imageserver")]
     data: PathBuf,
 
-    /// What is logged to stderr: error, warn, info, debug or trace.
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log: String,
+    #[command(flatten)]
+    log: LogArgs,
 
     #[command(flatten)]
     security: SecurityArgs,

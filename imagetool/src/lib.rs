@@ -13,6 +13,7 @@ pub mod content;
 pub mod directory;
 pub mod download;
 pub mod failure;
+pub mod health;
 pub mod output;
 pub mod progress;
 pub mod restore;

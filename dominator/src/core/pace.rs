@@ -18,6 +18,10 @@ pub const HOLD_FIRST: Duration = Duration::from_secs(10);
 /// The longest pause after updates or fetches that failed.
 pub const HOLD_LONGEST: Duration = Duration::from_secs(600);
 
+/// The pause after a machine did not allow an update, before jitter. It does not grow: somebody
+/// said no for now, and nothing failed.
+pub const HELD_PAUSE: Duration = Duration::from_secs(60);
+
 /// Polls that may follow each other at once.
 const POLL_BURST: u32 = 60;
 

@@ -26,15 +26,16 @@ use common::api::subd::{Activity, Outcome, PollReply};
 use common::filter::Patterns;
 use common::mdb::Machine;
 use common::object::ObjectId;
+use common::report::report;
 use common::scope::Scope;
 use common::tree::{Time, Tree};
 
 pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Ticket};
-pub use view::{Incomplete, View};
+pub use view::{Unusable, View};
 
 use super::history::History;
 use super::pace::{
-    HOLD_FIRST, HOLD_LONGEST, PollPace, RETRY_FIRST, RETRY_LONGEST, doubled, jittered,
+    HELD_PAUSE, HOLD_FIRST, HOLD_LONGEST, PollPace, RETRY_FIRST, RETRY_LONGEST, doubled, jittered,
 };
 use super::planning::{PlanKey, Planned};
 use super::words::size;
@@ -157,12 +158,16 @@ pub struct Sub {
     hold: Option<Hold>,
     holds: u32,
     cleared: Option<ObjectId>,
+    /// The update that failed its health check, and whose image an operator wants once more.
+    retried: Option<u64>,
     cleaned_generation: Option<u64>,
 
     status: Status,
     detail: String,
     since: Time,
     history: History,
+    /// When it last answered a poll, on the clock of [`Now::elapsed`].
+    answered: Duration,
     last_seen: Option<Time>,
     last_synced: Option<Time>,
     wake: Option<Duration>,
@@ -204,11 +209,13 @@ impl Sub {
             hold: None,
             holds: 0,
             cleared: None,
+            retried: None,
             cleaned_generation: None,
             status: Status::Connecting,
             detail: "not reached yet".to_owned(),
             since: now.wall,
             history: History::default(),
+            answered: now.elapsed,
             last_seen: None,
             last_synced: None,
             wake: Some(now.elapsed),
@@ -242,6 +249,25 @@ impl Sub {
         true
     }
 
+    /// Lets what failed be tried again, and an image whose health check failed be offered once
+    /// more; the next step acts on it. False if nothing is held back for such a reason. For callers
+    /// that must tell an operator; others use [`Event::Retried`].
+    #[must_use]
+    pub fn retry(&mut self) -> bool {
+        let undone = match (&self.image, &self.view) {
+            (ImageState::Ready(image), Some(view)) => view.undone(image.name()),
+            _ => None,
+        };
+        let undone =
+            undone.map(|(update, _)| update.update_id).filter(|&id| self.retried != Some(id));
+        let is_held = undone.is_some() || self.hold.is_some() || self.call_again.is_some();
+        if undone.is_some() {
+            self.retried = undone;
+        }
+        self.let_go();
+        is_held
+    }
+
     fn note(&mut self, now: Now, event: Event, context: &Context<'_>) {
         match event {
             Event::Assigned { machine, image } => self.assigned(machine, image),
@@ -253,6 +279,9 @@ impl Sub {
             }
             Event::SafetyCleared => {
                 let _there_was_one = self.clear_danger();
+            }
+            Event::Retried => {
+                let _was_held = self.retry();
             }
             Event::Polled(ticket, reply) => {
                 if self.polling == Polling::UnderWay(ticket) {
@@ -333,18 +362,18 @@ impl Sub {
     }
 
     fn polled(&mut self, now: Now, context: &Context<'_>, ticket: Ticket, reply: PollReply) {
+        let was_paused = self.view.as_ref().is_some_and(|view| view.report.paused.is_some());
         let before = if self.ask_all { None } else { self.view.take() };
         let view = match View::after(before, reply, self.scans + 1) {
             Ok(view) => view,
-            Err(Incomplete) if self.ask_all => {
-                let text = "the answer to a poll for everything lacks the scan or the cache";
-                let failure = Failure { kind: FailureKind::Garbage, text: text.to_owned() };
-                return self.poll_failed(now, context, failure);
-            }
-            Err(Incomplete) => {
+            Err(Unusable::Incomplete) if !self.ask_all => {
                 self.ask_all = true;
                 self.polling = Polling::Due(self.pace.next(now.elapsed));
                 return;
+            }
+            Err(unusable) => {
+                let failure = Failure { kind: FailureKind::Garbage, text: report(&unusable) };
+                return self.poll_failed(now, context, failure);
             }
         };
         if view.scan_number > self.scans {
@@ -355,6 +384,7 @@ impl Sub {
         self.ask_all = false;
         self.reach = Reach::Good;
         self.polls_failed = 0;
+        self.answered = now.elapsed;
         self.last_seen = Some(now.wall);
         self.polling = Polling::Due(self.pace.next(now.elapsed));
         if self
@@ -362,6 +392,9 @@ impl Sub {
             .is_some_and(|pending| ticket >= pending.shown_from || is_shown(pending.purpose, &view))
         {
             self.pending = None;
+        }
+        if was_paused && view.report.paused.is_none() {
+            self.hold.take_if(|hold| hold.status == Status::Held);
         }
         self.view = Some(view);
         self.note_outcome(now, context);
@@ -393,7 +426,10 @@ impl Sub {
                 self.update = None;
                 self.call_again = Some((now.elapsed + pause, failure.text));
             }
-            FailureKind::NoSpace | FailureKind::Refused | FailureKind::Garbage => {
+            FailureKind::NoSpace
+            | FailureKind::Refused
+            | FailureKind::Held
+            | FailureKind::Garbage => {
                 let what = match purpose {
                     Purpose::Scan(_) | Purpose::Cleanup => {
                         self.call_again = Some((now.elapsed + pause, failure.text));
@@ -405,10 +441,15 @@ impl Sub {
                 };
                 let status = match failure.kind {
                     FailureKind::NoSpace => Status::InsufficientSpace,
+                    FailureKind::Held => Status::Held,
                     _ => what.0,
                 };
-                self.update = None;
-                self.fetch = None;
+                if status == Status::Held {
+                    // What is staged stays staged for a while.
+                    self.calls_failed = 0;
+                } else {
+                    (self.update, self.fetch) = (None, None);
+                }
                 self.hold_back(now, context, status, format!("it {}: {}", what.1, failure.text));
             }
         }
@@ -432,6 +473,11 @@ impl Sub {
             Outcome::Stuck(why) => {
                 (Status::UpdateStuck, format!("failed, and could not be put back: {why}"))
             }
+            // The report itself says so, over restarts, until another update.
+            Outcome::Undone(_) => {
+                self.update = None;
+                return;
+            }
         };
         self.update = None;
         self.hold_back(now, context, status, format!("the update {detail}"));
@@ -442,7 +488,8 @@ impl Sub {
         use common::api::subd::FetchFailure;
         let Some(fetch) = self.fetch else { return };
         let Some(view) = &self.view else { return };
-        if matches!(view.activity, Activity::Fetching { fetch_id, .. } if fetch_id == fetch.id) {
+        let activity = &view.report.activity;
+        if matches!(activity, Activity::Fetching { fetch_id, .. } if *fetch_id == fetch.id) {
             return;
         }
         let Some(last) = view.fetch_of(fetch.id) else { return };
@@ -474,8 +521,12 @@ impl Sub {
     /// Tries nothing more for a while, that grows with each time.
     fn hold_back(&mut self, now: Now, context: &Context<'_>, status: Status, detail: String) {
         let ImageState::Ready(image) = &self.image else { return };
-        self.holds += 1;
-        let pause = doubled(HOLD_FIRST, HOLD_LONGEST, self.holds);
+        let pause = if status == Status::Held {
+            HELD_PAUSE
+        } else {
+            self.holds += 1;
+            doubled(HOLD_FIRST, HOLD_LONGEST, self.holds)
+        };
         self.hold = Some(Hold {
             status,
             detail,
@@ -519,21 +570,21 @@ fn missing<'a>(
 /// True if `view` shows that the call was carried out.
 fn is_shown(purpose: Purpose, view: &View) -> bool {
     match purpose {
-        Purpose::Scan(scope) => view.scope == scope,
+        Purpose::Scan(scope) => view.report.scope == scope,
         Purpose::Fetch(id) => {
-            matches!(view.activity, Activity::Fetching { fetch_id, .. } if fetch_id == id)
+            matches!(view.report.activity, Activity::Fetching { fetch_id, .. } if fetch_id == id)
                 || view.fetch_of(id).is_some()
         }
         Purpose::Prepare(id) => {
             matches!(
-                view.activity,
+                view.report.activity,
                 Activity::Preparing { update_id }
                     | Activity::Prepared { update_id }
                     | Activity::Updating { update_id } if update_id == id
             ) || view.outcome_of(id).is_some()
         }
         Purpose::Commit(id) => {
-            matches!(view.activity, Activity::Updating { update_id } if update_id == id)
+            matches!(view.report.activity, Activity::Updating { update_id } if update_id == id)
                 || view.outcome_of(id).is_some()
         }
         // Nothing waits for it.

@@ -2,7 +2,9 @@
 // tidy: core
 
 use common::api::dominator::SubDetail;
-use common::api::subd::{Activity, FetchFailure, LastFetch, LastUpdate, Outcome};
+use common::api::subd::{
+    Activity, FetchFailure, Health, LastFetch, LastUpdate, Load, Outcome, Share,
+};
 use common::tree::Time;
 
 use super::when::{ago, moment};
@@ -51,11 +53,14 @@ pub fn of(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
         (
             "scans",
             format!(
-                "{} of metadata, the last in {} ms; {} of content, the last in {} ms",
+                "{} of metadata, the last in {} ms; {} of content, the last in {} ms; {} of the \
+                 medium, the last in {} ms",
                 poll.counters.metadata_passes,
                 poll.counters.metadata_pass_ms,
                 poll.counters.content_passes,
-                poll.counters.content_pass_ms
+                poll.counters.content_pass_ms,
+                poll.counters.media_passes,
+                poll.counters.media_pass_ms
             ),
         ),
         (
@@ -71,11 +76,36 @@ pub fn of(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
         let text = format!("{} entries, {}", totals.entries, size(totals.bytes));
         facts.push(("scanned", text));
     }
+    facts.push(("load", load(&poll.load)));
+    for alarm in &poll.alarms {
+        facts.push(("ALARM", alarm.to_string()));
+    }
+    if let Some(paused) = &poll.paused {
+        facts.push(("paused", format!("until {}: {}", moment(paused.until), paused.reason)));
+    }
     if let Some(fetch) = &poll.last_fetch {
         facts.push(("last fetch", fetched(fetch)));
+        for complaint in &fetch.complaints {
+            let lies = if complaint.lies { " LIES:" } else { ":" };
+            facts.push(("source", format!("{}{lies} {}", complaint.source, complaint.text)));
+        }
     }
     if let Some(update) = &poll.last_update {
         facts.push(("last update", updated(update)));
+        match &update.health {
+            None => {}
+            Some(Health::Passed) => facts.push(("health check", "passed".to_owned())),
+            Some(Health::Failed(why)) => {
+                facts.push(("health check", format!("FAILED: {}", why.trim_end())));
+            }
+        }
+        if update.awaits_boot {
+            facts.push(("reboot", "awaited: the update is complete after it".to_owned()));
+        }
+        if !update.unlocked.is_empty() {
+            let paths: Vec<String> = update.unlocked.iter().map(ToString::to_string).collect();
+            facts.push(("unlocked", format!("were immutable or append-only: {}", paths.join(" "))));
+        }
     }
     for failure in &poll.trigger_failures {
         let end = failure.output.trim_end().lines().last().unwrap_or_default();
@@ -102,9 +132,32 @@ fn activity(activity: &Activity) -> String {
     }
 }
 
+/// What subd takes of the machine, each with its ceiling.
+fn load(load: &Load) -> String {
+    let per_second = |what: &str, share: Share, text: &dyn Fn(u64) -> String| match share.limit {
+        0 => format!("{what} {}", text(share.used)),
+        limit => format!("{what} {} of {}", text(share.used), text(limit)),
+    };
+    let cpu = |microseconds: u64| {
+        format!("{}.{:02} % of a core", microseconds / 10_000, microseconds / 100 % 100)
+    };
+    let bytes = |bytes: u64| format!("{}/s", size(bytes));
+    [
+        per_second("passes", load.cpu, &cpu),
+        per_second("reads", load.scan, &bytes),
+        per_second("writes", load.write, &bytes),
+        per_second("fetches", load.network, &bytes),
+    ]
+    .join("; ")
+}
+
 fn fetched(fetch: &LastFetch) -> String {
     let objects = counted(fetch.objects, "object");
-    let sums = format!("{objects}, {} in {} ms", size(fetch.bytes), fetch.took_ms);
+    let reused = match fetch.reused {
+        0 => String::new(),
+        reused => format!(", {} found on the machine", counted(reused, "object")),
+    };
+    let sums = format!("{objects}, {} in {} ms{reused}", size(fetch.bytes), fetch.took_ms);
     match &fetch.error {
         None => sums,
         Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => {
@@ -121,6 +174,7 @@ fn updated(update: &LastUpdate) -> String {
         Outcome::NotPrepared(why) => format!("not prepared: {why}"),
         Outcome::RolledBack(why) => format!("put back: {why}"),
         Outcome::Stuck(why) => format!("stuck: {why}"),
+        Outcome::Undone(why) => format!("put back, as the health check failed: {why}"),
     };
     format!(
         "to {}: {outcome}; {} within {}.{:03} ms, ended {}",

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use common::api::subd::{
-    Activity, CacheReport, FetchFailure, FetchRequest, Identity, LastFetch, LastUpdate, Outcome,
-    PollReply, PollRequest, PrepareRequest, ScanCounters, ScanReport, Space, Version,
+    Activity, Alarm, CacheReport, FetchFailure, FetchRequest, Identity, LastFetch, LastUpdate,
+    Load, Outcome, Paused, PollReply, PollRequest, PrepareRequest, ScanCounters, ScanReport, Space,
+    Version,
 };
-use common::filter::Patterns;
 use common::image::ImageName;
 use common::object::ObjectId;
 use common::path::TreePath;
@@ -27,6 +27,10 @@ pub enum Work {
     Prepare(u64),
     Update(u64),
     Expire(u64),
+    /// Tries again to close the journal.
+    Retry,
+    /// The machine goes down to come up again; the simulation does that.
+    Boot,
 }
 
 /// What a sub is asked, apart from polls.
@@ -59,6 +63,14 @@ pub struct Model {
     pub instance: u64,
     pub updates_done: u64,
     pub fails: bool,
+    /// Updates to this image do not pass their health check.
+    pub sick: Option<ImageName>,
+    /// Updates to this image are complete only after a reboot.
+    pub reboots: Option<ImageName>,
+    /// Updates can neither be finished nor put back.
+    pub sticks: bool,
+    /// The machine itself, and not its subd alone, starts next.
+    pub boots: bool,
     /// Work that was started and when it is over; the simulation takes it out.
     pub started: Vec<(Duration, Work)>,
     pub waiting: Vec<Waiting>,
@@ -68,6 +80,8 @@ pub struct Model {
     cache: BTreeSet<ObjectId>,
     journal: Option<Box<PrepareRequest>>,
     last_image: Option<ImageName>,
+    last_update: Option<LastUpdate>,
+    paused: Option<Paused>,
 
     // In memory.
     generation: u64,
@@ -79,7 +93,6 @@ pub struct Model {
     fetching: Option<FetchRequest>,
     fetched: BTreeMap<u64, ()>,
     last_fetch: Option<LastFetch>,
-    last_update: Option<LastUpdate>,
 }
 
 fn failed(kind: FailureKind, text: &str) -> Answer {
@@ -94,12 +107,18 @@ impl Model {
             instance: 0,
             updates_done: 0,
             fails: false,
+            sick: None,
+            reboots: None,
+            sticks: false,
+            boots: false,
             started: Vec::new(),
             waiting: Vec::new(),
             settings: ScanSettings::default(),
             cache: BTreeSet::new(),
             journal: None,
             last_image: None,
+            last_update: None,
+            paused: None,
             generation: 0,
             status: 0,
             scan: None,
@@ -109,7 +128,6 @@ impl Model {
             fetching: None,
             fetched: BTreeMap::new(),
             last_fetch: None,
-            last_update: None,
         }
     }
 
@@ -125,7 +143,6 @@ impl Model {
         self.fetched.clear();
         self.activity = Activity::Idle;
         self.last_fetch = None;
-        self.last_update = None;
     }
 
     /// Starts again; an update that was cut is finished or put back.
@@ -134,10 +151,21 @@ impl Model {
         self.instance = random.next();
         self.generation = 0;
         self.status = 1;
-        if let Some(request) = self.journal.take()
-            && random.chance(50)
-        {
-            self.finish(&request);
+        let boots = std::mem::take(&mut self.boots);
+        if let Some(last) = &mut self.last_update {
+            last.awaits_boot &= !boots;
+            if last.awaits_boot {
+                self.work(1_000, Work::Boot);
+            }
+        }
+        if self.sticks && self.journal.is_some() {
+            self.work(1_000, Work::Retry);
+        } else if let Some(request) = self.journal.take() {
+            if random.chance(50) {
+                self.finish(&request);
+            } else {
+                self.ended(&request, Outcome::RolledBack("subd was cut short".into()));
+            }
         }
         self.work(500 + random.below(2_000), Work::Scan);
     }
@@ -191,7 +219,7 @@ impl Model {
             scan,
             scanned: self.scan.is_some(),
             scope: self.scope(),
-            exclusions: Patterns::new::<&str>([]).unwrap(),
+            exclusions: Vec::new(),
             cache: is_news.then_some(CacheReport::Full(cache)),
             last_fetch: self.last_fetch.clone(),
             last_update: self.last_update.clone(),
@@ -199,12 +227,41 @@ impl Model {
             trigger_failures: Vec::new(),
             space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
             counters: ScanCounters::default(),
+            load: Load::default(),
+            alarms: self
+                .is_stuck()
+                .then(|| Alarm::JournalStuck("full".into()))
+                .into_iter()
+                .collect(),
+            paused: self.paused.clone(),
             clock: Time::default(),
         }
     }
 
+    /// True if there is an update that nobody carries out.
+    fn is_stuck(&self) -> bool {
+        self.journal.is_some() && !matches!(self.activity, Activity::Updating { .. })
+    }
+
+    /// Somebody on the machine pauses updates, or lets them go on.
+    pub fn pause(&mut self, reason: Option<&str>) {
+        let until = Time { seconds: 1 << 40, nanoseconds: 0 };
+        self.paused = reason.map(|reason| Paused { until, reason: reason.to_owned() });
+        self.status += 1;
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.paused.is_some()
+    }
+
+    /// Why an update is not allowed now.
+    fn held(&self, random: &mut Random) -> Option<Answer> {
+        let is_guarded = self.fails && random.chance(20);
+        (self.paused.is_some() || is_guarded).then(|| failed(FailureKind::Held, "not now"))
+    }
+
     fn scope(&self) -> Scope {
-        Scope::of(&self.settings, &Patterns::new::<&str>([]).unwrap())
+        Scope::of(&self.settings, &[])
     }
 
     /// The part of the tree that a scan under `settings` sees, with the directories that hold
@@ -248,8 +305,10 @@ impl Model {
                 _ => failed(FailureKind::Stale, "the tree has changed"),
             },
             Request::Call(Call::SetConfiguration(configuration)) => {
-                if self.settings != configuration.scan {
-                    self.settings = configuration.scan;
+                if let Some(scan) = configuration.scan
+                    && self.settings != scan
+                {
+                    self.settings = scan;
                     self.scan = None;
                     self.status += 1;
                     self.work(200 + random.below(1_000), Work::Scan);
@@ -303,8 +362,11 @@ impl Model {
                 return Answer::Accepted;
             }
             _ if known => return Answer::Accepted,
-            Activity::Idle | Activity::Prepared { .. } => {}
+            Activity::Idle | Activity::Prepared { .. } if !self.is_stuck() => {}
             _ => return failed(FailureKind::Busy, "busy"),
+        }
+        if let Some(held) = self.held(random) {
+            return held;
         }
         let fits = self.scan.as_ref().is_some_and(|(report, _)| {
             let expects = request.expects;
@@ -326,6 +388,9 @@ impl Model {
         match self.activity {
             Activity::Updating { update_id } if update_id == id => Answer::Accepted,
             Activity::Prepared { update_id } if update_id == id => {
+                if let Some(held) = self.held(random) {
+                    return held;
+                }
                 assert!(self.journal.is_none(), "two updates at one time");
                 let staged = self.staged.take().expect("a prepared update is staged");
                 assert_eq!(staged.update_id, id);
@@ -365,13 +430,25 @@ impl Model {
                     return;
                 }
                 let request = self.journal.take().expect("an update has a journal");
-                if self.fails && random.chance(10) {
+                if self.sticks {
+                    self.ended(&request, Outcome::Stuck("full".into()));
+                    self.journal = Some(request);
+                    self.work(1_000, Work::Retry);
+                } else if self.fails && random.chance(10) {
                     self.ended(&request, Outcome::RolledBack("a step failed".into()));
                 } else {
                     self.finish(&request);
                 }
                 self.work(20 + random.below(200), Work::Scan);
             }
+            Work::Retry if self.sticks => self.work(1_000, Work::Retry),
+            Work::Retry => {
+                if let Some(request) = self.journal.take() {
+                    self.finish(&request);
+                    self.work(20 + random.below(200), Work::Scan);
+                }
+            }
+            Work::Boot => {}
             Work::Expire(id) => {
                 if self.activity == (Activity::Prepared { update_id: id }) {
                     let staged = self.staged.take().expect("what is prepared is staged");
@@ -386,14 +463,7 @@ impl Model {
             return;
         }
         let (tree, kept_directories) = self.seen(&self.settings);
-        let report = ScanReport {
-            scope: self.scope(),
-            root: tree.digest(),
-            totals: tree.root().totals(),
-            kept_directories,
-            externally_linked: Vec::new(),
-            unreadable: Vec::new(),
-        };
+        let report = ScanReport { kept_directories, ..ScanReport::of(self.scope(), &tree) };
         let seen = (report.root, report.kept_directories.clone());
         let was_scanned = self.scan.is_some();
         self.scan = Some((report, tree));
@@ -424,17 +494,26 @@ impl Model {
         }
         self.generation += u64::from(self.cache.len() != before);
         self.status += 1;
-        self.last_fetch = Some(LastFetch { fetch_id: id, error, objects: 0, bytes: 0, took_ms: 0 });
+        self.last_fetch = Some(LastFetch { fetch_id: id, error, ..LastFetch::default() });
         self.activity = Activity::Idle;
     }
 
     fn finish(&mut self, request: &PrepareRequest) {
+        if self.sick.as_ref() == Some(&request.image) {
+            return self.ended(request, Outcome::Undone("it does not answer".into()));
+        }
         match apply(&self.tree, &request.plan) {
             Ok(tree) => {
                 self.tree = tree;
                 self.updates_done += 1;
                 self.last_image = Some(request.image.clone());
                 self.ended(request, Outcome::Done);
+                if self.reboots.as_ref() == Some(&request.image)
+                    && let Some(last) = &mut self.last_update
+                {
+                    last.awaits_boot = true;
+                    self.work(500, Work::Boot);
+                }
             }
             Err(error) => self.ended(request, Outcome::RolledBack(error.to_string())),
         }
@@ -451,6 +530,9 @@ impl Model {
             operations: u32::try_from(request.plan.operations.len()).unwrap(),
             window_ns: 0,
             trigger_failures: Vec::new(),
+            health: None,
+            awaits_boot: false,
+            unlocked: Vec::new(),
             ended: Time::default(),
         });
     }

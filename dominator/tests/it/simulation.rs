@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::api::dominator::Status;
 use common::filter::Filter;
 use common::image::{Content, FORMAT, ImageName};
 use common::object::Algorithm;
@@ -86,8 +87,15 @@ fn bad_run(seed: u64) -> (Duration, String) {
     let mut world = world(seed, BAD);
     world.run_until(15 * MINUTE);
     world.faults = NONE;
-    world.models.iter_mut().for_each(|model| model.fails = false);
+    for model in &mut world.models {
+        (model.fails, model.sticks, model.sick) = (false, false, None);
+        model.pause(None);
+    }
     world.pull_brake(None);
+    // Polls that were lost are given up, and what has happened is known.
+    world.run_until(18 * MINUTE);
+    must_have_suffered(&world);
+    (0..MACHINES).for_each(|host| world.retry(host));
     let converged = world.run_until_converged(45 * MINUTE);
     let behind: Vec<String> = (0..MACHINES)
         .filter(|&host| !world.is_host_converged(host))
@@ -96,6 +104,14 @@ fn bad_run(seed: u64) -> (Duration, String) {
     let converged = converged.unwrap_or_else(|| panic!("seed {seed}: {behind:#?}"));
     must_be_quiet(&mut world, converged);
     (converged, world.trace)
+}
+
+/// The bad time had some of everything.
+fn must_have_suffered(world: &World) {
+    for status in ["held", "health-failed", "update-stuck", "rebooting"] {
+        let line = format!("is {status}: ");
+        assert!(world.trace.contains(&line), "no machine was {status}");
+    }
 }
 
 /// Nothing but polls from now on.
@@ -147,6 +163,33 @@ fn a_good_network_takes_seconds_and_each_machine_one_update() {
     world.drift(6);
     let repaired = world.run_until_converged(25 * MINUTE).expect("nothing is in the way");
     must_be_quiet(&mut world, repaired);
+}
+
+#[test]
+fn an_image_that_fails_its_health_check_is_tried_once_on_each_machine() {
+    let mut world = world(5, NONE);
+    let (one, two) = ("base/one", "base/two");
+    for host in 0..MACHINES {
+        world.models[host].sick = Some(ImageName::new(two).unwrap());
+    }
+    world.run_until(10 * MINUTE);
+    let healthy = |world: &World, host: usize| world.status(host) == Some(Status::Synced);
+    let failed = |world: &World, host| world.status(host) == Some(Status::HealthFailed);
+    let sick: Vec<usize> = (0..MACHINES).filter(|&host| failed(&world, host)).collect();
+    let well = (0..MACHINES).filter(|&host| healthy(&world, host)).count();
+    assert!(!sick.is_empty() && sick.len() + well == MACHINES, "{sick:?}, {well} are well");
+    // Drift makes no difference, nor does time.
+    world.effects.clear();
+    sick.iter().for_each(|&host| world.drift(host));
+    world.run_until(2 * 60 * MINUTE);
+    assert_eq!(world.effects.get("prepare"), None, "it was offered again");
+    // One gets another image, the others an operator's word and a cure.
+    world.assign(sick[0], one);
+    for &host in &sick[1..] {
+        world.models[host].sick = None;
+        world.retry(host);
+    }
+    world.run_until_converged(130 * MINUTE).expect("nothing is in the way");
 }
 
 #[test]

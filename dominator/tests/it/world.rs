@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use common::api::dominator::Status;
 use common::api::subd::{PollReply, PollRequest};
+use common::image::ImageName;
 use common::mdb::Machine;
 use common::tree::{Leaf, Node, Time, Tree, TreeBuilder};
 use dominator::core::required::RequiredImage;
@@ -86,6 +87,8 @@ pub struct World {
     images: BTreeMap<String, Arc<RequiredImage>>,
     images_loaded: bool,
     updating: BTreeSet<usize>,
+    /// Updates that failed their health check, and that an operator lets be tried once more.
+    retried: BTreeSet<(usize, u64)>,
 }
 
 impl World {
@@ -116,6 +119,7 @@ impl World {
             images: names.into_iter().zip(images).collect(),
             images_loaded: false,
             updating: BTreeSet::new(),
+            retried: BTreeSet::new(),
         };
         for host in 0..world.models.len() {
             let at = Duration::from_millis(world.random.below(3_000));
@@ -183,6 +187,36 @@ impl World {
         self.brake = brake;
         for host in 0..self.models.len() {
             self.step(host, Event::Brake(self.brake.clone()));
+        }
+    }
+
+    /// An operator lets what failed on the machine be tried again.
+    pub fn retry(&mut self, host: usize) {
+        let Some(driver) = &self.drivers[host] else { return };
+        let image = ImageName::new(&self.machines[host].required_image).unwrap();
+        let undone = driver.sub.view().and_then(|view| view.undone(&image));
+        if let Some((update, _)) = undone {
+            self.retried.insert((host, update.update_id));
+        }
+        self.note(host, "is tried again");
+        self.step(host, Event::Retried);
+    }
+
+    /// No update is begun that the machine, as far as it is known, does not allow.
+    fn must_be_allowed(&self, host: usize, call: &Call) {
+        let Some(view) = self.drivers[host].as_ref().and_then(|driver| driver.sub.view()) else {
+            panic!("host {host} is told what to do before it is known");
+        };
+        if !matches!(call, Call::Prepare(_) | Call::Commit(_)) {
+            return;
+        }
+        assert!(view.report.paused.is_none(), "host {host} is paused");
+        assert!(view.stuck().is_none(), "host {host} has an update to finish");
+        assert!(!view.is_rebooting(), "host {host} is rebooting");
+        let image = ImageName::new(&self.machines[host].required_image).unwrap();
+        if let Some((update, _)) = view.undone(&image) {
+            let is_retried = self.retried.contains(&(host, update.update_id));
+            assert!(is_retried, "host {host}: {image} has failed its health check");
         }
     }
 
@@ -254,6 +288,10 @@ impl World {
                     }
                     self.note(host, &format!("{work:?} is over"));
                     self.collect(host);
+                    if work == Work::Boot {
+                        self.models[host].boots = true;
+                        self.crash(host);
+                    }
                 }
             }
             Happening::StartSub { host } => {
@@ -297,7 +335,7 @@ impl World {
             return;
         }
         let host = self.random.below(self.models.len() as u64) as usize;
-        match self.random.below(20) {
+        match self.random.below(26) {
             0..=6 => self.crash(host),
             7..=13 => self.drift(host),
             14..=16 => {
@@ -318,7 +356,24 @@ impl World {
                 self.run += 1;
                 self.schedule(Duration::from_secs(3), Happening::StartDominator);
             }
-            _ => self.models[host].fails ^= true,
+            19 => self.models[host].fails ^= true,
+            20..=21 => {
+                let reason = (!self.models[host].is_paused()).then_some("a demonstration");
+                self.note(host, &format!("is paused: {reason:?}"));
+                self.models[host].pause(reason);
+                self.collect(host);
+            }
+            22 => {
+                let required = ImageName::new(&self.machines[host].required_image).unwrap();
+                let model = &mut self.models[host];
+                model.sick = model.sick.take().xor(Some(required));
+            }
+            23 => self.models[host].sticks ^= true,
+            24 => self.retry(host),
+            _ => {
+                let required = ImageName::new(&self.machines[host].required_image).unwrap();
+                self.models[host].reboots = Some(required);
+            }
         }
         let pause = Duration::from_millis(self.random.below(2 * self.faults.trouble_every));
         self.schedule(pause, Happening::Trouble);
@@ -486,6 +541,7 @@ impl World {
                 return;
             }
             Effect::Call(ticket, call) => {
+                self.must_be_allowed(host, &call);
                 if matches!(call, Call::Commit(_)) {
                     assert!(self.brake.is_none(), "a Commit while the brake is on: host {host}");
                 }

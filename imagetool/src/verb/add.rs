@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::api::image_server::{AddImage, AddImageRequest};
 use common::filter::Filter;
-use common::image::{Content, FORMAT, ImageName, Notes, computed_rules};
+use common::image::{Content, FORMAT, HealthCheck, ImageName, Notes, computed_rules};
 use common::object::{Algorithm, ObjectId};
 use common::path::TreePath;
 use common::tree::encode::DIRECTORY_BYTES_MAX;
@@ -21,6 +21,7 @@ use crate::computed::{self, Rules};
 use crate::content::{Contents, Objects};
 use crate::directory;
 use crate::failure::{Failure, Outcome};
+use crate::health;
 use crate::output::{count, plural, plural_entries, size};
 use crate::upload::{Sent, UploadError, upload};
 
@@ -47,6 +48,12 @@ Examples:
   imagetool --insecure add base/debian-12.8 /srv/build/root filter -
   mmdebstrap bookworm - | imagetool --insecure add base/minimal - filter -
   imagetool --insecure add tools/2024-05-01 tools.tar.gz - -       # sparse: only its own paths
+  imagetool --insecure add web/8 root.tar filter triggers.json --health-check health.json
+
+A health check is a JSON object; it is run on the machine, without a shell, after each update:
+  {\"command\": [\"/usr/local/bin/web-answers\", \"443\"], \"within_seconds\": 60, \"undo\": true}
+It passes when the command ends with exit code 0 within that time (60 s if not given). If it does
+not pass, that is reported; with `undo` the machine's former tree is put back as well.
 
 Only what the image server does not have yet is sent. An image never changes: a new
 version gets a new name.")]
@@ -67,6 +74,9 @@ pub struct AddArgs {
     /// Lines `PATH HOST:PORT`: files whose content a filegen-server computes for each machine.
     #[arg(long, value_name = "FILE")]
     pub computed: Option<PathBuf>,
+    /// JSON: how a machine is checked after an update to the image; see below.
+    #[arg(long, value_name = "FILE")]
+    pub health_check: Option<PathBuf>,
     /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
@@ -94,6 +104,7 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
     let filter = filter_of(&args.filter_file)?;
     let triggers = triggers_of(&args.trigger_file)?;
     let rules = args.computed.as_deref().map(rules_of).transpose()?.unwrap_or_default();
+    let health_check = args.health_check.as_deref().map(health_check_of).transpose()?;
     check_name_is_free(context, &args.name).await?;
     let (tree, contents) = read(context, &args, filter.as_ref(), &rules).await?;
     let content = Content {
@@ -103,7 +114,7 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
         filter,
         triggers,
         computed: computed_rules(&tree),
-        health_check: None,
+        health_check,
     };
     content.verify(&tree).map_err(|error| Failure::new(&error))?;
     refuse_large_directories(&tree, DIRECTORY_BYTES_MAX)?;
@@ -298,6 +309,14 @@ fn triggers_of(path: &Path) -> Result<Triggers, Failure> {
     let text = text_of(path, "triggers")?;
     Triggers::from_json(&text).map_err(|error| {
         Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
+    })
+}
+
+fn health_check_of(path: &Path) -> Result<HealthCheck, Failure> {
+    let text = text_of(path, "health check")?;
+    health::parse(&text).map_err(|error| {
+        Failure::of_text(format!("{}: {error}", path.display()))
+            .hint("imagetool add --help shows one")
     })
 }
 

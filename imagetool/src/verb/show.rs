@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::{Context, Ended, Format, get_image, print, print_json};
 use crate::download;
 use crate::failure::{Failure, Outcome};
+use crate::health;
 use crate::output::{count, size, time};
 
 /// Shows an image: its digests, filter, triggers and sums, and with --tree all its entries.
@@ -126,6 +127,8 @@ fn describe(image: &Image, tree: &Tree) -> String {
         let label = if index == 0 { "Triggers:" } else { "" };
         line(label, format!("{} ({action}{impact}): {patterns}", trigger.service));
     }
+    let check = content.health_check.as_ref().map_or_else(|| "none".to_owned(), health::in_words);
+    line("Health:", check);
     for (index, rule) in content.computed.iter().enumerate() {
         let label = if index == 0 { "Computed:" } else { "" };
         line(label, format!("{} by {}", rule.path, rule.source));

@@ -118,6 +118,30 @@ fn is_root() -> bool {
 }
 
 #[test]
+fn an_image_may_name_a_health_check() {
+    let place = Place::new();
+    place.write("a.tar", archive([Member::file(b"one", b"1")]));
+    place.write(
+        "health.json",
+        r#"{"command": ["/bin/answers", "to me"], "within_seconds": 5, "undo": true}"#,
+    );
+    let add = ["add", "web/1", "a.tar", "-", "-", "--health-check", "health.json"];
+    assert!(place.run(&add).ends_with("exit 0\n"));
+    let shown = place.run(&["show", "web/1"]);
+    let line = shown.lines().find(|line| line.starts_with("Health:")).unwrap();
+    assert_eq!(line, "Health:    /bin/answers \"to me\", within 5 s, else undone");
+    let json = place.run(&["show", "web/1", "--format", "json"]);
+    assert!(json.contains("\"within_seconds\": 5"), "{json}");
+    place.write("health.json", r#"{"command": [], "within": 5}"#);
+    let add = ["add", "web/2", "a.tar", "-", "-", "--health-check", "health.json"];
+    let refused = place.run(&add);
+    let error = "error: health.json: unknown field `within`, expected one of `command`";
+    assert!(refused.starts_with(error), "{refused}");
+    let hint = "hint: imagetool add --help shows one\nexit 1\n";
+    assert!(refused.ends_with(hint), "{refused}");
+}
+
+#[test]
 fn only_new_objects_are_sent() {
     let place = Place::new();
     place.write("a.tar", archive([Member::file(b"one", b"1"), Member::file(b"two", b"22")]));
@@ -213,6 +237,7 @@ fn images_are_listed_shown_and_deleted() {
                        /etc/ssh/ssh_host_.*
             Triggers:  ssh (reload): /etc/ssh/.*
                        reboot (reboot, high impact): /boot/.*
+            Health:    none
             Computed:  /resolv.conf by files.example:6972
             exit 0
         "#]],

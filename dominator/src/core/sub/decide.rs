@@ -14,12 +14,13 @@ use std::sync::Arc;
 use common::api::dominator::Status;
 use common::api::object_server::IDS_MAX;
 use common::api::subd::{
-    Activity, CleanupRequest, CommitRequest, Configuration, Expects, FetchObject, FetchRequest,
-    PollRequest, PrepareRequest, ScanReport,
+    Activity, CleanupRequest, CommitRequest, Expects, FetchObject, FetchRequest, PollRequest,
+    PrepareRequest, ScanReport, SetConfigurationRequest,
 };
 use common::plan::Plan;
 use common::scope::Scope;
 use common::tree::Tree;
+use common::when::moment;
 
 use super::{
     Call, Context, Effect, Fetch, ImageState, KnownScope, Now, Polling, Purpose, Reach, Sub,
@@ -32,6 +33,9 @@ use crate::core::words::{counted, plain, size};
 
 /// How long a staged update waits for its Commit.
 const EXPIRES_SECONDS: u32 = 300;
+
+/// How long a machine that reboots may give no answer, before it counts as unreachable.
+const REBOOT_LONGEST: Duration = Duration::from_secs(900);
 
 /// How many paths a status names.
 const PATHS_NAMED: usize = 3;
@@ -58,12 +62,18 @@ impl Sub {
         self.keep_polling(now, context, effects);
         let verdict = match (&self.reach, self.view.take()) {
             (Reach::Bad(failure), view) => {
+                let is_away = failure.kind == super::FailureKind::Unreachable;
+                let since = now.elapsed.saturating_sub(self.answered);
+                let comes_up = view.as_ref().is_some_and(View::is_rebooting);
                 self.view = view;
-                let status = match failure.kind {
-                    super::FailureKind::Unreachable => Status::Unreachable,
-                    _ => Status::PollFailed,
-                };
-                (status, failure.text.clone())
+                match is_away {
+                    true if comes_up && since < REBOOT_LONGEST => {
+                        let detail = format!("comes up again, it is hoped: {}", failure.text);
+                        (Status::Rebooting, detail)
+                    }
+                    true => (Status::Unreachable, failure.text.clone()),
+                    false => (Status::PollFailed, failure.text.clone()),
+                }
             }
             // Nothing was said yet, or everything has to be said again: the status stays.
             (Reach::Unknown | Reach::Good, None) => (self.status, self.detail.clone()),
@@ -98,7 +108,7 @@ impl Sub {
             return;
         }
         let have = match &self.view {
-            Some(view) if !self.ask_all => Some(view.version),
+            Some(view) if !self.ask_all => Some(view.report.version),
             _ => None,
         };
         let wait = jittered(POLL_WAIT, context.jitter).as_millis();
@@ -119,6 +129,7 @@ impl Sub {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) -> Stage<Verdict> {
+        self.not_busy_by_itself(view)?;
         self.not_updating(view)?;
         let image = match &self.image {
             ImageState::Undefined => {
@@ -129,9 +140,10 @@ impl Sub {
         };
         let scan = self.scanned(view, &image, now, effects)?;
         let planned = self.plan_at_hand(view, &image, &scan, now, effects)?;
-        if planned.plan.is_empty() && (self.is_recorded(view, &image) || self.is_held()) {
+        if planned.plan.is_empty() && (self.is_recorded(view, &image) || self.is_held(view)) {
             return self.in_place(view, &image, now, effects);
         }
+        self.healthy(view, &image)?;
         self.allowed(&planned)?;
         self.not_held(&image, &planned, now, context)?;
         self.fetched(view, &planned, now, context, effects)?;
@@ -141,17 +153,33 @@ impl Sub {
     /// True if the sub knows that it has this image. One that has the tree already, from another
     /// image or by chance, is told by an update without changes, so that it learns the triggers.
     fn is_recorded(&self, view: &View, image: &RequiredImage) -> bool {
-        view.last_image.as_ref() == Some(image.name())
+        view.report.last_image.as_ref() == Some(image.name())
     }
 
     /// True if nothing must be carried out on the machine.
-    fn is_held(&self) -> bool {
-        self.brake.is_some() || self.machine.disable_updates
+    fn is_held(&self, view: &View) -> bool {
+        self.brake.is_some() || self.machine.disable_updates || view.report.paused.is_some()
+    }
+
+    /// The machine does not have to finish what it began: it does so by itself, and refuses
+    /// everything else meanwhile.
+    fn not_busy_by_itself(&self, view: &View) -> Stage<()> {
+        if let Some(why) = view.stuck() {
+            let detail = format!(
+                "the update can neither be finished nor put back: {why}; the machine itself tries \
+                 again, and goes on when that is repaired"
+            );
+            return stop(Status::UpdateStuck, detail);
+        }
+        if view.is_rebooting() {
+            return stop(Status::Rebooting, "is to come up again, as the update asks for it");
+        }
+        Continue(())
     }
 
     fn not_updating(&self, view: &View) -> Stage<()> {
         let told = |purpose: Purpose| matches!(purpose, Purpose::Commit(_));
-        if matches!(view.activity, Activity::Updating { .. }) {
+        if matches!(view.report.activity, Activity::Updating { .. }) {
             return stop(Status::Updating, "carries out the update; then its triggers run");
         }
         if self.calling.is_some_and(|(_, purpose)| told(purpose))
@@ -171,8 +199,9 @@ impl Sub {
         effects: &mut Vec<Effect>,
     ) -> Stage<Arc<ScanReport>> {
         let scope = self.scope_of(image, view);
-        if view.scope != scope {
-            let call = Call::SetConfiguration(Configuration { scan: image.scan.clone() });
+        if view.report.scope != scope {
+            let scan = Some(image.scan.clone());
+            let call = Call::SetConfiguration(SetConfigurationRequest { scan, limits: None });
             self.call(now, Purpose::Scan(scope), call, effects);
             let name = image.name();
             return self.waiting(Status::Rescanning, format!("is told to scan as {name} asks"));
@@ -192,7 +221,7 @@ impl Sub {
                 known.scope
             }
             _ => {
-                let scope = Scope::of(&image.scan, &view.exclusions);
+                let scope = Scope::of(&image.scan, view.exclusions.lines());
                 let exclusions = view.exclusions.clone();
                 self.known_scope = Some(KnownScope { image: image.digest, exclusions, scope });
                 scope
@@ -270,8 +299,8 @@ impl Sub {
     ) -> Stage<Verdict> {
         (self.hold, self.holds) = (None, 0);
         (self.update, self.fetch, self.done, self.cleared) = (None, None, None, None);
-        let generation = view.version.generation;
-        let is_idle = matches!(view.activity, Activity::Idle);
+        let generation = view.report.version.generation;
+        let is_idle = matches!(view.report.activity, Activity::Idle);
         if is_idle && !view.cache.is_empty() && self.cleaned_generation != Some(generation) {
             let objects = view.cache.iter().copied().take(IDS_MAX).collect();
             let call = Call::Cleanup(CleanupRequest { objects });
@@ -279,17 +308,34 @@ impl Sub {
                 self.cleaned_generation = Some(generation);
             }
         }
-        if view.trigger_failures.is_empty() {
+        if view.report.trigger_failures.is_empty() {
             return Continue((Status::Synced, format!("equals {}", image.name())));
         }
         let mut detail = format!("equals {}, but", image.name());
-        for failure in view.trigger_failures.iter().take(PATHS_NAMED) {
+        for failure in view.report.trigger_failures.iter().take(PATHS_NAMED) {
             let end = failure.output.trim_end().lines().last().unwrap_or_default();
             write!(detail, " {} {} failed: {end};", failure.verb, failure.service)
                 .expect("writing to a String cannot fail");
         }
         detail.push_str(" the next good update clears this");
         Continue((Status::TriggerFailed, detail))
+    }
+
+    /// The image has not failed its health check on the machine, or an operator wants it again.
+    fn healthy(&self, view: &View, image: &RequiredImage) -> Stage<()> {
+        match view.undone(image.name()) {
+            Some((update, why)) if self.retried != Some(update.update_id) => {
+                let detail = format!(
+                    "the update to {} was put back, as its health check failed: {}; another image \
+                     goes on, or: domtool retry {}",
+                    image.name(),
+                    why.trim_end(),
+                    self.machine.hostname
+                );
+                stop(Status::HealthFailed, detail)
+            }
+            _ => Continue(()),
+        }
     }
 
     /// Nobody has said that this plan, or any, must not be carried out.
@@ -338,7 +384,8 @@ impl Sub {
         let Some(hold) = &self.hold else { return Continue(()) };
         let is_same =
             hold.image == image.digest && hold.plan.is_none_or(|failed| failed == planned.digest);
-        let until = if hold.plan.is_some() || hold.scan == planned.key.scan {
+        let is_firm = hold.plan.is_some() || hold.status == Status::Held;
+        let until = if is_firm || hold.scan == planned.key.scan {
             hold.until
         } else {
             hold.until.min(hold.since + HOLD_FIRST)
@@ -375,7 +422,7 @@ impl Sub {
             return Continue(());
         }
         let wanted = format!("{} ({})", counted(count as u64, "object"), size(bytes));
-        match view.activity {
+        match view.report.activity {
             Activity::Fetching { .. } => {
                 let detail = format!("fetches; {wanted} still to come");
                 return self.unless_braked(Status::Fetching, detail);
@@ -385,7 +432,7 @@ impl Sub {
             }
             Activity::Idle | Activity::Prepared { .. } => {}
         }
-        let free = view.space;
+        let free = view.report.space;
         if space > free.free_bytes || u64::try_from(count).is_ok_and(|n| n > free.free_inodes) {
             let detail = format!(
                 "{} need {} and as many inodes; {} and {} are free",
@@ -418,7 +465,7 @@ impl Sub {
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Stage<Verdict> {
-        let (key, instance) = (planned.key, view.version.instance);
+        let (key, instance) = (planned.key, view.report.version.instance);
         let update = match self.update {
             Some(update) if update.key == key && update.instance == instance => update,
             _ => Update { id: self.next_id(), key, instance, plan: planned.digest },
@@ -430,7 +477,12 @@ impl Sub {
             let detail = format!("{todo}, all objects are there");
             return self.unless_braked(Status::UpdatesDisabled, detail);
         }
-        match view.activity {
+        if let Some(paused) = &view.report.paused {
+            let (until, reason) = (moment(paused.until), &paused.reason);
+            let detail = format!("{todo}; paused on the machine itself until {until}: {reason}");
+            return stop(Status::Held, detail);
+        }
+        match view.report.activity {
             Activity::Fetching { .. } => stop(Status::Fetching, "is finishing a fetch"),
             Activity::Preparing { update_id } if update_id == update.id => {
                 stop(Status::Preparing, format!("stages {todo}"))
@@ -453,6 +505,8 @@ impl Sub {
                     image_digest: image.digest,
                     plan: Plan::clone(&planned.plan),
                     triggers: image.content.triggers.clone(),
+                    health_check: image.content.health_check.clone(),
+                    force_disruption: false,
                     expires_seconds: EXPIRES_SECONDS,
                 };
                 let call = Call::Prepare(Box::new(request));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use common::api::dominator::Status;
 use common::api::subd::{
-    CleanupRequest, CommitRequest, Configuration, FetchRequest, PollReply, PollRequest,
-    PrepareRequest,
+    CleanupRequest, CommitRequest, FetchRequest, PollReply, PollRequest, PrepareRequest,
+    SetConfigurationRequest,
 };
 use common::mdb::Machine;
 use common::object::ObjectId;
@@ -76,6 +76,8 @@ pub enum FailureKind {
     NoSpace,
     /// The sub refused.
     Refused,
+    /// The machine does not allow it for now: it is paused, or guarded from disruption.
+    Held,
     /// The brake was pulled before the call was sent, or while it was on its way.
     Braked,
 }
@@ -84,7 +86,7 @@ pub enum FailureKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Tells the sub how to scan.
-    SetConfiguration(Configuration),
+    SetConfiguration(SetConfigurationRequest),
     /// Starts to get objects.
     Fetch(FetchRequest),
     /// Stages an update.
@@ -123,6 +125,8 @@ pub enum Event {
     Brake(Option<Arc<str>>),
     /// The operator lets the pending unsafe update pass.
     SafetyCleared,
+    /// The operator wants what failed to be tried again now.
+    Retried,
     /// The sub answered a poll.
     Polled(Ticket, Box<PollReply>),
     /// The sub did not answer a poll.

@@ -38,7 +38,7 @@ impl Sub {
     /// The machine in a list; `address` is where it was last reached.
     #[must_use]
     pub fn summary(&self, address: Option<SocketAddr>) -> SubSummary {
-        let last_image = self.view.as_ref().and_then(|view| view.last_image.clone());
+        let last_image = self.view.as_ref().and_then(|view| view.report.last_image.clone());
         SubSummary {
             hostname: self.machine.hostname.clone(),
             address,
@@ -56,6 +56,10 @@ impl Sub {
             last_image: last_image.map_or_else(String::new, String::from),
             last_seen: self.last_seen,
             last_synced: self.last_synced,
+            alarms: self
+                .view
+                .as_ref()
+                .map_or(0, |view| u32::try_from(view.report.alarms.len()).unwrap_or(u32::MAX)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Scripts of events, with what the state machine makes of each.
 
+mod held;
 mod script;
 
 use std::sync::Arc;
@@ -17,7 +18,7 @@ fn the_whole_loop() {
     let mut script = Script::new(image("base", &[("/a", "1")]));
     script.poll();
     let Call::SetConfiguration(configuration) = script.accept() else { panic!() };
-    script.reply.scope = Scope::of(&configuration.scan, &script.reply.exclusions);
+    script.reply.scope = Scope::of(configuration.scan.as_ref().unwrap(), &script.reply.exclusions);
     (script.reply.scanned, script.reply.scan) = (false, None);
     script.poll();
     script.reply.scanned = true;

@@ -6,13 +6,11 @@ use std::sync::Arc;
 
 use common::api::dominator::PollSummary;
 use common::api::subd::{
-    Activity, CacheReport, Identity, LastFetch, LastUpdate, Outcome, PollReply, ScanCounters,
-    ScanReport, Space, TriggerFailure, Version,
+    Alarm, CacheReport, LastFetch, LastUpdate, Outcome, PollReply, ScanReport,
 };
-use common::filter::Patterns;
+use common::filter::{PatternError, Patterns};
 use common::image::ImageName;
 use common::object::ObjectId;
-use common::scope::Scope;
 
 /// The most objects that a cache is believed to hold; images have fewer.
 const CACHE_OBJECTS_MAX: usize = 1 << 20;
@@ -20,39 +18,31 @@ const CACHE_OBJECTS_MAX: usize = 1 << 20;
 /// All that is known of a sub.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// Where it is in its history.
-    pub version: Version,
-    /// Who it is.
-    pub identity: Identity,
-    /// What it does.
-    pub activity: Activity,
+    /// The last reply, less its scan, its exclusions and its cache: they follow, put together.
+    pub report: PollReply,
     /// The last complete scan, if there is one under the current settings.
     pub scan: Option<Arc<ScanReport>>,
     /// Counts scans that differ, over all instances of the sub.
     pub scan_number: u64,
-    /// The scope of the current settings.
-    pub scope: Scope,
     /// The local exclusions.
     pub exclusions: Patterns,
     /// The object cache.
     pub cache: BTreeSet<ObjectId>,
-    /// How the last fetch ended.
-    pub last_fetch: Option<LastFetch>,
-    /// How the last update ended.
-    pub last_update: Option<LastUpdate>,
-    /// The image of the last update that was done.
-    pub last_image: Option<ImageName>,
-    /// Trigger failures since the last good update.
-    pub trigger_failures: Vec<TriggerFailure>,
-    /// Free space.
-    pub space: Space,
-    /// Scan counters.
-    pub counters: ScanCounters,
 }
 
-/// A reply that does not fit what was known, so that everything has to be asked for again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Incomplete;
+/// A reply that nothing can be made of.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// It leaves out what was not known: everything has to be asked for again.
+    #[error("the answer to a poll for everything lacks the scan or the cache")]
+    Incomplete,
+    /// Its exclusions are no patterns.
+    #[error("its exclusions are not valid")]
+    Exclusions {
+        /// What is wrong.
+        source: PatternError,
+    },
+}
 
 impl View {
     /// Takes a reply to a poll, upon what was known before it. A scan that differs from the last
@@ -60,114 +50,129 @@ impl View {
     ///
     /// # Errors
     ///
-    /// [`Incomplete`] if the reply leaves out what was not known: ask again without a version.
+    /// [`Unusable`] says whether to ask again without a version.
     pub fn after(
         before: Option<Self>,
-        reply: PollReply,
+        mut reply: PollReply,
         next_scan: u64,
-    ) -> Result<Self, Incomplete> {
-        let PollReply {
-            version,
-            identity,
-            activity,
-            scan,
-            scanned,
-            scope,
-            exclusions,
-            cache,
-            last_fetch,
-            last_update,
-            last_image,
-            trigger_failures,
-            space,
-            counters,
-            clock: _,
-        } = reply;
-        let before = before.filter(|before| before.version.instance == version.instance);
+    ) -> Result<Self, Unusable> {
+        let (scan, cache) = (reply.scan.take(), reply.cache.take());
+        let exclusions = std::mem::take(&mut reply.exclusions);
+        let before =
+            before.filter(|before| before.report.version.instance == reply.version.instance);
         let number = before.as_ref().map_or(next_scan, |before| before.scan_number);
-        let same_exclusions = before.as_ref().is_some_and(|old| old.exclusions == exclusions);
+        let known = before.as_ref().filter(|old| old.exclusions.lines() == exclusions);
+        let same_exclusions = known.is_some();
+        let exclusions = match known {
+            Some(old) => old.exclusions.clone(),
+            None => Patterns::new(&exclusions).map_err(|source| Unusable::Exclusions { source })?,
+        };
         let (old_scan, old_cache) = match before {
             Some(before) => (before.scan, Some(before.cache)),
             None => (None, None),
         };
-        let cache = match (cache, old_cache) {
-            (Some(CacheReport::Full(objects)), _) => objects.into_iter().collect(),
-            (Some(CacheReport::Changes { added, removed }), Some(mut objects)) => {
-                for object in &removed {
-                    objects.remove(object);
-                }
-                objects.extend(added);
-                // Changes without end would fill the memory; a full report has a length that the
-                // wire limits.
-                if objects.len() > CACHE_OBJECTS_MAX {
-                    return Err(Incomplete);
-                }
-                objects
-            }
-            (None, Some(objects)) => objects,
-            (_, None) => return Err(Incomplete),
-        };
+        let cache = cache_after(cache, old_cache)?;
         let (scan, scan_number) = match (scan, old_scan) {
-            _ if !scanned => (None, number),
+            _ if !reply.scanned => (None, number),
             (Some(scan), Some(old)) if *old == scan && same_exclusions => (Some(old), number),
             (Some(scan), _) => (Some(Arc::new(scan)), next_scan),
-            (None, Some(old)) if old.scope == scope && same_exclusions => (Some(old), number),
-            (None, _) => return Err(Incomplete),
+            (None, Some(old)) if old.scope == reply.scope && same_exclusions => (Some(old), number),
+            (None, _) => return Err(Unusable::Incomplete),
         };
-        Ok(Self {
-            version,
-            identity,
-            activity,
-            scan,
-            scan_number,
-            scope,
-            exclusions,
-            cache,
-            last_fetch,
-            last_update,
-            last_image,
-            trigger_failures,
-            space,
-            counters,
-        })
+        Ok(Self { report: reply, scan, scan_number, exclusions, cache })
     }
 
     /// How the update called `id` ended, if it has.
     #[must_use]
     pub fn outcome_of(&self, id: u64) -> Option<&LastUpdate> {
-        self.last_update.as_ref().filter(|update| update.update_id == id)
+        self.report.last_update.as_ref().filter(|update| update.update_id == id)
     }
 
     /// How the fetch called `id` ended, if it has.
     #[must_use]
     pub fn fetch_of(&self, id: u64) -> Option<&LastFetch> {
-        self.last_fetch.as_ref().filter(|fetch| fetch.fetch_id == id)
+        self.report.last_fetch.as_ref().filter(|fetch| fetch.fetch_id == id)
     }
 
     /// True while paths that an update touched have not been scanned since. A reply is one
     /// snapshot, so once they have been the scan in it is of that time or later.
     #[must_use]
     pub fn is_unverified(&self) -> bool {
-        self.last_update.as_ref().is_some_and(|update| {
+        self.report.last_update.as_ref().is_some_and(|update| {
             update.outcome == Outcome::Done && update.verified_generation.is_none()
         })
+    }
+
+    /// True while the machine has to come up again before its last update is complete, and nothing
+    /// is known to keep it from that.
+    #[must_use]
+    pub fn is_rebooting(&self) -> bool {
+        let awaits = self.report.last_update.as_ref().is_some_and(|update| update.awaits_boot);
+        awaits && !self.report.trigger_failures.iter().any(|failure| failure.verb == "reboot")
+    }
+
+    /// Why the journal of an update cannot be closed, if there is such a one.
+    #[must_use]
+    pub fn stuck(&self) -> Option<&str> {
+        self.report.alarms.iter().find_map(|alarm| match alarm {
+            Alarm::JournalStuck(why) => Some(why.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The update to `image` that failed its health check and was put back, if it was the last.
+    #[must_use]
+    pub fn undone(&self, image: &ImageName) -> Option<(&LastUpdate, &str)> {
+        let last = self.report.last_update.as_ref().filter(|last| last.image == *image)?;
+        match &last.outcome {
+            Outcome::Undone(why) => Some((last, why)),
+            _ => None,
+        }
     }
 
     /// What is worth showing.
     #[must_use]
     pub fn summary(&self) -> PollSummary {
+        let report = &self.report;
         PollSummary {
-            version: self.version,
-            identity: self.identity.clone(),
-            activity: self.activity.clone(),
+            version: report.version,
+            identity: report.identity.clone(),
+            activity: report.activity.clone(),
             root: self.scan.as_ref().map(|scan| scan.root),
             totals: self.scan.as_ref().map(|scan| scan.totals),
             unreadable: self.scan.as_ref().map_or_else(Vec::new, |scan| scan.unreadable.clone()),
-            last_fetch: self.last_fetch.clone(),
-            last_update: self.last_update.clone(),
-            trigger_failures: self.trigger_failures.clone(),
-            space: self.space,
-            counters: self.counters.clone(),
+            last_fetch: report.last_fetch.clone(),
+            last_update: report.last_update.clone(),
+            trigger_failures: report.trigger_failures.clone(),
+            space: report.space,
+            counters: report.counters.clone(),
+            load: report.load,
+            alarms: report.alarms.clone(),
+            paused: report.paused.clone(),
         }
+    }
+}
+
+/// The cache after a report, upon what was known of it.
+fn cache_after(
+    report: Option<CacheReport>,
+    known: Option<BTreeSet<ObjectId>>,
+) -> Result<BTreeSet<ObjectId>, Unusable> {
+    match (report, known) {
+        (Some(CacheReport::Full(objects)), _) => Ok(objects.into_iter().collect()),
+        (Some(CacheReport::Changes { added, removed }), Some(mut objects)) => {
+            for object in &removed {
+                objects.remove(object);
+            }
+            objects.extend(added);
+            // Changes without end would fill the memory; a full report has a length that the
+            // wire limits.
+            if objects.len() > CACHE_OBJECTS_MAX {
+                return Err(Unusable::Incomplete);
+            }
+            Ok(objects)
+        }
+        (None, Some(objects)) => Ok(objects),
+        (_, None) => Err(Unusable::Incomplete),
     }
 }

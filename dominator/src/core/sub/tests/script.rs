@@ -5,10 +5,10 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use common::api::subd::{
-    Activity, CacheReport, FetchFailure, Identity, LastFetch, LastUpdate, Outcome, PollReply,
+    Activity, CacheReport, FetchFailure, Identity, LastFetch, LastUpdate, Load, Outcome, PollReply,
     ScanCounters, ScanReport, Space, Version,
 };
-use common::filter::{Filter, Patterns};
+use common::filter::Filter;
 use common::image::{Content, FORMAT, ImageName};
 use common::mdb::Machine;
 use common::object::{Algorithm, ObjectId};
@@ -68,7 +68,6 @@ impl Script {
     pub(super) fn new(image: ImageState) -> Self {
         let machine = Arc::new(Machine { hostname: "web".into(), ..Machine::default() });
         let now = Now { elapsed: Duration::ZERO, wall: Time::default() };
-        let exclusions = Patterns::new::<&str>([]).unwrap();
         let scanned = tree(&[]);
         let reply = PollReply {
             version: Version { instance: 7, generation: 1, status: 1 },
@@ -76,8 +75,8 @@ impl Script {
             activity: Activity::Idle,
             scan: None,
             scanned: true,
-            scope: Scope::of(&ScanSettings::default(), &exclusions),
-            exclusions,
+            scope: Scope::of(&ScanSettings::default(), &[]),
+            exclusions: Vec::new(),
             cache: Some(CacheReport::Full(Vec::new())),
             last_fetch: None,
             last_update: None,
@@ -85,6 +84,9 @@ impl Script {
             trigger_failures: Vec::new(),
             space: Space { free_bytes: 1 << 30, free_inodes: 1_000 },
             counters: ScanCounters::default(),
+            load: Load::default(),
+            alarms: Vec::new(),
+            paused: None,
             clock: Time::default(),
         };
         let mut script = Self {
@@ -122,6 +124,8 @@ impl Script {
             totals: self.scanned.root().totals(),
             kept_directories: Vec::new(),
             externally_linked: Vec::new(),
+            occupied: Vec::new(),
+            times: Default::default(),
             unreadable: Vec::new(),
         });
     }
@@ -231,14 +235,16 @@ impl Script {
             operations: 1,
             window_ns: 0,
             trigger_failures: Vec::new(),
+            health: None,
+            awaits_boot: false,
+            unlocked: Vec::new(),
             ended: Time::default(),
         });
     }
 
     pub(super) fn fetched(&mut self, fetch_id: u64, error: Option<FetchFailure>) {
         self.reply.activity = Activity::Idle;
-        self.reply.last_fetch =
-            Some(LastFetch { fetch_id, error, objects: 1, bytes: 1, took_ms: 1 });
+        self.reply.last_fetch = Some(LastFetch { fetch_id, error, ..LastFetch::default() });
     }
 
     /// From the plan to the update that was told to go.

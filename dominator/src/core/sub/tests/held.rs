@@ -1,0 +1,240 @@
+//! What a machine itself holds back, or has to finish first.
+// tidy: core
+
+use core::time::Duration;
+
+use common::api::subd::{Alarm, Outcome, Paused};
+use common::tree::Time;
+use expect_test::expect;
+
+use super::super::*;
+use super::script::{Script, image};
+
+/// As a sub that has the object of the only change, with the update about to be staged.
+fn ready() -> Script {
+    let mut script = Script::new(image("base", &[("/a", "1")]));
+    script.cache(&["1"]);
+    let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };
+    script.reply.scope = Scope::of(&image.scan, &script.reply.exclusions);
+    script
+}
+
+fn paused(reason: &str) -> Option<Paused> {
+    let until = Time { seconds: 1_700_000_000, nanoseconds: 0 };
+    Some(Paused { until, reason: reason.to_owned() })
+}
+
+#[test]
+fn a_machine_that_does_not_allow_an_update_is_asked_again_in_a_minute() {
+    let mut script = ready();
+    script.scan(&[]);
+    script.poll();
+    script.refuse(FailureKind::Held, "the database is being moved");
+    script.scan(&[("/b", "1")]);
+    script.poll();
+    script.wait(59);
+    script.wait(1);
+    let Call::Prepare(request) = script.accept() else { panic!("nothing to prepare") };
+    script.reply.activity = Activity::Prepared { update_id: request.update_id };
+    script.poll();
+    script.refuse(FailureKind::Held, "the database is being moved");
+    script.wait(60);
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   failed   held             it would not prepare the update: the database is b
+        0   polled   held             it would not prepare the update: the database is b
+        59  wake     held             it would not prepare the update: the database is b
+        60  wake     preparing        is told to stage 2 changes
+                     -> prepare 2: 2 operations
+        60  accepted preparing        is told to stage 2 changes
+        60  polled   updating         is told to carry out 2 changes
+                     -> commit 2
+        60  failed   held             it would not carry out the update: the database is
+        120 wake     updating         is told to carry out 2 changes
+                     -> commit 2
+    "#]]);
+}
+
+#[test]
+fn nothing_is_staged_on_a_paused_machine_and_it_goes_on_at_once_after_that() {
+    let mut script = ready();
+    script.reply.paused = paused("a demonstration");
+    script.scan(&[]);
+    script.poll();
+    assert_eq!(
+        script.sub.detail(),
+        "1 change: /a (missing); paused on the machine itself until 2023-11-14T22:13:20Z: a \
+         demonstration"
+    );
+    script.reply.paused = None;
+    script.poll();
+    // The pause came while the update was on its way.
+    script.refuse(FailureKind::Held, "paused");
+    script.reply.paused = paused("again");
+    script.poll();
+    script.reply.paused = None;
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   held             1 change: /a (missing); paused on the machine itse
+        0   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   failed   held             it would not prepare the update: paused; is tried 
+        0   polled   held             it would not prepare the update: paused; is tried 
+        0   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+    "#]]);
+}
+
+#[test]
+fn an_image_whose_health_check_failed_is_offered_again_only_upon_an_operators_word() {
+    let mut script = ready();
+    script.scan(&[]);
+    script.poll();
+    script.commit();
+    script.ended(1, Outcome::Undone("exit code 1".into()), Some(4));
+    script.poll();
+    script.scan(&[("/drift", "2")]);
+    script.poll();
+    script.wait(3_600);
+    assert_eq!(
+        script.sub.detail(),
+        "the update to base was put back, as its health check failed: exit code 1; another image \
+         goes on, or: domtool retry web"
+    );
+    // A dominator that starts anew knows it from the machine.
+    let mut restarted = ready();
+    restarted.scan(&[]);
+    restarted.ended(1, Outcome::Undone("exit code 1".into()), Some(4));
+    restarted.poll();
+    assert_eq!(restarted.sub.status(), Status::HealthFailed);
+    assert!(restarted.called.is_none());
+    // The word counts once.
+    assert!(script.sub.retry());
+    assert!(!script.sub.retry(), "there is nothing else to let go");
+    script.wait(0);
+    script.commit();
+    script.ended(2, Outcome::Undone("exit code 2".into()), Some(5));
+    script.poll();
+    // Another image goes on by itself.
+    script.image = image("other", &[("/a", "1")]);
+    script.assign();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        is told to stage 1 change: /a (missing)
+        0   polled   updating         is told to carry out 1 change: /a (missing)
+                     -> commit 1
+        0   accepted updating         was told to carry out the update
+        0   polled   updating         carries out the update; then its triggers run
+        0   polled   health-failed    the update to base was put back, as its health che
+        0   polled   health-failed    the update to base was put back, as its health che
+        3600 wake     health-failed    the update to base was put back, as its health che
+        3600 wake     preparing        is told to stage 2 changes
+                     -> prepare 2: 2 operations
+        3600 accepted preparing        is told to stage 2 changes
+        3600 polled   updating         is told to carry out 2 changes
+                     -> commit 2
+        3600 accepted updating         was told to carry out the update
+        3600 polled   updating         carries out the update; then its triggers run
+        3600 polled   health-failed    the update to base was put back, as its health che
+        3600 assigned preparing        is told to stage 2 changes
+                     -> prepare 3: 2 operations
+    "#]]);
+}
+
+#[test]
+fn an_update_that_can_neither_be_finished_nor_put_back_is_left_to_the_machine() {
+    let mut script = ready();
+    script.scan(&[]);
+    script.poll();
+    script.commit();
+    script.ended(1, Outcome::Stuck("read-only".into()), None);
+    script.reply.alarms = vec![Alarm::JournalStuck("read-only".into())];
+    script.poll();
+    script.wait(3_600);
+    script.reply.alarms = Vec::new();
+    script.ended(1, Outcome::Done, Some(3));
+    script.scan(&[("/a", "1")]);
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        is told to stage 1 change: /a (missing)
+        0   polled   updating         is told to carry out 1 change: /a (missing)
+                     -> commit 1
+        0   accepted updating         was told to carry out the update
+        0   polled   updating         carries out the update; then its triggers run
+        0   polled   update-stuck     the update can neither be finished nor put back: r
+        3600 wake     update-stuck     the update can neither be finished nor put back: r
+        3600 polled   synced           equals base
+                     -> cleanup of 1
+    "#]]);
+}
+
+#[test]
+fn a_machine_that_comes_up_again_is_rebooting_for_a_quarter_of_an_hour() {
+    let mut script = ready();
+    script.scan(&[]);
+    script.poll();
+    script.commit();
+    script.ended(1, Outcome::Done, None);
+    script.reply.last_update.as_mut().unwrap().awaits_boot = true;
+    script.poll();
+    let silence = |script: &mut Script, seconds: u64| {
+        script.wait(seconds);
+        let text = "connection refused".to_owned();
+        let failure = Failure { kind: FailureKind::Unreachable, text };
+        script.step("silent", Event::PollFailed(script.polled, failure));
+    };
+    silence(&mut script, 10);
+    silence(&mut script, 900);
+    script.wait(30);
+    script.scan(&[("/a", "1")]);
+    script.ended(1, Outcome::Done, Some(3));
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        is told to stage 1 change: /a (missing)
+        0   polled   updating         is told to carry out 1 change: /a (missing)
+                     -> commit 1
+        0   accepted updating         was told to carry out the update
+        0   polled   updating         carries out the update; then its triggers run
+        0   polled   rebooting        is to come up again, as the update asks for it
+        10  wake     rebooting        is to come up again, as the update asks for it
+        10  silent   rebooting        comes up again, it is hoped: connection refused
+        910 wake     unreachable      connection refused
+        910 silent   unreachable      connection refused
+        940 wake     unreachable      connection refused
+        940 polled   synced           equals base
+                     -> cleanup of 1
+    "#]]);
+}
+
+#[test]
+fn a_reboot_that_could_not_be_ordered_is_a_failed_trigger() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
+    script.ended(1, Outcome::Done, Some(3));
+    script.reply.last_update.as_mut().unwrap().awaits_boot = true;
+    script.poll();
+    assert_eq!(script.sub.status(), Status::Rebooting);
+    script.reply.trigger_failures = vec![common::api::subd::TriggerFailure {
+        service: "reboot".into(),
+        verb: "reboot".into(),
+        output: "Access denied".into(),
+    }];
+    script.poll();
+    assert_eq!(script.sub.status(), Status::TriggerFailed);
+    assert!(script.sub.wake_at().is_none_or(|at| at > Duration::ZERO));
+}
