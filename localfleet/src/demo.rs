@@ -53,6 +53,7 @@ impl Demo {
             programs: self.programs.clone(),
             directory: self.directory.clone(),
             subs: self.subs,
+            subd_flags: Vec::new(),
             addresses: Addresses::standard(),
             stop: Arc::clone(&self.stop),
         };

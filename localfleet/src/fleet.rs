@@ -15,6 +15,7 @@ use common::api::dominator::{
     ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
 };
 use common::mdb::Machine;
+use common::wire::Method;
 use common::wire::client::{Client, Peer};
 
 use crate::process::Daemon;
@@ -94,6 +95,8 @@ pub struct Options {
     pub directory: PathBuf,
     /// How many subs.
     pub subs: usize,
+    /// More flags for each of them.
+    pub subd_flags: Vec<(&'static str, String)>,
     /// Where they listen.
     pub addresses: Addresses,
     /// Set when whoever waits for the fleet is to give up.
@@ -275,6 +278,29 @@ impl Fleet {
         self.tool("domtool", &["--insecure", "--dominator", &server], words)
     }
 
+    /// Runs subtool for the machine at `address`, as an operator would.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be run; that it failed is in the output.
+    pub fn subtool<S: Into<OsString> + Clone>(
+        &self,
+        address: SocketAddr,
+        words: &[S],
+    ) -> anyhow::Result<Output> {
+        let (server, sub) = (self.options.addresses.imageserver.to_string(), address.to_string());
+        self.tool("subtool", &["--insecure", "--imageserver", &server, "--subd", &sub], words)
+    }
+
+    /// Runs fs2objectcache, as an operator would.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be run; that it failed is in the output.
+    pub fn fs2objectcache<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
+        self.tool("fs2objectcache", &[], words)
+    }
+
     fn tool<S: Into<OsString> + Clone>(
         &self,
         name: &str,
@@ -307,6 +333,21 @@ impl Fleet {
         let request = ShowSubRequest { hostname: hostname.to_owned() };
         let reply = self.runtime.block_on(self.client.call::<ShowSub>(&request));
         reply.context("the dominator does not answer")
+    }
+
+    /// Asks the subd of one machine.
+    ///
+    /// # Errors
+    ///
+    /// If it does not do what it is asked.
+    pub fn ask_sub<M: Method>(
+        &self,
+        index: usize,
+        request: &M::Request,
+    ) -> anyhow::Result<M::Reply> {
+        let sub = self.subs.get(index).context("there is no such machine")?;
+        let reply = self.runtime.block_on(client_of(sub.address).call::<M>(request));
+        reply.with_context(|| format!("{} does not do {}", sub.hostname, M::NAME))
     }
 
     /// Waits until the dominator says that all machines are synced with the image that the
@@ -429,12 +470,15 @@ fn start_sub(options: &Options, index: usize) -> anyhow::Result<Sub> {
     let services = options.directory.join("log").join(format!("{hostname}.services"));
     let record = options.programs.join(RECORD_SERVICE);
     let record = format!("{} {}", shown(&record), shown(&services));
-    let flags = [
+    let mut flags = vec![
         ("--listen", address.to_string()),
         ("--root", shown(&root)),
         ("--hostname", hostname.clone()),
         ("--service-command", record),
+        // All subs share one disk, which each would measure while the others do.
+        ("--device-speed", "1000000000".to_owned()),
     ];
+    flags.extend(options.subd_flags.iter().cloned());
     let daemon = start(options, "subd", &hostname, &flags)?;
     Ok(Sub { hostname, address, root, services, daemon })
 }

@@ -1,13 +1,14 @@
 //! `localfleet`: the demo, and all other programs in one binary (see `programs`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use localfleet::bench;
 use localfleet::demo::Demo;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -24,9 +25,13 @@ use signal_hook::flag;
 #[command(
     version,
     after_help = "Examples:\n  localfleet\n  localfleet --once\n  \
-    localfleet --image debian.tar.zst --subs 5\n\nNeeds root, because subd sets owners."
+    localfleet --image debian.tar.zst --subs 5\n  localfleet bench\n\n\
+        Needs root, because subd sets owners."
 )]
 struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     /// Use this archive or directory as the first version of the image.
     #[arg(long, value_name = "TAR|DIR")]
     image: Option<PathBuf>,
@@ -39,6 +44,11 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 3)]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
     subs: u8,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Bench(bench::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -63,12 +73,16 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
             .context("cannot catch signals")?;
     }
+    let binary = std::env::current_exe().context("cannot find this program")?;
+    if let Some(Command::Bench(arguments)) = &arguments.command {
+        let install = |programs: &Path| localfleet::programs::install(&binary, programs);
+        return bench::run(arguments, install, stop);
+    }
     let directory = tempfile::Builder::new()
         .prefix("localfleet-")
         .tempdir()
         .context("cannot make a temporary directory")?;
     let programs = directory.path().join("bin");
-    let binary = std::env::current_exe().context("cannot find this program")?;
     localfleet::programs::install(&binary, &programs)?;
     let demo = Demo {
         programs,

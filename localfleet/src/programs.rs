@@ -21,8 +21,10 @@ pub const RECORD_SERVICE: &str = "record-service";
 type Main = fn() -> ExitCode;
 
 /// The programs, by name.
-const PROGRAMS: [(&str, Main); 6] = [
+const PROGRAMS: [(&str, Main); 8] = [
     ("subd", subd::command::main),
+    ("subtool", subd::subtool::main),
+    ("fs2objectcache", subd::fs2objectcache::main),
     ("imageserver", imageserver::command::main),
     ("imagetool", imagetool::command::main),
     ("dominator", dominator::command::dominator),

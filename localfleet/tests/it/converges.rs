@@ -48,6 +48,7 @@ impl Scenario {
             programs: programs(directory.path()),
             directory: directory.path().to_owned(),
             subs,
+            subd_flags: Vec::new(),
             addresses: Addresses::private().unwrap(),
             stop: Arc::new(AtomicBool::new(false)),
         })
@@ -115,7 +116,7 @@ impl Scenario {
     }
 
     /// The lines that services got since the last call.
-    fn services(&self) -> Vec<String> {
+    pub fn services(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for sub in &self.fleet.subs {
             let text = fs::read_to_string(&sub.services).unwrap_or_default();

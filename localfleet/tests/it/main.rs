@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod bad_input;
+mod by_hand;
 mod converges;
 mod debian;
 mod trees;

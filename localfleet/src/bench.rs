@@ -1,0 +1,260 @@
+//! Measures the product beside its peers, in the same run, and prints a table with ratios.
+//!
+//! What is measured is the product as it is installed: real daemons as processes, asked over the
+//! wire. Peers run in turns with it, so that a busy machine is busy for both.
+
+mod content;
+mod fixture;
+mod measure;
+mod observer;
+mod update;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use common::api::dominator::Status;
+
+use crate::fleet::{Addresses, Fleet, Options};
+use crate::material;
+use fixture::{Change, LARGE, QUICK, SMALL};
+pub use measure::Row;
+
+/// How long a machine may take for one update.
+const UPDATE_MAX: Duration = Duration::from_secs(600);
+
+/// How often the dominator is asked whether a machine is synced.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Hashing all files, beside b3sum, sha512sum and aide.
+    Content,
+    /// An update of 68 files and one of 3,633, beside rsync.
+    Update,
+    /// How long others see a mixture of old and new.
+    Window,
+    /// 50 files, from the edit of the machine database to `synced`.
+    Quick,
+    /// A whole system onto an empty machine, beside rsync.
+    Install,
+    /// Memory and processor time when there is nothing to do.
+    Idle,
+}
+
+/// Measures the product beside its peers.
+///
+/// Makes a tree of 40,000 files (1.0 GB) and changed versions of it, needs about 6 GB of disk and
+/// half an hour. b3sum, sha512sum, aide and rsync must be installed.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    cargo run --release -p localfleet -- bench\n  \
+    localfleet bench content --runs 5\n  \
+    localfleet bench install --system debian.tar")]
+pub struct Arguments {
+    /// What to measure; all if none is named.
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+    /// How often each thing is done; the table has medians and ranges.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    runs: u16,
+    /// How often the window is observed.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(2..))]
+    windows: u16,
+    /// The system that is installed; without it, real files of this machine.
+    #[arg(long, value_name = "TAR|DIR")]
+    system: Option<PathBuf>,
+    /// Make everything below this directory, whose file-system is measured then.
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    directory: PathBuf,
+}
+
+/// All that the parts need.
+struct Bench<'run> {
+    arguments: &'run Arguments,
+    place: PathBuf,
+    programs: PathBuf,
+    stop: Arc<AtomicBool>,
+    /// The tree that machines have at first.
+    first: PathBuf,
+}
+
+/// Measures, and prints a table.
+///
+/// # Errors
+///
+/// If something cannot be measured.
+pub fn run(
+    arguments: &Arguments,
+    install: impl FnOnce(&Path) -> anyhow::Result<()>,
+    stop: Arc<AtomicBool>,
+) -> anyhow::Result<()> {
+    let directory = tempfile::Builder::new()
+        .prefix("localfleet-bench-")
+        .tempdir_in(&arguments.directory)
+        .context("cannot make a directory")?;
+    let place = directory.path().to_owned();
+    let programs = place.join("bin");
+    install(&programs)?;
+    let mut bench = Bench { arguments, programs, stop, first: place.join("first"), place };
+    let wants = |part| arguments.parts.is_empty() || arguments.parts.contains(&part);
+    println!("{}\n", machine());
+    println!("| what | ours | peer | ratio | wanted |\n|---|---|---|---|---|");
+    let mut any = |part, measure: fn(&mut Bench<'_>) -> anyhow::Result<Vec<Row>>| {
+        if wants(part) {
+            measure(&mut bench)?.iter().for_each(|row| println!("{row}"));
+        }
+        anyhow::Ok(())
+    };
+    any(Part::Content, content::measure)?;
+    any(Part::Update, update::measure)?;
+    any(Part::Window, update::windows)?;
+    any(Part::Quick, update::quick)?;
+    any(Part::Install, update::install)?;
+    any(Part::Idle, content::idle)?;
+    directory.close().context("cannot remove the directory")
+}
+
+/// What the figures were measured on.
+fn machine() -> String {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    let info = text("/proc/cpuinfo");
+    let model = info.lines().find_map(|line| line.strip_prefix("model name\t: "));
+    let kernel = text("/proc/sys/kernel/osrelease");
+    let load = text("/proc/loadavg");
+    format!(
+        "{cpus} processors ({}), Linux {}, load before: {}",
+        model.unwrap_or("unknown"),
+        kernel.trim(),
+        load.split(' ').next().unwrap_or_default()
+    )
+}
+
+impl Bench<'_> {
+    fn runs(&self) -> u16 {
+        self.arguments.runs
+    }
+
+    /// The tree that machines have at first; made when it is first asked for.
+    fn first(&self) -> anyhow::Result<&Path> {
+        if !self.first.exists() {
+            eprintln!("making the tree of {} files", fixture::FILES);
+            fixture::first(&self.first)?;
+        }
+        Ok(&self.first)
+    }
+
+    /// A changed tree, with the paths that differ, relative to its root.
+    fn changed(&self, change: Change) -> anyhow::Result<(PathBuf, Vec<PathBuf>)> {
+        let target = self.place.join(change.name);
+        if target.exists() {
+            fs::remove_dir_all(&target).context("cannot remove a tree")?;
+        }
+        let paths = fixture::changed(self.first()?, &target, change)?;
+        Ok((target, paths))
+    }
+
+    /// A copy of a tree with inodes of its own.
+    fn copy(&self, source: &Path, name: &str) -> anyhow::Result<PathBuf> {
+        let target = self.place.join(name);
+        material::copy(source, &target)?;
+        Ok(target)
+    }
+
+    /// A fleet of one machine, called `name`, whose root has a copy of `tree`, or is empty.
+    ///
+    /// With `limited`, subd takes no more of the machine than by default. Else writing and fetching
+    /// are not held back, so that it is the mechanism that is measured.
+    fn fleet(&self, name: &str, tree: Option<&Path>, limited: bool) -> anyhow::Result<Fleet> {
+        let directory = self.place.join(name);
+        fs::create_dir_all(directory.join("roots")).context("cannot make a directory")?;
+        if let Some(tree) = tree {
+            eprintln!("{name}: copying the tree to the machine");
+            material::copy(tree, &directory.join("roots/sub-1"))?;
+        }
+        Fleet::start(Options {
+            programs: self.programs.clone(),
+            directory,
+            subs: 1,
+            subd_flags: if limited { Vec::new() } else { unlimited() },
+            addresses: Addresses::private()?,
+            stop: Arc::clone(&self.stop),
+        })
+    }
+
+    /// Stops a fleet, and frees its disk.
+    fn end(&self, name: &str, mut fleet: Fleet) -> anyhow::Result<()> {
+        fleet.stop()?;
+        drop(fleet);
+        fs::remove_dir_all(self.place.join(name)).context("cannot remove a fleet")
+    }
+}
+
+/// Flags with which a subd writes and fetches as fast as it can.
+fn unlimited() -> Vec<(&'static str, String)> {
+    let flags = [
+        ("--write-percent", "100"),
+        ("--network-percent", "100"),
+        ("--network-speed", "100000000000"),
+    ];
+    flags.map(|(flag, value)| (flag, value.to_owned())).into()
+}
+
+/// Uploads a tree as an image that covers all but subd's own directory.
+fn upload(fleet: &Fleet, image: &str, tree: &Path, flags: &[&str]) -> anyhow::Result<()> {
+    eprintln!("uploading {image}");
+    let filter = fleet.mdb().with_file_name("filter");
+    fs::write(&filter, "").context("cannot write the filter")?;
+    let shown = |path: &Path| path.display().to_string();
+    let mut words: Vec<String> =
+        ["add", image, &shown(tree), &shown(&filter), "-"].map(str::to_owned).into();
+    words.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let output = fleet.imagetool(&words)?;
+    ensure!(output.status.success(), "imagetool: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Requires an image of the machine, and waits until it is synced; gives how long that took.
+fn update_to(fleet: &mut Fleet, image: &str) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    fleet.require(Some(image))?;
+    loop {
+        let subs = fleet.statuses()?;
+        let is_synced = subs.iter().all(|sub| {
+            sub.status == Status::Synced && sub.required_image == image && sub.last_image == image
+        });
+        if is_synced && !subs.is_empty() {
+            return Ok(start.elapsed());
+        }
+        fleet.check()?;
+        if start.elapsed() > UPDATE_MAX {
+            let first = subs.first().map(|sub| format!("{}: {}", sub.status, sub.detail));
+            bail!("not synced with {image}: {}", first.unwrap_or_default());
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+/// The process of the machine's subd.
+fn subd_of(fleet: &Fleet) -> anyhow::Result<u32> {
+    fleet.subs.first().and_then(|sub| sub.daemon.id()).context("subd does not run")
+}
+
+/// Forgets nothing, and writes out what is dirty: measuring starts from the same state each time.
+fn settle() -> anyhow::Result<()> {
+    let status = Command::new("sync").status().context("cannot run sync")?;
+    ensure!(status.success(), "sync: {status}");
+    Ok(())
+}
+
+/// The changes that are updated to and back, with what is wanted of their windows, in seconds.
+const CHANGES: [(Change, f64); 2] = [(SMALL, 0.005), (LARGE, 0.1)];
+
+/// What is wanted of [`QUICK`], in seconds.
+const QUICK_MAX: f64 = 0.3;

@@ -1,0 +1,193 @@
+//! How fast files are hashed, and what a subd takes that has nothing to do.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use common::api::subd::{Poll, PollRequest, ScanNow, ScanNowRequest};
+
+use super::measure::{Row, Samples, Took, cpu_of, mebibytes, memory_of, run, seconds};
+use super::{Bench, subd_of, update_to, upload};
+use crate::fleet::Fleet;
+use crate::listing::list;
+
+/// How long one content pass may take.
+const PASS_MAX: Duration = Duration::from_secs(300);
+
+/// How long an idle machine is watched.
+const IDLE: Duration = Duration::from_secs(120);
+
+/// The most that hashing may take, by what the peer takes.
+const RATIO_WANTED: f64 = 1.15;
+
+/// The most memory that is wanted at 40,000 files, in bytes.
+const MEMORY_WANTED: u64 = 32 << 20;
+
+/// The most of a core that is wanted when there is nothing to do.
+const IDLE_WANTED: f64 = 0.01;
+
+/// What one content pass of subd took: from its start to its end, and processor time.
+fn content_pass(fleet: &Fleet) -> anyhow::Result<(Duration, Duration)> {
+    let poll = || fleet.ask_sub::<Poll>(0, &PollRequest::default());
+    let (id, before) = (subd_of(fleet)?, poll()?);
+    let (start, cpu) = (Instant::now(), cpu_of(id)?);
+    fleet.ask_sub::<ScanNow>(0, &ScanNowRequest { content: true, media: false })?;
+    let mut have = before.version;
+    loop {
+        let now = fleet.ask_sub::<Poll>(0, &PollRequest { have: Some(have), wait_ms: 100 })?;
+        if now.counters.content_passes > before.counters.content_passes {
+            let took = Duration::from_millis(now.counters.content_pass_ms);
+            return Ok((took, cpu_of(id)?.saturating_sub(cpu)));
+        }
+        have = now.version;
+        ensure!(start.elapsed() < PASS_MAX, "the content pass does not end");
+    }
+}
+
+/// Runs a program with the paths of all files as its arguments, in as few turns as they fit.
+fn hash_all(names: &Path, program: &str, flags: &[&str]) -> anyhow::Result<Took> {
+    let mut command = Command::new("xargs");
+    command.arg("-0").arg("-a").arg(names).arg(program).args(flags);
+    run(&mut command, &[0])
+}
+
+/// Content passes beside b3sum, sha512sum and aide.
+///
+/// # Errors
+///
+/// If one of them cannot be run.
+pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    let first = bench.first()?.to_owned();
+    let mut fleet = bench.fleet("content", Some(&first), false)?;
+    let root = fleet.subs[0].root.clone();
+    let names = bench.place.join("names");
+    let mut text = Vec::new();
+    for (path, metadata) in list(&root, &|path| path.starts_with(".subd"))? {
+        if metadata.is_file() {
+            text.extend_from_slice(root.join(path).as_os_str().as_bytes());
+            text.push(0);
+        }
+    }
+    fs::write(&names, text).context("cannot write the list of files")?;
+    let mut rows = Vec::new();
+    let peers: [(&str, &str, &[&str]); 2] =
+        [("blake3", "b3sum", &["--num-threads", "1"]), ("sha512", "sha512sum", &[])];
+    let mut sha512 = (0.0, 0.0);
+    for (algorithm, program, flags) in peers {
+        upload(&fleet, algorithm, &first, &["--digest", algorithm])?;
+        update_to(&mut fleet, algorithm)?;
+        let mut samples: [Samples; 4] = Default::default();
+        for number in 0..=bench.runs() {
+            let (wall, cpu) = content_pass(&fleet)?;
+            let peer = hash_all(&names, program, flags)?;
+            // The first of each warms the cache.
+            if number > 0 {
+                let values = [wall, cpu, peer.wall, peer.cpu].map(|took| took.as_secs_f64());
+                samples.iter_mut().zip(values).for_each(|(samples, value)| samples.add(value));
+            }
+        }
+        let [wall, cpu, peer_wall, peer_cpu] = samples;
+        for (what, ours, peer) in [("time", wall, &peer_wall), ("CPU", cpu.clone(), &peer_cpu)] {
+            rows.push(Row {
+                what: format!("content pass, {algorithm}: {what}"),
+                ours: ours.shown(seconds),
+                peer: format!("{program}, 1 thread: {}", peer.shown(seconds)),
+                ratio: Some(ours.median() / peer.median()),
+                wanted: format!("{RATIO_WANTED} times"),
+            });
+        }
+        sha512 = (cpu.median(), peer_cpu.median());
+    }
+    let ours = memory_of(subd_of(&fleet)?).context("subd has ended")?;
+    rows.extend(beside_aide(bench, &root, sha512.0, ours.most)?);
+    bench.end("content", fleet)?;
+    Ok(rows)
+}
+
+/// Processor time of a whole check with SHA-512, and memory, beside aide.
+fn beside_aide(
+    bench: &Bench<'_>,
+    root: &Path,
+    our_cpu: f64,
+    our_memory: u64,
+) -> anyhow::Result<Vec<Row>> {
+    let shown = |name: &str| bench.place.join(name).display().to_string();
+    let (database, config) = (shown("aide.db"), shown("aide.conf"));
+    let root = root.display();
+    let text = format!(
+        "database_in=file:{database}\ndatabase_out=file:{database}\ngzip_dbout=no\n\
+         report_url=file:/dev/null\nAll=p+u+g+n+i+s+m+c+sha512+acl+xattrs\n\
+         !{root}/.subd\n{root} All\n"
+    );
+    fs::write(&config, text).context("cannot write the configuration of aide")?;
+    let aide = |verb: &str| run(Command::new("aide").args(["--config", &config, verb]), &[0]);
+    eprintln!("aide is learning the tree");
+    aide("--init")?;
+    let (mut cpu, mut memory) = (Samples::default(), Samples::default());
+    for _ in 0..bench.runs() {
+        let took = aide("--check")?;
+        cpu.add(took.cpu.as_secs_f64());
+        memory.add(took.memory as f64);
+    }
+    Ok(vec![
+        Row {
+            what: "all files checked with sha512: CPU".to_owned(),
+            ours: seconds(our_cpu),
+            peer: format!("aide --check: {}", cpu.shown(seconds)),
+            ratio: Some(our_cpu / cpu.median()),
+            wanted: String::new(),
+        },
+        Row {
+            what: "the most resident memory".to_owned(),
+            ours: mebibytes(our_memory as f64),
+            peer: format!("aide --check: {}", memory.shown(mebibytes)),
+            ratio: Some(our_memory as f64 / memory.median()),
+            wanted: String::new(),
+        },
+    ])
+}
+
+/// Memory and processor time of a subd that has nothing to do, at default limits.
+///
+/// # Errors
+///
+/// If the fleet does not start.
+pub fn idle(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    let first = bench.first()?.to_owned();
+    let mut fleet = bench.fleet("idle", Some(&first), true)?;
+    upload(&fleet, "first", &first, &[])?;
+    update_to(&mut fleet, "first")?;
+    let id = subd_of(&fleet)?;
+    eprintln!("watching an idle machine for {} s", IDLE.as_secs());
+    // What the start has left to do is no idleness.
+    std::thread::sleep(Duration::from_secs(10));
+    let (start, before) = (Instant::now(), cpu_of(id)?);
+    std::thread::sleep(IDLE);
+    let share = cpu_of(id)?.saturating_sub(before).as_secs_f64() / start.elapsed().as_secs_f64();
+    let memory = memory_of(id).context("subd has ended")?;
+    bench.end("idle", fleet)?;
+    let wanted = MEMORY_WANTED as f64;
+    Ok(vec![
+        Row {
+            what: format!("idle, {} files: CPU of a core", super::fixture::FILES),
+            ours: format!("{:.2} %", share * 100.0),
+            peer: String::new(),
+            ratio: Some(share / IDLE_WANTED),
+            wanted: format!("{} %", IDLE_WANTED * 100.0),
+        },
+        Row {
+            what: format!("idle, {} files: resident memory", super::fixture::FILES),
+            ours: format!(
+                "{} (at most {})",
+                mebibytes(memory.now as f64),
+                mebibytes(memory.most as f64)
+            ),
+            peer: String::new(),
+            ratio: Some(memory.now as f64 / wanted),
+            wanted: mebibytes(wanted),
+        },
+    ])
+}

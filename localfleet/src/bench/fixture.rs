@@ -1,0 +1,166 @@
+//! The trees that are measured, the same on every machine.
+//!
+//! `first` has 40,000 files of 1.0 GB, sized as files of a system are: most small, a few large. The
+//! others are `first` with some files changed; what is equal is hard-linked, to spare the disk.
+
+use std::fs::{self, File, FileTimes};
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, ensure};
+
+/// Files of the tree.
+pub const FILES: usize = 40_000;
+
+/// Their length together, in bytes.
+pub const BYTES: u64 = 1_000_000_000;
+
+/// Files in each directory.
+const FILES_PER_DIRECTORY: usize = 16;
+
+/// Directories in each directory of the first level.
+const DIRECTORIES_PER_DIRECTORY: usize = 50;
+
+/// The largest file, in bytes, before all are scaled to [`BYTES`].
+const FILE_BYTES_MAX: f64 = 32e6;
+
+/// How a changed tree differs.
+#[derive(Clone, Copy, Debug)]
+pub struct Change {
+    /// Its name, as a directory and an image.
+    pub name: &'static str,
+    /// Files with other content.
+    pub files: usize,
+    /// Their length together, in bytes.
+    pub bytes: u64,
+}
+
+/// A security update.
+pub const SMALL: Change = Change { name: "small", files: 68, bytes: 1_000_000 };
+/// A new release.
+pub const LARGE: Change = Change { name: "large", files: 3_633, bytes: 98_000_000 };
+/// What is timed from the edit of the machine database on.
+pub const QUICK: Change = Change { name: "quick", files: 50, bytes: 500_000 };
+
+/// Xorshift64*: the same numbers everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Between 0 and 1, neither included.
+    fn unit(&mut self) -> f64 {
+        ((self.next() >> 12) as f64 + 0.5) / (1_u64 << 52) as f64
+    }
+
+    /// Around 0, with a deviation of 1.
+    fn normal(&mut self) -> f64 {
+        (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
+    /// So many sizes of files, together about `total` bytes: log-normal, a deviation of e squared.
+    fn sizes(&mut self, count: usize, total: u64) -> Vec<u64> {
+        let raw: Vec<f64> =
+            (0..count).map(|_| (2.0 * self.normal()).exp().min(FILE_BYTES_MAX / 3_400.0)).collect();
+        let scale = total as f64 / raw.iter().sum::<f64>();
+        raw.iter().map(|size| (size * scale) as u64).collect()
+    }
+
+    fn write(&mut self, path: &Path, mut size: u64) -> anyhow::Result<()> {
+        let mut file =
+            File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
+        let mut block = Vec::with_capacity(64 << 10);
+        while size > 0 {
+            let length = size.min(64 << 10);
+            block.clear();
+            while (block.len() as u64) < length {
+                block.extend_from_slice(&self.next().to_le_bytes());
+            }
+            block.truncate(usize::try_from(length).context("a block is small")?);
+            file.write_all(&block).context("cannot write")?;
+            size -= length;
+        }
+        // Whole seconds, so that each tool can set them.
+        let day = Duration::from_secs(1_700_000_000 + self.next() % 10_000_000);
+        file.set_times(FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + day))
+            .context("cannot set a time")?;
+        let mode = if self.next().is_multiple_of(8) { 0o755 } else { 0o644 };
+        file.set_permissions(fs::Permissions::from_mode(mode)).context("cannot set a mode")
+    }
+}
+
+/// Where the file with a number is, relative to the root.
+fn path_of(number: usize) -> PathBuf {
+    let directory = number / FILES_PER_DIRECTORY;
+    let (outer, inner) =
+        (directory / DIRECTORIES_PER_DIRECTORY, directory % DIRECTORIES_PER_DIRECTORY);
+    PathBuf::from(format!("d{outer:02}/e{inner:02}/file-{number:05}"))
+}
+
+/// Makes the first tree at `target`.
+///
+/// # Errors
+///
+/// If it cannot be written.
+pub fn first(target: &Path) -> anyhow::Result<()> {
+    let mut random = Random(0x5eed_0001);
+    let sizes = random.sizes(FILES, BYTES);
+    for (number, size) in sizes.into_iter().enumerate() {
+        let path = target.join(path_of(number));
+        if number % FILES_PER_DIRECTORY == 0 {
+            let directory = path.parent().context("a file is in a directory")?;
+            fs::create_dir_all(directory).context("cannot make a directory")?;
+        }
+        random.write(&path, size)?;
+    }
+    Ok(())
+}
+
+/// Makes `change` of the tree `first` at `target`, and says which files differ.
+///
+/// # Errors
+///
+/// If it cannot be written.
+pub fn changed(first: &Path, target: &Path, change: Change) -> anyhow::Result<Vec<PathBuf>> {
+    let mut command = Command::new("cp");
+    let status = command.arg("-al").arg(first).arg(target).status().context("cannot run cp")?;
+    ensure!(status.success(), "cp: {status}");
+    let mut random = Random(0x5eed_1000 + change.files as u64);
+    let sizes = random.sizes(change.files, change.bytes);
+    let step = FILES / change.files;
+    let mut paths = Vec::with_capacity(change.files);
+    for (index, size) in sizes.into_iter().enumerate() {
+        let path = path_of(index * step + usize::try_from(random.next() % step as u64)?);
+        fs::remove_file(target.join(&path)).context("cannot remove")?;
+        random.write(&target.join(&path), size + 1)?;
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_the_same_everywhere_and_add_up() {
+        let sizes = Random(0x5eed_0001).sizes(FILES, BYTES);
+        let total: u64 = sizes.iter().sum();
+        assert!(BYTES - total < FILES as u64, "{total}");
+        let mut sorted = sizes.clone();
+        sorted.sort_unstable();
+        let (median, largest) = (sorted[FILES / 2], sorted[FILES - 1]);
+        assert!((3_000..6_000).contains(&median), "{median}");
+        assert!((5_000_000..40_000_000).contains(&largest), "{largest}");
+        assert_eq!(sizes[..4], Random(0x5eed_0001).sizes(FILES, BYTES)[..4]);
+        assert_eq!(path_of(39_999), Path::new("d49/e49/file-39999"));
+    }
+}
