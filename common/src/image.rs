@@ -150,6 +150,21 @@ pub struct HealthCheck {
     pub undo: bool,
 }
 
+impl HealthCheck {
+    /// # Errors
+    ///
+    /// [`ImageError::HealthCheck`] for a check that cannot pass on any machine.
+    fn verify(&self) -> Result<(), ImageError> {
+        let bad = |why| Err(ImageError::HealthCheck { why });
+        match (self.command.first(), self.within_seconds) {
+            (None, _) => bad("its command is empty"),
+            (Some(program), _) if program.is_empty() => bad("its program has no name"),
+            (_, 0) => bad("0 seconds are too few for any command"),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// The part of an image that can be signed: it never changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
@@ -260,6 +275,12 @@ pub enum ImageError {
         #[source]
         source: TriggerError,
     },
+    /// The health check names no program, or leaves it no time.
+    #[error("bad health check: {why}")]
+    HealthCheck {
+        /// What is wrong with it.
+        why: &'static str,
+    },
 }
 
 impl Content {
@@ -335,6 +356,7 @@ impl Content {
             return Err(ImageError::Root { want: self.root, got: tree.digest() });
         }
         self.triggers.verify().map_err(|source| ImageError::Triggers { source })?;
+        self.health_check.as_ref().map_or(Ok(()), HealthCheck::verify)?;
         let mut rules = self.computed.iter();
         for (path, node) in tree.nodes() {
             if path.as_bytes() == SUBD_DIRECTORY.as_bytes() {
@@ -393,5 +415,21 @@ mod tests {
             assert_eq!(ImageName::new(text).unwrap_err().to_string(), error);
         }
         assert!(ImageName::new(&"x".repeat(1_025)).is_err());
+    }
+
+    #[test]
+    fn a_health_check_can_pass_somewhere() {
+        let table = [
+            (&["/bin/true"][..], 1, None),
+            (&[], 1, Some("bad health check: its command is empty")),
+            (&["", "x"], 1, Some("bad health check: its program has no name")),
+            (&["/bin/true"], 0, Some("bad health check: 0 seconds are too few for any command")),
+        ];
+        for (command, within_seconds, error) in table {
+            let command = command.iter().map(|word| (*word).to_owned()).collect();
+            let check = HealthCheck { command, within_seconds, undo: false };
+            let got = check.verify().map_err(|error| error.to_string());
+            assert_eq!(got, error.map_or(Ok(()), |error| Err(error.to_owned())));
+        }
     }
 }

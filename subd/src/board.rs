@@ -203,7 +203,8 @@ impl Board {
         self.version.subscribe()
     }
 
-    /// Writes what is to be remembered over restarts, as it is when it is this caller's turn. Blocks.
+    /// Writes what is to be remembered over restarts, as it is when it is this caller's turn.
+    /// Blocks.
     ///
     /// # Errors
     ///

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use common::object::{Algorithm, Hasher, ObjectId};
 use common::tree::Time;
 
-use crate::root::{Directory, RootError, Status};
+use crate::root::{Directory, Kind, RootError, Status};
 use receive::Partial;
 pub use receive::Receiving;
 
@@ -316,6 +316,12 @@ impl Cache {
     fn put_back(&self, retrieved: &Retrieved) -> Result<Seal, CacheError> {
         let Retrieved { id, temporary } = retrieved;
         let directory = &self.directory;
+        let status = directory.stat(temporary)?;
+        if status.kind != Kind::File || status.links != 1 {
+            // Something else was in its slot; what other names it has, nobody shall touch.
+            crate::home::remove_all(directory, temporary)?;
+            return Err(CacheError::Absent { id: *id });
+        }
         for (key, _) in directory.xattrs(temporary, common::scope::Attributes::Labels)? {
             directory.remove_xattr(temporary, &key)?;
         }

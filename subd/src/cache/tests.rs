@@ -107,6 +107,17 @@ fn what_was_taken_comes_back_or_is_forgotten() {
     std::fs::write(place.path.join("3"), "other!").unwrap();
     let retrieved = cache.retrieve(&spoilt, &place.directory, b"3").unwrap();
     assert!(cache.restore(retrieved).is_err());
+    // Another file is where an object was, and has names elsewhere.
+    let foreign = store(&cache, "foreign");
+    cache.take(&foreign, &place.directory, b"4").unwrap();
+    std::fs::write(place.path.join("theirs"), "theirs").unwrap();
+    place.directory.set_mode(b"theirs", 0o4711).unwrap();
+    std::fs::remove_file(place.path.join("4")).unwrap();
+    std::fs::hard_link(place.path.join("theirs"), place.path.join("4")).unwrap();
+    let retrieved = cache.retrieve(&foreign, &place.directory, b"4").unwrap();
+    assert!(cache.restore(retrieved).is_err());
+    assert_eq!(place.directory.stat(b"theirs").unwrap().mode, 0o4711);
+    std::fs::remove_file(place.path.join("theirs")).unwrap();
     assert_eq!(cache.forget(&[used, back]), [used]);
     assert_eq!(cache.ids(), [back]);
     assert_eq!(cache.remove(&[used, back]).unwrap(), [back]);

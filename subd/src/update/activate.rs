@@ -64,6 +64,14 @@ pub enum StepError {
 }
 
 impl StepError {
+    /// True if somebody else has changed what is at the path, or on the way to it.
+    fn is_of_others(&self) -> bool {
+        match self {
+            Self::Root { source } | Self::Refused { source, .. } => is_gone(source),
+            Self::Changed { .. } => true,
+        }
+    }
+
     fn of(self, step: &Step) -> Self {
         match self {
             Self::Root { source } => Self::Refused { path: step.path().clone(), source },
@@ -127,13 +135,15 @@ impl Stage<'_> {
     }
 
     /// Undoes the first `count` steps, last first; one that was not done is left alone. What cannot
-    /// be undone does not keep the rest from it; the first such error is given. May be repeated.
+    /// be undone does not keep the rest from it. May be repeated. Gives what is left to others,
+    /// because they have put something else there, or have taken the directory away: they could
+    /// keep a machine from being updated ever again if that had to be mended first.
     ///
     /// # Errors
     ///
-    /// [`StepError`] for the last step that cannot be undone.
-    pub fn undo(&self, script: &Script, count: usize) -> Result<(), StepError> {
-        let mut result = Ok(());
+    /// [`StepError`] for the last step that the file-system refuses to undo.
+    pub fn undo(&self, script: &Script, count: usize) -> Result<Vec<StepError>, StepError> {
+        let (mut left, mut result) = (Vec::new(), Ok(()));
         let mut looks_left = LOOKS_AGAIN_MAX;
         for step in script.steps.iter().take(count).rev() {
             let mut undone = self.undo_step(script.managed, step);
@@ -142,9 +152,12 @@ impl Stage<'_> {
                 std::thread::sleep(LOOK_AGAIN_AFTER);
                 undone = self.undo_step(script.managed, step);
             }
-            result = result.and(undone.map_err(|error| error.of(step)));
+            match undone.map_err(|error| error.of(step)) {
+                Err(error) if error.is_of_others() => left.push(error),
+                undone => result = result.and(undone),
+            }
         }
-        result
+        result.map(|()| left)
     }
 
     /// Does one step; does nothing if it is done already.

@@ -17,10 +17,10 @@
 //!    is left of that is done.*
 //! 6. What the slots hold is freed by the caller.
 //!
-//! If a step or the sync fails, all steps are undone, in reverse order; the file-system is synced,
-//! services are started again. The direction is in the name of the directory ([`Phase::Back`]), and
-//! does not change any more. If undoing fails the journal stays, and [`Executor::retry`] tries
-//! again.
+//! If a step or the sync fails, all steps are undone, in reverse order, but for paths that somebody
+//! else has changed since; the file-system is synced, services are started again. The direction is
+//! in the name of the directory ([`Phase::Back`]), and does not change any more. If undoing fails
+//! the journal stays, and [`Executor::retry`] tries again.
 //!
 //! # Invariants
 //!
@@ -118,6 +118,8 @@ pub struct Undertaking {
     /// True from when services were stopped until they were started.
     stopped: bool,
     cause: Option<String>,
+    /// What was not put back, because somebody else has changed it since.
+    left: Vec<String>,
     window: Duration,
     failures: Vec<TriggerFailure>,
     health: Option<Health>,
@@ -198,6 +200,7 @@ impl Undertaking {
             others_journal: false,
             stopped: false,
             cause: None,
+            left: Vec::new(),
             window: Duration::ZERO,
             failures: Vec::new(),
             health: None,
@@ -224,6 +227,18 @@ impl Undertaking {
     /// Notes what failed besides.
     pub fn fail(&mut self, failures: Vec<TriggerFailure>) {
         self.failures = failures;
+    }
+
+    /// Why the tree is as it was, and where it is not.
+    fn why_old(&self) -> String {
+        let mut why = self.cause.clone().unwrap_or_else(|| INTERRUPTED.to_owned());
+        if let [first, others @ ..] = &*self.left {
+            why.push_str(&format!("; left to who changed it meanwhile: {first}"));
+            if !others.is_empty() {
+                why.push_str(&format!(" ({} such paths)", self.left.len()));
+            }
+        }
+        why
     }
 
     fn last(&self, outcome: Outcome) -> LastUpdate {
@@ -416,11 +431,13 @@ impl Executor<'_> {
     fn put_back(&self, update: &mut Undertaking, count: usize) -> Result<(), Stuck> {
         let slots = self.slots(update)?;
         let undone = Stage { root: self.root, slots: &slots }.undo(&update.journal.script, count);
-        let undone = undone.map_err(|error| report(&error));
-        let synced =
-            undone.and_then(|()| self.root.sync_filesystem().map_err(|error| report(&error)));
+        let synced = undone.map_err(|error| report(&error)).and_then(|left| {
+            self.root.sync_filesystem().map_err(|error| report(&error))?;
+            Ok(left)
+        });
         match (synced, &update.cause) {
-            (Ok(()), _) => {
+            (Ok(left), _) => {
+                update.left = left.iter().map(|error| report(error)).collect();
                 update.settled = Some(Settled::Old);
                 Ok(())
             }
@@ -611,7 +628,7 @@ impl Executor<'_> {
 
     /// Notes how the update ended and removes the journal.
     fn close(&self, machine: &dyn Machine, update: &mut Undertaking) -> Ended {
-        let why = || update.cause.clone().unwrap_or_else(|| INTERRUPTED.to_owned());
+        let why = || update.why_old();
         let (phase, outcome) = match (update.settled, &update.phase) {
             (Some(Settled::New), _) => (Phase::Done, Outcome::Done),
             (_, Phase::Undoing | Phase::Undone) => (Phase::Undone, Outcome::Undone(why())),

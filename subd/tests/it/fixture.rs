@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -286,6 +287,12 @@ pub fn request(id: u64, reply: &PollReply, want: &Tree, plan: Plan) -> PrepareRe
         force_disruption: false,
         expires_seconds: 60,
     }
+}
+
+/// Makes a file immutable, or not; false where the file-system knows no such thing.
+pub fn set_immutable(path: &Path, immutable: bool) -> bool {
+    let flag = if immutable { "+i" } else { "-i" };
+    Command::new("chattr").arg(flag).arg(path).output().is_ok_and(|output| output.status.success())
 }
 
 /// The order to scan by `settings`.

@@ -7,13 +7,13 @@ use common::tree::Tree;
 use common::trigger::Triggers;
 use common::wire::FaultCode;
 
-use crate::fixture::{Edit, Source, Sub, request};
+use crate::fixture::{Edit, Source, Sub, request, set_immutable};
 use crate::process::{Process, output};
 
-const TRIGGERS: &str = r#"[{"MatchLines": ["/f"], "Service": "web"},
-    {"MatchLines": ["/f"], "Service": "fresh", "DoReload": true}]"#;
+const TRIGGERS: &str = r#"[{"MatchLines": ["/d/f"], "Service": "web"},
+    {"MatchLines": ["/d/f"], "Service": "fresh", "DoReload": true}]"#;
 
-/// A machine whose subd is killed in the middle of its second update: `/f` from `one` to `two`,
+/// A machine whose subd is killed in the middle of its second update: `/d/f` from `one` to `two`,
 /// `/g` goes, `/new` comes.
 struct Machine {
     place: tempfile::TempDir,
@@ -36,14 +36,15 @@ impl Machine {
         let mut process = start(place.path(), "tame");
         let sub = Sub::elsewhere(&root, process.client.clone());
         let (_, empty) = sub.tree().await;
-        let first = Edit::of(&empty, &source).file("/f", "one").file("/g", "g").done();
+        let edit = Edit::of(&empty, &source).directory("/d", 0o755);
+        let first = edit.file("/d/f", "one").file("/g", "g").done();
         let last = sub.converge_with(1, &source, &first, TRIGGERS).await;
         assert_eq!((last.outcome, last.trigger_failures.len()), (Outcome::Done, 0));
         sub.stop().await;
         assert_eq!(process.stop(), Some(0));
         process = start(place.path(), "deadly");
         let sub = Sub::elsewhere(&root, process.client.clone());
-        let edit = Edit::of(&first, &source).file("/f", "two").remove("/g");
+        let edit = Edit::of(&first, &source).file("/d/f", "two").remove("/g");
         let second = edit.file("/new", "new").done();
         let (_, plan) = sub.plan(&second).await;
         sub.fetch_for(2, &source, &plan).await;
@@ -120,7 +121,7 @@ fn start(place: &Path, script: &str) -> Process {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_before_its_first_step_it_finishes_and_starts_what_it_had_stopped() {
     let machine = Machine::killed_at("stop").await;
-    assert_eq!(machine.read("f").unwrap(), "one");
+    assert_eq!(machine.read("d/f").unwrap(), "one");
     assert_eq!(machine.undo(), ["2"]);
     machine.expect_done("stop web\nreload fresh\nstart web\n").await;
     machine.stop().await;
@@ -129,7 +130,7 @@ async fn killed_before_its_first_step_it_finishes_and_starts_what_it_had_stopped
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_its_last_step_it_starts_what_it_had_stopped() {
     let machine = Machine::killed_at("start").await;
-    assert_eq!(machine.read("f").unwrap(), "two");
+    assert_eq!(machine.read("d/f").unwrap(), "two");
     machine.expect_done("reload fresh\nstart web\n").await;
     machine.stop().await;
 }
@@ -144,7 +145,10 @@ async fn in_early_boot_the_tree_is_finished_and_no_service_is_touched() {
         let text = String::from_utf8(output.stdout).unwrap();
         let expected = "update 2 to test/2 was interrupted: the tree is as the update planned it\n";
         assert_eq!((output.status.code(), text.as_str()), (Some(0), expected));
-        assert_eq!((machine.read("f").unwrap(), machine.log()), ("two".to_owned(), String::new()));
+        assert_eq!(
+            (machine.read("d/f").unwrap(), machine.log()),
+            ("two".to_owned(), String::new())
+        );
     }
     machine.expect_done("reload fresh\nstart web\n").await;
     let output = output(&machine.root, &recover);
@@ -159,7 +163,7 @@ async fn a_crash_between_two_steps_is_finished_or_undone_as_a_whole() {
     for spoilt in [false, true] {
         let machine = Machine::killed_at("stop").await;
         exchange_by_hand(&machine);
-        assert_eq!(machine.read("f").unwrap(), "two");
+        assert_eq!(machine.read("d/f").unwrap(), "two");
         if !spoilt {
             machine.expect_done("stop web\nreload fresh\nstart web\n").await;
             continue;
@@ -170,7 +174,7 @@ async fn a_crash_between_two_steps_is_finished_or_undone_as_a_whole() {
         let why = "/new changed since it was scanned: something is there now".to_owned();
         assert_eq!((last.update_id, last.outcome), (2, Outcome::RolledBack(why)));
         assert_eq!(reply.last_image.unwrap().as_str(), "test/1");
-        let files = ["f", "g", "new"].map(|file| machine.read(file).unwrap());
+        let files = ["d/f", "g", "new"].map(|file| machine.read(file).unwrap());
         assert_eq!(files, ["one", "g", "mine"]);
         assert_eq!(machine.log(), "stop web\nstart web\n");
         assert_eq!(process.stop(), Some(0));
@@ -188,28 +192,82 @@ fn slot(machine: &Machine, content: &str) -> PathBuf {
     slots.find(|slot| std::fs::read_to_string(slot).unwrap() == content).unwrap()
 }
 
-/// Does the step for `/f`, as subd does it.
+/// Does the step for `/d/f`, as subd does it.
 fn exchange_by_hand(machine: &Machine) {
-    let (slot, path) = (slot(machine, "two"), machine.root.join("f"));
+    let (slot, path) = (slot(machine, "two"), machine.root.join("d/f"));
     let between = machine.place.path().join("between");
     std::fs::rename(&slot, &between).unwrap();
     std::fs::rename(&path, &slot).unwrap();
     std::fs::rename(&between, &path).unwrap();
 }
 
+/// Puts another file with `content` at `/name`, which does not get the same inode number.
+fn replace(machine: &Machine, name: &str, content: &str) {
+    let (other, path) = (machine.place.path().join("other"), machine.root.join(name));
+    std::fs::write(&other, content).unwrap();
+    std::fs::rename(other, path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_have_changed_meanwhile_is_theirs_and_gets_no_update_stuck() {
+    // The new file is replaced in its place, or its place is taken away.
+    for gone in [false, true] {
+        let machine = Machine::killed_at("stop").await;
+        exchange_by_hand(&machine);
+        // Held, so that its inode number is not that of another file.
+        let _held = std::fs::File::open(machine.root.join("d/f")).unwrap();
+        let (what, changed) = match gone {
+            false => {
+                replace(&machine, "d/f", "three");
+                ("/d/f changed since it was scanned: it was replaced during the update", 1)
+            }
+            true => {
+                std::fs::remove_dir_all(machine.root.join("d")).unwrap();
+                (
+                    "/d/f cannot be changed: cannot open the directory /d: ENOENT: No such file or \
+                  directory",
+                    2,
+                )
+            }
+        };
+        std::fs::write(machine.root.join("new"), "mine").unwrap();
+        let (process, reply) = machine.restarted().await;
+        let last = reply.last_update.unwrap();
+        let why = match changed {
+            1 => "/new changed since it was scanned: something is there now".to_owned(),
+            _ => what.to_owned(),
+        };
+        let why = format!("{why}; left to who changed it meanwhile: {what}");
+        assert_eq!((last.update_id, last.outcome), (2, Outcome::RolledBack(why)));
+        assert_eq!((reply.alarms, machine.undo()), (vec![], vec![]));
+        let files = ["d/f", "g", "new"].map(|file| machine.read(file));
+        let f = (!gone).then(|| "three".to_owned());
+        assert_eq!(files, [f, Some("g".into()), Some("mine".into())]);
+        assert_eq!(machine.log(), "stop web\nstart web\n");
+        let sub = Sub::elsewhere(&machine.root, process.client.clone());
+        let last = sub.converge_with(3, &machine.source, &machine.second, TRIGGERS).await;
+        assert_eq!(last.outcome, Outcome::Done);
+        sub.stop().await;
+        assert_eq!(process.stop(), Some(0));
+        machine.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_can_be_neither_finished_nor_undone_is_told_and_tried_again_until_it_can() {
     let machine = Machine::killed_at("stop").await;
     exchange_by_hand(&machine);
-    // Held, so that its inode number is not that of a file that is made below.
-    let _held = std::fs::File::open(machine.root.join("f")).unwrap();
-    // What had come to `/f` is replaced, and so nobody knows what to make of it.
-    // Made while the former one is there, so that it does not get the same inode number.
-    std::fs::write(machine.place.path().join("three"), "three").unwrap();
-    std::fs::rename(machine.place.path().join("three"), machine.root.join("f")).unwrap();
+    // What has come to `/d/f` can't be taken away, and what is to come to `/new` cannot come.
+    assert!(set_immutable(&machine.root.join("d/f"), true));
     std::fs::write(machine.root.join("new"), "mine").unwrap();
-    let why = "/new changed since it was scanned: something is there now; undoing it failed: \
-               /f changed since it was scanned: it was replaced during the update";
+    let refused = |slots: &str| {
+        format!(
+            "undoing it failed: /d/f cannot be changed: cannot rename /.subd/undo/{slots}/0: EPERM: \
+             Operation not permitted"
+        )
+    };
+    let why = "/new changed since it was scanned: something is there now";
+    let why = format!("{why}; {}", refused("2"));
     let flags = flags(machine.place.path(), "tame");
     let recover: Vec<&str> = flags.iter().map(String::as_str).chain(["--recover"]).collect();
     let output = output(&machine.root, &recover);
@@ -217,24 +275,23 @@ async fn what_can_be_neither_finished_nor_undone_is_told_and_tried_again_until_i
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains(&format!("error: update 2 to test/2 is stuck: {why}\nhint: ")), "{text}");
     let (process, reply) = machine.restarted().await;
-    let undo = "undoing it failed: /f changed since it was scanned: \
-                it was replaced during the update";
+    let undo = refused("2.back");
     let last = reply.last_update.as_ref().unwrap();
-    assert_eq!((last.update_id, &last.outcome), (2, &Outcome::Stuck(undo.to_owned())));
-    assert_eq!(reply.alarms, [Alarm::JournalStuck(undo.to_owned())]);
+    assert_eq!((last.update_id, &last.outcome), (2, &Outcome::Stuck(undo.clone())));
+    assert_eq!(reply.alarms, [Alarm::JournalStuck(undo)]);
     assert_eq!(machine.undo(), ["2.back"]);
     assert_eq!(machine.log(), "stop web\nstart web\n");
     let sub = Sub::elsewhere(&machine.root, process.client.clone());
     let (reply, plan) = sub.plan(&machine.second).await;
     let refused = sub.prepare(&request(3, &reply, &machine.second, plan)).await.unwrap_err();
     assert_eq!(refused.fault().map(|fault| fault.code), Some(FaultCode::Busy), "{refused}");
-    std::fs::remove_file(machine.root.join("f")).unwrap();
+    assert!(set_immutable(&machine.root.join("d/f"), false));
     let over = |reply: &PollReply| reply.alarms.is_empty() && reply.activity == Activity::Idle;
     let reply = sub.poll_until(over).await;
     let last = reply.last_update.unwrap();
     assert!(matches!(last.outcome, Outcome::RolledBack(_)), "{last:?}");
     assert_eq!(
-        (machine.read("f").unwrap(), machine.read("g").unwrap()),
+        (machine.read("d/f").unwrap(), machine.read("g").unwrap()),
         ("one".into(), "g".into())
     );
     assert_eq!(machine.log(), "stop web\nstart web\nstop web\nstart web\n");
@@ -258,7 +315,7 @@ async fn a_damaged_journal_is_nothing_unless_an_update_was_begun() {
     let (reply, plan) = sub.plan(&machine.second).await;
     let refused = sub.prepare(&request(3, &reply, &machine.second, plan)).await.unwrap_err();
     assert_eq!(refused.fault().map(|fault| fault.code), Some(FaultCode::Busy), "{refused}");
-    assert_eq!((machine.read("f").unwrap(), machine.undo()), ("one".into(), vec!["2".into()]));
+    assert_eq!((machine.read("d/f").unwrap(), machine.undo()), ("one".into(), vec!["2".into()]));
     std::fs::remove_dir_all(subd.join("undo/2")).unwrap();
     sub.poll_until(|reply| reply.alarms.is_empty()).await;
     assert_eq!(std::fs::read(subd.join("journal/update.bad")).unwrap(), b"{");

@@ -1,13 +1,10 @@
 //! Updates that fail in the middle because the machine is not as it was: all else is put back.
 
-use std::path::Path;
-use std::process::Command;
-
 use common::api::subd::Outcome;
 use common::tree::Tree;
 use common::tree::text::to_text;
 
-use crate::fixture::{Edit, Source, Sub};
+use crate::fixture::{Edit, Source, Sub, set_immutable};
 
 /// Stages an update that changes `/a`, `/d/f`, `/gone` and `/mode`, lets `spoil` happen, commits,
 /// and gives why it was rolled back.
@@ -70,12 +67,6 @@ async fn a_symlink_in_the_place_of_a_directory_leads_nowhere() {
     assert_eq!(std::fs::read(outside.path().join("f")).unwrap(), b"f");
     assert_eq!(std::fs::read(sub.at("/moved/f")).unwrap(), b"f");
     stop(sub, source).await;
-}
-
-/// Makes a file immutable, or not; false where the file-system knows no such thing.
-fn set_immutable(path: &Path, immutable: bool) -> bool {
-    let flag = if immutable { "+i" } else { "-i" };
-    Command::new("chattr").arg(flag).arg(path).output().is_ok_and(|output| output.status.success())
 }
 
 #[tokio::test(flavor = "multi_thread")]
