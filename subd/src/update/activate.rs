@@ -26,9 +26,12 @@ use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
 /// What is said of a directory that was to be removed and is not empty.
 const NOT_EMPTY: &str = "it holds something that is not in the scan";
 
-/// How often undoing looks again, in all, at a path that leads elsewhere: a user who swaps
-/// directories and symlinks back and forth shall not get an update stuck.
+/// How often undoing looks again, in all, where somebody else has changed something: a user who
+/// swaps things back and forth shall not keep the tree from being put back.
 const LOOKS_AGAIN_MAX: usize = 2_000;
+
+/// How often it looks again for one step.
+const LOOKS_AGAIN_FOR_ONE_MAX: usize = 200;
 
 /// How long it waits before.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
@@ -67,7 +70,10 @@ impl StepError {
     /// True if somebody else has changed what is at the path, or on the way to it.
     fn is_of_others(&self) -> bool {
         match self {
-            Self::Root { source } | Self::Refused { source, .. } => is_gone(source),
+            Self::Root { source } | Self::Refused { source, .. } => {
+                // Something came between a look and a rename.
+                is_gone(source) || source.errno() == Some(Errno::EEXIST)
+            }
             Self::Changed { .. } => true,
         }
     }
@@ -147,7 +153,10 @@ impl Stage<'_> {
         let mut looks_left = LOOKS_AGAIN_MAX;
         for step in script.steps.iter().take(count).rev() {
             let mut undone = self.undo_step(script.managed, step);
-            while looks_left > 0 && undone.as_ref().is_err_and(leads_elsewhere) {
+            for _ in 0..LOOKS_AGAIN_FOR_ONE_MAX.min(looks_left) {
+                if !undone.as_ref().is_err_and(StepError::is_of_others) {
+                    break;
+                }
                 looks_left -= 1;
                 std::thread::sleep(LOOK_AGAIN_AFTER);
                 undone = self.undo_step(script.managed, step);
@@ -413,12 +422,6 @@ fn link_locked(
     let linked = from.link(name, to, new_name);
     from.set_locks(name, inode, locks)?;
     linked
-}
-
-/// True if a directory on the way to the path of a step is none at this moment.
-fn leads_elsewhere(error: &StepError) -> bool {
-    matches!(error, StepError::Root { source } | StepError::Refused { source, .. }
-        if matches!(source.errno(), Some(Errno::ELOOP | Errno::ENOTDIR)))
 }
 
 /// True if the error says that there is no such path, or that it leads elsewhere by now.

@@ -262,8 +262,8 @@ async fn what_can_be_neither_finished_nor_undone_is_told_and_tried_again_until_i
     std::fs::write(machine.root.join("new"), "mine").unwrap();
     let refused = |slots: &str| {
         format!(
-            "undoing it failed: /d/f cannot be changed: cannot rename /.subd/undo/{slots}/0: EPERM: \
-             Operation not permitted"
+            "undoing it failed: /d/f cannot be changed: cannot rename /.subd/undo/{slots}/0: \
+             EPERM: Operation not permitted"
         )
     };
     let why = "/new changed since it was scanned: something is there now";
