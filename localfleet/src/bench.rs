@@ -172,7 +172,7 @@ impl Bench<'_> {
     /// With `limited`, subd takes no more of the machine than by default. Else writing and fetching
     /// are not held back, so that it is the mechanism that is measured.
     fn fleet(&self, name: &str, tree: Option<&Path>, limited: bool) -> anyhow::Result<Fleet> {
-        let directory = self.place.join(name);
+        let directory = self.fleet_directory(name);
         fs::create_dir_all(directory.join("roots")).context("cannot make a directory")?;
         if let Some(tree) = tree {
             eprintln!("{name}: copying the tree to the machine");
@@ -192,7 +192,12 @@ impl Bench<'_> {
     fn end(&self, name: &str, mut fleet: Fleet) -> anyhow::Result<()> {
         fleet.stop()?;
         drop(fleet);
-        fs::remove_dir_all(self.place.join(name)).context("cannot remove a fleet")
+        fs::remove_dir_all(self.fleet_directory(name)).context("cannot remove a fleet")
+    }
+
+    /// Where a fleet is: apart from the trees, which have names too.
+    fn fleet_directory(&self, name: &str) -> PathBuf {
+        self.place.join("fleets").join(name)
     }
 }
 

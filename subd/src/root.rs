@@ -37,7 +37,7 @@ use nix::sys::statvfs::fstatvfs;
 use nix::unistd::syncfs;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
-pub use directory::{AttributeList, Directory, ENTRIES_MAX};
+pub use directory::{AttributeList, Directory, ENTRIES_MAX, OpenedFile};
 pub use error::RootError;
 pub use held::Held;
 pub use locks::Locks;

@@ -32,6 +32,17 @@ pub struct Directory {
     pub(super) path: TreePath,
 }
 
+/// A regular file, and what was seen of it when it was opened.
+#[derive(Debug)]
+pub struct OpenedFile {
+    /// The file, to be read.
+    pub file: File,
+    /// What it was.
+    pub status: Status,
+    /// What of it the file-system has given room, in bytes: less than its length if it has holes.
+    pub allocated_bytes: u64,
+}
+
 impl Directory {
     pub(super) fn new(descriptor: OwnedFd, path: TreePath) -> Self {
         Self { descriptor, path }
@@ -137,6 +148,15 @@ impl Directory {
     ///
     /// [`RootError::NotRegular`] if it is something else, and otherwise what the kernel said.
     pub fn open_file(&self, name: &[u8]) -> Result<File, RootError> {
+        self.open_seen(name).map(|opened| opened.file)
+    }
+
+    /// As [`Directory::open_file`], with what was seen of the file when it was opened.
+    ///
+    /// # Errors
+    ///
+    /// As [`Directory::open_file`].
+    pub fn open_seen(&self, name: &[u8]) -> Result<OpenedFile, RootError> {
         let operation = "open";
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let open = |flags| open_below(&self.descriptor, name, flags, Mode::empty());
@@ -147,13 +167,15 @@ impl Directory {
                 other => other,
             }
         })?;
-        let status = fstat(&descriptor)
+        let seen = fstat(&descriptor)
             .map_err(|source| RootError::entry(operation, &self.path, name, source))?;
-        if Status::new(&status).kind != Kind::File {
+        let status = Status::new(&seen);
+        if status.kind != Kind::File {
             let path = self.path.join(name).expect("the name was checked");
             return Err(RootError::NotRegular { path });
         }
-        Ok(File::from(descriptor))
+        let allocated_bytes = u64::try_from(seen.st_blocks).unwrap_or(0).saturating_mul(512);
+        Ok(OpenedFile { file: File::from(descriptor), status, allocated_bytes })
     }
 
     /// True if something is mounted upon the entry called `name`.

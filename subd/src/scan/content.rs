@@ -9,7 +9,6 @@
 use std::time::{Duration, Instant};
 
 use common::path::TreePath;
-use common::scope::Attributes;
 use common::tree::{Child, Leaf, Tree};
 use nix::errno::Errno;
 
@@ -149,7 +148,7 @@ impl FilePass {
 
     fn finish(&mut self, means: &Means<'_>, current: Current) -> Step {
         let Current { path, directory, reading, again } = current;
-        let was = reading.finish(&directory, path.name(), Attributes::Basic);
+        let was = reading.finish(&directory, path.name(), None);
         let said = object_at(means.tree, &path);
         match was {
             Ok(was) if was.stable && said.is_some_and(|said| said != was.object) => {

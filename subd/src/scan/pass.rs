@@ -447,7 +447,7 @@ impl Walk<'_> {
             }
         }
         self.hashing += cpu_time().saturating_sub(start);
-        let was = match reading.finish(directory, name, settings.attributes) {
+        let was = match reading.finish(directory, name, Some(settings.attributes)) {
             Ok(was) => was,
             Err(error) => return Ok(Err(failure(&error))),
         };

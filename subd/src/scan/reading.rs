@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::object::{Algorithm, Hasher, ObjectId};
@@ -20,13 +20,10 @@ use rustix::fs::{Advice, SeekFrom, fadvise, seek};
 use rustix::io::{Errno as Refusal, ReadWriteFlags, preadv2};
 
 use super::taken::read_bytes;
-use crate::root::{Directory, RootError, Status};
+use crate::root::{Directory, OpenedFile, RootError, Status};
 
 /// How much of a file is read at once: what a command waits for at most, in bytes.
 pub const CHUNK_BYTES: usize = 256 << 10;
-
-/// How far a file may grow while it is read before reading it is given up, in bytes.
-const GROWTH_BYTES_MAX: u64 = 1 << 20;
 
 /// What reads around the cache begin and end at, in bytes: in the file and in memory. No device
 /// in use asks for more.
@@ -108,22 +105,21 @@ impl Reading {
         algorithm: Algorithm,
     ) -> Result<Self, RootError> {
         let started = now();
-        let file = directory.open_file(name)?;
-        let before = status_of(&file, directory, name)?;
-        let allocated_blocks = file.metadata().map_or(u64::MAX, |metadata| metadata.blocks());
-        let has_holes = allocated_blocks.saturating_mul(512) < before.size_bytes;
+        let OpenedFile { file, status, allocated_bytes } = directory.open_seen(name)?;
         // The kernel must not read further than it is asked to, or it could not be told what of
         // that has been in the cache already. If it does, only the cache suffers.
-        let _advice = fadvise(&file, 0, None, Advice::Random);
+        if status.size_bytes > CHUNK_BYTES as u64 {
+            let _advice = fadvise(&file, 0, None, Advice::Random);
+        }
         Ok(Self {
             file,
             hasher: Hasher::new(algorithm),
-            before,
+            before: status,
             started,
             bytes: 0,
             via: Via::Cache,
             tells_cached: true,
-            data: has_holes.then_some(0..0),
+            data: (allocated_bytes < status.size_bytes).then_some(0..0),
         })
     }
 
@@ -151,7 +147,8 @@ impl Reading {
     ///
     /// What the kernel said.
     pub fn step(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.bytes > self.before.size_bytes.saturating_add(GROWTH_BYTES_MAX) {
+        // Whether it has grown since is seen at its end.
+        if self.bytes >= self.before.size_bytes {
             return Ok(0);
         }
         let hole = self.hole();
@@ -250,7 +247,8 @@ impl Reading {
         if ended { Ok(0) } else { self.file.read_at(buffer, self.bytes) }
     }
 
-    /// Ends with what was read so far, and the extended attributes that `attributes` manage.
+    /// Ends with what was read so far, and the extended attributes that `attributes` manage; without
+    /// it, none are read.
     ///
     /// # Errors
     ///
@@ -259,9 +257,12 @@ impl Reading {
         self,
         directory: &Directory,
         name: &[u8],
-        attributes: Attributes,
+        attributes: Option<Attributes>,
     ) -> Result<WasRead, RootError> {
-        let xattrs = directory.xattrs_of(name, &self.file, attributes)?;
+        let xattrs = match attributes {
+            Some(attributes) => directory.xattrs_of(name, &self.file, attributes)?,
+            None => Vec::new(),
+        };
         let after = status_of(&self.file, directory, name)?;
         // Whatever is changed moves the time of change.
         let stable = after.size_bytes == self.bytes
