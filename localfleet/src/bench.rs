@@ -261,5 +261,8 @@ fn settle() -> anyhow::Result<()> {
 /// The changes that are updated to and back, with what is wanted of their windows, in seconds.
 const CHANGES: [(Change, f64); 2] = [(SMALL, 0.005), (LARGE, 0.1)];
 
+/// The most memory that is wanted at 40,000 files, in bytes.
+const MEMORY_WANTED: u64 = 32 << 20;
+
 /// What is wanted of [`QUICK`], in seconds.
 const QUICK_MAX: f64 = 0.3;

@@ -12,9 +12,9 @@ use anyhow::{Context as _, ensure};
 use common::api::dominator::SubDetail;
 
 use super::fixture::Change;
-use super::measure::{Row, Samples, Took, cpu_of, run, seconds};
+use super::measure::{Row, Samples, Took, cpu_of, mebibytes, memory_of, run, seconds};
 use super::observer::{Observer, Renames};
-use super::{Bench, CHANGES, QUICK, QUICK_MAX, settle, subd_of, update_to, upload};
+use super::{Bench, CHANGES, MEMORY_WANTED, QUICK, QUICK_MAX, settle, subd_of, update_to, upload};
 use crate::compare::compare;
 use crate::fleet::Fleet;
 use crate::material;
@@ -75,7 +75,8 @@ fn beside_rsync(bench: &Bench<'_>, change: Change) -> anyhow::Result<Vec<Row>> {
     let id = subd_of(&fleet)?;
     let (mut whole, mut rest, mut cpu) =
         (Samples::default(), Samples::default(), Samples::default());
-    let (mut peer, mut peer_cpu) = (Samples::default(), Samples::default());
+    let (mut peer, mut peer_cpu, mut peer_memory) =
+        (Samples::default(), Samples::default(), Samples::default());
     for run in 0..bench.runs() {
         for (image, tree) in [(change.name, changed.as_path()), ("first", first)] {
             settle()?;
@@ -89,6 +90,7 @@ fn beside_rsync(bench: &Bench<'_>, change: Change) -> anyhow::Result<Vec<Row>> {
             let took = rsync(&["-ac", "--delete", "--fsync"], tree, &copy)?;
             peer.add(took.wall.as_secs_f64());
             peer_cpu.add(took.cpu.as_secs_f64());
+            peer_memory.add(took.memory as f64);
             if run == 0 {
                 let skip = |path: &Path| path.starts_with(".subd");
                 let differences = compare(tree, &fleet.subs[0].root, &skip)?;
@@ -96,6 +98,7 @@ fn beside_rsync(bench: &Bench<'_>, change: Change) -> anyhow::Result<Vec<Row>> {
             }
         }
     }
+    let memory = memory_of(id).context("subd has ended")?.most as f64;
     bench.end("update", fleet)?;
     std::fs::remove_dir_all(copy).context("cannot remove a tree")?;
     let row = |what: &str, ours: &Samples, peer: &Samples| Row {
@@ -109,6 +112,13 @@ fn beside_rsync(bench: &Bench<'_>, change: Change) -> anyhow::Result<Vec<Row>> {
         row("edit to synced", &whole, &peer),
         row("the same less the fetch", &rest, &peer),
         row("CPU of the machine", &cpu, &peer_cpu),
+        Row {
+            what: format!("update of {} files: the most resident memory", change.files),
+            ours: mebibytes(memory),
+            peer: format!("rsync: {}", peer_memory.shown(mebibytes)),
+            ratio: Some(memory / peer_memory.median()),
+            wanted: mebibytes(MEMORY_WANTED as f64),
+        },
     ])
 }
 
