@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `CRASH_POINTS` | how many points of each family are tried; `all` for all. 24 by default |
 //! | `CRASH_SEED` | which ones; the same ones by default |
-//! | `CRASH_POINT` | only the point called so, as a failure names it, and its machine is kept |
+//! | `CRASH_POINT` | of those only the one called so, as a failure names it; its machine is kept |
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -111,7 +111,7 @@ impl Sample {
                 let Some(point) = points.get(number) else { return };
                 let attempted = catch_unwind(AssertUnwindSafe(|| attempt(point, number)));
                 match attempted.unwrap_or_else(|_| Err("the test panicked".to_owned())) {
-                    Ok(one) => survived.lock().unwrap().push(one),
+                    Ok(one) => survived.lock().unwrap().push((one, point)),
                     Err(why) => {
                         eprintln!("wrong: {name}, {point}");
                         failed.lock().unwrap().push(format!("{point}: {why}"));
@@ -122,15 +122,17 @@ impl Sample {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
         let (survived, failed) = (survived.into_inner().unwrap(), failed.into_inner().unwrap());
-        let old = survived.iter().filter(|one| one.state == State::Old).count();
-        let slowest = survived.iter().map(|one| one.recovery).max().unwrap_or_default();
+        let old = survived.iter().filter(|(one, _)| one.state == State::Old).count();
+        let slowest = survived.iter().max_by_key(|(one, _)| one.recovery);
+        let slowest = slowest.map_or_else(String::new, |(one, point)| {
+            format!("the slowest recovery took {} ms ({point}); ", one.recovery.as_millis())
+        });
         println!(
-            "{name}: {} of {total} points; {old} ended old, {} new, {} wrong; the slowest \
-             recovery took {} ms; {} s; CRASH_SEED={}",
+            "{name}: {} of {total} points; {old} ended old, {} new, {} wrong; {slowest}{} s; \
+             CRASH_SEED={}",
             points.len(),
             survived.len() - old,
             failed.len(),
-            slowest.as_millis(),
             start.elapsed().as_secs(),
             self.seed,
         );
