@@ -22,6 +22,7 @@ pub mod path;
 pub mod plan;
 pub mod report;
 pub mod scope;
+pub mod tool;
 pub mod tree;
 pub mod trees;
 pub mod trigger;

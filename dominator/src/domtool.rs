@@ -10,7 +10,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets};
 use common::api::dominator::{
     ClearSafetyShutoff, ClearSafetyShutoffRequest, DisableUpdates, DisableUpdatesRequest,
@@ -19,6 +19,7 @@ use common::api::dominator::{
 };
 use common::daemon::{DOMINATOR_PORT, EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, SecurityArgs, exit};
 use common::report::report;
+use common::tool::Format;
 use common::wire::FaultCode;
 use common::wire::Method;
 use common::wire::client::{CallError, Client, Peer};
@@ -63,14 +64,6 @@ pub struct Arguments {
 
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// Aligned columns, for people
-    Table,
-    /// JSON, for scripts
-    Json,
 }
 
 #[derive(Debug, Subcommand)]

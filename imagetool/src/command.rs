@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use crate::failure::{Failure, Outcome};
 use crate::progress::Meter;
-use crate::verb::{self, Context, Ended, Format};
+use crate::verb::{self, Context, Ended};
 use clap::{Parser, Subcommand};
 use common::daemon::{IMAGESERVER_PORT, SecurityArgs};
+use common::tool::Format;
 use common::wire::client::{Client, Peer};
 
 /// Makes, shows and fetches images: whole file-system trees that machines are kept equal to.

@@ -8,21 +8,12 @@ pub mod show;
 
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::{Image, ImageName};
+use common::tool::Format;
 use common::wire::client::{CallError, Client};
 use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
 use crate::progress::Meter;
-
-/// How data is printed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Table,
-    /// For scripts.
-    Json,
-}
 
 /// What all verbs need.
 pub struct Context {

@@ -21,6 +21,7 @@ use common::object::Algorithm;
 use common::path::TreePath;
 use common::report::report;
 use common::scope::SUBD_DIRECTORY;
+use common::tool::Format;
 use common::words::{counted, size};
 
 use crate::cache::{Cache, CacheError};
@@ -89,14 +90,6 @@ enum Digest {
     Blake3,
     /// SHA-512
     Sha512,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// Lines, for people
-    Table,
-    /// JSON, for scripts
-    Json,
 }
 
 /// Why nothing, or not all, was done.

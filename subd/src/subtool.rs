@@ -16,12 +16,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use common::api::subd::Limits;
 use common::daemon::{EXIT_FAILED, EXIT_MISUSE, SecurityArgs, config, exit};
 use common::image::ImageName;
 use common::path::TreePath;
 use common::report::report;
+use common::tool::Format;
 
 /// The exit code of `show-update` when the machine differs from the image.
 pub const EXIT_DIFFERENT: u8 = 3;
@@ -76,14 +77,6 @@ pub struct Arguments {
 
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// Aligned columns and lines, for people
-    Table,
-    /// JSON, for scripts
-    Json,
 }
 
 #[derive(Debug, Subcommand)]

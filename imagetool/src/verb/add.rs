@@ -9,13 +9,14 @@ use common::filter::Filter;
 use common::image::{Content, FORMAT, HealthCheck, ImageName, Notes, computed_rules};
 use common::object::{Algorithm, ObjectId};
 use common::path::TreePath;
+use common::tool::Format;
 use common::tree::encode::DIRECTORY_BYTES_MAX;
 use common::tree::{Child, Totals, Tree};
 use common::trigger::Triggers;
 use common::wire::FaultCode;
 use serde::Serialize;
 
-use super::{Context, Ended, Format, get_image, print_json};
+use super::{Context, Ended, get_image, print_json};
 use crate::archive::{Archive, ArchiveError};
 use crate::computed::{self, Rules};
 use crate::content::{Contents, Objects};

@@ -2,8 +2,9 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 use common::api::image_server::{ImageSummary, ListImages, ListImagesRequest};
+use common::tool::Format;
 
-use super::{Context, Ended, Format, print, print_json};
+use super::{Context, Ended, print, print_json};
 use crate::failure::{Failure, Outcome};
 use crate::output::{count, size, time};
 

@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use common::image::{Content, Image, ImageName, Notes};
 use common::object::ObjectId;
+use common::tool::Format;
 use common::tree::{Totals, Tree, text};
 use serde::Serialize;
 
-use super::{Context, Ended, Format, get_image, print, print_json};
+use super::{Context, Ended, get_image, print, print_json};
 use crate::download;
 use crate::failure::{Failure, Outcome};
 use crate::health;

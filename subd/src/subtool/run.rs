@@ -16,6 +16,7 @@ use common::daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD
 use common::image::ImageName;
 use common::image::required::RequiredImage;
 use common::object::ObjectId;
+use common::tool::Format;
 use common::tree::text::to_text;
 use common::tree::{Leaf, Node};
 use common::trees::Reader;
@@ -30,7 +31,7 @@ use super::machine::Machine;
 use super::preview::Preview;
 use super::push::{Order, Report, push};
 use super::talk::Talk;
-use super::{Arguments, Command, EXIT_DIFFERENT, Format, LimitArgs, PauseArgs, file, moment};
+use super::{Arguments, Command, EXIT_DIFFERENT, LimitArgs, PauseArgs, file, moment};
 
 /// How often counters are looked at, which are no news by themselves.
 const COUNTER_LOOK: Duration = Duration::from_millis(200);
