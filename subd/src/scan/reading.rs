@@ -247,8 +247,8 @@ impl Reading {
         if ended { Ok(0) } else { self.file.read_at(buffer, self.bytes) }
     }
 
-    /// Ends with what was read so far, and the extended attributes that `attributes` manage; without
-    /// it, none are read.
+    /// Ends with what was read so far, and the extended attributes that `attributes` manage;
+    /// without it, none are read.
     ///
     /// # Errors
     ///
