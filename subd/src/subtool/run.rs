@@ -298,9 +298,12 @@ impl Session<'_> {
         let limit = self.arguments.timeout;
         let client = self.machine.client();
         let reply = client.call_within::<CheckHealth>(&(), limit).await?;
-        match &reply.health {
-            Some(Health::Failed(why)) => Err(ToolError::Unhealthy(why.clone())),
-            health => {
+        match (&reply.health, self.arguments.format) {
+            (Some(Health::Failed(why)), Format::Table) => Err(ToolError::Unhealthy(why.clone())),
+            (Some(Health::Failed(_)), Format::Json) => {
+                Ok(Output { text: json(&reply), code: EXIT_FAILED })
+            }
+            (health, _) => {
                 let none = || "its image names no health check".to_owned();
                 let text = health.as_ref().map_or_else(none, facts::health);
                 Ok(self.data(&reply, || format!("{text}\n")).into())

@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::api::subd::{Poll, PollReply, PollRequest, ScanCounters};
+use common::api::subd::{
+    CheckHealthReply, Health, Outcome, Poll, PollReply, PollRequest, PrepareRequest, ScanCounters,
+};
+use common::image::HealthCheck;
 use common::tree::text::to_text;
 
-use crate::fixture::{Edit, PATIENCE, Source, Sub, path};
+use crate::fixture::{Edit, PATIENCE, Source, Sub, path, request};
 
 /// What a run of the tool gave.
 #[derive(Debug, PartialEq, Eq)]
@@ -191,6 +194,51 @@ async fn cleans_the_cache() {
     assert_eq!(subtool(&sub, &["cleanup", "--all"]), done("", "Removed 2 objects, kept 0.\n"));
     let left = std::fs::read_dir(sub.at("/.subd/objects")).unwrap().count();
     assert_eq!(left, 0);
+    sub.stop().await;
+    source.stop().await;
+}
+
+/// Updates the machine to an image that is checked by this script.
+async fn update_with_check(sub: &Sub, source: &Source, id: u64, script: &str, within: u32) {
+    let (_, have) = sub.tree().await;
+    let want = Edit::of(&have, source).file("/version", &id.to_string()).done();
+    let (_, needs) = sub.plan(&want).await;
+    sub.fetch_for(id, source, &needs).await;
+    let (reply, plan) = sub.plan(&want).await;
+    let command = ["sh", "-c", script].map(str::to_owned).into();
+    let check = HealthCheck { command, within_seconds: within, undo: false };
+    let request = PrepareRequest { health_check: Some(check), ..request(id, &reply, &want, plan) };
+    sub.prepare(&request).await.unwrap();
+    assert_eq!(sub.commit(id).await.outcome, Outcome::Done);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn has_the_health_checked_and_tells_what_the_check_said() {
+    let (sub, source) = (Sub::start().await, Source::start().await);
+    let as_json = |health: Option<Health>| {
+        serde_json::to_string_pretty(&CheckHealthReply { health }).unwrap() + "\n"
+    };
+    let json = || subtool(&sub, &["check-health", "--format", "json"]);
+    assert_eq!(subtool(&sub, &["check-health"]), done("its image names no health check\n", ""));
+    assert_eq!(json(), done(&as_json(None), ""));
+    update_with_check(&sub, &source, 1, "echo fine", 60).await;
+    assert_eq!(subtool(&sub, &["check-health"]), done("passed\n", ""));
+    assert_eq!(json(), done(&as_json(Some(Health::Passed)), ""));
+    let table = [
+        ("echo the disk is full; exit 4", "the disk is full\nexit status: 4"),
+        ("echo waiting; sleep 1000", "waiting\nkilled after 1 s"),
+    ];
+    for (id, (script, said)) in (2..).zip(table) {
+        update_with_check(&sub, &source, id, script, 1).await;
+        let why = format!("{said}\nit did not pass within 1 s");
+        let err = format!("error: the health check failed: {why}\n");
+        let failed = subtool(&sub, &["check-health"]);
+        assert_eq!(failed, Run { code: 1, out: String::new(), err });
+        let out = as_json(Some(Health::Failed(why)));
+        assert_eq!(json(), Run { code: 1, out, err: String::new() });
+    }
+    // It was looked at, and nothing else.
+    assert_eq!(sub.poll().await.last_image.unwrap().as_str(), "test/3");
     sub.stop().await;
     source.stop().await;
 }
