@@ -7,6 +7,9 @@
 pub mod command;
 pub mod outside;
 
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use common::api::subd::TriggerFailure;
@@ -24,6 +27,9 @@ pub const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What systemctl and init scripts exit with when there is no such service.
 const NOT_INSTALLED: i32 = 5;
+
+/// Where init scripts are.
+const INIT_SCRIPTS: &str = "/etc/init.d";
 
 /// How services are driven.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,8 +147,7 @@ impl ServiceDriver {
             return None;
         }
         let output = ended.text();
-        let own = matches!(self, Self::Systemd | Self::SystemV);
-        if own && call.verb == Verb::Stop && matches!(ended.end, End::Exited(NOT_INSTALLED)) {
+        if call.verb == Verb::Stop && self.knows_no(service, &ended.end) {
             tracing::info!(service, output, "there is no such service to stop");
             return None;
         }
@@ -151,6 +156,26 @@ impl ServiceDriver {
             return None;
         }
         Some(failure(call, output))
+    }
+
+    /// True if a command for `service` that failed and ended so did because there is no such
+    /// service.
+    fn knows_no(&self, service: &str, end: &End) -> bool {
+        let says_so = matches!(end, End::Exited(NOT_INSTALLED));
+        match self {
+            Self::Systemd => says_so,
+            // What `service` itself exits with then is what scripts exit with for other reasons.
+            Self::SystemV => says_so || !has_init_script(service),
+            Self::Command(..) | Self::Nothing => false,
+        }
+    }
+}
+
+/// True if `service` finds a script to run; one that may not be executed is none to it.
+fn has_init_script(service: &str) -> bool {
+    match fs_err::metadata(Path::new(INIT_SCRIPTS).join(service)) {
+        Ok(script) => script.mode() & 0o111 != 0,
+        Err(error) => error.kind() != ErrorKind::NotFound,
     }
 }
 

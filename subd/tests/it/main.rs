@@ -3,6 +3,7 @@
 
 mod attack;
 mod by_hand;
+mod debian;
 mod disk;
 mod executor;
 mod fetch;
@@ -20,5 +21,6 @@ mod root;
 mod scan;
 mod subtool;
 mod systemd;
+mod sysv;
 mod trigger;
 mod update;
