@@ -120,8 +120,13 @@ pub struct Scenario {
 impl Scenario {
     /// Waits until the subd of the machine answers.
     pub async fn start(root: &Path, address: &str) -> Self {
+        Self::with(root, address, Source::start().await).await
+    }
+
+    /// As [`Scenario::start`], for a machine that gets objects from `source`.
+    pub async fn with(root: &Path, address: &str, source: Source) -> Self {
         let sub = Sub::elsewhere(root, Client::new(Peer::parse(address, 1).unwrap()));
-        let scenario = Self { sub, source: Source::start().await, next: 1 };
+        let scenario = Self { sub, source, next: 1 };
         scenario.answers().await;
         scenario
     }

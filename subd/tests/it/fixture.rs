@@ -48,6 +48,10 @@ pub struct Source {
 
 impl Source {
     pub async fn start() -> Self {
+        Self::start_at("127.0.0.3:0").await
+    }
+
+    pub async fn start_at(address: &str) -> Self {
         let objects = Store::default();
         let store = Arc::clone(&objects);
         let router = Router::new("test").download::<GetObjects, _, _, _>(move |_, request| {
@@ -67,7 +71,7 @@ impl Source {
             let stream = futures_util::stream::iter(chunks.into_iter().map(Ok));
             async move { Ok::<_, Fault>(stream) }
         });
-        let listener = TcpListener::bind("127.0.0.3:0").await.unwrap();
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let stop = CancellationToken::new();
         let task = tokio::spawn(serve(listener, router, stop.clone()));

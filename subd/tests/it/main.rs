@@ -24,3 +24,4 @@ mod systemd;
 mod sysv;
 mod trigger;
 mod update;
+mod virtual_machine;

@@ -54,7 +54,7 @@ fn boot_again(mut machine: Booted) -> Booted {
 }
 
 /// Installs the units of subd.
-fn install_units(root: &Path) {
+pub fn install_units(root: &Path) {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");
     let units = root.join("etc/systemd/system");
     for (name, target) in
@@ -76,9 +76,10 @@ const HELLO: &str = r#"[{"MatchLines": ["/etc/systemd/system/hello.service"], "S
 
 const HELLO_UNIT: &str = "/etc/systemd/system/hello.service";
 
-fn health(script: &str, undo: bool) -> Option<HealthCheck> {
+/// A check that undoes the update if it fails.
+pub fn health(script: &str, within_seconds: u32) -> HealthCheck {
     let command = ["/bin/sh", "-c", script].map(str::to_owned).into();
-    Some(HealthCheck { command, within_seconds: 3, undo })
+    HealthCheck { command, within_seconds, undo: true }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +120,7 @@ async fn undoes_what_is_not_healthy(scenario: &mut Scenario) {
     let script = "cat /proc/self/cgroup /proc/self/oom_score_adj > /var/log/health; \
         ulimit -n >> /var/log/health; ! grep -q 3 /etc/systemd/system/hello.service";
     let last = scenario
-        .update(|edit| edit.file(HELLO_UNIT, &unit("3")), HELLO, health(script, true))
+        .update(|edit| edit.file(HELLO_UNIT, &unit("3")), HELLO, Some(health(script, 3)))
         .await;
     let text = "exit status: 1\nit did not pass within 3 s".to_owned();
     assert_eq!(last.health, Some(Health::Failed(text.clone())));
@@ -128,7 +129,7 @@ async fn undoes_what_is_not_healthy(scenario: &mut Scenario) {
     let said = scenario.log("health");
     assert!(said.contains("run-") && !said.contains("subd.service"), "{said}");
     let last = scenario
-        .update(|edit| edit.file(HELLO_UNIT, &unit("4")), HELLO, health(script, true))
+        .update(|edit| edit.file(HELLO_UNIT, &unit("4")), HELLO, Some(health(script, 3)))
         .await;
     assert_eq!((last.outcome, last.health), (Outcome::Done, Some(Health::Passed)));
 }
@@ -161,7 +162,7 @@ async fn tells_what_fails_over_its_own_upgrade(scenario: &mut Scenario) {
 
 async fn reboots(scenario: &mut Scenario, machine: Booted) -> Booted {
     let check = "cat /proc/sys/kernel/random/boot_id > /var/log/booted; grep -q 1 /etc/test-kernel";
-    let machine = boot_with(scenario, machine, "1", health(check, true)).await;
+    let machine = boot_with(scenario, machine, "1", Some(health(check, 3))).await;
     let checked =
         |reply: &PollReply| reply.last_update.as_ref().is_some_and(|last| last.health.is_some());
     let reply = scenario.until(checked).await;
@@ -179,7 +180,7 @@ async fn reboots(scenario: &mut Scenario, machine: Booted) -> Booted {
     let log = machine.run(&["journalctl", "--boot", "--output=cat"]);
     assert!(!log.contains("ordering cycle"), "{log}");
     // What is not healthy after the reboot is undone, and needs one more.
-    let machine = boot_with(scenario, machine, "2", health(check, true)).await;
+    let machine = boot_with(scenario, machine, "2", Some(health(check, 3))).await;
     let machine = boot_again(machine);
     let complete = |reply: &PollReply| {
         let last = reply.last_update.as_ref().unwrap();
