@@ -55,7 +55,7 @@ pub enum Part {
 #[command(after_help = "Examples:\n  \
     cargo run --release -p localfleet -- bench\n  \
     localfleet bench content --runs 5\n  \
-    localfleet bench install --system debian.tar")]
+    localfleet bench content install --system debian.tar")]
 pub struct Arguments {
     /// What to measure; all if none is named.
     #[arg(value_enum)]
@@ -66,7 +66,7 @@ pub struct Arguments {
     /// How often the window is observed.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(2..))]
     windows: u16,
-    /// The system that is installed; without it, real files of this machine.
+    /// The system that is hashed and installed; without it, real files of this machine.
     #[arg(long, value_name = "TAR|DIR")]
     system: Option<PathBuf>,
     /// Make everything below this directory, whose file-system is measured then.
@@ -148,6 +148,20 @@ impl Bench<'_> {
             fixture::first(&self.first)?;
         }
         Ok(&self.first)
+    }
+
+    /// A whole system, and what it is called; made when it is first asked for.
+    fn system(&self) -> anyhow::Result<(PathBuf, String)> {
+        let made = self.place.join("system");
+        let Some(source) = &self.arguments.system else {
+            if !made.exists() {
+                material::from_this_machine(&made)?;
+            }
+            return Ok((made, "files of this machine".to_owned()));
+        };
+        let name = source.file_name().unwrap_or(source.as_os_str()).display().to_string();
+        let tree = if made.exists() { made } else { material::from_image(source, &made)? };
+        Ok((tree, name))
     }
 
     /// A changed tree, with the paths that differ, relative to its root.

@@ -51,14 +51,22 @@ fn hash_all(names: &Path, program: &str, flags: &[&str]) -> anyhow::Result<Took>
     run(&mut command, &[0])
 }
 
-/// Content passes beside b3sum, sha512sum and aide.
+/// Content passes beside b3sum, sha512sum and aide: of the tree of many files, and of a system.
 ///
 /// # Errors
 ///
 /// If one of them cannot be run.
 pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let first = bench.first()?.to_owned();
-    let mut fleet = bench.fleet("content", Some(&first), false)?;
+    let mut rows = pass_over(bench, &first, &format!("{} files", super::fixture::FILES))?;
+    let (system, name) = bench.system()?;
+    rows.extend(pass_over(bench, &system, &name)?);
+    Ok(rows)
+}
+
+/// Content passes over a tree that is called `name`.
+fn pass_over(bench: &Bench<'_>, tree: &Path, name: &str) -> anyhow::Result<Vec<Row>> {
+    let mut fleet = bench.fleet("content", Some(tree), false)?;
     let root = fleet.subs[0].root.clone();
     let names = bench.place.join("names");
     let mut text = Vec::new();
@@ -74,7 +82,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         [("blake3", "b3sum", &["--num-threads", "1"]), ("sha512", "sha512sum", &[])];
     let mut ours_cpu = 0.0;
     for (algorithm, program, flags) in peers {
-        upload(&fleet, algorithm, &first, &["--digest", algorithm])?;
+        upload(&fleet, algorithm, tree, &["--digest", algorithm])?;
         update_to(&mut fleet, algorithm)?;
         let mut samples: [Samples; 4] = Default::default();
         for number in 0..=bench.runs() {
@@ -95,7 +103,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         ];
         for (what, ours, peer, wanted) in rows_of {
             rows.push(Row {
-                what: format!("content pass, {algorithm}: {what}"),
+                what: format!("content pass of {name}, {algorithm}: {what}"),
                 ours: ours.shown(seconds),
                 peer: format!("{program}, 1 thread: {}", peer.shown(seconds)),
                 ratio: Some(ours.median() / peer.median()),
@@ -105,7 +113,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         ours_cpu = cpu.median();
     }
     let ours = memory_of(subd_of(&fleet)?).context("subd has ended")?;
-    rows.extend(beside_aide(bench, &root, ours_cpu, ours.most)?);
+    rows.extend(beside_aide(bench, name, &root, ours_cpu, ours.most)?);
     bench.end("content", fleet)?;
     Ok(rows)
 }
@@ -113,6 +121,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
 /// Processor time of a whole check with SHA-512, and memory, beside aide.
 fn beside_aide(
     bench: &Bench<'_>,
+    name: &str,
     root: &Path,
     our_cpu: f64,
     our_memory: u64,
@@ -137,14 +146,14 @@ fn beside_aide(
     }
     Ok(vec![
         Row {
-            what: "all files checked with sha512: CPU".to_owned(),
+            what: format!("all of {name} checked with sha512: CPU"),
             ours: seconds(our_cpu),
             peer: format!("aide --check: {}", cpu.shown(seconds)),
             ratio: Some(our_cpu / cpu.median()),
             wanted: String::new(),
         },
         Row {
-            what: "the most resident memory, all digests replaced by sha512".to_owned(),
+            what: format!("the most resident memory, all digests of {name} replaced by sha512"),
             ours: mebibytes(our_memory as f64),
             peer: format!("aide --check: {}", memory.shown(mebibytes)),
             ratio: Some(our_memory as f64 / memory.median()),

@@ -17,7 +17,6 @@ use super::observer::{Observer, Renames};
 use super::{Bench, CHANGES, MEMORY_WANTED, QUICK, QUICK_MAX, settle, subd_of, update_to, upload};
 use crate::compare::compare;
 use crate::fleet::Fleet;
-use crate::material;
 
 /// How long a machine was left alone before it is updated quickly: a machine that is asked for one
 /// thing after the other is polled no faster than the dominator polls for long, and it is that
@@ -198,14 +197,7 @@ pub fn quick(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
 ///
 /// If there is no system, or an update fails.
 pub fn install(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
-    let made = bench.place.join("system");
-    let (system, name) = match &bench.arguments.system {
-        Some(source) => (material::from_image(source, &made)?, source.display().to_string()),
-        None => {
-            material::from_this_machine(&made)?;
-            (made, "files of this machine".to_owned())
-        }
-    };
+    let (system, name) = bench.system()?;
     let (mut ours, mut peer) = (Samples::default(), Samples::default());
     let mut entries = 0;
     for _ in 0..bench.runs().min(3) {
