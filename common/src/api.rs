@@ -55,6 +55,8 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::EnableUpdates>(),
         MethodInfo::of::<dominator::ClearSafetyShutoff>(),
         MethodInfo::of::<dominator::Retry>(),
+        MethodInfo::of::<dominator::machine_database::GetMdb>(),
+        MethodInfo::of::<dominator::machine_database::AcceptMdb>(),
         reserve("Dominator.FastUpdate", PowerOrOwner),
         reserve("Dominator.ForceDisruptiveUpdate", PowerOrOwner),
         reserve("Dominator.GetConfiguration", Authenticated),

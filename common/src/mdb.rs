@@ -4,10 +4,15 @@
 //! first characters are `#` or `//` are comments.
 // tidy: core
 
+mod edit;
+
+pub use edit::{Changed, Edit, Field};
+
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::comments::without_comments;
 use crate::image::{ImageName, ImageNameError};
@@ -15,7 +20,7 @@ use crate::image::{ImageName, ImageNameError};
 /// A machine database that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MdbError {
-    /// The text is no JSON, is cut short, or is no array of machines.
+    /// The text is no JSON, is cut short, or is no array.
     #[error(
         "the machine database is not valid: expected [{{\"Hostname\": \"web1\", \
          \"RequiredImage\": \"web.0\"}}, ...]"
@@ -25,37 +30,67 @@ pub enum MdbError {
         #[source]
         source: serde_json::Error,
     },
-    /// A machine has no usable host name.
-    #[error("machine {number}: `{hostname}` is no host name")]
+    /// Some records are no machines. One wrong record is enough to refuse all: it may be the
+    /// trace of an edit that went wrong elsewhere too.
+    #[error("{}", sentence(records))]
+    Records {
+        /// All of them, in the order of the text.
+        records: Vec<BadRecord>,
+    },
+}
+
+/// A record that is no machine.
+#[derive(Debug)]
+pub struct BadRecord {
+    /// The line that the record begins in, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub why: Why,
+}
+
+/// What can be wrong with a record.
+#[derive(Debug, thiserror::Error)]
+pub enum Why {
+    /// A field is missing or has a wrong type.
+    #[error("{0}")]
+    Fields(String),
+    /// It has no usable host name.
+    #[error("`{hostname}` is no host name")]
     Hostname {
-        /// Which machine, from 1.
-        number: usize,
         /// What it says.
         hostname: String,
     },
-    /// Two machines have one host name.
-    #[error("machine {number}: host name {hostname} was given already, to machine {first}")]
+    /// Another machine has its host name.
+    #[error("host name {hostname} was given already, in line {first}")]
     Duplicate {
-        /// Which machine, from 1.
-        number: usize,
-        /// Which machine had it first, from 1.
+        /// The line that the first record with this name begins in, from 1.
         first: usize,
         /// The name.
         hostname: String,
     },
-    /// A machine names an image by something that is no image name.
-    #[error("machine {number} ({hostname}): bad {field}")]
+    /// It names an image by something that is no image name.
+    #[error("{hostname} has a bad {field}: {source}")]
     Image {
-        /// Which machine, from 1.
-        number: usize,
         /// Its host name.
         hostname: String,
         /// `RequiredImage` or `PlannedImage`.
         field: &'static str,
         /// What is wrong with the name.
-        #[source]
         source: ImageNameError,
     },
+}
+
+/// How many bad records an error names.
+const RECORDS_NAMED: usize = 5;
+
+fn sentence(records: &[BadRecord]) -> String {
+    let named = records.iter().take(RECORDS_NAMED);
+    let mut parts: Vec<String> =
+        named.map(|record| format!("line {}: {}", record.line, record.why)).collect();
+    if records.len() > RECORDS_NAMED {
+        parts.push(format!("and {} more", records.len() - RECORDS_NAMED));
+    }
+    parts.join("; ")
 }
 
 /// One machine. No field is left out when it is encoded: bincode has no names of fields.
@@ -114,39 +149,57 @@ pub type Machines = BTreeMap<String, Machine>;
 ///
 /// # Errors
 ///
-/// [`MdbError`] names the line, or the machine by its place from 1.
+/// [`MdbError`] names the line, and all records that are wrong.
 pub fn parse(text: &str) -> Result<Machines, MdbError> {
-    let list: Vec<Machine> = serde_json::from_str(&without_comments(text))
-        .map_err(|source| MdbError::Json { source })?;
+    let text = without_comments(text);
+    let list: Vec<&RawValue> =
+        serde_json::from_str(&text).map_err(|source| MdbError::Json { source })?;
     let mut machines = Machines::new();
-    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
-    for (index, machine) in list.into_iter().enumerate() {
-        let number = index + 1;
-        let hostname = machine.hostname.clone();
-        let plain =
-            |character: char| character.is_ascii_alphanumeric() || "-._:*".contains(character);
-        if hostname.is_empty() || hostname.len() > 253 || !hostname.chars().all(plain) {
-            return Err(MdbError::Hostname { number, hostname });
-        }
-        for (field, image) in
-            [("RequiredImage", &machine.required_image), ("PlannedImage", &machine.planned_image)]
-        {
-            if !image.is_empty() {
-                ImageName::new(image).map_err(|source| MdbError::Image {
-                    number,
-                    hostname: hostname.clone(),
-                    field,
-                    source,
-                })?;
+    let mut lines: BTreeMap<String, usize> = BTreeMap::new();
+    let mut bad = Vec::new();
+    let (mut line, mut at) = (1, 0);
+    for record in list {
+        // Where in the text it is: records are parts of it.
+        let start = record.get().as_ptr().addr() - text.as_ptr().addr();
+        line += text[at..start].bytes().filter(|&byte| byte == b'\n').count();
+        at = start;
+        match machine(record, &lines) {
+            Ok(machine) => {
+                lines.insert(machine.hostname.clone(), line);
+                machines.insert(machine.hostname.clone(), machine);
             }
+            Err(why) => bad.push(BadRecord { line, why }),
         }
-        if let Some(&first) = numbers.get(&hostname) {
-            return Err(MdbError::Duplicate { number, first, hostname });
-        }
-        numbers.insert(hostname.clone(), number);
-        machines.insert(hostname, machine);
     }
-    Ok(machines)
+    if bad.is_empty() { Ok(machines) } else { Err(MdbError::Records { records: bad }) }
+}
+
+/// The machine of one record; `lines` has the lines of those before.
+fn machine(record: &RawValue, lines: &BTreeMap<String, usize>) -> Result<Machine, Why> {
+    let machine: Machine = serde_json::from_str(record.get()).map_err(|error| {
+        // Its line and column count from the start of the record, and would mislead.
+        let text = error.to_string();
+        let end = text.rfind(" at line ").unwrap_or(text.len());
+        Why::Fields(text[..end].to_owned())
+    })?;
+    let hostname = machine.hostname.clone();
+    let plain = |character: char| character.is_ascii_alphanumeric() || "-._:*".contains(character);
+    if hostname.is_empty() || hostname.len() > 253 || !hostname.chars().all(plain) {
+        return Err(Why::Hostname { hostname });
+    }
+    for (field, image) in
+        [("RequiredImage", &machine.required_image), ("PlannedImage", &machine.planned_image)]
+    {
+        if !image.is_empty()
+            && let Err(source) = ImageName::new(image)
+        {
+            return Err(Why::Image { hostname, field, source });
+        }
+    }
+    match lines.get(&hostname) {
+        Some(&first) => Err(Why::Duplicate { first, hostname }),
+        None => Ok(machine),
+    }
 }
 
 #[cfg(test)]
@@ -180,23 +233,37 @@ mod tests {
     #[test]
     fn names_what_is_wrong_and_where() {
         let table = [
-            (r#"[{"Hostname": ""}]"#, "machine 1: `` is no host name"),
-            (r#"[{"Hostname": "a/b"}]"#, "machine 1: `a/b` is no host name"),
+            (r#"[{"Hostname": ""}]"#, "line 1: `` is no host name"),
+            ("# a comment\n[\n{\"Hostname\": \"a/b\"}]", "line 3: `a/b` is no host name"),
             (
-                r#"[{"Hostname": "a"}, {"Hostname": "b"}, {"Hostname": "a"}]"#,
-                "machine 3: host name a was given already, to machine 1",
+                "[{\"Hostname\": \"a\"},\n{\"Hostname\": \"b\"},\n{\n\"Hostname\": \"a\"}]",
+                "line 3: host name a was given already, in line 1",
             ),
+            ("[{\"Hostname\": \"a\"},\n\n{\"Host\": \"b\"}]", "line 3: missing field `Hostname`"),
             (
-                r#"[{"Hostname": "a", "RequiredImage": "x/../y"}]"#,
-                "machine 1 (a): bad RequiredImage",
+                "[{\"Hostname\": \"a\",\n\"RequiredImage\": 1}]",
+                "line 1: invalid type: integer `1`, expected a string",
             ),
+            ("[7]", "line 1: invalid type: integer `7`, expected struct Machine"),
         ];
         for (text, error) in table {
             assert_eq!(parse(text).unwrap_err().to_string(), error);
         }
+        let image = parse(r#"[{"Hostname": "a", "RequiredImage": "x/../y"}]"#).unwrap_err();
+        let image = image.to_string();
+        assert!(image.starts_with("line 1: a has a bad RequiredImage: "), "{image}");
         let cut = "[\n{\"Hostname\": \"a\"},\n{\"Hostname\": ";
         let error = parse(cut).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("line 3"), "{source}");
+    }
+
+    #[test]
+    fn names_all_bad_records_but_not_endlessly() {
+        let records: Vec<String> = (0..7).map(|_| "{\"Hostname\": \"\"}".to_owned()).collect();
+        let error = parse(&format!("[\n{}\n]", records.join(",\n"))).unwrap_err().to_string();
+        let named: Vec<String> =
+            (2..7).map(|line| format!("line {line}: `` is no host name")).collect();
+        assert_eq!(error, format!("{}; and 2 more", named.join("; ")));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use common::api::Done;
+use common::api::dominator::machine_database::{AcceptMdb, GetMdb};
 use common::api::dominator::{
     ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply, Retry,
     ShowSub,
@@ -22,6 +23,8 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
     let (list, show, status) = (fleet_of(), fleet_of(), fleet_of());
     let (disable, enable) = (fleet_of(), fleet_of());
     let (clear, retry) = (fleet_of(), fleet_of());
+    let (database, accept) = (fleet_of(), fleet_of());
+    let accepting = tracker.clone();
     let (disabling, enabling) = (tracker.clone(), tracker.clone());
     router
         .method::<ListSubs, _, _>(move |_, request| {
@@ -59,6 +62,19 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
                 Ok(Done {})
             }
         })
+        .method::<GetMdb, _, _>(move |_, request| {
+            let fleet = Arc::clone(&database);
+            async move { fleet.mdb(request.held).map_err(|error| fault_of(&error)) }
+        })
+        .method::<AcceptMdb, _, _>(move |_, request| {
+            let fleet = Arc::clone(&accept);
+            let order =
+                tokio::task::spawn_blocking(move || fleet.accept(&request.digest, &request.who));
+            finish(
+                accepting.clone(),
+                async move { order.await.unwrap_or(Err(OrderError::Stopping)) },
+            )
+        })
 }
 
 /// Carries an order out to its end, whether or not the caller waits for it.
@@ -79,7 +95,9 @@ pub fn fault_of(error: &OrderError) -> Fault {
     let code = match error {
         OrderError::Unknown { .. }
         | OrderError::NothingToClear { .. }
-        | OrderError::NothingToRetry { .. } => FaultCode::NotFound,
+        | OrderError::NothingToRetry { .. }
+        | OrderError::NothingHeld => FaultCode::NotFound,
+        OrderError::OtherHeld => FaultCode::Stale,
         OrderError::NoReason | OrderError::LongReason => FaultCode::BadRequest,
         OrderError::State { .. } | OrderError::Unkept { .. } => FaultCode::Internal,
         OrderError::Stopping => FaultCode::Unavailable,

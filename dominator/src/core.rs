@@ -7,6 +7,7 @@
 pub mod herd;
 pub mod history;
 pub mod pace;
+pub mod remarks;
 pub mod sub;
 
 pub use common::image::required;

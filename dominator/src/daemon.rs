@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::chance::Clock;
+use crate::core::herd::Limits;
 use crate::driver::Shared;
 use crate::fleet::Fleet;
 use crate::gate::Gate;
@@ -63,11 +64,17 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", default_value = "/var/lib/Dominator/mdb")]
     pub mdb: PathBuf,
 
-    /// Take no machine database that lacks more than PERCENT of the machines that are known. It
-    /// counts from ten machines on; after a restart none is known
+    /// Hold a machine database that lacks more than PERCENT of the machines that are known, until
+    /// an operator accepts it. It counts from ten machines on
     #[arg(long, value_name = "PERCENT", default_value_t = 50,
           value_parser = clap::value_parser!(u8).range(..=100))]
     pub mdb_drop_max: u8,
+
+    /// Hold a machine database that has another image for more than PERCENT of the machines that
+    /// are known, until an operator accepts it. It counts from ten machines on
+    #[arg(long, value_name = "PERCENT",
+          value_parser = clap::value_parser!(u8).range(..=100))]
+    pub mdb_reimage_max: Option<u8>,
 
     /// Directory for what must survive a restart
     #[arg(long, value_name = "DIR", default_value = "/var/lib/dominator")]
@@ -135,6 +142,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), St
     let sources = sources(&arguments, &imageserver).map_err(address("--imageserver-for-subs"))?;
     let state = State::open(&arguments.state).map_err(|source| StartError::State { source })?;
     let brake = state.brake().map_err(|source| StartError::State { source })?;
+    let kept = state.machines().map_err(|source| StartError::State { source })?;
     if let Some(brake) = &brake {
         tracing::warn!(reason = %brake.reason, who = %brake.who, "updates are disabled");
     }
@@ -155,9 +163,12 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), St
         metrics: Metrics::default(),
         sources,
         subd_port: arguments.subd_port,
-        mdb_drop_max: arguments.mdb_drop_max,
+        mdb_limits: Limits {
+            drop_percent: arguments.mdb_drop_max,
+            reimage_percent: arguments.mdb_reimage_max,
+        },
     });
-    let fleet = Arc::new(Fleet::new(shared, Arc::new(state), tracker.clone(), stop.clone()));
+    let fleet = Arc::new(Fleet::new(shared, Arc::new(state), kept, tracker.clone(), stop.clone()));
     let watching = stop.clone();
     let watch = crate::mdb_file::watch(arguments.mdb, Arc::clone(&fleet));
     tracker.spawn(async move {

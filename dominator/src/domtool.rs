@@ -1,12 +1,10 @@
 //! `domtool`: what operators ask of the dominator, on the command line.
-//!
-//! Data goes to stdout, talk to stderr.
 
 pub mod facts;
+mod machine_database;
 
 pub use common::when;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -17,14 +15,15 @@ use common::api::dominator::{
     DominatorStatus, EnableUpdates, EnableUpdatesRequest, GetStatus, ListSubs, ListSubsRequest,
     Retry, RetryRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
 };
-use common::daemon::{DOMINATOR_PORT, EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, SecurityArgs, exit};
+use common::daemon::{DOMINATOR_PORT, EXIT_FAILED, EXIT_MISUSE, SecurityArgs, exit};
 use common::report::report;
-use common::tool::Format;
+use common::tool::{Format, Output, json};
 use common::wire::FaultCode;
 use common::wire::Method;
 use common::wire::client::{CallError, Client, Peer};
 
 use crate::chance::wall;
+use crate::mdb_file::FileError;
 use when::{ago, moment};
 
 /// How long the dominator may take to answer.
@@ -42,7 +41,8 @@ const LIMIT: Duration = Duration::from_secs(30);
         domtool --insecure disable-updates \"database migration until noon\"\n\n\
         Defaults for --dominator, --insecure and others may stand in\n\
         ~/.config/dominator/config.toml.\n\n\
-        Exit codes: 0 done, 1 failed, 2 misuse. The statuses are explained in docs/OPERATING.md."
+        Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 compared: different.\n\
+        The statuses are explained in docs/OPERATING.md."
 )]
 pub struct Arguments {
     /// Dominator to ask, as HOST or HOST:PORT
@@ -112,6 +112,11 @@ enum Command {
         #[arg(value_name = "HOST")]
         hostname: String,
     },
+    /// Look at the machine database, and accept one that is held
+    Mdb {
+        #[command(subcommand)]
+        command: machine_database::Command,
+    },
     /// Show how the dominator itself is doing
     Status,
 }
@@ -136,28 +141,33 @@ pub async fn run(arguments: Arguments) -> ExitCode {
         }
     };
     match ask(&Client::new(peer), &arguments).await {
-        Ok(output) => print(&output),
-        Err(error) => {
-            let hints: &[&str] = match &error {
-                CallError::Connect { .. } => {
-                    &["is the dominator running? say where: --dominator HOST:PORT"]
-                }
-                error if error.code() == Some(FaultCode::NotFound) => {
-                    &["domtool list-subs shows the machines and what they wait for"]
-                }
-                _ => &[],
-            };
-            exit(EXIT_FAILED, &report(&error), hints)
-        }
+        Ok(output) => output.print(),
+        Err(error) => exit(EXIT_FAILED, &report(&error), error.hints()),
     }
 }
 
-fn print(output: &str) -> ExitCode {
-    match std::io::stdout().write_all(output.as_bytes()) {
-        Ok(()) => ExitCode::from(EXIT_DONE),
-        // `domtool list-subs | head` is not a failure.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(EXIT_DONE),
-        Err(error) => exit(EXIT_FAILED, &format!("cannot write to stdout: {error}"), &[]),
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+enum ToolError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("the dominator gives a machine database that is held, and does not say which it is")]
+    NoNotice,
+}
+
+impl ToolError {
+    fn hints(&self) -> &'static [&'static str] {
+        match self {
+            Self::Call(CallError::Connect { .. }) => {
+                &["is the dominator running? say where: --dominator HOST:PORT"]
+            }
+            Self::Call(error) if error.code() == Some(FaultCode::NotFound) => {
+                &["domtool list-subs shows the machines and what they wait for"]
+            }
+            Self::Call(_) | Self::File(_) | Self::NoNotice => &[],
+        }
     }
 }
 
@@ -165,9 +175,10 @@ async fn call<M: Method>(client: &Client, request: &M::Request) -> Result<M::Rep
     client.call_within::<M>(request, LIMIT).await
 }
 
-async fn ask(client: &Client, arguments: &Arguments) -> Result<String, CallError> {
+async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError> {
     let format = arguments.format;
-    Ok(match &arguments.command {
+    let text = match &arguments.command {
+        Command::Mdb { command } => return machine_database::run(client, format, command).await,
         Command::ListSubs { status } => {
             let request = ListSubsRequest { statuses: status.clone() };
             let reply = call::<ListSubs>(client, &request).await?;
@@ -217,7 +228,8 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<String, CallError
             eprintln!("What failed on {hostname} is tried again.");
             done_as(format, &done)
         }
-    })
+    };
+    Ok(text.into())
 }
 
 /// Who says so, as long as no certificate tells.
@@ -237,13 +249,6 @@ fn done_as(format: Format, done: &common::api::Done) -> String {
         Format::Table => String::new(),
         Format::Json => json(done),
     }
-}
-
-fn json(value: &impl serde::Serialize) -> String {
-    let mut text = serde_json::to_string_pretty(value)
-        .expect("replies are plain structures, with texts as keys");
-    text.push('\n');
-    text
 }
 
 fn columns(head: &[&str]) -> Table {
@@ -308,6 +313,16 @@ fn text_of_status(status: &DominatorStatus) -> String {
         (None, Some(read)) => text.push_str(&format!("machine database: read {}\n", moment(read))),
         (None, None) => text.push_str("machine database: not read yet\n"),
         (Some(error), _) => text.push_str(&format!("machine database: NOT TAKEN: {error}\n")),
+    }
+    if let Some(held) = &status.mdb_held {
+        text.push_str(&format!(
+            "machine database: mdb-held since {}: {}; look at it: domtool mdb diff\n",
+            moment(held.since),
+            held.why
+        ));
+    }
+    for remark in &status.image_remarks {
+        text.push_str(&format!("image: {remark}\n"));
     }
     match &status.image_server_error {
         None => text.push_str("image server: no trouble\n"),

@@ -22,6 +22,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, watch};
 
 use crate::chance::{Clock, random};
+use crate::core::herd::Limits;
 use crate::core::planning::PlanJob;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
@@ -57,8 +58,8 @@ pub struct Shared {
     pub sources: Vec<String>,
     /// The port of subs whose record names none.
     pub subd_port: u16,
-    /// How many machines a machine database may drop at once, per cent.
-    pub mdb_drop_max: u8,
+    /// How much a machine database may change at once.
+    pub mdb_limits: Limits,
 }
 
 /// What others hold of a machine that is looked after.

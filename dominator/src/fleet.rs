@@ -1,5 +1,7 @@
 //! All machines that are looked after, each by a task of its own.
 
+mod intake;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
@@ -12,9 +14,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::chance::wall;
-use crate::core::herd::{Change, Herd, HerdError, count};
-use crate::driver::{Handle, Shared, drive, peer_of};
+use crate::core::herd::{Herd, count};
+use crate::core::remarks::sentence;
+use crate::driver::{Handle, Shared, drive};
 use crate::state::{State, StateError};
+use intake::Held;
 
 /// An order that cannot be carried out.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +50,12 @@ pub enum OrderError {
         /// The same in words.
         detail: String,
     },
+    /// No machine database is held.
+    #[error("no machine database is held")]
+    NothingHeld,
+    /// Another machine database is held than the one that was looked at.
+    #[error("another machine database is held by now: look at it first, with domtool mdb diff")]
+    OtherHeld,
     /// The brake was pulled without saying why.
     #[error("say why updates are to be disabled")]
     NoReason,
@@ -87,8 +97,26 @@ struct Watched {
 struct Inner {
     herd: Herd,
     watched: BTreeMap<String, Watched>,
+    /// What was in force before the restart, until it is known what is now.
+    kept: Option<Machines>,
+    held: Option<Held>,
     mdb_error: Option<String>,
     mdb_read: Option<Time>,
+}
+
+impl Inner {
+    fn image_remarks(&self, remarks: &[(ImageName, String)]) -> Vec<String> {
+        let mut machines: BTreeMap<&ImageName, usize> =
+            remarks.iter().map(|(name, _)| (name, 0)).collect();
+        if !machines.is_empty() {
+            for name in self.herd.machines().values().filter_map(|machine| machine.required()) {
+                if let Some(count) = machines.get_mut(&name) {
+                    *count += 1;
+                }
+            }
+        }
+        remarks.iter().map(|(name, remark)| sentence(name, machines[name], remark)).collect()
+    }
 }
 
 /// See the module's text.
@@ -99,22 +127,28 @@ pub struct Fleet {
     inner: Mutex<Inner>,
     /// Held while the brake changes, so that disk and memory say the same.
     ordering: tokio::sync::Mutex<()>,
+    /// Held while a machine database is taken, for the same reason.
+    intake: Mutex<()>,
     tracker: TaskTracker,
     stop: CancellationToken,
 }
 
 impl Fleet {
-    /// A fleet without machines; its tasks are in `tracker` and end when `stop` is cancelled.
+    /// A fleet without machines, which had `kept` before it was restarted; its tasks are in
+    /// `tracker` and end when `stop` is cancelled.
     #[must_use]
     pub fn new(
         shared: Arc<Shared>,
         state: Arc<State>,
+        kept: Option<Machines>,
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
         let inner = Inner {
-            herd: Herd::new(shared.mdb_drop_max),
+            herd: Herd::default(),
             watched: BTreeMap::new(),
+            kept,
+            held: None,
             mdb_error: None,
             mdb_read: None,
         };
@@ -123,6 +157,7 @@ impl Fleet {
             state,
             inner: Mutex::new(inner),
             ordering: tokio::sync::Mutex::default(),
+            intake: Mutex::default(),
             tracker,
             stop,
         }
@@ -132,54 +167,6 @@ impl Fleet {
     #[must_use]
     pub fn shared(&self) -> &Shared {
         &self.shared
-    }
-
-    /// Takes a new machine database.
-    ///
-    /// # Errors
-    ///
-    /// [`HerdError`] if it is not one to take; nothing is changed then.
-    pub fn take(&self, machines: Machines) -> Result<(), HerdError> {
-        let mut inner = self.inner.lock().expect("no holder panics");
-        let before: BTreeSet<ImageName> = inner.herd.images();
-        let changes = inner.herd.take(machines)?;
-        let after = inner.herd.images();
-        inner.mdb_error = None;
-        inner.mdb_read = Some(wall());
-        // Old images stay until nobody looks at them.
-        self.shared.images.want(&before.union(&after).cloned().collect());
-        if !changes.is_empty() {
-            tracing::info!(
-                machines = inner.herd.machines().len(),
-                changes = changes.len(),
-                "the machine database was read"
-            );
-        }
-        for change in changes {
-            match change {
-                Change::Start(machine) => self.start(&mut inner, machine),
-                Change::Update(machine) => {
-                    let watched = inner.watched.get_mut(&machine.hostname);
-                    let port = self.shared.subd_port;
-                    match watched {
-                        Some(watched)
-                            if peer_of(&watched.machine, port) == peer_of(&machine, port) =>
-                        {
-                            watched.machine = Arc::clone(&machine);
-                            watched.handle.assign(machine);
-                        }
-                        // Another address is another sub.
-                        _ => {
-                            stop(&mut inner, &machine.hostname);
-                            self.start(&mut inner, machine);
-                        }
-                    }
-                }
-                Change::Stop(hostname) => stop(&mut inner, &hostname),
-            }
-        }
-        self.shared.images.want(&after);
-        Ok(())
     }
 
     fn start(&self, inner: &mut Inner, machine: Arc<Machine>) {
@@ -192,15 +179,6 @@ impl Fleet {
         self.tracker.spawn(async move {
             cancel.run_until_cancelled(drive(handle, shared)).await;
         });
-    }
-
-    /// Notes why the machine database is not taken; the last good one stays in force.
-    pub fn refuse(&self, why: String) {
-        let mut inner = self.inner.lock().expect("no holder panics");
-        if inner.mdb_error.as_ref() != Some(&why) {
-            tracing::error!("the machine database is not taken, the last good one stays: {why}");
-            inner.mdb_error = Some(why);
-        }
     }
 
     /// The machines with one of `statuses`, or all if there are none, sorted by host name.
@@ -266,7 +244,9 @@ impl Fleet {
             brake: self.shared.gate.brake().map(|brake| (*brake).clone()),
             counts,
             mdb_error: inner.mdb_error.clone(),
+            mdb_held: inner.held.as_ref().map(|held| held.notice().clone()),
             mdb_read: inner.mdb_read,
+            image_remarks: inner.image_remarks(&self.shared.images.remarks()),
             image_server_error: self.shared.images.trouble(),
             directories: self.shared.reader.store.alive(),
         }

@@ -4,25 +4,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::ImageName;
 use common::report::report;
 use common::trees::Reader;
 use common::trees::image::GetImageError;
-use common::wire::client::Client;
+use common::wire::FaultCode;
+use common::wire::client::{CallError, Client};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::chance::random;
+use crate::chance::{random, wall};
 use crate::core::pace::{RETRY_FIRST, RETRY_LONGEST, doubled, jittered};
+use crate::core::remarks::remark;
 use crate::core::sub::ImageState;
 
 /// How long the image server is asked to wait for an image that it does not have.
 const WAIT: Duration = Duration::from_secs(55);
 
+/// How often the notes of an image are looked at, before jitter.
+const NOTES_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long the image server may take to give them.
+const NOTES_LIMIT: Duration = Duration::from_secs(30);
+
+/// A number from 0 to 999.
+fn jitter() -> u16 {
+    u16::try_from(random() % 1_000).unwrap_or_default()
+}
+
 #[derive(Debug)]
 struct Wanted {
     state: watch::Sender<ImageState>,
+    /// Why machines should not depend on it any more.
+    remark: Mutex<Option<String>>,
     cancel: CancellationToken,
 }
 
@@ -76,13 +92,14 @@ impl Images {
             let missing = ImageState::Missing(format!("asks the image server for {name}").into());
             let image = Arc::new(Wanted {
                 state: watch::Sender::new(missing),
+                remark: Mutex::default(),
                 cancel: self.stop.child_token(),
             });
             wanted.insert(name.clone(), Arc::clone(&image));
             let (images, name) = (Arc::clone(self), name.clone());
             self.tracker.spawn(async move {
                 let cancel = image.cancel.clone();
-                cancel.run_until_cancelled(images.get_until_there(name, &image)).await;
+                cancel.run_until_cancelled(images.look_after(name, &image)).await;
             });
         }
     }
@@ -99,6 +116,49 @@ impl Images {
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
         self.troubles.lock().expect("no holder panics").values().next().cloned()
+    }
+
+    /// What operators should know of the images that are wanted.
+    #[must_use]
+    pub fn remarks(&self) -> Vec<(ImageName, String)> {
+        let wanted = self.wanted.lock().expect("no holder panics");
+        let remark = |image: &Wanted| match &*image.state.borrow() {
+            ImageState::Missing(why) => Some(why.to_string()),
+            _ => image.remark.lock().expect("no holder panics").clone(),
+        };
+        let remarks =
+            wanted.iter().filter_map(|(name, image)| Some((name.clone(), remark(image)?)));
+        remarks.collect()
+    }
+
+    async fn look_after(&self, name: ImageName, wanted: &Wanted) {
+        self.get_until_there(name.clone(), wanted).await;
+        loop {
+            match self.ask_for_notes(&name).await {
+                Ok(remark) => {
+                    self.note_trouble(&name, None);
+                    *wanted.remark.lock().expect("no holder panics") = remark;
+                }
+                // What was known of the image stays.
+                Err(error) => self.note_trouble(&name, Some(report(&error))),
+            }
+            tokio::time::sleep(jittered(NOTES_INTERVAL, jitter())).await;
+        }
+    }
+
+    /// Why machines should not depend on an image any more, by what its server says of it now.
+    async fn ask_for_notes(&self, name: &ImageName) -> Result<Option<String>, CallError> {
+        let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
+        match self.client.call_within::<GetImage>(&request, NOTES_LIMIT).await {
+            Ok(image) => Ok(remark(&image.notes, wall())),
+            Err(error) if matches!(error.code(), Some(FaultCode::NotFound | FaultCode::Gone)) => {
+                Ok(Some(
+                    "was deleted from the image server: machines cannot be updated to it"
+                        .to_owned(),
+                ))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn get_until_there(&self, name: ImageName, wanted: &Wanted) {
@@ -142,8 +202,7 @@ impl Images {
             }
             wait = if is_patient { WAIT } else { Duration::ZERO };
             let pause = doubled(RETRY_FIRST, RETRY_LONGEST, failures);
-            let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
-            tokio::time::sleep(jittered(pause, jitter)).await;
+            tokio::time::sleep(jittered(pause, jitter())).await;
         }
     }
 

@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use common::mdb::{Machines, MdbError, parse};
 use common::report::report;
 
-use crate::core::herd::HerdError;
 use crate::fleet::Fleet;
 
 /// How often the file is looked at: often enough that nobody waits for it, and a stat costs a few
@@ -23,32 +22,47 @@ const SETTLING: Duration = Duration::from_millis(50);
 /// The largest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// A machine database that is not taken.
+/// A file that has no machine database.
 #[derive(Debug, thiserror::Error)]
-enum FileError {
+#[non_exhaustive]
+pub enum FileError {
+    /// It cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
+        /// The file.
         path: PathBuf,
+        /// What the kernel said.
         #[source]
         source: std::io::Error,
     },
+    /// It is too large.
     #[error("{} has more than {FILE_BYTES_MAX} bytes", path.display())]
-    TooLarge { path: PathBuf },
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is something else than a file.
     #[error("{} is no regular file", path.display())]
-    Kind { path: PathBuf },
+    Kind {
+        /// What it is called.
+        path: PathBuf,
+    },
+    /// It is no text.
     #[error("{}: line {line} is not UTF-8", path.display())]
-    Text { path: PathBuf, line: usize },
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// The first line that is no text, from 1.
+        line: usize,
+    },
+    /// It says something else.
     #[error("{}", path.display())]
     Parse {
+        /// The file.
         path: PathBuf,
+        /// What is wrong with it.
         #[source]
         source: MdbError,
-    },
-    #[error("{}", path.display())]
-    Herd {
-        path: PathBuf,
-        #[source]
-        source: HerdError,
     },
 }
 
@@ -80,18 +94,44 @@ pub async fn watch(path: PathBuf, fleet: Arc<Fleet>) {
     loop {
         interval.tick().await;
         let (at, known) = (path.clone(), last);
-        let Ok(found) = tokio::task::spawn_blocking(move || look(&at, known)).await else {
-            return;
-        };
-        let Found::New(stamp, result) = found else { continue };
-        last = stamp;
-        let taken = result.and_then(|machines| {
-            fleet.take(machines).map_err(|source| FileError::Herd { path: path.clone(), source })
+        let fleet = Arc::clone(&fleet);
+        let looked = tokio::task::spawn_blocking(move || match look(&at, known) {
+            Found::Same | Found::Unsteady => known,
+            Found::New(stamp, Ok(machines)) => {
+                fleet.take(machines);
+                stamp
+            }
+            Found::New(stamp, Err(error)) => {
+                fleet.refuse(report(&error));
+                stamp
+            }
         });
-        if let Err(error) = taken {
-            fleet.refuse(report(&error));
-        }
+        let Ok(stamp) = looked.await else { return };
+        last = stamp;
     }
+}
+
+/// Reads a machine database once.
+///
+/// # Errors
+///
+/// [`FileError`].
+pub fn read(path: &Path) -> Result<Machines, FileError> {
+    let failed = |source| FileError::Read { path: path.to_owned(), source };
+    readable(path, &std::fs::metadata(path).map_err(failed)?)?;
+    machines(path, &std::fs::read(path).map_err(failed)?)
+}
+
+/// Whether a file can be read, and is not too long to be.
+fn readable(path: &Path, metadata: &std::fs::Metadata) -> Result<(), FileError> {
+    // Reading a pipe would wait for ever.
+    if !metadata.is_file() {
+        return Err(FileError::Kind { path: path.to_owned() });
+    }
+    if metadata.len() > FILE_BYTES_MAX {
+        return Err(FileError::TooLarge { path: path.to_owned() });
+    }
+    Ok(())
 }
 
 fn look(path: &Path, last: Option<Stamp>) -> Found {
@@ -104,12 +144,8 @@ fn look(path: &Path, last: Option<Stamp>) -> Found {
     if last == Some(before) {
         return Found::Same;
     }
-    // Reading a pipe would wait for ever.
-    if !metadata.is_file() {
-        return Found::New(Some(before), Err(FileError::Kind { path: path.to_owned() }));
-    }
-    if before.size_bytes > FILE_BYTES_MAX {
-        return Found::New(Some(before), Err(FileError::TooLarge { path: path.to_owned() }));
+    if let Err(error) = readable(path, &metadata) {
+        return Found::New(Some(before), Err(error));
     }
     let settled = is_settled(before, SystemTime::now());
     let bytes = match std::fs::read(path) {

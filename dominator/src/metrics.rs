@@ -105,6 +105,11 @@ impl Collector for FleetCollector {
             i64::from(status.mdb_error.is_some()),
         )?;
         one(
+            "mdb_held",
+            "1 while a machine database waits to be accepted",
+            i64::from(status.mdb_held.is_some()),
+        )?;
+        one(
             "image_server_failing",
             "1 while the image server does not give an image that is wanted",
             i64::from(status.image_server_error.is_some()),

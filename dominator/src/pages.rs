@@ -24,6 +24,7 @@ const DAEMON: &str = "dominator";
 pub fn pages(router: Router, fleet: &Arc<Fleet>) -> Router {
     let frame = Frame::new(DAEMON);
     let (start, one) = ((Arc::clone(fleet), frame.clone()), (Arc::clone(fleet), frame.clone()));
+    let database = (Arc::clone(fleet), frame.clone());
     router
         .frame(frame)
         .page("/", move |request| {
@@ -40,6 +41,37 @@ pub fn pages(router: Router, fleet: &Arc<Fleet>) -> Router {
                 Ok(Page::Html(frame.render(host, &sub_body(&detail))))
             }
         })
+        .page("/mdb", move |_request| {
+            let (fleet, frame) = database.clone();
+            async move { Ok(Page::Html(frame.render("Machine database", &held_body(&fleet)))) }
+        })
+}
+
+/// What a machine database that is held would change.
+fn held_body(fleet: &Fleet) -> String {
+    let Some((notice, edit)) = fleet.held() else {
+        return "<p>No machine database is held.</p>\n".to_owned();
+    };
+    let mut body = warning(&format!(
+        "A machine database is held since {}: {}",
+        moment(notice.since),
+        notice.why
+    ));
+    body.push_str(&format!(
+        "<p>To put it in force: <code>domtool mdb accept {}</code></p>\n<pre>",
+        notice.digest
+    ));
+    let mut lines = edit.lines();
+    for line in lines.by_ref().take(ROWS_MAX) {
+        body.push_str(&html_escape(&line));
+        body.push('\n');
+    }
+    body.push_str("</pre>\n");
+    let more = lines.count();
+    if more > 0 {
+        body.push_str(&format!("<p>{more} more are not shown: use domtool mdb diff.</p>\n"));
+    }
+    body
 }
 
 fn start_page(
@@ -109,6 +141,17 @@ fn start_body(status: &DominatorStatus, subs: &[SubSummary], wanted: &[Status]) 
         body.push_str(&warning(&format!(
             "The machine database is not taken, the last good one is in force: {error}"
         )));
+    }
+    if let Some(held) = &status.mdb_held {
+        body.push_str(&format!(
+            "<p class=\"bad\">A machine database is held since {}, the last one is in force: {} \
+             (<a href=\"/mdb\">what it changes</a>)</p>\n",
+            moment(held.since),
+            html_escape(&held.why)
+        ));
+    }
+    for remark in &status.image_remarks {
+        body.push_str(&warning(remark));
     }
     if let Some(error) = &status.image_server_error {
         body.push_str(&warning(&format!("The image server: {error}")));

@@ -1,4 +1,4 @@
-//! What survives a restart: the brake, in an embedded database.
+//! What survives a restart: the brake and the machine database in force, in an embedded database.
 //!
 //! The database file is locked while it is open, so there is one dominator for each state
 //! directory.
@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use common::api::dominator::Brake;
+use common::mdb::Machines;
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// The name of the database in the state directory.
 pub const FILE: &str = "dominator.redb";
@@ -15,6 +18,7 @@ pub const FILE: &str = "dominator.redb";
 const SETTINGS: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("settings");
 const BRAKE: &str = "brake";
+const MACHINES: &str = "machines";
 
 /// State that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -103,16 +107,7 @@ impl State {
     ///
     /// [`StateError`].
     pub fn brake(&self) -> Result<Option<Brake>, StateError> {
-        let record = self.with("read", |database| {
-            let table = database.begin_read()?.open_table(SETTINGS)?;
-            Ok(table.get(BRAKE)?.map(|record| record.value().to_vec()))
-        })?;
-        let Some(record) = record else { return Ok(None) };
-        serde_json::from_slice(&record).map(Some).map_err(|source| StateError::Record {
-            key: BRAKE,
-            path: self.path.clone(),
-            source,
-        })
+        self.get(BRAKE)
     }
 
     /// Keeps the brake; it is on the disk when this returns.
@@ -121,17 +116,49 @@ impl State {
     ///
     /// [`StateError`].
     pub fn set_brake(&self, brake: Option<&Brake>) -> Result<(), StateError> {
-        match brake {
-            None => self.write(|table| table.remove(BRAKE).map(|_| ())),
-            Some(brake) => {
-                let record = serde_json::to_vec(brake).map_err(|source| StateError::Record {
-                    key: BRAKE,
-                    path: self.path.clone(),
-                    source,
-                })?;
-                self.write(|table| table.insert(BRAKE, &record[..]).map(|_| ()))
+        self.set(BRAKE, brake)
+    }
+
+    /// The machine database that was in force.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn machines(&self) -> Result<Option<Machines>, StateError> {
+        self.get(MACHINES)
+    }
+
+    /// Keeps the machine database in force; it is on the disk when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn set_machines(&self, machines: &Machines) -> Result<(), StateError> {
+        self.set(MACHINES, Some(machines))
+    }
+
+    fn get<T: DeserializeOwned>(&self, key: &'static str) -> Result<Option<T>, StateError> {
+        let record = self.with("read", |database| {
+            let table = database.begin_read()?.open_table(SETTINGS)?;
+            Ok(table.get(key)?.map(|record| record.value().to_vec()))
+        })?;
+        let Some(record) = record else { return Ok(None) };
+        serde_json::from_slice(&record).map(Some).map_err(|source| self.damaged(key, source))
+    }
+
+    fn set<T: Serialize>(&self, key: &'static str, value: Option<&T>) -> Result<(), StateError> {
+        match value {
+            None => self.write(|table| table.remove(key).map(|_| ())),
+            Some(value) => {
+                let record =
+                    serde_json::to_vec(value).map_err(|source| self.damaged(key, source))?;
+                self.write(|table| table.insert(key, &record[..]).map(|_| ()))
             }
         }
+    }
+
+    fn damaged(&self, key: &'static str, source: serde_json::Error) -> StateError {
+        StateError::Record { key, path: self.path.clone(), source }
     }
 
     fn write(
@@ -201,5 +228,17 @@ mod tests {
         assert_eq!(state.brake().unwrap(), Some(brake));
         state.set_brake(None).unwrap();
         assert_eq!(state.brake().unwrap(), None);
+    }
+
+    #[test]
+    fn the_machines_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let text = r#"[{"Hostname": "a", "RequiredImage": "x"}, {"Hostname": "b"}]"#;
+        let machines = common::mdb::parse(text).unwrap();
+        let state = State::open(directory.path()).unwrap();
+        assert_eq!(state.machines().unwrap(), None);
+        state.set_machines(&machines).unwrap();
+        drop(state);
+        assert_eq!(State::open(directory.path()).unwrap().machines().unwrap(), Some(machines));
     }
 }

@@ -24,9 +24,6 @@ use common::path::TreePath;
 use common::report::report;
 use common::tool::Format;
 
-/// The exit code of `show-update` when the machine differs from the image.
-pub const EXIT_DIFFERENT: u8 = 3;
-
 /// Looks at one machine and brings it up to date by hand, with no dominator.
 #[derive(Debug, Parser)]
 #[command(
@@ -241,7 +238,7 @@ pub fn main() -> ExitCode {
         Err(error) => return exit(EXIT_FAILED, &format!("cannot start: {error}"), &[]),
     };
     match runtime.block_on(run::run(&arguments)) {
-        Ok(output) => run::print(&output),
+        Ok(output) => output.print(),
         Err(error) => exit(error.exit_code(), &report(&error), &error.hints()),
     }
 }

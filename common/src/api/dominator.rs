@@ -1,6 +1,8 @@
 //! `Dominator`: what operators ask of the controller.
 // tidy: core
 
+pub mod machine_database;
+
 use core::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
@@ -271,8 +273,12 @@ pub struct DominatorStatus {
     pub counts: Vec<(Status, u32)>,
     /// What is wrong with the machine database; the last good one stays in force.
     pub mdb_error: Option<String>,
+    /// Set while a machine database is held; the last one stays in force.
+    pub mdb_held: Option<machine_database::HeldMdb>,
     /// When the machine database in force was read.
     pub mdb_read: Option<Time>,
+    /// Images that machines must have and that are missing, deleted, deprecated or about to expire.
+    pub image_remarks: Vec<String>,
     /// What is wrong with the image server.
     pub image_server_error: Option<String>,
     /// Distinct directories held in memory for all images and machines together.

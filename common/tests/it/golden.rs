@@ -124,6 +124,8 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::EnableUpdates>(samples::enable_updates());
     pinned.method::<dominator::ClearSafetyShutoff>(samples::clear_safety_shutoff());
     pinned.method::<dominator::Retry>(samples::retry());
+    pinned.method::<dominator::machine_database::GetMdb>(samples::get_mdb());
+    pinned.method::<dominator::machine_database::AcceptMdb>(samples::accept_mdb());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 

@@ -45,6 +45,8 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::EnableUpdates>(),
         row::<dominator::ClearSafetyShutoff>(),
         row::<dominator::Retry>(),
+        row::<dominator::machine_database::GetMdb>(),
+        row::<dominator::machine_database::AcceptMdb>(),
     ];
     let document = document();
     for method in common::api::methods() {

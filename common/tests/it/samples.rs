@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use common::api::Done;
+use common::api::dominator::machine_database::*;
 use common::api::dominator::*;
 use common::api::image_server::*;
 use common::api::object_server::*;
@@ -465,7 +466,9 @@ pub fn get_status() -> ((), DominatorStatus) {
         brake: Some(Brake { reason, who, since: time() }),
         counts: vec![(Status::Synced, 2)],
         mdb_error: Some("line 1: no".to_owned()),
+        mdb_held: Some(held_mdb()),
         mdb_read: Some(time()),
+        image_remarks: texts(&["web/7, which 2 machines require: is deprecated"]),
         image_server_error: Some("refused".to_owned()),
         directories: 4_000,
     };
@@ -483,6 +486,21 @@ pub fn enable_updates() -> (EnableUpdatesRequest, Done) {
 
 pub fn retry() -> (RetryRequest, Done) {
     (RetryRequest { hostname: "web-1".to_owned() }, Done {})
+}
+
+fn held_mdb() -> HeldMdb {
+    HeldMdb { digest: blake3(0x71), why: "it lacks 6 of 10".to_owned(), since: time() }
+}
+
+pub fn get_mdb() -> (GetMdbRequest, GetMdbReply) {
+    let hostname = "web-1".to_owned();
+    let machine = common::mdb::Machine { hostname, ..Default::default() };
+    let reply = GetMdbReply { machines: vec![machine], held: Some(held_mdb()) };
+    (GetMdbRequest { held: true }, reply)
+}
+
+pub fn accept_mdb() -> (AcceptMdbRequest, Done) {
+    (AcceptMdbRequest { digest: blake3(0x71), who: "ann".to_owned() }, Done {})
 }
 
 pub fn clear_safety_shutoff() -> (ClearSafetyShutoffRequest, Done) {

@@ -8,34 +8,50 @@ use common::api::dominator::Status;
 use common::image::ImageName;
 use common::mdb::{Machine, Machines};
 
-/// A machine database that is not taken.
+/// How much a new machine database may change at once, without being held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How many of the machines it may lack, per cent.
+    pub drop_percent: u8,
+    /// To how many of the machines it may give another image, per cent; any number if `None`.
+    pub reimage_percent: Option<u8>,
+}
+
+/// Why a machine database is held until an operator accepts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HerdError {
-    /// The database is empty, while there are machines.
-    #[error(
-        "the machine database lists no machine at all, while {machines} are known: if that is \
-         meant, stop the dominator instead"
-    )]
+pub enum Doubt {
+    /// It is empty, while there are machines.
+    #[error("it lists no machine at all, while {machines} are known")]
     AllGone {
         /// How many machines are known.
         machines: usize,
     },
-    /// The database lacks too many of the machines.
-    #[error(
-        "the machine database lacks {dropped} of the {machines} machines that are known, and may \
-         lack {limit_percent} %: if that is meant, restart the dominator, or see --mdb-drop-max"
-    )]
+    /// It lacks too many of the machines.
+    #[error("it lacks {dropped} of the {machines} machines that are known, more than {percent} %")]
     TooManyGone {
         /// How many machines it lacks.
         dropped: usize,
         /// How many machines are known.
         machines: usize,
         /// How many it may lack, per cent.
-        limit_percent: u8,
+        percent: u8,
+    },
+    /// It gives another image to too many of the machines.
+    #[error(
+        "it has another image for {reimaged} of the {machines} machines that are known, more than \
+         {percent} %"
+    )]
+    TooManyReimaged {
+        /// How many machines get another image.
+        reimaged: usize,
+        /// How many machines are known.
+        machines: usize,
+        /// How many may get one at once, per cent.
+        percent: u8,
     },
 }
 
-/// Fleets of fewer machines may lose any number but all.
+/// Fleets of fewer machines may change as they like, if only some machine stays.
 const FLEET_MIN: usize = 10;
 
 /// What has to be done for one machine.
@@ -50,33 +66,40 @@ pub enum Change {
 }
 
 /// The machines of the database that is in force.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Herd {
     machines: BTreeMap<String, Arc<Machine>>,
-    drop_max_percent: u8,
 }
 
 impl Herd {
-    /// A herd without machines, whose databases may drop so many of the machines at once.
+    /// Why a new machine database should be held, if it should.
     #[must_use]
-    pub fn new(drop_max_percent: u8) -> Self {
-        Self { machines: BTreeMap::new(), drop_max_percent }
+    pub fn doubt(&self, new: &Machines, limits: Limits) -> Option<Doubt> {
+        let machines = self.machines.len();
+        if new.is_empty() && machines > 0 {
+            return Some(Doubt::AllGone { machines });
+        }
+        if machines < FLEET_MIN {
+            return None;
+        }
+        let (mut dropped, mut reimaged) = (0, 0);
+        for (hostname, old) in &self.machines {
+            match new.get(hostname) {
+                None => dropped += 1,
+                Some(new) => reimaged += usize::from(old.required() != new.required()),
+            }
+        }
+        let exceeds = |count: usize, percent: u8| count * 100 > machines * usize::from(percent);
+        if exceeds(dropped, limits.drop_percent) {
+            let percent = limits.drop_percent;
+            return Some(Doubt::TooManyGone { dropped, machines, percent });
+        }
+        let percent = limits.reimage_percent.filter(|&percent| exceeds(reimaged, percent))?;
+        Some(Doubt::TooManyReimaged { reimaged, machines, percent })
     }
 
     /// Takes a new machine database and says what has changed, sorted by host name.
-    ///
-    /// # Errors
-    ///
-    /// [`HerdError`] if the database would drop too much of the fleet; nothing is changed then.
-    pub fn take(&mut self, mut new: Machines) -> Result<Vec<Change>, HerdError> {
-        if new.is_empty() && !self.machines.is_empty() {
-            return Err(HerdError::AllGone { machines: self.machines.len() });
-        }
-        let (machines, limit_percent) = (self.machines.len(), self.drop_max_percent);
-        let dropped = self.machines.keys().filter(|known| !new.contains_key(*known)).count();
-        if machines >= FLEET_MIN && dropped * 100 > machines * usize::from(limit_percent) {
-            return Err(HerdError::TooManyGone { dropped, machines, limit_percent });
-        }
+    pub fn take(&mut self, mut new: Machines) -> Vec<Change> {
         let mut changes = Vec::new();
         let hostnames: BTreeSet<String> = self.machines.keys().chain(new.keys()).cloned().collect();
         for hostname in hostnames {
@@ -95,7 +118,7 @@ impl Herd {
                 }
             }
         }
-        Ok(changes)
+        changes
     }
 
     /// The images that machines must have.
@@ -138,43 +161,56 @@ mod tests {
 
     #[test]
     fn a_new_database_changes_only_what_differs() {
-        let mut herd = Herd::new(50);
+        let mut herd = Herd::default();
         let start = |hostname, image| Change::Start(Arc::new(machine(hostname, image)));
         let update = |hostname, image| Change::Update(Arc::new(machine(hostname, image)));
-        let changes = herd.take(database(&[("b", "x"), ("a", "x"), ("c", "")])).unwrap();
+        let changes = herd.take(database(&[("b", "x"), ("a", "x"), ("c", "")]));
         assert_eq!(changes, [start("a", "x"), start("b", "x"), start("c", "")]);
         assert_eq!(herd.images(), BTreeSet::from([ImageName::new("x").unwrap()]));
-        assert_eq!(herd.take(database(&[("a", "x"), ("b", "x"), ("c", "")])).unwrap(), []);
-        let changes = herd.take(database(&[("a", "x"), ("b", "y"), ("d", "z")])).unwrap();
+        assert_eq!(herd.take(database(&[("a", "x"), ("b", "x"), ("c", "")])), []);
+        let changes = herd.take(database(&[("a", "x"), ("b", "y"), ("d", "z")]));
         assert_eq!(changes, [update("b", "y"), Change::Stop("c".into()), start("d", "z")]);
         let images: Vec<String> = herd.images().into_iter().map(String::from).collect();
         assert_eq!(images, ["x", "y", "z"]);
     }
 
     #[test]
-    fn an_empty_database_does_not_drop_the_fleet() {
-        let mut herd = Herd::new(50);
-        assert_eq!(herd.take(Machines::new()).unwrap(), []);
-        herd.take(database(&[("a", "x"), ("b", "x")])).unwrap();
-        assert_eq!(herd.take(Machines::new()), Err(HerdError::AllGone { machines: 2 }));
-        assert_eq!(herd.machines().len(), 2);
-    }
-
-    #[test]
-    fn a_database_that_lacks_more_than_a_limit_is_not_taken() {
-        let mut herd = Herd::new(50);
+    fn a_database_that_changes_too_much_is_doubted() {
         let names: Vec<String> = (0..10).map(|number| format!("m{number}")).collect();
-        let first = |count| names.iter().take(count).map(|name| (name.as_str(), "x")).collect();
-        let all: Vec<(&str, &str)> = first(10);
-        herd.take(database(&all)).unwrap();
-        let four: Vec<(&str, &str)> = first(4);
-        let error = HerdError::TooManyGone { dropped: 6, machines: 10, limit_percent: 50 };
-        assert_eq!(herd.take(database(&four)), Err(error));
-        assert_eq!(herd.machines().len(), 10);
-        let five: Vec<(&str, &str)> = first(5);
-        assert_eq!(herd.take(database(&five)).unwrap().len(), 5);
-        // A handful of machines may change as it likes.
-        assert_eq!(herd.take(database(&[("m0", "x")])).unwrap().len(), 4);
+        // `count` machines, of which `moved` have another image.
+        let fleet = |count: usize, moved: usize| -> Machines {
+            let image = |index| if index < moved { "y" } else { "x" };
+            let machines = names.iter().take(count).enumerate();
+            machines.map(|(index, name)| (name.clone(), machine(name, image(index)))).collect()
+        };
+        let known = |count| {
+            let mut herd = Herd::default();
+            herd.take(fleet(count, 0));
+            herd
+        };
+        let gone = |dropped| Some(Doubt::TooManyGone { dropped, machines: 10, percent: 50 });
+        let moved = |reimaged| Some(Doubt::TooManyReimaged { reimaged, machines: 10, percent: 30 });
+        // Machines that are known; those of the new database, and how many of them are moved.
+        let table = [
+            ((0, 0, 0), None),
+            ((2, 0, 0), Some(Doubt::AllGone { machines: 2 })),
+            ((10, 10, 0), None),
+            ((10, 5, 0), None),
+            ((10, 4, 0), gone(6)),
+            ((10, 0, 0), Some(Doubt::AllGone { machines: 10 })),
+            ((10, 10, 3), None),
+            ((10, 10, 4), moved(4)),
+            ((10, 4, 4), gone(6)),
+            // A handful of machines may change as it likes.
+            ((9, 1, 1), None),
+        ];
+        let limits = Limits { drop_percent: 50, reimage_percent: Some(30) };
+        for ((before, count, changed), doubt) in table {
+            let new = fleet(count, changed);
+            assert_eq!(known(before).doubt(&new, limits), doubt, "{before} {count} {changed}");
+        }
+        let limits = Limits { reimage_percent: None, ..limits };
+        assert_eq!(known(10).doubt(&fleet(10, 10), limits), None);
     }
 
     #[test]

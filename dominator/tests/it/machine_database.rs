@@ -1,6 +1,9 @@
 //! The machine database on disk: replaced, edited in place, damaged.
 
+use std::process::Output;
 use std::time::{Duration, Instant};
+
+use common::api::dominator::machine_database::HeldMdb;
 
 use crate::stage::{PATIENCE, Stage};
 
@@ -29,6 +32,123 @@ async fn wait_for_error(stage: &Stage, part: &str) -> String {
     }
 }
 
+/// Waits until a database is held for this reason.
+async fn wait_for_held(stage: &Stage, why: &str) -> HeldMdb {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match stage.status().await.mdb_held {
+            Some(held) if held.why == why => return held,
+            other => assert!(Instant::now() < deadline, "{other:?}, not {why}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn said(output: &Output) -> (Option<i32>, String) {
+    (output.status.code(), String::from_utf8(output.stdout.clone()).unwrap())
+}
+
+/// A database of the first `count` of twelve machines, with this image.
+fn database(count: usize, image: &str) -> String {
+    let records: Vec<String> = (0..count)
+        .map(|number| format!("{{\"Hostname\": \"m{number:02}\", \"RequiredImage\": \"{image}\"}}"))
+        .collect();
+    format!("[{}]", records.join(",\n"))
+}
+
+fn hosts(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("m{number:02}")).collect()
+}
+
+async fn wait_for_first(stage: &Stage, count: usize) {
+    let hosts = hosts(count);
+    wait_for_hosts(stage, &hosts.iter().map(String::as_str).collect::<Vec<_>>()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_changes_too_much_waits_for_an_operator_also_over_a_restart() {
+    let mut stage = Stage::new(&database(12, "x")).await;
+    wait_for_first(&stage, 12).await;
+    let why = "it lacks 9 of the 12 machines that are known, more than 50 %";
+    stage.write_mdb(&database(3, "x"));
+    let held = wait_for_held(&stage, why).await;
+    wait_for_first(&stage, 12).await;
+
+    // What is in force is remembered over a kill, and so is what the file is compared with.
+    stage.kill();
+    stage.start().await;
+    let again = wait_for_held(&stage, why).await;
+    assert_eq!(again.digest, held.digest);
+    wait_for_first(&stage, 12).await;
+
+    let gone: Vec<String> = hosts(12)[3..].iter().map(|host| format!("- {host} x\n")).collect();
+    let diff = stage.domtool(&["mdb", "diff"]).await;
+    assert_eq!(said(&diff), (Some(3), gone.concat()));
+    let (_, page) = stage.client.get("/mdb").await.unwrap();
+    let page = String::from_utf8(page.to_vec()).unwrap();
+    assert!(page.contains(why) && page.contains("- m11 x"), "{page}");
+    let shown = stage.domtool(&["status"]).await;
+    assert!(said(&shown).1.contains("machine database: mdb-held since"), "{shown:?}");
+
+    // Another one than was looked at is not accepted.
+    let other = "blake3:0000000000000000000000000000000000000000000000000000000000000000";
+    let refused = stage.domtool(&["mdb", "accept", other]).await;
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text.contains("another machine database is held by now"), "{text}");
+
+    let accepted = stage.domtool(&["mdb", "accept"]).await;
+    assert!(accepted.status.success(), "{accepted:?}");
+    wait_for_first(&stage, 3).await;
+    assert_eq!(stage.status().await.mdb_held, None);
+    let none = stage.domtool(&["mdb", "accept"]).await;
+    assert_eq!(none.status.code(), Some(1));
+    assert!(String::from_utf8(none.stderr).unwrap().contains("no machine database is held"));
+    stage.kill();
+    stage.start().await;
+    wait_for_first(&stage, 3).await;
+    assert_eq!(stage.status().await.mdb_held, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_beside_a_bad_file_goes_on_with_what_was_in_force() {
+    let mut stage = Stage::new(&database(2, "x")).await;
+    wait_for_first(&stage, 2).await;
+    stage.kill();
+    stage.write_mdb("[{\"Hostname\": \"m00\"},\n{\"Hostname\": \"m00\"},\n{\"Hostname\": \" \"}]");
+    stage.start().await;
+    let error = wait_for_error(&stage, "line 2").await;
+    let records = "line 2: host name m00 was given already, in line 1; line 3: ` ` is no host name";
+    assert!(error.ends_with(records), "{error}");
+    wait_for_first(&stage, 2).await;
+    // An edit while the dominator is down is taken as one while it runs.
+    stage.kill();
+    stage.write_mdb(&database(1, "x"));
+    stage.start().await;
+    wait_for_first(&stage, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_moves_too_many_machines_is_held_if_that_is_asked_for() {
+    let mut stage = Stage::new(&database(12, "x")).await;
+    wait_for_first(&stage, 12).await;
+    stage.kill();
+    let mut command = stage.command();
+    command.args(["--mdb-reimage-max", "25"]);
+    stage.start_as(command).await;
+    stage.write_mdb(&database(12, "y"));
+    let why = "it has another image for 12 of the 12 machines that are known, more than 25 %";
+    wait_for_held(&stage, why).await;
+    let file = stage.directory.path().join("candidate");
+    std::fs::write(&file, database(12, "x")).unwrap();
+    let diff = stage.domtool(&["mdb", "diff", file.to_str().unwrap()]).await;
+    assert_eq!(said(&diff), (Some(0), String::new()));
+    // One that changes little is taken, and nothing is held any more.
+    stage.write_mdb(&database(11, "x"));
+    wait_for_first(&stage, 11).await;
+    assert_eq!(stage.status().await.mdb_held, None);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_good_database_stays_in_force() {
     let stage = Stage::new("[{\"Hostname\": \"a\"}, {\"Hostname\": \"b\"}]").await;
@@ -50,9 +170,11 @@ async fn the_last_good_database_stays_in_force() {
     assert!(said.contains("machine database: NOT TAKEN"), "{said}");
 
     stage.write_mdb("[]");
-    wait_for_error(&stage, "lists no machine at all, while 2 are known").await;
+    wait_for_held(&stage, "it lists no machine at all, while 2 are known").await;
+    wait_for_hosts(&stage, &["a", "c"]).await;
     std::fs::remove_file(stage.mdb()).unwrap();
     wait_for_error(&stage, "cannot read").await;
+    assert_eq!(stage.status().await.mdb_held, None);
     wait_for_hosts(&stage, &["a", "c"]).await;
 
     // What cannot be read at all must not hold up the next good file.

@@ -1,8 +1,6 @@
 //! Each command of subtool.
 
 use std::collections::BTreeSet;
-use std::io::{ErrorKind, Write as _};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +10,11 @@ use common::api::subd::{
     Paused, Poll, PollRequest, Resume, ScanNow, ScanNowRequest, SetConfiguration,
     SetConfigurationRequest,
 };
-use common::daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD_PORT, exit};
+use common::daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD_PORT};
 use common::image::ImageName;
 use common::image::required::RequiredImage;
 use common::object::ObjectId;
-use common::tool::Format;
+use common::tool::{EXIT_DIFFERENT, Format, Output, json};
 use common::tree::text::to_text;
 use common::tree::{Leaf, Node};
 use common::trees::Reader;
@@ -31,32 +29,10 @@ use super::machine::Machine;
 use super::preview::Preview;
 use super::push::{Order, Report, push};
 use super::talk::Talk;
-use super::{Arguments, Command, EXIT_DIFFERENT, LimitArgs, PauseArgs, file, moment};
+use super::{Arguments, Command, LimitArgs, PauseArgs, file, moment};
 
 /// How often counters are looked at, which are no news by themselves.
 const COUNTER_LOOK: Duration = Duration::from_millis(200);
-
-/// What a command gives back.
-pub(super) struct Output {
-    text: String,
-    code: u8,
-}
-
-impl From<String> for Output {
-    fn from(text: String) -> Self {
-        Self { text, code: EXIT_DONE }
-    }
-}
-
-/// Prints what a command gives back.
-pub(super) fn print(output: &Output) -> ExitCode {
-    match std::io::stdout().write_all(output.text.as_bytes()) {
-        Ok(()) => ExitCode::from(output.code),
-        // `subtool show | head` is not a failure.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::from(output.code),
-        Err(error) => exit(EXIT_FAILED, &format!("cannot write to stdout: {error}"), &[]),
-    }
-}
 
 /// What the commands work with.
 struct Session<'a> {
@@ -345,11 +321,4 @@ fn table(facts: Facts) -> String {
     let line = |(name, value): (&str, String)| format!("{name:width$}  {value}");
     let lines = facts.into_iter().map(|fact| line(fact).trim_end().to_owned() + "\n");
     lines.collect()
-}
-
-fn json(value: &impl Serialize) -> String {
-    let mut text = serde_json::to_string_pretty(value)
-        .expect("replies are plain structures, with texts as keys");
-    text.push('\n');
-    text
 }

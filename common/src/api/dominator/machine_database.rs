@@ -1,0 +1,67 @@
+//! What operators ask about the machine database.
+// tidy: core
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::Done;
+use crate::mdb::Machine;
+use crate::object::ObjectId;
+use crate::tree::Time;
+use crate::wire::{Access, Method};
+
+/// A machine database that is held until an operator accepts it: it would change too much at once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldMdb {
+    /// Tells it from others.
+    pub digest: ObjectId,
+    /// What it would change.
+    pub why: String,
+    /// Since when it is held.
+    pub since: Time,
+}
+
+/// Gives a machine database.
+pub enum GetMdb {}
+
+/// See [`GetMdb`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetMdbRequest {
+    /// The one that is held, instead of the one in force.
+    pub held: bool,
+}
+
+/// See [`GetMdb`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetMdbReply {
+    /// The machines, sorted by host name.
+    pub machines: Vec<Machine>,
+    /// Set if one is held, whichever was asked for.
+    pub held: Option<HeldMdb>,
+}
+
+impl Method for GetMdb {
+    const NAME: &'static str = "Dominator.GetMdb";
+    const ACCESS: Access = Access::Authenticated;
+    const REPLY_BYTES_MAX: usize = 64 << 20;
+    type Request = GetMdbRequest;
+    type Reply = GetMdbReply;
+}
+
+/// Puts the machine database that is held in force.
+pub enum AcceptMdb {}
+
+/// See [`AcceptMdb`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptMdbRequest {
+    /// Which: another one may be held by now.
+    pub digest: ObjectId,
+    /// Who says so, as long as no certificate tells.
+    pub who: String,
+}
+
+impl Method for AcceptMdb {
+    const NAME: &'static str = "Dominator.AcceptMdb";
+    const ACCESS: Access = Access::Power;
+    type Request = AcceptMdbRequest;
+    type Reply = Done;
+}
