@@ -5,14 +5,15 @@ use std::sync::Arc;
 use common::api::Done;
 use common::api::dominator::machine_database::{AcceptMdb, GetMdb};
 use common::api::dominator::{
-    ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply, Retry,
-    ShowSub,
+    ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply,
+    ListSubsRequest, Retry, ShowSub,
 };
 use common::report::report;
 use common::wire::server::Router;
 use common::wire::{Fault, FaultCode};
 use tokio_util::task::TaskTracker;
 
+use crate::core::selection::Selection;
 use crate::fleet::{Fleet, OrderError};
 
 /// Adds the methods of `Dominator` to `router`. Orders that were begun are finished as tasks in
@@ -29,7 +30,7 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
     router
         .method::<ListSubs, _, _>(move |_, request| {
             let fleet = Arc::clone(&list);
-            async move { Ok(ListSubsReply { subs: fleet.list(&request.statuses) }) }
+            async move { Ok(ListSubsReply { subs: fleet.list(&selection(request)?) }) }
         })
         .method::<ShowSub, _, _>(move |_, request| {
             let fleet = Arc::clone(&show);
@@ -75,6 +76,15 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
                 async move { order.await.unwrap_or(Err(OrderError::Stopping)) },
             )
         })
+}
+
+/// Makes what is asked for ready.
+///
+/// # Errors
+///
+/// A fault that says which pattern is none.
+pub fn selection(request: ListSubsRequest) -> Result<Selection, Fault> {
+    Selection::new(request).map_err(|error| Fault::new(FaultCode::BadRequest, error.to_string()))
 }
 
 /// Carries an order out to its end, whether or not the caller waits for it.

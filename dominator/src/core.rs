@@ -8,6 +8,7 @@ pub mod herd;
 pub mod history;
 pub mod pace;
 pub mod remarks;
+pub mod selection;
 pub mod sub;
 
 pub use common::image::required;

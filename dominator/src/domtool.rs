@@ -13,7 +13,7 @@ use comfy_table::{Table, presets};
 use common::api::dominator::{
     ClearSafetyShutoff, ClearSafetyShutoffRequest, DisableUpdates, DisableUpdatesRequest,
     DominatorStatus, EnableUpdates, EnableUpdatesRequest, GetStatus, ListSubs, ListSubsRequest,
-    Retry, RetryRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
+    Retry, RetryRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary, TagFilter,
 };
 use common::daemon::{DOMINATOR_PORT, EXIT_FAILED, EXIT_MISUSE, SecurityArgs, exit};
 use common::report::report;
@@ -69,11 +69,25 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// List the machines and what each is doing
-    #[command(after_help = "Example: domtool --insecure list-subs --status synced --format json")]
+    #[command(after_help = "Examples:\n  \
+        domtool --insecure list-subs --status synced --format json\n  \
+        domtool --insecure list-subs 'web*' --location nyc --tag tier=front")]
     ListSubs {
+        /// Only machines with such a name: `*` is anything, `?` one character
+        #[arg(value_name = "HOST")]
+        hosts: Vec<String>,
         /// Only machines with this status; may be given several times
         #[arg(long, value_name = "STATUS", value_parser = status_of)]
         status: Vec<Status>,
+        /// Only machines that must have this image, or one below it; may be given several times
+        #[arg(long, value_name = "IMAGE")]
+        image: Vec<String>,
+        /// Only machines at this location, or below it; may be given several times
+        #[arg(long, value_name = "LOCATION")]
+        location: Vec<String>,
+        /// Only machines with this tag; with all of them, if it is given several times
+        #[arg(long, value_name = "NAME[=VALUE]")]
+        tag: Vec<String>,
     },
     /// Show all that is known of one machine
     ShowSub {
@@ -179,8 +193,14 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
     let format = arguments.format;
     let text = match &arguments.command {
         Command::Mdb { command } => return machine_database::run(client, format, command).await,
-        Command::ListSubs { status } => {
-            let request = ListSubsRequest { statuses: status.clone() };
+        Command::ListSubs { hosts, status, image, location, tag } => {
+            let request = ListSubsRequest {
+                statuses: status.clone(),
+                hosts: hosts.clone(),
+                images: image.clone(),
+                locations: location.clone(),
+                tags: tag.iter().map(|tag| TagFilter::parse(tag)).collect(),
+            };
             let reply = call::<ListSubs>(client, &request).await?;
             match format {
                 Format::Table => table_of_subs(&reply.subs),

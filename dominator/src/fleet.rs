@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 use crate::chance::wall;
 use crate::core::herd::{Herd, count};
 use crate::core::remarks::sentence;
+use crate::core::selection::Selection;
 use crate::driver::{Handle, Shared, drive};
 use crate::state::{State, StateError};
 use intake::Held;
@@ -181,9 +182,9 @@ impl Fleet {
         });
     }
 
-    /// The machines with one of `statuses`, or all if there are none, sorted by host name.
+    /// The machines of `selection`, sorted by host name.
     #[must_use]
-    pub fn list(&self, statuses: &[Status]) -> Vec<SubSummary> {
+    pub fn list(&self, selection: &Selection) -> Vec<SubSummary> {
         let inner = self.inner.lock().expect("no holder panics");
         let port = self.shared.subd_port;
         inner
@@ -192,8 +193,7 @@ impl Fleet {
             .filter_map(|watched| {
                 let address = watched.handle.address(port);
                 watched.handle.look(|sub| {
-                    let is_wanted = statuses.is_empty() || statuses.contains(&sub.status());
-                    is_wanted.then(|| sub.summary(address))
+                    selection.wants(&watched.machine, sub.status()).then(|| sub.summary(address))
                 })
             })
             .collect()

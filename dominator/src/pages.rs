@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::api::dominator::{DominatorStatus, Status, SubDetail, SubSummary};
+use common::api::dominator::{
+    DominatorStatus, ListSubsRequest, Status, SubDetail, SubSummary, TagFilter,
+};
 use common::daemon::page::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
 use common::wire::server::{Page, Router};
 use common::wire::{Fault, FaultCode};
 
-use crate::api::fault_of;
+use crate::api::{fault_of, selection};
 use crate::chance::wall;
+use crate::core::words::counted;
 use crate::domtool::when::{ago, moment};
 use crate::fleet::Fleet;
 
@@ -79,7 +82,7 @@ fn start_page(
     frame: &Frame,
     query: &BTreeMap<String, String>,
 ) -> Result<Page, Fault> {
-    let wanted = match query.get("status") {
+    let statuses = match query.get("status") {
         None => Vec::new(),
         Some(name) => {
             let known = Status::ALL.into_iter().find(|status| status.name() == name);
@@ -90,7 +93,17 @@ fn start_page(
             vec![known.ok_or_else(unknown)?]
         }
     };
-    let body = start_body(&fleet.status(), &fleet.list(&wanted), &wanted);
+    let one = |name: &str| query.get(name).cloned().into_iter().collect();
+    let request = ListSubsRequest {
+        statuses: statuses.clone(),
+        hosts: one("host"),
+        images: one("image"),
+        locations: one("location"),
+        tags: query.get("tag").map(|tag| TagFilter::parse(tag)).into_iter().collect(),
+    };
+    let is_all = request == ListSubsRequest::default();
+    let subs = fleet.list(&selection(request)?);
+    let body = start_body(&fleet.status(), &subs, &statuses, is_all);
     Ok(Page::Html(frame.render("Machines", &body)))
 }
 
@@ -126,7 +139,12 @@ fn warning(text: &str) -> String {
     format!("<p class=\"bad\">{}</p>\n", html_escape(text))
 }
 
-fn start_body(status: &DominatorStatus, subs: &[SubSummary], wanted: &[Status]) -> String {
+fn start_body(
+    status: &DominatorStatus,
+    subs: &[SubSummary],
+    statuses: &[Status],
+    is_all: bool,
+) -> String {
     let now = wall();
     let mut body = String::new();
     if let Some(brake) = &status.brake {
@@ -173,8 +191,14 @@ fn start_body(status: &DominatorStatus, subs: &[SubSummary], wanted: &[Status]) 
         status.mdb_read.map_or_else(|| "never".to_owned(), |read| ago(now, read)),
         status.directories
     ));
-    if let [status] = wanted {
-        body.push_str(&format!("<h2>{status}</h2><p><a href=\"/\">all machines</a></p>\n"));
+    if let [status] = statuses {
+        body.push_str(&format!("<h2>{status}</h2>\n"));
+    }
+    if !is_all {
+        body.push_str(&format!(
+            "<p>{} (<a href=\"/\">all</a>)</p>\n",
+            counted(subs.len() as u64, "machine")
+        ));
     }
     let rows: Vec<Vec<Cell>> = subs
         .iter()

@@ -160,6 +160,35 @@ pub enum ListSubs {}
 pub struct ListSubsRequest {
     /// Only machines with one of these; all if empty.
     pub statuses: Vec<Status>,
+    /// Only machines whose names match one of these patterns, in which `*` stands for anything and
+    /// `?` for one character; all if empty.
+    pub hosts: Vec<String>,
+    /// Only machines that must have one of these images, or one below these; all if empty.
+    pub images: Vec<String>,
+    /// Only machines at one of these locations, or below; all if empty.
+    pub locations: Vec<String>,
+    /// Only machines that have all of these tags.
+    pub tags: Vec<TagFilter>,
+}
+
+/// A tag that a machine must have to be listed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TagFilter {
+    /// Its name.
+    pub name: String,
+    /// Its value; any if `None`.
+    pub value: Option<String>,
+}
+
+impl TagFilter {
+    /// Reads `NAME` or `NAME=VALUE`.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        match text.split_once('=') {
+            Some((name, value)) => Self { name: name.into(), value: Some(value.into()) },
+            None => Self { name: text.into(), value: None },
+        }
+    }
 }
 
 /// See [`ListSubs`].

@@ -424,7 +424,14 @@ fn summary() -> SubSummary {
 }
 
 pub fn list_subs() -> (ListSubsRequest, ListSubsReply) {
-    let request = ListSubsRequest { statuses: Status::ALL.to_vec() };
+    let tag = TagFilter { name: "tier".to_owned(), value: Some("front".to_owned()) };
+    let request = ListSubsRequest {
+        statuses: Status::ALL.to_vec(),
+        hosts: texts(&["web*"]),
+        images: texts(&["base"]),
+        locations: texts(&["nyc"]),
+        tags: vec![tag],
+    };
     (request, ListSubsReply { subs: vec![summary()] })
 }
 

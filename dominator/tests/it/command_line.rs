@@ -43,7 +43,8 @@ async fn operators_see_every_machine_as_table_json_page_and_metric() {
     let sub = FakeSub::new(tree(""));
     let record = stage.sub("host", &sub).await;
     stage.write_mdb(&format!(
-        "[{{{record}, \"RequiredImage\": \"/base\", \"PlannedImage\": \"next\"}}]"
+        "[{{{record}, \"RequiredImage\": \"/base\", \"PlannedImage\": \"next\", \
+         \"Tags\": {{\"tier\": \"front\"}}}}]"
     ));
     stage.wait("host", Status::Synced, "base").await;
 
@@ -66,6 +67,22 @@ async fn operators_see_every_machine_as_table_json_page_and_metric() {
     assert_eq!(String::from_utf8(none.stdout).unwrap(), "[]\n");
     let bad = stage.domtool(&["list-subs", "--status", "sunk"]).await;
     assert_eq!(bad.status.code(), Some(2));
+    for (filters, found) in [
+        (&["ho*"][..], true),
+        (&["h?st", "--image", "base", "--tag", "tier=front"], true),
+        (&["web*"], false),
+        (&["--location", "nyc"], false),
+        (&["--tag", "tier=back"], false),
+    ] {
+        let arguments = [&["list-subs", "--format", "json"], filters].concat();
+        let json = stage.domtool(&arguments).await;
+        let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert_eq!(json.as_array().unwrap().len(), usize::from(found), "{filters:?}");
+    }
+    let bad = stage.domtool(&["list-subs", "web["]).await;
+    assert_eq!(bad.status.code(), Some(1));
+    let said = String::from_utf8(bad.stderr).unwrap();
+    assert!(said.contains("error parsing glob 'web['"), "{said}");
     let shown = stage.domtool(&["show-sub", "host"]).await;
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.starts_with("host: synced: equals base\n"), "{shown}");
@@ -80,6 +97,9 @@ async fn operators_see_every_machine_as_table_json_page_and_metric() {
         ("/", 200, "href=\"/sub?host=host\""),
         ("/?status=synced", 200, "equals base"),
         ("/?status=%3Cb%3E", 400, "there is no status"),
+        ("/?host=h*&tag=tier", 200, "<p>1 machine ("),
+        ("/?location=nyc", 200, "<p>0 machines ("),
+        ("/?host=%5B", 400, "error parsing glob"),
         ("/sub?host=host", 200, "History"),
         ("/sub?host=nobody", 404, "there is no machine nobody"),
         ("/metrics", 200, "dominator_subs{status=\"synced\"} 1"),

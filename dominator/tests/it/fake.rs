@@ -95,6 +95,14 @@ impl ImageServer {
         self.added.notify_waiters();
     }
 
+    /// Marks an image as one that should not be used any more.
+    pub fn deprecate(&self, name: &str, why: &str) {
+        let name = ImageName::new(name).unwrap();
+        let mut images = self.images.lock().unwrap();
+        let tags = &mut images.get_mut(&name).unwrap().notes.tags;
+        tags.insert("deprecated".to_owned(), why.to_owned());
+    }
+
     pub fn router(&self) -> Router {
         let (asked, objects) = (self.clone(), Arc::clone(&self.objects));
         Router::new("imageserver")

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use common::api::dominator::machine_database::HeldMdb;
 
+use crate::fake::tree;
 use crate::stage::{PATIENCE, Stage};
 
 async fn wait_for_hosts(stage: &Stage, hosts: &[&str]) {
@@ -189,4 +190,34 @@ async fn the_last_good_database_stays_in_force() {
     stage.write_mdb("// better now\n[{\"Hostname\": \"d\"}]");
     wait_for_hosts(&stage, &["d"]).await;
     assert_eq!(stage.status().await.mdb_error, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_that_machines_should_not_depend_on_are_told() {
+    let stage = Stage::new("[]").await;
+    stage.images.add("old", &tree(""), Some(&[]));
+    stage.images.deprecate("old", "use new");
+    let record = |host: &str, image: &str| {
+        format!("{{\"Hostname\": \"{host}\", \"RequiredImage\": \"{image}\"}}")
+    };
+    let records = [record("a", "old"), record("b", "old"), record("c", "gone")];
+    stage.write_mdb(&format!("[{}]", records.join(",")));
+    let expected = [
+        "gone, which 1 machine requires: the image server has no image gone yet",
+        "old, which 2 machines require: is deprecated: use new",
+    ];
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let remarks = stage.status().await.image_remarks;
+        if remarks == expected {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{remarks:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let shown = said(&stage.domtool(&["status"]).await).1;
+    assert!(shown.contains(&format!("image: {}\n", expected[1])), "{shown}");
+    let (_, page) = stage.client.get("/").await.unwrap();
+    let page = String::from_utf8(page.to_vec()).unwrap();
+    assert!(page.contains(expected[1]), "{page}");
 }
