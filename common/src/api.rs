@@ -6,6 +6,7 @@
 
 pub mod dominator;
 pub mod image_server;
+pub mod mdb;
 pub mod object_server;
 pub mod subd;
 
@@ -55,7 +56,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::EnableUpdates>(),
         MethodInfo::of::<dominator::ClearSafetyShutoff>(),
         MethodInfo::of::<dominator::Retry>(),
-        MethodInfo::of::<dominator::machine_database::GetMdb>(),
+        MethodInfo::of::<dominator::machine_database::ShowMdb>(),
         MethodInfo::of::<dominator::machine_database::AcceptMdb>(),
         reserve("Dominator.FastUpdate", PowerOrOwner),
         reserve("Dominator.ForceDisruptiveUpdate", PowerOrOwner),
@@ -63,7 +64,7 @@ pub fn methods() -> Vec<MethodInfo> {
         reserve("Dominator.SetConfiguration", Power),
         reserve("Dominator.SetDefaultImage", Power),
         reserve("FileGenerator.Generate", Power),
-        reserve("MdbServer.GetMdb", Authenticated),
+        MethodInfo::of::<mdb::GetMdb>(),
         reserve("MdbServer.GetMdbUpdates", Authenticated),
     ];
     methods.sort_by_key(|method| method.name);

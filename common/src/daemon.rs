@@ -23,6 +23,9 @@ pub const DOMINATOR_PORT: u16 = 6970;
 /// The port of the imageserver.
 pub const IMAGESERVER_PORT: u16 = 6971;
 
+/// The port of mdbd.
+pub const MDBD_PORT: u16 = 6973;
+
 /// The exit code when all was done.
 pub const EXIT_DONE: u8 = 0;
 

@@ -2,7 +2,7 @@
 //!
 //! A call is `POST /rpc/Service.Method` over HTTP/1.1 or HTTP/2, with a body in bincode or JSON
 //! and the header `dominator-protocol`. `docs/PROTOCOL.md` specifies it. The encodings are cores;
-//! [`client`] and [`server`] are the only modules of the project that know HTTP.
+//! [`client`] and [`server`] are the only modules that know the HTTP between daemons.
 
 pub mod access;
 mod body;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use common::api::Done;
-use common::api::dominator::machine_database::{AcceptMdb, GetMdb};
+use common::api::dominator::machine_database::{AcceptMdb, ShowMdb};
 use common::api::dominator::{
     ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply,
     ListSubsRequest, Retry, ShowSub,
@@ -63,7 +63,7 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
                 Ok(Done {})
             }
         })
-        .method::<GetMdb, _, _>(move |_, request| {
+        .method::<ShowMdb, _, _>(move |_, request| {
             let fleet = Arc::clone(&database);
             async move { fleet.mdb(request.held).map_err(|error| fault_of(&error)) }
         })

@@ -1,9 +1,10 @@
-//! The command lines of `dominator` and `domtool`.
+//! The command lines of `dominator`, `domtool` and `mdbd`.
 
 use std::process::ExitCode;
 
 use crate::daemon::{Arguments, NAME, StartError, run};
-use crate::domtool;
+use crate::{domtool, mdbd};
+use common::daemon::config::Beside;
 use common::daemon::{
     EXIT_FAILED, exit, exit_on_error, raise_file_limit, start_logging, stop_on_signals,
 };
@@ -13,6 +14,13 @@ use common::daemon::{
 pub fn dominator() -> ExitCode {
     let arguments: Arguments = common::daemon::config::parse(NAME);
     exit_on_error(start(arguments))
+}
+
+/// Runs mdbd, with the arguments of this process.
+#[must_use]
+pub fn mdbd() -> ExitCode {
+    let (arguments, beside) = common::daemon::config::parse_beside(mdbd::NAME, &mdbd::TABLES);
+    exit_on_error(start_mdbd(arguments, beside))
 }
 
 /// Runs domtool, with the arguments of this process.
@@ -41,6 +49,25 @@ fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         }
     });
     // Plans that are still being made are of no use to anyone.
+    runtime.shutdown_background();
+    result
+}
+
+fn start_mdbd(
+    arguments: mdbd::Arguments,
+    beside: Beside,
+) -> Result<(), Box<dyn std::error::Error>> {
+    start_logging(&arguments.log)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        let stop = stop_on_signals()?;
+        match mdbd::run(arguments, beside, stop).await {
+            Ok(()) => Ok(()),
+            Err(mdbd::StartError::Security(error)) => Err(error.into()),
+            Err(error) => Err(Box::<dyn std::error::Error>::from(error)),
+        }
+    });
+    // A file-system that hangs must not keep it from ending.
     runtime.shutdown_background();
     result
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use clap::Parser;
 use common::daemon::config::ConfigArgs;
 use common::daemon::{
-    DOMINATOR_PORT, IMAGESERVER_PORT, ListenError, LogArgs, SUBD_PORT, SecurityArgs, SecurityError,
-    listen_text,
+    DOMINATOR_PORT, IMAGESERVER_PORT, ListenError, LogArgs, MDBD_PORT, SUBD_PORT, SecurityArgs,
+    SecurityError, listen_text,
 };
 use common::wire::client::{Client, Peer, PeerError};
 use common::wire::server::{Router, serve};
@@ -64,6 +64,10 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", default_value = "/var/lib/Dominator/mdb")]
     pub mdb: PathBuf,
 
+    /// The mdbd to follow, instead of reading a file
+    #[arg(long, value_name = "ADDR", conflicts_with = "mdb")]
+    pub mdb_server: Option<String>,
+
     /// Hold a machine database that lacks more than PERCENT of the machines that are known, until
     /// an operator accepts it. It counts from ten machines on
     #[arg(long, value_name = "PERCENT", default_value_t = 50,
@@ -104,7 +108,7 @@ pub enum StartError {
     /// It would run unprotected without being told to.
     #[error(transparent)]
     Security(#[from] SecurityError),
-    /// An address of an image server is none.
+    /// An address of another server is none.
     #[error("bad {flag}")]
     Address {
         /// The flag.
@@ -140,6 +144,8 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), St
     let imageserver =
         Peer::parse(&arguments.imageserver, IMAGESERVER_PORT).map_err(address("--imageserver"))?;
     let sources = sources(&arguments, &imageserver).map_err(address("--imageserver-for-subs"))?;
+    let mdb_server = arguments.mdb_server.as_deref().map(|text| Peer::parse(text, MDBD_PORT));
+    let mdb_server = mdb_server.transpose().map_err(address("--mdb-server"))?;
     let state = State::open(&arguments.state).map_err(|source| StartError::State { source })?;
     let brake = state.brake().map_err(|source| StartError::State { source })?;
     let kept = state.machines().map_err(|source| StartError::State { source })?;
@@ -170,14 +176,22 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), St
     });
     let fleet = Arc::new(Fleet::new(shared, Arc::new(state), kept, tracker.clone(), stop.clone()));
     let watching = stop.clone();
-    let watch = crate::mdb_file::watch(arguments.mdb, Arc::clone(&fleet));
+    let intake = intake(arguments.mdb, mdb_server, Arc::clone(&fleet));
     tracker.spawn(async move {
-        watching.run_until_cancelled(watch).await;
+        watching.run_until_cancelled(intake).await;
     });
     serve(listener, router(&fleet, &tracker), stop).await;
     tracker.close();
     tracker.wait().await;
     Ok(())
+}
+
+/// Takes the machine database from the server, if there is one, or else from the file, for ever.
+async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>) {
+    match server {
+        Some(server) => crate::mdb_server::follow(Client::new(server), fleet).await,
+        None => crate::mdb_file::watch(file, fleet).await,
+    }
 }
 
 fn sources(arguments: &Arguments, imageserver: &Peer) -> Result<Vec<String>, PeerError> {

@@ -1,6 +1,7 @@
 //! The central controller: it keeps every machine equal to its image.
 //!
-//! [`core`] decides; everything else carries out. `docs/ARCHITECTURE.md` has the map,
+//! [`core`] decides; everything else carries out. [`mdbd`] is a daemon of its own, which makes the
+//! machine database. `docs/ARCHITECTURE.md` has the map,
 //! `docs/OPERATING.md` the words that operators see.
 
 pub mod api;
@@ -14,6 +15,8 @@ pub mod fleet;
 pub mod gate;
 pub mod images;
 pub mod mdb_file;
+pub mod mdb_server;
+pub mod mdbd;
 pub mod metrics;
 pub mod pages;
 pub mod state;

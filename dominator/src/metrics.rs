@@ -101,7 +101,7 @@ impl Collector for FleetCollector {
         one("updates_disabled", "1 while the brake is on", i64::from(status.brake.is_some()))?;
         one(
             "mdb_refused",
-            "1 while the machine database on disk is not the one in force",
+            "1 while the machine database cannot be taken",
             i64::from(status.mdb_error.is_some()),
         )?;
         one(

@@ -21,7 +21,7 @@ pub const RECORD_SERVICE: &str = "record-service";
 type Main = fn() -> ExitCode;
 
 /// The programs, by name.
-const PROGRAMS: [(&str, Main); 8] = [
+const PROGRAMS: [(&str, Main); 9] = [
     ("subd", subd::command::main),
     ("subtool", subd::subtool::main),
     ("fs2objectcache", subd::fs2objectcache::main),
@@ -29,6 +29,7 @@ const PROGRAMS: [(&str, Main); 8] = [
     ("imagetool", imagetool::command::main),
     ("dominator", dominator::command::dominator),
     ("domtool", dominator::command::domtool),
+    ("mdbd", dominator::command::mdbd),
     (RECORD_SERVICE, record_service),
 ];
 

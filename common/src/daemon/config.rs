@@ -94,6 +94,26 @@ fn or_exit<T>(parsed: Result<T, ParseError>) -> T {
     }
 }
 
+/// As [`parse`], for a program whose file has tables that are no flags: their keys are `keys`, and
+/// what they hold is given back.
+#[must_use]
+pub fn parse_beside<T: CommandFactory + FromArgMatches>(
+    program: &str,
+    keys: &[&str],
+) -> (T, Beside) {
+    let default = Path::new("/etc").join(program).join("config.toml");
+    or_exit(parse_beside_from(std::env::args_os().collect(), Some(&default), keys))
+}
+
+/// What a configuration file holds beside flags.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Beside {
+    /// The file, if there is one.
+    pub path: Option<PathBuf>,
+    /// The keys that are no flags, with their values.
+    pub table: toml::Table,
+}
+
 /// The flag for the configuration file; flatten it into a program's flags.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ConfigArgs {
@@ -123,7 +143,20 @@ pub fn parse_from<T: CommandFactory + FromArgMatches>(
     arguments: Vec<OsString>,
     default_file: Option<&Path>,
 ) -> Result<T, ParseError> {
-    parse_with(arguments, default_file, &[])
+    parse_with(arguments, default_file, &[]).map(|(parsed, _)| parsed)
+}
+
+/// As [`parse_beside`], of `arguments` (the program first) and with another default file.
+///
+/// # Errors
+///
+/// [`ParseError`].
+pub fn parse_beside_from<T: CommandFactory + FromArgMatches>(
+    arguments: Vec<OsString>,
+    default_file: Option<&Path>,
+    keys: &[&str],
+) -> Result<(T, Beside), ParseError> {
+    parse_with(arguments, default_file, keys)
 }
 
 /// As [`parse_tool`], of `arguments` (the tool first) and with another file.
@@ -135,15 +168,15 @@ pub fn parse_tool_from<T: CommandFactory + FromArgMatches>(
     arguments: Vec<OsString>,
     file: Option<&Path>,
 ) -> Result<T, ParseError> {
-    parse_with(arguments, file, &TOOLS_KEYS)
+    parse_with(arguments, file, &TOOLS_KEYS).map(|(parsed, _)| parsed)
 }
 
-/// `others`: keys that are accepted and left alone if no flag has their name.
+/// `others`: keys that are accepted and given back if no flag has their name.
 fn parse_with<T: CommandFactory + FromArgMatches>(
     arguments: Vec<OsString>,
     default_file: Option<&Path>,
     others: &[&str],
-) -> Result<T, ParseError> {
+) -> Result<(T, Beside), ParseError> {
     let clap = |error| ParseError::Clap(Box::new(error));
     // What the file may give is not required on the command line: this pass only looks around.
     let lenient = T::command().ignore_errors(true);
@@ -152,7 +185,7 @@ fn parse_with<T: CommandFactory + FromArgMatches>(
     let path = match (named, default_file) {
         (Some(path), _) => path,
         (None, Some(path)) if path.exists() => path.to_owned(),
-        (None, _) => return parse_strictly(arguments),
+        (None, _) => return Ok((parse_strictly(arguments)?, Beside::default())),
     };
     let mut command = T::command();
     command.build();
@@ -162,7 +195,10 @@ fn parse_with<T: CommandFactory + FromArgMatches>(
     let mut all = arguments;
     let at = all.len().min(1);
     all.splice(at..at, from_file);
-    parse_strictly(all)
+    let parsed = parse_strictly(all)?;
+    let is_flag = |key: &str| command.get_arguments().any(|flag| flag.get_long() == Some(key));
+    let table = table.into_iter().filter(|(key, _)| !is_flag(key)).collect();
+    Ok((parsed, Beside { path: Some(path), table }))
 }
 
 fn parse_strictly<T: CommandFactory + FromArgMatches>(
@@ -330,6 +366,27 @@ mod tests {
         check(&[], "", "error: the following required arguments were not provided:\n  --data");
         check(&["--data=/", "--shelvs=1"], "", "error: unexpected argument '--shelvs' found");
         check(&["--help"], "", "Tests flags\n\nUsage: testd");
+    }
+
+    #[test]
+    fn tables_beside_flags_are_given_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.toml");
+        let line = || ["testd", "--data=/d"].map(OsString::from).to_vec();
+        std::fs::write(&path, "shelves = 3\n[[source]]\nname = 'a'\n[[source]]\n").unwrap();
+        let parsed = parse_beside_from::<Flags>(line(), Some(&path), &["source"]);
+        let (flags, beside) = parsed.unwrap();
+        assert_eq!(flags.shelves, 3);
+        assert_eq!(beside.path, Some(path.clone()));
+        let sources = beside.table["source"].as_array().unwrap();
+        assert_eq!((beside.table.len(), sources.len()), (1, 2));
+        assert_eq!(sources[0]["name"].as_str(), Some("a"));
+
+        let (_, beside) = parse_beside_from::<Flags>(line(), None, &["source"]).unwrap();
+        assert_eq!(beside, Beside::default());
+        std::fs::write(&path, "[[sources]]\n").unwrap();
+        let error = parse_beside_from::<Flags>(line(), Some(&path), &["source"]).unwrap_err();
+        assert!(error.to_string().contains("known: data, exclude, insecure, shelves, source"));
     }
 
     /// Tests what a tool has.

@@ -5,7 +5,7 @@
 
 use std::fmt::{Debug, Write as _};
 
-use common::api::{dominator, image_server, object_server, subd};
+use common::api::{dominator, image_server, mdb, object_server, subd};
 use common::object::Algorithm;
 use common::tree::{Child, Directory, text};
 use common::wire::codec::{Encoding, decode, encode};
@@ -124,14 +124,21 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::EnableUpdates>(samples::enable_updates());
     pinned.method::<dominator::ClearSafetyShutoff>(samples::clear_safety_shutoff());
     pinned.method::<dominator::Retry>(samples::retry());
-    pinned.method::<dominator::machine_database::GetMdb>(samples::get_mdb());
+    pinned.method::<dominator::machine_database::ShowMdb>(samples::show_mdb());
     pinned.method::<dominator::machine_database::AcceptMdb>(samples::accept_mdb());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 
 #[test]
+fn methods_of_the_mdb_server_have_these_bytes() {
+    let mut pinned = Pinned::default();
+    pinned.method::<mdb::GetMdb>(samples::get_mdb());
+    pinned.check("MdbServer.", expect_file!["golden/mdb.txt"]);
+}
+
+#[test]
 fn every_service_is_pinned() {
-    let services = ["Subd.", "ImageServer.", "ObjectServer.", "Dominator."];
+    let services = ["Subd.", "ImageServer.", "ObjectServer.", "Dominator.", "MdbServer."];
     for method in common::api::methods() {
         let pinned = services.iter().any(|service| method.name.starts_with(service));
         assert!(method.reserved || pinned, "{}", method.name);

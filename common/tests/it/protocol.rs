@@ -1,6 +1,6 @@
 //! `docs/PROTOCOL.md` says what the code does.
 
-use common::api::{dominator, image_server, object_server, subd};
+use common::api::{dominator, image_server, mdb, object_server, subd};
 use common::wire::{FaultCode, Method};
 
 fn document() -> String {
@@ -45,8 +45,9 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::EnableUpdates>(),
         row::<dominator::ClearSafetyShutoff>(),
         row::<dominator::Retry>(),
-        row::<dominator::machine_database::GetMdb>(),
+        row::<dominator::machine_database::ShowMdb>(),
         row::<dominator::machine_database::AcceptMdb>(),
+        row::<mdb::GetMdb>(),
     ];
     let document = document();
     for method in common::api::methods() {

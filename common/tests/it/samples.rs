@@ -6,6 +6,7 @@ use common::api::Done;
 use common::api::dominator::machine_database::*;
 use common::api::dominator::*;
 use common::api::image_server::*;
+use common::api::mdb::{GetMdbReply, GetMdbRequest};
 use common::api::object_server::*;
 use common::api::subd::*;
 use common::escape::ByteText;
@@ -499,11 +500,11 @@ fn held_mdb() -> HeldMdb {
     HeldMdb { digest: blake3(0x71), why: "it lacks 6 of 10".to_owned(), since: time() }
 }
 
-pub fn get_mdb() -> (GetMdbRequest, GetMdbReply) {
+pub fn show_mdb() -> (ShowMdbRequest, ShowMdbReply) {
     let hostname = "web-1".to_owned();
     let machine = common::mdb::Machine { hostname, ..Default::default() };
-    let reply = GetMdbReply { machines: vec![machine], held: Some(held_mdb()) };
-    (GetMdbRequest { held: true }, reply)
+    let reply = ShowMdbReply { machines: vec![machine], held: Some(held_mdb()) };
+    (ShowMdbRequest { held: true }, reply)
 }
 
 pub fn accept_mdb() -> (AcceptMdbRequest, Done) {
@@ -512,4 +513,15 @@ pub fn accept_mdb() -> (AcceptMdbRequest, Done) {
 
 pub fn clear_safety_shutoff() -> (ClearSafetyShutoffRequest, Done) {
     (ClearSafetyShutoffRequest { hostname: "web-1".to_owned() }, Done {})
+}
+
+pub fn get_mdb() -> (GetMdbRequest, GetMdbReply) {
+    let text = r#"[{
+        "Hostname": "web-1", "IpAddress": "10.0.0.7", "SubdPort": 7000, "RequiredImage": "base/1",
+        "PlannedImage": "base/2", "DisableUpdates": true, "OwnerGroups": ["web"],
+        "OwnerUsers": ["ann"], "Location": "nyc/rack4", "Tags": {"role": "front"}
+    }]"#;
+    let machines = common::mdb::parse(text).unwrap().into_values().collect();
+    let request = GetMdbRequest { have: Some(blake3(0xaa)), wait_ms: 60_000 };
+    (request, GetMdbReply { version: blake3(0xbb), machines: Some(machines) })
 }

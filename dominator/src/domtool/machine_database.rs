@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use common::api::dominator::machine_database::{
-    AcceptMdb, AcceptMdbRequest, GetMdb, GetMdbReply, GetMdbRequest,
+    AcceptMdb, AcceptMdbRequest, ShowMdb, ShowMdbReply, ShowMdbRequest,
 };
 use common::daemon::EXIT_DONE;
 use common::mdb::{Edit, Machine, Machines};
@@ -91,11 +91,11 @@ pub(super) async fn run(
     }
 }
 
-async fn get(client: &Client, held: bool) -> Result<GetMdbReply, CallError> {
-    call::<GetMdb>(client, &GetMdbRequest { held }).await
+async fn get(client: &Client, held: bool) -> Result<ShowMdbReply, CallError> {
+    call::<ShowMdb>(client, &ShowMdbRequest { held }).await
 }
 
-fn machines(reply: GetMdbReply) -> Machines {
+fn machines(reply: ShowMdbReply) -> Machines {
     let machines = reply.machines.into_iter();
     machines.map(|machine| (machine.hostname.clone(), machine)).collect()
 }

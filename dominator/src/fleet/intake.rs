@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
-use common::api::dominator::machine_database::{GetMdbReply, HeldMdb};
+use common::api::dominator::machine_database::{HeldMdb, ShowMdbReply};
 use common::image::ImageName;
 use common::mdb::{Edit, Machine, Machines};
 use common::object::{Algorithm, ObjectId};
@@ -102,7 +102,7 @@ impl Fleet {
     /// # Errors
     ///
     /// [`OrderError::NothingHeld`].
-    pub fn mdb(&self, held: bool) -> Result<GetMdbReply, OrderError> {
+    pub fn mdb(&self, held: bool) -> Result<ShowMdbReply, OrderError> {
         let inner = self.inner.lock().expect("no holder panics");
         let notice = inner.held.as_ref().map(|held| held.notice.clone());
         let machines = match (held, &inner.held) {
@@ -113,7 +113,7 @@ impl Fleet {
                 machines.map(|machine| Machine::clone(machine)).collect()
             }
         };
-        Ok(GetMdbReply { machines, held: notice })
+        Ok(ShowMdbReply { machines, held: notice })
     }
 
     /// The machine database that is held, and what it would change.

@@ -21,30 +21,30 @@ pub struct HeldMdb {
 }
 
 /// Gives a machine database.
-pub enum GetMdb {}
+pub enum ShowMdb {}
 
-/// See [`GetMdb`].
+/// See [`ShowMdb`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GetMdbRequest {
+pub struct ShowMdbRequest {
     /// The one that is held, instead of the one in force.
     pub held: bool,
 }
 
-/// See [`GetMdb`].
+/// See [`ShowMdb`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GetMdbReply {
+pub struct ShowMdbReply {
     /// The machines, sorted by host name.
     pub machines: Vec<Machine>,
     /// Set if one is held, whichever was asked for.
     pub held: Option<HeldMdb>,
 }
 
-impl Method for GetMdb {
-    const NAME: &'static str = "Dominator.GetMdb";
+impl Method for ShowMdb {
+    const NAME: &'static str = "Dominator.ShowMdb";
     const ACCESS: Access = Access::Authenticated;
     const REPLY_BYTES_MAX: usize = 64 << 20;
-    type Request = GetMdbRequest;
-    type Reply = GetMdbReply;
+    type Request = ShowMdbRequest;
+    type Reply = ShowMdbReply;
 }
 
 /// Puts the machine database that is held in force.

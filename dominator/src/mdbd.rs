@@ -1,0 +1,185 @@
+//! `mdbd`: makes the machine database out of what several sources say.
+//!
+//! [`core`] decides; [`source`] reads, [`maker`] writes the file and publishes what it holds,
+//! [`kept`] outlasts restarts. Dominators read the file, or follow `MdbServer.GetMdb`.
+//!
+//! # Invariants
+//!
+//! * The file is replaced as a whole, and only when it says something else.
+//! * A source that fails, or gives something wrong, keeps its last data; what it gives is taken as
+//!   a whole or not at all.
+//! * The file is not written before every source has given something, in this run or a former one.
+
+pub mod api;
+pub mod core;
+pub mod disk;
+pub mod kept;
+pub mod maker;
+pub mod metrics;
+pub mod pages;
+pub mod source;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use common::daemon::config::{Beside, ConfigArgs};
+use common::daemon::{ListenError, LogArgs, MDBD_PORT, SecurityArgs, SecurityError, listen_text};
+use common::wire::server::{Router, serve};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::core::board::Board;
+use self::core::hosts::{HostFilter, PatternError};
+use self::core::settings::{KEY, SettingsError, sources};
+use kept::{Kept, StateError};
+use maker::{Maker, Shared};
+
+/// The name of the daemon.
+pub const NAME: &str = "mdbd";
+
+/// The keys of its configuration file that are no flags.
+pub const TABLES: [&str; 1] = [KEY];
+
+/// Makes the machine database of a dominator out of files, web servers and programs.
+///
+/// The sources stand in the configuration file, in their order; of what they contradict each other
+/// in, the later one is right. The file is written when it changes. A source that fails keeps its
+/// last data. Dominators read the file, or follow this daemon with --mdb-server.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "mdbd",
+    version,
+    after_help = "Example of a configuration file, /etc/mdbd/config.toml:\n  \
+        insecure = true\n\n  \
+        [[source]]\n  \
+        name = \"inventory\"\n  \
+        url = \"https://inventory.example.com/machines.json\"\n\n  \
+        [[source]]\n  \
+        name = \"by-hand\"\n  \
+        file = \"/etc/fleet.hosts\"\n  \
+        format = \"hosts\"        # lines of HOST [REQUIRED-IMAGE [PLANNED-IMAGE]]"
+)]
+pub struct Arguments {
+    /// Address to listen on; `[::]` is all addresses, IPv4 too
+    #[arg(long, value_name = "ADDR", default_value = "[::]:6973")]
+    pub listen: String,
+
+    /// File to write the machine database to
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/Dominator/mdb")]
+    pub mdb: PathBuf,
+
+    /// Directory for what must survive a restart: what each source gave last
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/mdbd")]
+    pub state: PathBuf,
+
+    /// How often sources are read, 20 % more or less; files as soon as they change
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub interval: u64,
+
+    /// Take only machines whose whole name matches, of all sources
+    #[arg(long, value_name = "REGEX")]
+    pub hosts: Option<String>,
+
+    /// Leave out machines whose whole name matches, of all sources
+    #[arg(long, value_name = "REGEX")]
+    pub exclude_hosts: Option<String>,
+
+    /// What is logged, and how.
+    #[command(flatten)]
+    pub log: LogArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub security: SecurityArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub config: ConfigArgs,
+}
+
+/// Why the daemon does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// It would run unprotected without being told to.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
+    /// There is no configuration file, and so there are no sources.
+    #[error("no configuration file: /etc/mdbd/config.toml must name the sources, or see --config")]
+    NoFile,
+    /// The sources are not understood.
+    #[error("{}", path.display())]
+    Settings {
+        /// The configuration file.
+        path: PathBuf,
+        /// What is wrong.
+        source: SettingsError,
+    },
+    /// A pattern of the result is none.
+    #[error("bad --hosts or --exclude-hosts")]
+    Pattern {
+        /// What is wrong.
+        source: PatternError,
+    },
+    /// The state cannot be used.
+    #[error("cannot use the state directory")]
+    State {
+        /// Why.
+        source: StateError,
+    },
+    /// It cannot listen.
+    #[error("cannot listen")]
+    Listen {
+        /// Why.
+        source: ListenError,
+    },
+}
+
+/// Runs the daemon, with what its configuration file has beside flags, until `stop` is cancelled.
+///
+/// # Errors
+///
+/// [`StartError`] if it does not start.
+pub async fn run(
+    arguments: Arguments,
+    beside: Beside,
+    stop: CancellationToken,
+) -> Result<(), StartError> {
+    arguments.security.check_daemon(NAME)?;
+    let path = beside.path.ok_or(StartError::NoFile)?;
+    let sources =
+        sources(beside.table.get(KEY)).map_err(|source| StartError::Settings { path, source })?;
+    let filter = HostFilter::new(arguments.hosts.as_deref(), arguments.exclude_hosts.as_deref())
+        .map_err(|source| StartError::Pattern { source })?;
+    let kept = Kept::open(&arguments.state).map_err(|source| StartError::State { source })?;
+    let listener = listen_text(NAME, &arguments.listen, MDBD_PORT)
+        .await
+        .map_err(|source| StartError::Listen { source })?;
+
+    let tracker = TaskTracker::new();
+    let rules = sources.iter().map(|source| source.rules.clone()).collect();
+    let origins: Vec<_> = sources.iter().map(|source| source.origin.clone()).collect();
+    let shared = Shared::new(arguments.mdb, &origins);
+    let (sender, receiver) = mpsc::channel(1);
+    let (board, published) = (Board::new(rules, filter), shared.clone());
+    tracker.spawn_blocking(move || Maker::new(board, origins, kept, published).run(receiver));
+    let interval = Duration::from_secs(arguments.interval);
+    for (index, source) in sources.into_iter().enumerate() {
+        let (following, sender) = (stop.clone(), sender.clone());
+        tracker.spawn(async move {
+            let follow = source::follow(index, source, interval, sender);
+            following.run_until_cancelled(follow).await;
+        });
+    }
+    // The maker ends with the last source.
+    drop(sender);
+    let router = Router::new(NAME).metrics(|registry| metrics::register(registry, &shared));
+    let router = pages::pages(api::methods(router, &shared, &stop), &shared, NAME);
+    serve(listener, router, stop).await;
+    tracker.close();
+    tracker.wait().await;
+    Ok(())
+}
