@@ -1,22 +1,21 @@
 //! Reads the machine database whenever its file changes, whether it is replaced or edited in
 //! place.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use common::mdb::{Machines, MdbError, parse};
 use common::report::report;
 
 use crate::fleet::Fleet;
+use crate::stamp::Stamp;
 
 /// How often the file is looked at: often enough that nobody waits for it, and a stat costs a few
 /// microseconds.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A file that changed so shortly before it was read may change again without a trace in its
-/// times, which the kernel counts in ticks: it is read once more.
+/// A file that changed so shortly before it was read is read once more.
 const SETTLING: Duration = Duration::from_millis(50);
 
 /// The largest file that is read, in bytes.
@@ -64,16 +63,6 @@ pub enum FileError {
         #[source]
         source: MdbError,
     },
-}
-
-/// What changes when the file does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    device: u64,
-    inode: u64,
-    size_bytes: u64,
-    mtime: (i64, i64),
-    ctime: (i64, i64),
 }
 
 /// What was found at the path.
@@ -140,20 +129,20 @@ fn look(path: &Path, last: Option<Stamp>) -> Found {
         Ok(metadata) => metadata,
         Err(source) => return Found::New(None, Err(failed(source))),
     };
-    let before = stamp(&metadata);
+    let before = Stamp::of(&metadata);
     if last == Some(before) {
         return Found::Same;
     }
     if let Err(error) = readable(path, &metadata) {
         return Found::New(Some(before), Err(error));
     }
-    let settled = is_settled(before, SystemTime::now());
+    let settled = before.is_settled(SETTLING, SystemTime::now());
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(source) => return Found::New(None, Err(failed(source))),
     };
     match std::fs::metadata(path) {
-        Ok(metadata) if stamp(&metadata) == before => {}
+        Ok(metadata) if Stamp::of(&metadata) == before => {}
         _ => return Found::Unsteady,
     }
     Found::New(settled.then_some(before), machines(path, &bytes))
@@ -167,25 +156,4 @@ fn machines(path: &Path, bytes: &[u8]) -> Result<Machines, FileError> {
     // Some editors begin a file with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     parse(text).map_err(|source| FileError::Parse { path: path.to_owned(), source })
-}
-
-/// True if the file changed so long before `now` that another change has other times.
-fn is_settled(stamp: Stamp, now: SystemTime) -> bool {
-    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (seconds, nanoseconds) = stamp.ctime;
-    let changed = Duration::new(
-        u64::try_from(seconds).unwrap_or_default(),
-        u32::try_from(nanoseconds).unwrap_or_default(),
-    );
-    now.abs_diff(changed) > SETTLING
-}
-
-fn stamp(metadata: &std::fs::Metadata) -> Stamp {
-    Stamp {
-        device: metadata.dev(),
-        inode: metadata.ino(),
-        size_bytes: metadata.size(),
-        mtime: (metadata.mtime(), metadata.mtime_nsec()),
-        ctime: (metadata.ctime(), metadata.ctime_nsec()),
-    }
 }

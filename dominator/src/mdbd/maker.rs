@@ -207,9 +207,6 @@ impl Maker {
             Ok(decision) => (*decision == Some(Decision::Hold), None),
             Err(error) => (false, Some(error.to_string())),
         };
-        if let (Some(machines), Ok(Some(Decision::Keep | Decision::Write(_)))) = (merged, settled) {
-            self.publish(machines);
-        }
         let written = modified(&self.shared.file);
         let new = Status {
             sources: self.board.reports(),
@@ -225,6 +222,10 @@ impl Maker {
         }
         if is_held && !old.is_held {
             tracing::error!("the file stays as it was: the sources give no machine at all");
+        }
+        // Whoever follows and then looks at the page must not see the status of before.
+        if let (Some(machines), Ok(Some(Decision::Keep | Decision::Write(_)))) = (merged, settled) {
+            self.publish(machines);
         }
     }
 

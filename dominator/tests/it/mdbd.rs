@@ -192,7 +192,8 @@ async fn sources_of_all_kinds_become_one_file() {
     assert!(web.requests()[0].contains("\r\nhost: 127.0.0.9:"), "{:?}", web.requests());
 
     // Who follows is told of a change at once, and of nothing when there is none.
-    let first = mdbd.get(GetMdbRequest::default()).await.unwrap();
+    // The file is seen a moment before it is known to be durable.
+    let first = mdbd.get(GetMdbRequest { have: None, wait_ms: 20_000 }).await.unwrap();
     let hosts = |reply: &GetMdbReply| -> Vec<String> {
         reply.machines.iter().flatten().map(|machine| machine.hostname.clone()).collect()
     };

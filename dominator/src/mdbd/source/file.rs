@@ -1,14 +1,14 @@
 //! Reads a file while nobody writes it, and sees that it has changed.
 
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::Semaphore;
 
 use crate::mdbd::disk;
+use crate::stamp::Stamp;
 
 /// How often it is asked whether the file has changed.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -33,16 +33,6 @@ pub enum FileError {
         /// What the kernel said, with the path.
         source: io::Error,
     },
-}
-
-/// What changes when the file does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    device: u64,
-    inode: u64,
-    size_bytes: u64,
-    mtime: (i64, i64),
-    ctime: (i64, i64),
 }
 
 /// A file that is read again and again.
@@ -114,7 +104,7 @@ fn read_settled(path: &Path) -> Result<Option<(Stamp, Vec<u8>)>, FileError> {
         _ => FileError::Read { source },
     };
     let before = stamp_of(path).map_err(failed)?;
-    if !is_settled(before, SystemTime::now()) {
+    if !before.is_settled(SETTLING, SystemTime::now()) {
         return Ok(None);
     }
     let bytes = disk::read(path).map_err(failed)?.ok_or_else(absent)?;
@@ -122,24 +112,6 @@ fn read_settled(path: &Path) -> Result<Option<(Stamp, Vec<u8>)>, FileError> {
     Ok((after == before).then_some((before, bytes)))
 }
 
-/// True if the file changed so long before `now` that its writer is done, most likely.
-fn is_settled(stamp: Stamp, now: SystemTime) -> bool {
-    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (seconds, nanoseconds) = stamp.ctime;
-    let changed = Duration::new(
-        u64::try_from(seconds).unwrap_or_default(),
-        u32::try_from(nanoseconds).unwrap_or_default(),
-    );
-    now.abs_diff(changed) > SETTLING
-}
-
 fn stamp_of(path: &Path) -> io::Result<Stamp> {
-    let metadata = fs_err::metadata(path)?;
-    Ok(Stamp {
-        device: metadata.dev(),
-        inode: metadata.ino(),
-        size_bytes: metadata.size(),
-        mtime: (metadata.mtime(), metadata.mtime_nsec()),
-        ctime: (metadata.ctime(), metadata.ctime_nsec()),
-    })
+    Ok(Stamp::of(&fs_err::metadata(path)?))
 }
