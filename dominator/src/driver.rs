@@ -149,7 +149,8 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
                 let machine = Arc::clone(&machines.borrow_and_update());
                 driver.assigned(machine)
             }
-            () = changed(driver.image.as_mut()) => driver.assigned(Arc::clone(&driver.machine)),
+            () = driver.image.changed() => driver.assigned(Arc::clone(&driver.machine)),
+            () = driver.planned.changed() => driver.assigned(Arc::clone(&driver.machine)),
             Ok(()) = brakes.changed() => {
                 let brake = brakes.borrow_and_update();
                 Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))
@@ -161,18 +162,6 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     }
 }
 
-/// Waits until `state` changes; for ever if there is none, or nobody will change it any more.
-async fn changed(state: Option<&mut watch::Receiver<ImageState>>) {
-    match state {
-        Some(state) => {
-            if state.changed().await.is_err() {
-                pending::<()>().await;
-            }
-        }
-        None => pending().await,
-    }
-}
-
 /// Waits until the clock shows `at`; for ever if there is no such time.
 async fn wake(at: Option<Duration>, clock: Clock) {
     match at {
@@ -181,13 +170,47 @@ async fn wake(at: Option<Duration>, clock: Clock) {
     }
 }
 
+/// An image that is watched for a machine.
+#[derive(Default)]
+struct Watched {
+    name: Option<ImageName>,
+    state: Option<watch::Receiver<ImageState>>,
+}
+
+impl Watched {
+    /// The state of the image called `name`, which is watched from now on.
+    fn look(&mut self, name: Option<ImageName>, images: &Images) -> ImageState {
+        if self.name != name {
+            self.state = name.as_ref().and_then(|name| images.watch(name));
+            self.name = name;
+        }
+        match (&self.name, &mut self.state) {
+            (None, _) => ImageState::Undefined,
+            (Some(_), Some(state)) => state.borrow_and_update().clone(),
+            (Some(_), None) => ImageState::Missing("the image is not looked for any more".into()),
+        }
+    }
+
+    /// Waits until the state changes; for ever if nothing is watched, or nobody will change it any
+    /// more.
+    async fn changed(&mut self) {
+        let has_changed = match &mut self.state {
+            Some(state) => state.changed().await.is_ok(),
+            None => false,
+        };
+        if !has_changed {
+            pending::<()>().await;
+        }
+    }
+}
+
 struct Driver {
     handle: Arc<Handle>,
     shared: Arc<Shared>,
     client: Client,
     machine: Arc<Machine>,
-    image: Option<watch::Receiver<ImageState>>,
-    image_name: Option<ImageName>,
+    image: Watched,
+    planned: Watched,
     running: FuturesUnordered<BoxFuture<'static, Event>>,
     wake: Option<Duration>,
 }
@@ -200,8 +223,8 @@ impl Driver {
             handle,
             shared,
             machine,
-            image: None,
-            image_name: None,
+            image: Watched::default(),
+            planned: Watched::default(),
             running: FuturesUnordered::new(),
             wake: None,
         }
@@ -210,17 +233,9 @@ impl Driver {
     /// Takes the record of the machine, and looks for its image.
     fn assigned(&mut self, machine: Arc<Machine>) -> Event {
         self.machine = Arc::clone(&machine);
-        let required = machine.required();
-        if self.image_name != required {
-            self.image = required.as_ref().and_then(|name| self.shared.images.watch(name));
-            self.image_name = required;
-        }
-        let image = match (&self.image_name, &mut self.image) {
-            (None, _) => ImageState::Undefined,
-            (Some(_), Some(image)) => image.borrow_and_update().clone(),
-            (Some(_), None) => ImageState::Missing("the image is not looked for any more".into()),
-        };
-        Event::Assigned { machine, image }
+        let image = self.image.look(machine.required(), &self.shared.images);
+        let planned = self.planned.look(machine.planned(), &self.shared.images);
+        Event::Assigned { machine, image, planned }
     }
 
     fn step(&mut self, event: Event) {

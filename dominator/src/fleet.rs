@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::chance::wall;
-use crate::core::herd::{Herd, count};
+use crate::core::herd::{Herd, count, images_of};
 use crate::core::remarks::sentence;
 use crate::core::selection::Selection;
 use crate::driver::{Handle, Shared, drive};
@@ -110,7 +110,7 @@ impl Inner {
         let mut machines: BTreeMap<&ImageName, usize> =
             remarks.iter().map(|(name, _)| (name, 0)).collect();
         if !machines.is_empty() {
-            for name in self.herd.machines().values().filter_map(|machine| machine.required()) {
+            for name in self.herd.machines().values().flat_map(|machine| images_of(machine)) {
                 if let Some(count) = machines.get_mut(&name) {
                     *count += 1;
                 }

@@ -52,6 +52,8 @@ pub enum UpdatePhase {
 pub struct FetchProgress {
     /// Which fetch.
     pub fetch_id: u64,
+    /// Nobody waits for it: one that is needed ends it.
+    pub ahead: bool,
     /// Objects it has got so far.
     pub objects: u64,
     /// Bytes it has got so far.
@@ -103,10 +105,13 @@ impl State {
         match (self.update, self.fetch) {
             (UpdatePhase::Preparing(update_id), _) => Activity::Preparing { update_id },
             (UpdatePhase::Updating(update_id), _) => Activity::Updating { update_id },
-            (_, Some(FetchProgress { fetch_id, objects, bytes })) => {
+            // Whoever waits for a staged update must not wait for what nobody needs.
+            (UpdatePhase::Prepared(update_id), None | Some(FetchProgress { ahead: true, .. })) => {
+                Activity::Prepared { update_id }
+            }
+            (_, Some(FetchProgress { fetch_id, objects, bytes, .. })) => {
                 Activity::Fetching { fetch_id, objects, bytes }
             }
-            (UpdatePhase::Prepared(update_id), None) => Activity::Prepared { update_id },
             (UpdatePhase::Idle, None) => Activity::Idle,
         }
     }

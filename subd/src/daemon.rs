@@ -278,7 +278,9 @@ impl Daemon {
             budgets: Arc::clone(&budgets),
             stall_max: Duration::from_secs(options.source_timeout.max(1)),
             tasks: tasks.clone(),
+            leave: stop.clone(),
             stop: stop.clone(),
+            way: Arc::default(),
             fetched_bytes: Arc::clone(&fetched_bytes),
         };
         let service = Arc::new(Service {

@@ -26,8 +26,8 @@ pub mod trouble;
 mod writer;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::api::object_server::IDS_MAX;
@@ -37,7 +37,7 @@ use common::wire::{Fault, FaultCode};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::board::{Board, FetchProgress, UpdatePhase};
+use crate::board::{Board, FetchProgress, State, UpdatePhase};
 use crate::cache::Cache;
 use crate::limits::Budgets;
 use crate::root::Root;
@@ -61,6 +61,9 @@ pub const STALL_MAX: Duration = Duration::from_secs(60);
 /// How often progress is reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
+/// How long a fetch that is ahead of need may take to end.
+const WAY_MAX: Duration = Duration::from_secs(5);
+
 /// Less than this is no progress, in bytes: patience with the source comes to an end.
 const PROGRESS_BYTES_MIN: u64 = 64 << 10;
 
@@ -83,21 +86,29 @@ pub struct Fetcher {
     pub stall_max: Duration,
     /// What runs.
     pub tasks: TaskTracker,
-    /// When to give up.
+    /// When to leave everything as it is: subd stops.
+    pub leave: CancellationToken,
+    /// When to come to an end; of the fetch that is ahead of need, in copies that run it.
     pub stop: CancellationToken,
+    /// Ends the fetch that is ahead of need, if there is one.
+    pub way: Arc<Mutex<CancellationToken>>,
     /// Bytes that arrived since subd started.
     pub fetched_bytes: Arc<AtomicU64>,
 }
 
 impl Fetcher {
-    /// Starts a fetch; one with the id of the current or the last fetch is not started again.
+    /// Starts a fetch; one with the id of the current or the last fetch is not started again. One
+    /// that is ahead of need is ended by one that is not.
     ///
     /// # Errors
     ///
     /// `BadRequest` for a request that makes no sense, `Busy` during another fetch or an update.
-    pub fn start(&self, request: FetchRequest) -> Result<(), Fault> {
+    pub async fn start(&self, request: FetchRequest) -> Result<(), Fault> {
         check(&request)?;
-        let fetch_id = request.fetch_id;
+        if !request.ahead {
+            self.make_way(request.fetch_id).await;
+        }
+        let (fetch_id, ahead) = (request.fetch_id, request.ahead);
         let started = self.board.try_change(|state| {
             let current = state.fetch.map(|fetch| fetch.fetch_id);
             let last = state.last_fetch.as_ref().map(|last| last.fetch_id);
@@ -112,14 +123,33 @@ impl Fetcher {
                 let text = format!("update {id} is under way");
                 return Err(Fault::new(FaultCode::Busy, text));
             }
-            state.fetch = Some(FetchProgress { fetch_id, ..FetchProgress::default() });
+            state.fetch = Some(FetchProgress { fetch_id, ahead, ..FetchProgress::default() });
             Ok(Some(()))
         })?;
         if started.is_some() {
-            let fetcher = self.clone();
+            let mut fetcher = self.clone();
+            fetcher.stop = self.stop.child_token();
+            if ahead {
+                *self.way.lock().expect("no holder panics") = fetcher.stop.clone();
+            }
             self.tasks.spawn(async move { fetcher.run(request).await });
         }
         Ok(())
+    }
+
+    /// Ends a fetch that is ahead of need and is not the one with this id, and waits for its end.
+    async fn make_way(&self, fetch_id: u64) {
+        let is_in_the_way = |state: &State| {
+            state.fetch.is_some_and(|fetch| fetch.ahead && fetch.fetch_id != fetch_id)
+        };
+        if self.board.read(is_in_the_way) {
+            self.way.lock().expect("no holder panics").cancel();
+            let mut news = self.board.watch();
+            let gone =
+                async { while self.board.read(is_in_the_way) && news.changed().await.is_ok() {} };
+            // One that does not end in time is still under way then, which is said.
+            let _in_time = tokio::time::timeout(WAY_MAX, gone).await;
+        }
     }
 
     async fn run(&self, request: FetchRequest) {
@@ -172,7 +202,7 @@ impl Fetcher {
         self.network.begin();
         let mut refusals: Vec<String> = Vec::new();
         for (index, source) in request.sources.iter().enumerate() {
-            if missing.is_empty() {
+            if missing.is_empty() || self.stop.is_cancelled() {
                 break;
             }
             if ledger.is_liar(source) {
@@ -190,7 +220,8 @@ impl Fetcher {
         Err(FetchFailure::Sources(format!("{count} objects missing ({first}...): {refusals}")))
     }
 
-    /// Waits for `work`, and reports progress meanwhile; gives up when subd stops.
+    /// Waits for `work`, and reports progress meanwhile; gives up when subd stops. A fetch that
+    /// gives way is waited for: nothing of it may write any more when another one begins.
     async fn reporting<T>(
         &self,
         ledger: &Ledger,
@@ -200,8 +231,11 @@ impl Fetcher {
         let mut work = std::pin::pin!(work);
         loop {
             tokio::select! {
-                result = &mut work => return result,
-                () = self.stop.cancelled() => {
+                result = &mut work => {
+                    let gave_way = self.stop.is_cancelled() && result.is_err();
+                    return if gave_way { Err(FetchFailure::GaveWay) } else { result };
+                }
+                () = self.leave.cancelled() => {
                     return Err(FetchFailure::Local("subd is stopping".to_owned()));
                 }
                 _ = interval.tick() => self.report(ledger),
@@ -313,7 +347,10 @@ impl Fetcher {
                 Next::Again(_) if missing.is_empty() => return Ok(None),
                 Next::Again(pause) => {
                     tracing::info!(source, text, ?pause, "asking a source again");
-                    tokio::time::sleep(pause).await;
+                    self.stop.clone().run_until_cancelled(tokio::time::sleep(pause)).await;
+                    if self.stop.is_cancelled() {
+                        return Ok(Some(text));
+                    }
                 }
             }
         }

@@ -85,8 +85,8 @@ pub fn router(service: &Arc<Service>) -> Router {
             async move { blocking(move || service.directories(&request.digests)).await }
         })
         .method::<Fetch, _, _>(move |_, request| {
-            let started = fetch.fetcher.start(request);
-            async move { started.map(|()| Done {}) }
+            let service = Arc::clone(&fetch);
+            async move { service.fetcher.start(request).await.map(|()| Done {}) }
         })
         .method::<Prepare, _, _>(move |_, request| {
             let service = Arc::clone(&prepare);

@@ -201,6 +201,8 @@ pub enum FetchFailure {
     Sources(String),
     /// The cache could not be written.
     Local(String),
+    /// It was ahead of need, and was ended by one that is needed.
+    GaveWay,
 }
 
 /// How an update ended.
@@ -423,6 +425,8 @@ pub struct FetchRequest {
     pub sources: Vec<String>,
     /// The objects, with their sizes in bytes: at most [`super::object_server::IDS_MAX`].
     pub objects: Vec<FetchObject>,
+    /// Nobody waits for these objects: another fetch, that is needed, ends this one.
+    pub ahead: bool,
 }
 
 /// One object to fetch.

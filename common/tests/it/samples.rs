@@ -264,7 +264,7 @@ pub fn get_directories() -> (GetDirectoriesRequest, GetDirectoriesReply) {
 pub fn fetch() -> (FetchRequest, Done) {
     let objects = vec![FetchObject { id: blake3(1), size_bytes: 1 << 60 }];
     let sources = texts(&["images:6971"]);
-    (FetchRequest { fetch_id: 3, sources, objects }, Done {})
+    (FetchRequest { fetch_id: 3, sources, objects, ahead: true }, Done {})
 }
 
 pub fn prepare() -> (PrepareRequest, Done) {
@@ -476,7 +476,7 @@ pub fn get_status() -> ((), DominatorStatus) {
         mdb_error: Some("line 1: no".to_owned()),
         mdb_held: Some(held_mdb()),
         mdb_read: Some(time()),
-        image_remarks: texts(&["web/7, which 2 machines require: is deprecated"]),
+        image_remarks: texts(&["web/7, for 2 machines: is deprecated"]),
         image_server_error: Some("refused".to_owned()),
         directories: 4_000,
     };

@@ -121,10 +121,10 @@ impl Herd {
         changes
     }
 
-    /// The images that machines must have.
+    /// The images that machines must have, or will get next.
     #[must_use]
     pub fn images(&self) -> BTreeSet<ImageName> {
-        self.machines.values().filter_map(|machine| machine.required()).collect()
+        self.machines.values().flat_map(|machine| images_of(machine)).collect()
     }
 
     /// The machines, by host name.
@@ -132,6 +132,11 @@ impl Herd {
     pub fn machines(&self) -> &BTreeMap<String, Arc<Machine>> {
         &self.machines
     }
+}
+
+/// The images that a machine must have, and will get next.
+pub fn images_of(machine: &Machine) -> impl Iterator<Item = ImageName> {
+    machine.required().into_iter().chain(machine.planned())
 }
 
 /// How many machines have each status; statuses without machines are left out.

@@ -33,11 +33,10 @@ pub fn remark(notes: &Notes, now: Time) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(" and "))
 }
 
-/// A remark upon an image that so many machines must have, as a sentence.
+/// A remark upon an image that so many machines must have or will get next, as a sentence.
 #[must_use]
 pub fn sentence(image: &ImageName, machines: usize, remark: &str) -> String {
-    let verb = if machines == 1 { "requires" } else { "require" };
-    format!("{image}, which {} {verb}: {remark}", counted(machines as u64, "machine"))
+    format!("{image}, for {}: {remark}", counted(machines as u64, "machine"))
 }
 
 #[cfg(test)]
@@ -72,6 +71,6 @@ mod tests {
         }
         let image = ImageName::new("web/7").unwrap();
         let said = sentence(&image, 2, "is deprecated");
-        assert_eq!(said, "web/7, which 2 machines require: is deprecated");
+        assert_eq!(said, "web/7, for 2 machines: is deprecated");
     }
 }

@@ -13,6 +13,7 @@
 //!   and what the last update touched has been scanned since.
 // tidy: core
 
+mod ahead;
 mod decide;
 mod event;
 mod report;
@@ -32,6 +33,8 @@ use common::tree::{Time, Tree};
 
 pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Ticket};
 pub use view::{Unusable, View};
+
+use ahead::Ahead;
 
 use super::history::History;
 use super::pace::{
@@ -63,6 +66,7 @@ enum Polling {
 enum Purpose {
     Scan(Scope),
     Fetch(u64),
+    Ahead(u64),
     Prepare(u64),
     Commit(u64),
     Cleanup,
@@ -122,6 +126,7 @@ struct KnownScope {
 pub struct Sub {
     machine: Arc<Machine>,
     image: ImageState,
+    ahead: Ahead,
     brake: Option<Arc<str>>,
 
     last_ticket: u64,
@@ -181,6 +186,7 @@ impl Sub {
         Self {
             machine,
             image: ImageState::Undefined,
+            ahead: Ahead::default(),
             brake: None,
             last_ticket: 0,
             last_id: first_id,
@@ -270,7 +276,10 @@ impl Sub {
 
     fn note(&mut self, now: Now, event: Event, context: &Context<'_>) {
         match event {
-            Event::Assigned { machine, image } => self.assigned(machine, image),
+            Event::Assigned { machine, image, planned } => {
+                self.ahead.assigned(planned);
+                self.assigned(machine, image);
+            }
             Event::Brake(brake) => {
                 if brake.is_none() && self.brake.is_some() {
                     self.let_go();
@@ -308,6 +317,9 @@ impl Sub {
                 }
             }
             Event::Planned(ticket, result) => {
+                if self.ahead.planned(ticket, &result) {
+                    return;
+                }
                 if let Some((_, key)) = self.planning.take_if(|(asked, _)| *asked == ticket) {
                     match result {
                         Ok(planned) => self.planned = Some(planned),
@@ -341,11 +353,7 @@ impl Sub {
             self.machine = machine;
             self.let_go();
         }
-        let digest = |image: &ImageState| match image {
-            ImageState::Ready(image) => Some(image.digest),
-            ImageState::Undefined | ImageState::Missing(_) => None,
-        };
-        if digest(&self.image) != digest(&image) {
+        if self.image.digest() != image.digest() {
             self.let_go();
             self.done = None;
             self.cleared = None;
@@ -414,6 +422,9 @@ impl Sub {
     }
 
     fn call_failed(&mut self, now: Now, context: &Context<'_>, purpose: Purpose, failure: Failure) {
+        if let Purpose::Ahead(_) = purpose {
+            return self.hold_ahead(failure.text, now, context);
+        }
         self.calls_failed += 1;
         let pause = self.pause(self.calls_failed, context);
         match failure.kind {
@@ -435,7 +446,9 @@ impl Sub {
                         self.call_again = Some((now.elapsed + pause, failure.text));
                         return;
                     }
-                    Purpose::Fetch(_) => (Status::FetchFailed, "would not fetch"),
+                    Purpose::Fetch(_) | Purpose::Ahead(_) => {
+                        (Status::FetchFailed, "would not fetch")
+                    }
                     Purpose::Prepare(_) => (Status::UpdateFailed, "would not prepare the update"),
                     Purpose::Commit(_) => (Status::UpdateFailed, "would not carry out the update"),
                 };
@@ -510,6 +523,11 @@ impl Sub {
             Some(FetchFailure::Sources(why)) => {
                 (Status::FetchFailed, format!("no source gave all objects: {why}"))
             }
+            // It was not ordered so; but if it says so it is asked again.
+            Some(FetchFailure::GaveWay) => {
+                self.fetch = None;
+                return;
+            }
             Some(FetchFailure::Local(why)) => {
                 (Status::FetchFailed, format!("the object cache cannot be written: {why}"))
             }
@@ -571,7 +589,7 @@ fn missing<'a>(
 fn is_shown(purpose: Purpose, view: &View) -> bool {
     match purpose {
         Purpose::Scan(scope) => view.report.scope == scope,
-        Purpose::Fetch(id) => {
+        Purpose::Fetch(id) | Purpose::Ahead(id) => {
             matches!(view.report.activity, Activity::Fetching { fetch_id, .. } if fetch_id == id)
                 || view.fetch_of(id).is_some()
         }

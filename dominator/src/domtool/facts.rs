@@ -164,6 +164,7 @@ fn fetched(fetch: &LastFetch) -> String {
             format!("{sums}; no space: {} needed, {} free", size(*need_bytes), size(*free_bytes))
         }
         Some(FetchFailure::Sources(why)) => format!("{sums}; no source gave all: {why}"),
+        Some(FetchFailure::GaveWay) => format!("{sums}; gave way to one that was needed"),
         Some(FetchFailure::Local(why)) => format!("{sums}; the cache failed: {why}"),
     }
 }

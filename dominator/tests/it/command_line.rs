@@ -85,7 +85,8 @@ async fn operators_see_every_machine_as_table_json_page_and_metric() {
     assert!(said.contains("error parsing glob 'web['"), "{said}");
     let shown = stage.domtool(&["show-sub", "host"]).await;
     let shown = String::from_utf8(shown.stdout).unwrap();
-    assert!(shown.starts_with("host: synced: equals base\n"), "{shown}");
+    let told = "host: synced: equals base; the planned image: the image server has no image next";
+    assert!(shown.starts_with(told), "{shown}");
     assert!(shown.contains("history, the newest first:"), "{shown}");
     let unknown = stage.domtool(&["show-sub", "nobody"]).await;
     assert_eq!(unknown.status.code(), Some(1));

@@ -203,8 +203,8 @@ async fn images_that_machines_should_not_depend_on_are_told() {
     let records = [record("a", "old"), record("b", "old"), record("c", "gone")];
     stage.write_mdb(&format!("[{}]", records.join(",")));
     let expected = [
-        "gone, which 1 machine requires: the image server has no image gone yet",
-        "old, which 2 machines require: is deprecated: use new",
+        "gone, for 1 machine: the image server has no image gone yet",
+        "old, for 2 machines: is deprecated: use new",
     ];
     let deadline = Instant::now() + PATIENCE;
     loop {

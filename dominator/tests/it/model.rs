@@ -77,7 +77,7 @@ pub struct Model {
 
     // On disk.
     settings: ScanSettings,
-    cache: BTreeSet<ObjectId>,
+    pub cache: BTreeSet<ObjectId>,
     journal: Option<Box<PrepareRequest>>,
     last_image: Option<ImageName>,
     last_update: Option<LastUpdate>,
@@ -336,6 +336,9 @@ impl Model {
         if self.fetched.contains_key(&request.fetch_id) {
             return Answer::Accepted;
         }
+        if !request.ahead {
+            self.make_way();
+        }
         match self.activity {
             Activity::Idle | Activity::Prepared { .. } => {}
             _ => return failed(FailureKind::Busy, "busy"),
@@ -350,7 +353,18 @@ impl Model {
         Answer::Accepted
     }
 
+    /// Ends a fetch that nobody waits for.
+    fn make_way(&mut self) {
+        if let Some(fetching) = self.fetching.take_if(|fetching| fetching.ahead) {
+            let (fetch_id, error) = (fetching.fetch_id, Some(FetchFailure::GaveWay));
+            self.last_fetch = Some(LastFetch { fetch_id, error, ..LastFetch::default() });
+            self.activity = Activity::Idle;
+            self.status += 1;
+        }
+    }
+
     fn prepare(&mut self, request: Box<PrepareRequest>, random: &mut Random) -> Answer {
+        self.make_way();
         let id = request.update_id;
         let known = self.last_update.as_ref().is_some_and(|last| last.update_id == id);
         match self.activity {

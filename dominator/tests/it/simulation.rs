@@ -82,9 +82,17 @@ fn world(seed: u64, faults: Faults) -> World {
     World::new(seed, trees, images, faults)
 }
 
+/// Every third machine will get another image, or the one that it has.
+fn plan_ahead(world: &mut World) {
+    for host in (0..MACHINES).step_by(3) {
+        world.plan_ahead(host, ["base/two", "base/one", "motd"][host / 3 % 3]);
+    }
+}
+
 /// A bad quarter of an hour, then peace; gives when all machines were as they must be.
 fn bad_run(seed: u64) -> (Duration, String) {
     let mut world = world(seed, BAD);
+    plan_ahead(&mut world);
     world.run_until(15 * MINUTE);
     world.faults = NONE;
     for model in &mut world.models {
@@ -163,6 +171,41 @@ fn a_good_network_takes_seconds_and_each_machine_one_update() {
     world.drift(6);
     let repaired = world.run_until_converged(25 * MINUTE).expect("nothing is in the way");
     must_be_quiet(&mut world, repaired);
+}
+
+#[test]
+fn what_comes_next_is_fetched_ahead_and_never_in_the_way() {
+    let mut world = world(6, NONE);
+    world.run_until_converged(MINUTE).expect("nothing is in the way");
+    let count = |world: &World, name: &str| world.effects.get(name).copied().unwrap_or_default();
+    for host in 0..MACHINES {
+        world.assign(host, "base/one");
+    }
+    let converged = world.run_until_converged(3 * MINUTE).expect("nothing is in the way");
+    for host in 0..MACHINES {
+        world.plan_ahead(host, "base/two");
+    }
+    // What drifts while objects are fetched ahead is repaired at once.
+    world.run_until(converged + Duration::from_millis(200));
+    (0..10).for_each(|host| world.drift(host));
+    world.run_until_converged(converged + 20 * MINUTE).expect("nothing is in the way");
+    must_be_quiet(&mut world, converged + 20 * MINUTE);
+    for host in 0..MACHINES {
+        assert_eq!(
+            world.detail(host),
+            "equals base/one; has all objects of base/two, which comes next"
+        );
+    }
+    // The switch fetches nothing.
+    world.effects.clear();
+    for host in 0..MACHINES {
+        world.assign(host, "base/two");
+    }
+    world.run_until_converged(60 * MINUTE).expect("nothing is in the way");
+    assert_eq!((count(&world, "fetch"), count(&world, "commit")), (0, MACHINES as u64));
+    let quiet = 61 * MINUTE;
+    must_be_quiet(&mut world, quiet);
+    assert!(world.models.iter().all(|model| model.cache.is_empty()));
 }
 
 #[test]

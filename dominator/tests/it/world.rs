@@ -178,9 +178,23 @@ impl World {
 
     pub fn assign(&mut self, host: usize, image: &str) {
         self.note(host, &format!("must have {image}"));
-        self.machines[host] = Arc::new(machine(host, image));
+        let planned = self.machines[host].planned_image.clone();
+        self.machines[host] = Arc::new(Machine { planned_image: planned, ..machine(host, image) });
         let event = self.assignment(host);
         self.step(host, event);
+    }
+
+    /// Names the image that the machine will get next.
+    pub fn plan_ahead(&mut self, host: usize, image: &str) {
+        self.note(host, &format!("will get {image}"));
+        let machine = Machine::clone(&self.machines[host]);
+        self.machines[host] = Arc::new(Machine { planned_image: image.to_owned(), ..machine });
+        let event = self.assignment(host);
+        self.step(host, event);
+    }
+
+    pub fn detail(&self, host: usize) -> &str {
+        self.drivers[host].as_ref().map_or("", |driver| driver.sub.detail())
     }
 
     pub fn pull_brake(&mut self, brake: Option<Arc<str>>) {
@@ -230,12 +244,13 @@ impl World {
 
     fn assignment(&self, host: usize) -> Event {
         let machine = Arc::clone(&self.machines[host]);
-        let image = if self.images_loaded {
-            ImageState::Ready(Arc::clone(&self.images[&machine.required_image]))
-        } else {
-            ImageState::Missing("it is being loaded".into())
+        let look = |name: &str| match self.images.get(name) {
+            Some(image) if self.images_loaded => ImageState::Ready(Arc::clone(image)),
+            Some(_) => ImageState::Missing("it is being loaded".into()),
+            None => ImageState::Undefined,
         };
-        Event::Assigned { machine, image }
+        let (image, planned) = (look(&machine.required_image), look(&machine.planned_image));
+        Event::Assigned { machine, image, planned }
     }
 
     fn schedule(&mut self, delay: Duration, happening: Happening) {
@@ -576,8 +591,8 @@ impl World {
         let driver = self.drivers[host].as_mut().expect("only a driver has effects");
         assert!(driver.open.insert(ticket, is_poll).is_none(), "a ticket is used once");
         let polls = driver.open.values().filter(|is_poll| **is_poll).count();
-        // One poll; one call, one tree and one plan.
-        assert!(polls <= 1 && driver.open.len() <= 4, "too much at one time: {:?}", driver.open);
+        // One poll; one call, one tree and two plans.
+        assert!(polls <= 1 && driver.open.len() <= 5, "too much at one time: {:?}", driver.open);
     }
 }
 

@@ -128,6 +128,7 @@ fn fetch_failure(failure: &FetchFailure) -> String {
             format!("it needs {need_bytes} bytes and has {free_bytes} free")
         }
         FetchFailure::Sources(why) | FetchFailure::Local(why) => why.clone(),
+        FetchFailure::GaveWay => "it gave way to another fetch".to_owned(),
     }
 }
 

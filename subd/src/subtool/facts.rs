@@ -171,6 +171,7 @@ fn fetched(fetch: &LastFetch) -> String {
             let (need, free) = (size(*need_bytes), size(*free_bytes));
             text.push_str(&format!("; no space: {need} needed, {free} free"));
         }
+        Some(FetchFailure::GaveWay) => text.push_str("; gave way to one that was needed"),
         Some(FetchFailure::Sources(why) | FetchFailure::Local(why)) => {
             text.push_str(&format!("; failed: {why}"));
         }

@@ -183,7 +183,7 @@ async fn fetch(
     for batch in missing.chunks(IDS_MAX) {
         let fetch_id = new_id();
         let sources = order.sources.clone();
-        let request = FetchRequest { fetch_id, sources, objects: batch.to_vec() };
+        let request = FetchRequest { fetch_id, sources, objects: batch.to_vec(), ahead: false };
         if let Next::LookAgain = accepted(machine.call::<Fetch>(&request).await)? {
             return Ok(Next::LookAgain);
         }

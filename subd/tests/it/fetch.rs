@@ -5,13 +5,17 @@ mod host;
 mod limits;
 mod reuse;
 
+use std::time::Duration;
+
 use common::api::subd::{
-    CacheReport, Complaint, Fetch, FetchFailure, FetchObject, FetchRequest, LastFetch,
+    Activity, CacheReport, Commit, CommitRequest, Complaint, Fetch, FetchFailure, FetchObject,
+    FetchRequest, LastFetch, Outcome, PollReply,
 };
 use common::object::{Algorithm, ObjectId};
+use common::wire::FaultCode;
 use nix::mount::{MsFlags, mount, umount};
 
-use crate::fixture::Sub;
+use crate::fixture::{Edit, Source, Sub};
 use host::{Break, Host, Line, Vice, content};
 
 const MIB: usize = 1 << 20;
@@ -22,7 +26,7 @@ fn object(content: &[u8]) -> FetchObject {
 
 async fn begin(sub: &Sub, id: u64, sources: &[&str], objects: &[FetchObject]) {
     let sources = sources.iter().map(|source| (*source).to_owned()).collect();
-    let request = FetchRequest { fetch_id: id, sources, objects: objects.to_vec() };
+    let request = FetchRequest { fetch_id: id, sources, objects: objects.to_vec(), ahead: false };
     sub.client.call::<Fetch>(&request).await.unwrap();
 }
 
@@ -270,6 +274,81 @@ async fn a_source_that_falls_silent_is_left_for_the_next() {
     assert_eq!(asked.len(), 2);
     assert!(asked[1].starts_with("from 1") || asked[1].starts_with("from 2"), "{asked:?}");
     host.stop().await;
+    sub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_fetched_ahead_of_need_gives_way_to_what_is_needed() {
+    let (sub, host) = (Sub::start().await, Host::start(Vice::None).await);
+    let large = content(1, 4 * MIB);
+    host.add(&large);
+    host.add(b"needed");
+    // The source falls silent, and would be waited for for a minute.
+    let stall = Break::Stall(2 * MIB as u64);
+    let line = Line::start(&host.address, &[stall], true).await;
+    let request = |fetch_id, objects: &[FetchObject], ahead, source: &str| {
+        let (sources, objects) = (vec![source.to_owned()], objects.to_vec());
+        FetchRequest { fetch_id, sources, objects, ahead }
+    };
+    let ahead = request(1, &[object(&large)], true, &line.address);
+    sub.client.call::<Fetch>(&ahead).await.unwrap();
+    let runs = |reply: &PollReply| matches!(reply.activity, Activity::Fetching { fetch_id: 1, .. });
+    while line.passed_bytes() < 2 * MIB as u64 {
+        assert!(runs(&sub.poll().await));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // It does not give way to another one of its kind.
+    let second = request(2, &[object(b"needed")], true, &host.address);
+    let refused = sub.client.call::<Fetch>(&second).await.unwrap_err();
+    assert_eq!(refused.code(), Some(FaultCode::Busy), "{refused:?}");
+    assert!(runs(&sub.poll().await));
+
+    let last = fetch(&sub, 3, &[&host.address], &[object(b"needed")]).await;
+    assert_eq!((last.error, last.objects), (None, 1));
+    // It can be asked for again, and comes.
+    let again = request(4, &[object(&large)], true, &host.address);
+    sub.client.call::<Fetch>(&again).await.unwrap();
+    let last = ended(&sub, 4).await;
+    assert_eq!((last.error, last.objects), (None, 1));
+    assert_eq!(cached(&sub).await.len(), 2);
+    assert_eq!(partials(&sub), [""; 0]);
+    line.stop().await;
+    host.stop().await;
+    sub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_does_not_wait_for_what_is_fetched_ahead_of_need() {
+    let (sub, source) = (Sub::start().await, Source::start().await);
+    let host = Host::start(Vice::None).await;
+    let large = content(1, 4 * MIB);
+    host.add(&large);
+    let line = Line::start(&host.address, &[Break::Stall(MIB as u64)], true).await;
+    let request = FetchRequest {
+        fetch_id: 1,
+        sources: vec![line.address.clone()],
+        objects: vec![object(&large)],
+        ahead: true,
+    };
+    sub.client.call::<Fetch>(&request).await.unwrap();
+    // An update whose objects are there is staged and carried out meanwhile.
+    let (_, have) = sub.tree().await;
+    let want = Edit::of(&have, &source).directory("/new", 0o755).done();
+    let (reply, plan) = sub.plan(&want).await;
+    assert!(matches!(reply.activity, Activity::Fetching { fetch_id: 1, .. }), "{reply:?}");
+    sub.prepare(&crate::fixture::request(2, &reply, &want, plan)).await.unwrap();
+    sub.client.call::<Commit>(&CommitRequest { update_id: 2 }).await.unwrap();
+    let over = |reply: &PollReply| {
+        let fetches = matches!(reply.activity, Activity::Fetching { fetch_id: 1, .. });
+        fetches && reply.last_update.is_some()
+    };
+    assert_eq!(sub.poll_until(over).await.last_update.unwrap().outcome, Outcome::Done);
+    assert!(sub.at("/new").is_dir());
+    let needed = fetch(&sub, 3, &[&host.address], &[]).await;
+    assert_eq!(needed.error, None);
+    line.stop().await;
+    host.stop().await;
+    source.stop().await;
     sub.stop().await;
 }
 

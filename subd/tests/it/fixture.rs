@@ -216,7 +216,8 @@ impl Sub {
 
     pub async fn fetch(&self, id: u64, sources: &[&Source], objects: &[FetchObject]) -> LastFetch {
         let sources = sources.iter().map(|source| source.address.clone()).collect();
-        let request = FetchRequest { fetch_id: id, sources, objects: objects.to_vec() };
+        let request =
+            FetchRequest { fetch_id: id, sources, objects: objects.to_vec(), ahead: false };
         self.client.call::<Fetch>(&request).await.unwrap();
         let ended = |last: &LastFetch| last.fetch_id == id;
         let reply = self.poll_until(|reply| reply.last_fetch.as_ref().is_some_and(ended)).await;

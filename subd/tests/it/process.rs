@@ -185,7 +185,8 @@ async fn killed_anywhere_it_converges_again_and_keeps_what_is_not_its_business()
             let objects = plan.objects().into_iter();
             let objects = objects.map(|(id, need)| FetchObject { id, size_bytes: need.size_bytes });
             let sources = vec![source.address.clone()];
-            let fetch = FetchRequest { fetch_id: round, sources, objects: objects.collect() };
+            let fetch =
+                FetchRequest { fetch_id: round, sources, objects: objects.collect(), ahead: false };
             sub.client.call::<Fetch>(&fetch).await.unwrap();
         } else {
             sub.fetch_for(round, &source, &plan).await;

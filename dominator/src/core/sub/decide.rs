@@ -17,7 +17,7 @@ use common::api::subd::{
     Activity, CleanupRequest, CommitRequest, Expects, FetchObject, FetchRequest, PollRequest,
     PrepareRequest, ScanReport, SetConfigurationRequest,
 };
-use common::plan::Plan;
+use common::plan::{Need, Plan};
 use common::scope::Scope;
 use common::tree::Tree;
 use common::when::moment;
@@ -118,7 +118,7 @@ impl Sub {
         effects.push(Effect::Poll(ticket, PollRequest { have, wait_ms }));
     }
 
-    fn wake_by(&mut self, at: Duration) {
+    pub(super) fn wake_by(&mut self, at: Duration) {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 
@@ -141,7 +141,7 @@ impl Sub {
         let scan = self.scanned(view, &image, now, effects)?;
         let planned = self.plan_at_hand(view, &image, &scan, now, effects)?;
         if planned.plan.is_empty() && (self.is_recorded(view, &image) || self.is_held(view)) {
-            return self.in_place(view, &image, now, effects);
+            return self.in_place(view, &image, now, context, effects);
         }
         self.healthy(view, &image)?;
         self.allowed(&planned)?;
@@ -295,23 +295,35 @@ impl Sub {
         view: &View,
         image: &RequiredImage,
         now: Now,
+        context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) -> Stage<Verdict> {
         (self.hold, self.holds) = (None, 0);
         (self.update, self.fetch, self.done, self.cleared) = (None, None, None, None);
         let generation = view.report.version.generation;
         let is_idle = matches!(view.report.activity, Activity::Idle);
-        if is_idle && !view.cache.is_empty() && self.cleaned_generation != Some(generation) {
-            let objects = view.cache.iter().copied().take(IDS_MAX).collect();
-            let call = Call::Cleanup(CleanupRequest { objects });
-            if self.call(now, Purpose::Cleanup, call, effects) {
-                self.cleaned_generation = Some(generation);
+        let next = self.look_ahead(view, image, now, context, effects);
+        if is_idle
+            && self.cleaned_generation != Some(generation)
+            && let Some(kept) = self.ahead.kept(image, view.scan_number)
+        {
+            let idle = view.cache.iter().filter(|object| !kept.contains(object));
+            let objects: Vec<_> = idle.copied().take(IDS_MAX).collect();
+            if !objects.is_empty() {
+                let call = Call::Cleanup(CleanupRequest { objects });
+                if self.call(now, Purpose::Cleanup, call, effects) {
+                    self.cleaned_generation = Some(generation);
+                }
             }
         }
+        let mut detail = format!("equals {}", image.name());
         if view.report.trigger_failures.is_empty() {
-            return Continue((Status::Synced, format!("equals {}", image.name())));
+            if let Some(next) = next {
+                write!(detail, "; {next}").expect("writing to a String cannot fail");
+            }
+            return Continue((Status::Synced, detail));
         }
-        let mut detail = format!("equals {}, but", image.name());
+        detail.push_str(", but");
         for failure in view.report.trigger_failures.iter().take(PATHS_NAMED) {
             let end = failure.output.trim_end().lines().last().unwrap_or_default();
             write!(detail, " {} {} failed: {end};", failure.verb, failure.service)
@@ -408,12 +420,11 @@ impl Sub {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) -> Stage<()> {
-        let (mut objects, mut count, mut bytes, mut space) = (Vec::new(), 0_usize, 0_u64, 0_u64);
+        let (mut objects, mut count, mut bytes) = (Vec::new(), 0_usize, 0_u64);
+        let space = space_needed(missing(planned, view).map(|(_, need)| need));
         for (&id, need) in missing(planned, view) {
             count += 1;
             bytes = bytes.saturating_add(need.size_bytes);
-            let on_disk = need.size_bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
-            space = space.saturating_add(on_disk.saturating_mul(u64::from(need.files.max(1))));
             if objects.len() < IDS_MAX {
                 objects.push(FetchObject { id, size_bytes: need.size_bytes });
             }
@@ -423,6 +434,8 @@ impl Sub {
         }
         let wanted = format!("{} ({})", counted(count as u64, "object"), size(bytes));
         match view.report.activity {
+            // One that is ahead of need gives way.
+            Activity::Fetching { .. } if self.ahead.is_fetching(&view.report.activity) => {}
             Activity::Fetching { .. } => {
                 let detail = format!("fetches; {wanted} still to come");
                 return self.unless_braked(Status::Fetching, detail);
@@ -449,7 +462,7 @@ impl Sub {
         };
         self.fetch = Some(fetch);
         let sources = context.sources.to_vec();
-        let call = Call::Fetch(FetchRequest { fetch_id: fetch.id, sources, objects });
+        let call = Call::Fetch(FetchRequest { fetch_id: fetch.id, sources, objects, ahead: false });
         self.call(now, Purpose::Fetch(fetch.id), call, effects);
         let detail = format!("is told to fetch {wanted}");
         self.unless_braked(Status::Fetching, detail)
@@ -482,8 +495,11 @@ impl Sub {
             let detail = format!("{todo}; paused on the machine itself until {until}: {reason}");
             return stop(Status::Held, detail);
         }
+        let is_ahead = self.ahead.is_fetching(&view.report.activity);
         match view.report.activity {
-            Activity::Fetching { .. } => stop(Status::Fetching, "is finishing a fetch"),
+            Activity::Fetching { .. } if !is_ahead => {
+                stop(Status::Fetching, "is finishing a fetch")
+            }
             Activity::Preparing { update_id } if update_id == update.id => {
                 stop(Status::Preparing, format!("stages {todo}"))
             }
@@ -497,7 +513,7 @@ impl Sub {
                 }
                 self.waiting(Status::Preparing, format!("has staged {todo}"))
             }
-            Activity::Idle | Activity::Prepared { .. } => {
+            Activity::Idle | Activity::Prepared { .. } | Activity::Fetching { .. } => {
                 let request = PrepareRequest {
                     update_id: update.id,
                     expects: Expects { instance, root: scan.root, scope: scan.scope },
@@ -520,7 +536,13 @@ impl Sub {
 impl Sub {
     /// Sends a call, if none is under way or waits to be seen, and none failed just now. Says
     /// whether it did.
-    fn call(&mut self, now: Now, purpose: Purpose, call: Call, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn call(
+        &mut self,
+        now: Now,
+        purpose: Purpose,
+        call: Call,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
         if self.calling.is_some() || self.pending.is_some() {
             return false;
         }
@@ -555,6 +577,14 @@ impl Sub {
             ),
         }
     }
+}
+
+/// What objects take on the disk, in bytes, when all files are made of them.
+pub(super) fn space_needed<'a>(needs: impl Iterator<Item = &'a Need>) -> u64 {
+    needs.fold(0_u64, |space, need| {
+        let on_disk = need.size_bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
+        space.saturating_add(on_disk.saturating_mul(u64::from(need.files.max(1))))
+    })
 }
 
 /// A plan in a few words: how many changes, and which if it is one. `show-sub` has them all.

@@ -50,6 +50,17 @@ pub enum ImageState {
     Ready(Arc<RequiredImage>),
 }
 
+impl ImageState {
+    /// The digest of the image, if it is at hand.
+    #[must_use]
+    pub fn digest(&self) -> Option<ObjectId> {
+        match self {
+            Self::Ready(image) => Some(image.digest),
+            Self::Undefined | Self::Missing(_) => None,
+        }
+    }
+}
+
 /// Why a question was not answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -118,8 +129,10 @@ pub enum Event {
     Assigned {
         /// The record.
         machine: Arc<Machine>,
-        /// The image that it names.
+        /// The image that it must have.
         image: ImageState,
+        /// The image that it will get next.
+        planned: ImageState,
     },
     /// The brake is on, for this reason, or off.
     Brake(Option<Arc<str>>),

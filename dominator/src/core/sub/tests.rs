@@ -364,7 +364,8 @@ fn what_is_held_back_says_why() {
     script.called = None;
     let machine = Machine { hostname: "web".into(), disable_updates: true, ..Machine::default() };
     let image_again = script.image.clone();
-    script.step("assigned", Event::Assigned { machine: Arc::new(machine), image: image_again });
+    let (machine, planned) = (Arc::new(machine), ImageState::Undefined);
+    script.step("assigned", Event::Assigned { machine, image: image_again, planned });
     show("DisableUpdates", &script);
 
     let mut script = Script::new(image("base", &[("/a", "1")]));

@@ -56,6 +56,7 @@ pub(super) struct Script {
     pub(super) sub: Sub,
     now: Duration,
     pub(super) image: ImageState,
+    pub(super) planned: ImageState,
     /// What the sub would report.
     pub(super) reply: PollReply,
     scanned: Tree,
@@ -93,6 +94,7 @@ impl Script {
             sub: Sub::new(machine, 0, now),
             now: Duration::ZERO,
             image,
+            planned: ImageState::Undefined,
             reply,
             scanned,
             polled: Ticket(0),
@@ -140,7 +142,8 @@ impl Script {
     pub(super) fn assign(&mut self) {
         let machine = Arc::clone(&self.sub.machine);
         let image = self.image.clone();
-        self.step("assigned", Event::Assigned { machine, image });
+        let planned = self.planned.clone();
+        self.step("assigned", Event::Assigned { machine, image, planned });
     }
 
     pub(super) fn poll(&mut self) {

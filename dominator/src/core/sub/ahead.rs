@@ -1,0 +1,220 @@
+//! The image that the machine will get next: its objects are fetched ahead, so that the switch
+//! fetches nothing.
+//!
+//! It happens only while the required image is in place, and is never in the way: subd ends such a
+//! fetch when another one is needed, and nothing waits for it. What it cannot do is no failure of
+//! the machine; the detail of `synced` says so.
+// tidy: core
+
+use core::time::Duration;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use common::api::object_server::IDS_MAX;
+use common::api::subd::{Activity, FetchFailure, FetchObject, FetchRequest, ScanReport};
+use common::object::ObjectId;
+use common::tree::Tree;
+
+use super::decide::space_needed;
+use super::{Call, Context, Effect, ImageState, Now, Purpose, Sub, Ticket, View, missing};
+use crate::core::pace::{HOLD_FIRST, HOLD_LONGEST, doubled, jittered};
+use crate::core::planning::{PlanJob, PlanKey, Planned};
+use crate::core::required::RequiredImage;
+use crate::core::words::{counted, size};
+
+/// What is known of the image that comes next.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    pub(super) image: ImageState,
+    planning: Option<(Ticket, PlanKey)>,
+    planned: Option<Arc<Planned>>,
+    /// No plan can be made of it, and why.
+    failed: Option<(PlanKey, String)>,
+    /// The fetch that was ordered last, and how many objects were missing then.
+    fetch: Option<(u64, usize)>,
+    /// A fetch failed: until when none is ordered, and why.
+    hold: Option<(Duration, String)>,
+    holds: u32,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self {
+            image: ImageState::Undefined,
+            planning: None,
+            planned: None,
+            failed: None,
+            fetch: None,
+            hold: None,
+            holds: 0,
+        }
+    }
+}
+
+impl Ahead {
+    /// Takes note of the image that is planned now.
+    pub(super) fn assigned(&mut self, image: ImageState) {
+        if self.image.digest() != image.digest() {
+            *self = Self { fetch: self.fetch, ..Self::default() };
+        }
+        self.image = image;
+    }
+
+    /// Takes the answer to the question for a plan; false if it is to another one's question.
+    pub(super) fn planned(
+        &mut self,
+        ticket: Ticket,
+        result: &Result<Arc<Planned>, String>,
+    ) -> bool {
+        let Some((_, key)) = self.planning.take_if(|(asked, _)| *asked == ticket) else {
+            return false;
+        };
+        match result {
+            Ok(planned) => self.planned = Some(Arc::clone(planned)),
+            Err(text) => self.failed = Some((key, text.clone())),
+        }
+        true
+    }
+
+    /// True if the machine is at the fetch that was ordered last ahead of need.
+    pub(super) fn is_fetching(&self, activity: &Activity) -> bool {
+        let ordered = self.fetch.map(|(fetch, _)| fetch);
+        matches!(activity, Activity::Fetching { fetch_id, .. } if Some(*fetch_id) == ordered)
+    }
+
+    /// The objects to keep for a machine that has `required`, by the scan of this number; `None`
+    /// while that is not known, but soon will be.
+    pub(super) fn kept(&self, required: &RequiredImage, scan: u64) -> Option<BTreeSet<ObjectId>> {
+        let ImageState::Ready(image) = &self.image else { return Some(BTreeSet::new()) };
+        let key = PlanKey { image: image.digest, scan };
+        let is_needless = image.digest == required.digest
+            || self.failed.as_ref().is_some_and(|(failed, _)| *failed == key);
+        if is_needless {
+            return Some(BTreeSet::new());
+        }
+        let planned = self.planned.as_ref().filter(|planned| planned.key == key)?;
+        Some(planned.needs.keys().copied().collect())
+    }
+}
+
+impl Sub {
+    /// Fetches what the next image needs, and says how far that is; `None` if there is no next
+    /// image. The required image is in place.
+    pub(super) fn look_ahead(
+        &mut self,
+        view: &View,
+        required: &RequiredImage,
+        now: Now,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Option<String> {
+        let image = match &self.ahead.image {
+            ImageState::Undefined => return None,
+            ImageState::Missing(why) => return Some(format!("the planned image: {why}")),
+            ImageState::Ready(image) if image.digest == required.digest => return None,
+            ImageState::Ready(image) => Arc::clone(image),
+        };
+        let name = image.name();
+        let key = PlanKey { image: image.digest, scan: view.scan_number };
+        if let Some((failed, why)) = &self.ahead.failed
+            && *failed == key
+        {
+            return Some(format!("nothing is fetched ahead for {name}: {why}"));
+        }
+        let planned = match &self.ahead.planned {
+            Some(planned) if planned.key == key => Arc::clone(planned),
+            _ => {
+                let scan = Arc::clone(view.scan.as_ref()?);
+                let tree = self.tree.as_ref().filter(|tree| tree.digest() == scan.root)?.clone();
+                self.plan_ahead(key, view, &scan, tree, &image, effects);
+                return Some(format!("is compared with {name}, which comes next"));
+            }
+        };
+        let (mut objects, mut count, mut bytes) = (Vec::new(), 0_usize, 0_u64);
+        for (&id, need) in missing(&planned, view) {
+            count += 1;
+            bytes = bytes.saturating_add(need.size_bytes);
+            if objects.len() < IDS_MAX {
+                objects.push(FetchObject { id, size_bytes: need.size_bytes });
+            }
+        }
+        if count == 0 {
+            (self.ahead.hold, self.ahead.holds) = (None, 0);
+            return Some(format!("has all objects of {name}, which comes next"));
+        }
+        let wanted = format!("{} ({}) of {name}", counted(count as u64, "object"), size(bytes));
+        self.note_ahead(view, count, now, context);
+        if let Some((until, why)) = &self.ahead.hold {
+            let (until, text) = (*until, format!("{wanted} are not fetched ahead yet: {why}"));
+            if now.elapsed < until {
+                self.wake_by(until);
+                return Some(text);
+            }
+            self.ahead.hold = None;
+        }
+        let free = view.report.space;
+        let space = space_needed(missing(&planned, view).map(|(_, need)| need));
+        if space > free.free_bytes || u64::try_from(count).is_ok_and(|n| n > free.free_inodes) {
+            let (space, free) = (size(space), size(free.free_bytes));
+            return Some(format!("{wanted} are not fetched ahead: they need {space} of {free}"));
+        }
+        if matches!(view.report.activity, Activity::Idle) {
+            let fetch_id = self.next_id();
+            let sources = context.sources.to_vec();
+            let request = FetchRequest { fetch_id, sources, objects, ahead: true };
+            if self.call(now, Purpose::Ahead(fetch_id), Call::Fetch(request), effects) {
+                self.ahead.fetch = Some((fetch_id, count));
+            }
+        }
+        Some(format!("fetches {wanted}, which comes next"))
+    }
+
+    fn plan_ahead(
+        &mut self,
+        key: PlanKey,
+        view: &View,
+        scan: &Arc<ScanReport>,
+        tree: Tree,
+        image: &Arc<RequiredImage>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.ahead.planning.is_some() {
+            return;
+        }
+        let ticket = self.next_ticket();
+        self.ahead.planning = Some((ticket, key));
+        let job = PlanJob {
+            key,
+            tree,
+            scan: Arc::clone(scan),
+            exclusions: view.exclusions.clone(),
+            image: Arc::clone(image),
+        };
+        effects.push(Effect::Plan(ticket, Box::new(job)));
+    }
+
+    /// Orders nothing ahead of need for a while, that grows with each time.
+    pub(super) fn hold_ahead(&mut self, why: String, now: Now, context: &Context<'_>) {
+        self.ahead.holds += 1;
+        let pause = doubled(HOLD_FIRST, HOLD_LONGEST, self.ahead.holds);
+        self.ahead.hold = Some((now.elapsed + jittered(pause, context.jitter), why));
+    }
+
+    /// Takes note of how the last fetch ahead of need ended; so many objects are `missing` now.
+    fn note_ahead(&mut self, view: &View, missing: usize, now: Now, context: &Context<'_>) {
+        let Some((fetch, before)) = self.ahead.fetch else { return };
+        let Some(last) = view.fetch_of(fetch) else { return };
+        self.ahead.fetch = None;
+        let why = match &last.error {
+            // The rest is asked for next.
+            None if missing < before => return,
+            None => "a fetch has brought no more objects".to_owned(),
+            Some(FetchFailure::GaveWay) => return,
+            Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => {
+                format!("they need {}, {} are free", size(*need_bytes), size(*free_bytes))
+            }
+            Some(FetchFailure::Sources(why) | FetchFailure::Local(why)) => why.clone(),
+        };
+        self.hold_ahead(why, now, context);
+    }
+}
