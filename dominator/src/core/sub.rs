@@ -277,7 +277,10 @@ impl Sub {
     fn note(&mut self, now: Now, event: Event, context: &Context<'_>) {
         match event {
             Event::Assigned { machine, image, planned } => {
-                self.ahead.assigned(planned);
+                if self.ahead.assigned(planned) {
+                    // Other objects are worth keeping.
+                    self.cleaned_generation = None;
+                }
                 self.assigned(machine, image);
             }
             Event::Brake(brake) => {

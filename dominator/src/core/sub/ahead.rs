@@ -52,12 +52,14 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// Takes note of the image that is planned now.
-    pub(super) fn assigned(&mut self, image: ImageState) {
-        if self.image.digest() != image.digest() {
+    /// Takes note of the image that is planned now; true if it is another one.
+    pub(super) fn assigned(&mut self, image: ImageState) -> bool {
+        let is_other = self.image.digest() != image.digest();
+        if is_other {
             *self = Self { fetch: self.fetch, ..Self::default() };
         }
         self.image = image;
+        is_other
     }
 
     /// Takes the answer to the question for a plan; false if it is to another one's question.
@@ -85,7 +87,12 @@ impl Ahead {
     /// The objects to keep for a machine that has `required`, by the scan of this number; `None`
     /// while that is not known, but soon will be.
     pub(super) fn kept(&self, required: &RequiredImage, scan: u64) -> Option<BTreeSet<ObjectId>> {
-        let ImageState::Ready(image) = &self.image else { return Some(BTreeSet::new()) };
+        let image = match &self.image {
+            ImageState::Undefined => return Some(BTreeSet::new()),
+            // After a restart of the dominator, what was fetched for it must not be thrown away.
+            ImageState::Missing(_) => return None,
+            ImageState::Ready(image) => image,
+        };
         let key = PlanKey { image: image.digest, scan };
         let is_needless = image.digest == required.digest
             || self.failed.as_ref().is_some_and(|(failed, _)| *failed == key);

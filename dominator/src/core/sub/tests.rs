@@ -5,13 +5,15 @@ mod script;
 
 use std::sync::Arc;
 
-use common::api::subd::{Activity, FetchFailure, Outcome, Space, TriggerFailure, Version};
+use common::api::subd::{
+    Activity, CleanupRequest, FetchFailure, Outcome, Space, TriggerFailure, Version,
+};
 use common::mdb::Machine;
 use common::scope::Scope;
 use expect_test::expect;
 
 use super::*;
-use script::{Script, image, tree};
+use script::{Script, image, object, tree};
 
 #[test]
 fn the_whole_loop() {
@@ -419,6 +421,29 @@ fn what_is_held_back_says_why() {
           not uploaded
     "#]]
     .assert_eq(&lines);
+}
+
+#[test]
+fn what_was_fetched_ahead_stays_until_nothing_is_planned() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
+    script.planned = ImageState::Missing("it is being loaded".into());
+    script.assign();
+    script.cache(&["2", "3"]);
+    script.poll();
+    assert_eq!(script.sub.detail(), "equals base; the planned image: it is being loaded");
+    assert!(script.called.is_none(), "{:?}", script.called);
+    script.planned = image("next", &[("/a", "2")]);
+    script.assign();
+    assert_eq!(script.sub.detail(), "equals base; has all objects of next, which comes next");
+    // What neither needs is in nobody's way any more.
+    let cleanup = |content| Call::Cleanup(CleanupRequest { objects: vec![object(content)] });
+    assert_eq!(script.accept(), cleanup("3"));
+    script.cache(&["2"]);
+    script.poll();
+    assert!(script.called.is_none(), "{:?}", script.called);
+    script.planned = ImageState::Undefined;
+    script.assign();
+    assert_eq!(script.accept(), cleanup("2"));
 }
 
 #[test]
