@@ -28,7 +28,7 @@ use futures_util::Stream;
 use prometheus_client::registry::Registry;
 
 pub use super::object_reader::{ObjectReader, StreamError, head_bytes, object_chunks};
-pub use listen::{SHUTDOWN_GRACE, serve};
+pub use listen::{SHUTDOWN_GRACE, Server, serve};
 pub use page::{Content, Page, PageBody, PageRequest};
 pub use range::ByteRange;
 
@@ -44,6 +44,8 @@ use metrics::Metrics;
 pub struct Caller {
     /// Where the connection comes from.
     pub address: SocketAddr,
+    /// Where it came in: one of the addresses that this server listens on.
+    pub local: SocketAddr,
 }
 
 /// What a handler gives back, sooner or later.

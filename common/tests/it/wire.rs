@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +20,7 @@ use common::wire::server::{
 use common::wire::{Fault, FaultCode};
 use futures_util::{StreamExt as _, stream};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -487,4 +489,51 @@ async fn calls_and_faults_are_counted() {
     }
     assert!(text.ends_with("# EOF\n"), "{text}");
     server.stop().await;
+}
+
+#[tokio::test]
+async fn a_handler_knows_the_address_that_was_dialled() {
+    let router = Router::new("testd")
+        .page("/", |request| async move { Ok(Page::Text(request.caller.local.to_string())) });
+    let server = Server::start_at(router, "0.0.0.0:0".parse().unwrap()).await;
+    for host in ["127.0.0.1", "127.9.8.7"] {
+        let dialled = format!("{host}:{}", server.address.port());
+        let client = Client::new(Peer::parse(&dialled, 0).unwrap());
+        let (_, text) = client.get("/").await.unwrap();
+        assert_eq!(String::from_utf8(text.to_vec()).unwrap(), dialled);
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn one_connection_can_be_cut_and_others_go_on() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let peer = Peer::parse(&listener.local_addr().unwrap().to_string(), 0).unwrap();
+    let stop = CancellationToken::new();
+    let server = common::wire::server::Server::new(router(), stop.clone());
+    let places = Arc::new(Semaphore::new(2));
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let client = Client::new(peer.clone());
+        let caller = client.clone();
+        let request = DeleteImageRequest { name: "a/b".parse().unwrap() };
+        let call = tokio::spawn(async move { caller.call::<DeleteImage>(&request).await });
+        let (stream, address) = listener.accept().await.unwrap();
+        let place = Arc::clone(&places).acquire_owned().await.unwrap();
+        let cut = server.cut();
+        server.answer(stream, address, place, cut.clone());
+        client.call::<Commit>(&CommitRequest { update_id: 2 }).await.unwrap();
+        clients.push((client, call, cut));
+    }
+    let (second, second_call, _) = clients.pop().unwrap();
+    let (_, first_call, cut) = clients.pop().unwrap();
+    cut.cancel();
+    let error = first_call.await.unwrap().unwrap_err();
+    assert!(matches!(error, CallError::Lost { .. }), "{error:?}");
+    second.call::<Commit>(&CommitRequest { update_id: 2 }).await.unwrap();
+    assert!(!second_call.is_finished());
+    let _freed = places.acquire().await.unwrap();
+    second_call.abort();
+    stop.cancel();
+    server.finish().await;
 }

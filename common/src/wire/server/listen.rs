@@ -49,26 +49,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Answers on `listener` until `stop` is cancelled; then lets running calls finish, for at most
 /// [`SHUTDOWN_GRACE`]. Handlers that wait for long should watch the token too.
 pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
-    let service = Arc::new(Service::new(router));
-    let tracker = TaskTracker::new();
-    let abort = CancellationToken::new();
+    let server = Server::new(router, stop.clone());
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let accepted = stop.run_until_cancelled(next(&listener, &places)).await;
         let Some((accepted, place)) = accepted else { break };
         match accepted {
-            Ok((stream, address)) => {
-                let serve = Serve {
-                    service: Arc::clone(&service),
-                    tracked: Tracked { tracker: tracker.clone(), stop: abort.child_token() },
-                    stop: stop.clone(),
-                    place,
-                };
-                hyper::rt::Executor::execute(
-                    &serve.tracked.clone(),
-                    serve.connection(stream, address),
-                );
-            }
+            Ok((stream, address)) => server.answer(stream, address, place, server.cut()),
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
                 stop.run_until_cancelled(tokio::time::sleep(ACCEPT_PAUSE)).await;
@@ -76,10 +63,66 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
         }
     }
     drop(listener);
-    tracker.close();
-    if tokio::time::timeout(SHUTDOWN_GRACE, tracker.wait()).await.is_err() {
-        abort.cancel();
-        tracker.wait().await;
+    server.finish().await;
+}
+
+/// Answers on connections that its owner accepts, for owners that choose among them, or end some
+/// before their time. Daemons have [`serve`].
+pub struct Server {
+    service: Arc<Service>,
+    tracker: TaskTracker,
+    abort: CancellationToken,
+    stop: CancellationToken,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Server").field("connections", &self.tracker).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// A server without connections. When `stop` is cancelled, connections end as soon as the
+    /// calls on them are answered.
+    #[must_use]
+    pub fn new(router: Router, stop: CancellationToken) -> Self {
+        let service = Arc::new(Service::new(router));
+        Self { service, tracker: TaskTracker::new(), abort: CancellationToken::new(), stop }
+    }
+
+    /// A token for one connection, with which it can be cut.
+    #[must_use]
+    pub fn cut(&self) -> CancellationToken {
+        self.abort.child_token()
+    }
+
+    /// Answers on `stream`, which comes from `address`, in tasks of its own; `place` is given back
+    /// when the connection ends. When `cut`, which is of [`Server::cut`], is cancelled, it ends at
+    /// once, with all calls on it.
+    pub fn answer(
+        &self,
+        stream: TcpStream,
+        address: SocketAddr,
+        place: OwnedSemaphorePermit,
+        cut: CancellationToken,
+    ) {
+        let serve = Serve {
+            service: Arc::clone(&self.service),
+            tracked: Tracked { tracker: self.tracker.clone(), stop: cut },
+            stop: self.stop.clone(),
+            place,
+        };
+        hyper::rt::Executor::execute(&serve.tracked.clone(), serve.connection(stream, address));
+    }
+
+    /// Lets running calls finish, for at most [`SHUTDOWN_GRACE`]; for when the server was told to
+    /// stop.
+    pub async fn finish(self) {
+        self.tracker.close();
+        if tokio::time::timeout(SHUTDOWN_GRACE, self.tracker.wait()).await.is_err() {
+            self.abort.cancel();
+            self.tracker.wait().await;
+        }
     }
 }
 
@@ -108,8 +151,8 @@ impl Serve {
         let _place = self.place;
         // Tasks of the connection end with it, however it ends.
         let _end = self.tracked.stop.clone().drop_guard();
-        let stream = match accept(stream).await {
-            Ok(stream) => stream,
+        let (stream, local) = match accept(stream).await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::debug!(%address, "connection refused: {error}");
                 return;
@@ -120,7 +163,7 @@ impl Serve {
             let (asked, service) = (Arc::clone(&asked), Arc::clone(&self.service));
             service_fn(move |request| {
                 asked.store(true, Ordering::Relaxed);
-                let answer = Arc::clone(&service).answer(Caller { address }, request);
+                let answer = Arc::clone(&service).answer(Caller { address, local }, request);
                 async move { Ok::<_, Infallible>(answer.await) }
             })
         };
@@ -152,10 +195,14 @@ impl Serve {
     }
 }
 
-/// Prepares the stream of bytes of a caller. TLS goes around the stream here.
-async fn accept(stream: TcpStream) -> io::Result<impl AsyncRead + AsyncWrite + Unpin + Send> {
+/// Prepares the stream of bytes of a caller, and tells at which address it came in. TLS goes
+/// around the stream here.
+async fn accept(
+    stream: TcpStream,
+) -> io::Result<(impl AsyncRead + AsyncWrite + Unpin + Send, SocketAddr)> {
     stream.set_nodelay(true)?;
-    Ok(stream)
+    let local = stream.local_addr()?;
+    Ok((stream, local))
 }
 
 fn builder(tracked: Tracked) -> auto::Builder<Tracked> {
