@@ -79,7 +79,7 @@ async fn connect(peer: &Peer) -> io::Result<impl AsyncRead + AsyncWrite + Unpin 
     for address in addresses {
         match TcpStream::connect(address).await {
             Ok(stream) => {
-                stream.set_nodelay(true)?;
+                super::super::socket::prepare(&stream)?;
                 return Ok(stream);
             }
             Err(error) => last = error,

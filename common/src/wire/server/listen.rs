@@ -200,7 +200,7 @@ impl Serve {
 async fn accept(
     stream: TcpStream,
 ) -> io::Result<(impl AsyncRead + AsyncWrite + Unpin + Send, SocketAddr)> {
-    stream.set_nodelay(true)?;
+    super::super::socket::prepare(&stream)?;
     let local = stream.local_addr()?;
     Ok((stream, local))
 }
