@@ -256,7 +256,8 @@ impl Client {
             return Ok(Arc::clone(connection));
         }
         *kept = None;
-        let connection = Connection::open(&self.inner.peer)
+        // Boxed, because every call has a place for it, and most connect to nothing.
+        let connection = Box::pin(Connection::open(&self.inner.peer))
             .await
             .map_err(|source| CallError::Connect { peer: self.name(), source })?;
         let connection = Arc::new(connection);

@@ -19,6 +19,8 @@ where
 {
     fn execute(&self, future: F) {
         let stop = self.stop.clone();
+        // hyper's futures have kilobytes, and each layer around one holds a place for it.
+        let future = Box::pin(future);
         self.tracker.spawn(async move { stop.run_until_cancelled_owned(future).await.map(drop) });
     }
 }
