@@ -301,11 +301,21 @@ async fn read_tree(client: Client, shared: Arc<Shared>, ticket: Ticket, root: Ob
 }
 
 async fn plan(shared: Arc<Shared>, ticket: Ticket, job: Box<PlanJob>) -> Event {
+    if let Some(planned) = shared.images.plans.find(&job) {
+        return Event::Planned(ticket, Ok(Arc::new(planned)));
+    }
     let counted = Arc::clone(&shared);
     let planned = shared.reader.compute(move || {
+        // Another may have made the same while this one waited for its turn.
+        if let Some(planned) = counted.images.plans.find(&job) {
+            return Ok(planned);
+        }
         let started = std::time::Instant::now();
         let planned = job.run();
         counted.metrics.planned(started.elapsed());
+        if let Ok(planned) = &planned {
+            counted.images.plans.keep(&job, planned);
+        }
         planned
     });
     let result = match planned.await {

@@ -19,6 +19,7 @@ use crate::chance::{random, wall};
 use crate::core::pace::{RETRY_FIRST, RETRY_LONGEST, doubled, jittered};
 use crate::core::remarks::remark;
 use crate::core::sub::ImageState;
+use crate::plans::Plans;
 
 /// How long the image server is asked to wait for an image that it does not have.
 const WAIT: Duration = Duration::from_secs(55);
@@ -45,6 +46,8 @@ struct Wanted {
 /// See the module's text.
 #[derive(Debug)]
 pub struct Images {
+    /// Plans to these images.
+    pub plans: Plans,
     client: Client,
     reader: Arc<Reader>,
     wanted: Mutex<BTreeMap<ImageName, Arc<Wanted>>>,
@@ -64,6 +67,7 @@ impl Images {
         stop: CancellationToken,
     ) -> Arc<Self> {
         Arc::new(Self {
+            plans: Plans::default(),
             client,
             reader,
             wanted: Mutex::default(),

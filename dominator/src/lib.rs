@@ -19,6 +19,7 @@ pub mod mdb_server;
 pub mod mdbd;
 pub mod metrics;
 pub mod pages;
+pub mod plans;
 pub mod stamp;
 pub mod state;
 

@@ -85,7 +85,7 @@ pub struct Planned {
     /// The digest of its operations: the same changes of the same paths have the same.
     pub digest: ObjectId,
     /// The objects that the plan needs.
-    pub needs: BTreeMap<ObjectId, Need>,
+    pub needs: Arc<BTreeMap<ObjectId, Need>>,
     /// Why it must not be carried out without an operator's word; empty if it may.
     pub dangers: Vec<String>,
 }
@@ -127,7 +127,7 @@ impl PlanJob {
         Ok(Planned {
             key: self.key,
             digest: Algorithm::Blake3.digest(&bytes),
-            needs: plan.objects(),
+            needs: Arc::new(plan.objects()),
             dangers,
             plan: Arc::new(plan),
         })
