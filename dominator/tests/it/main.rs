@@ -9,6 +9,7 @@ mod fake;
 mod liars;
 mod loop_over_the_wire;
 mod machine_database;
+mod many;
 mod mdbd;
 mod model;
 mod operating;

@@ -66,6 +66,11 @@ fn image(name: &str, tree: Tree, filter: Option<&[&str]>) -> Arc<RequiredImage> 
 }
 
 fn world(seed: u64, faults: Faults) -> World {
+    world_of(MACHINES, seed, faults)
+}
+
+/// A world of so many machines, which start with seven different trees.
+pub fn world_of(machines: usize, seed: u64, faults: Faults) -> World {
     let sparse = from_text(
         Algorithm::Blake3,
         &format!(
@@ -78,7 +83,8 @@ fn world(seed: u64, faults: Faults) -> World {
         image("base/two", tree(2, false), Some(&["/var/log/.*"])),
         image("motd", sparse.unwrap(), None),
     ];
-    let trees = (0..MACHINES as u64).map(|host| tree(seed * 1_000 + host % 7, true)).collect();
+    let seven: Vec<Tree> = (0..7).map(|kind| tree(seed * 1_000 + kind, true)).collect();
+    let trees = seven.iter().cycle().take(machines).cloned().collect();
     World::new(seed, trees, images, faults)
 }
 

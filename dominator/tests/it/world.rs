@@ -74,6 +74,8 @@ struct Driver {
 pub struct World {
     pub models: Vec<Model>,
     pub trace: String,
+    /// False for fleets whose story would fill the memory.
+    pub is_traced: bool,
     pub effects: BTreeMap<&'static str, u64>,
     pub brake: Option<Arc<str>>,
     pub faults: Faults,
@@ -107,6 +109,7 @@ impl World {
             drivers: trees.iter().map(|_| None).collect(),
             models: trees.into_iter().map(Model::new).collect(),
             trace: String::new(),
+            is_traced: true,
             effects: BTreeMap::new(),
             brake: None,
             faults,
@@ -259,7 +262,9 @@ impl World {
     }
 
     fn note(&mut self, host: usize, text: &str) {
-        writeln!(self.trace, "{:>9} {host:>2} {text}", self.now.as_millis()).unwrap();
+        if self.is_traced {
+            writeln!(self.trace, "{:>9} {host:>2} {text}", self.now.as_millis()).unwrap();
+        }
     }
 
     fn happen(&mut self, happening: Happening) {
