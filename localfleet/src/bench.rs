@@ -5,6 +5,7 @@
 
 mod content;
 mod fixture;
+mod fleet;
 mod measure;
 mod observer;
 mod update;
@@ -45,6 +46,8 @@ pub enum Part {
     Install,
     /// Memory and processor time when there is nothing to do.
     Idle,
+    /// A dominator with ten thousand simulated machines, beside the Go Dominator.
+    Fleet,
 }
 
 /// Measures the product beside its peers.
@@ -55,7 +58,8 @@ pub enum Part {
 #[command(after_help = "Examples:\n  \
     cargo run --release -p localfleet -- bench\n  \
     localfleet bench content --runs 5\n  \
-    localfleet bench content install --system debian.tar")]
+    localfleet bench content install --system debian.tar\n  \
+    localfleet bench fleet --subs 10000")]
 pub struct Arguments {
     /// What to measure; all if none is named.
     #[arg(value_enum)]
@@ -69,6 +73,14 @@ pub struct Arguments {
     /// The system that is hashed and installed; without it, real files of this machine.
     #[arg(long, value_name = "TAR|DIR")]
     system: Option<PathBuf>,
+    /// How many machines are simulated for `fleet`.
+    #[arg(long, default_value_t = 10_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    subs: u32,
+    /// How many files the trees of `fleet` have.
+    #[arg(long, default_value_t = 40_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(100..=40_000))]
+    files: u32,
     /// Make everything below this directory, whose file-system is measured then.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     directory: PathBuf,
@@ -117,6 +129,7 @@ pub fn run(
     any(Part::Quick, update::quick)?;
     any(Part::Install, update::install)?;
     any(Part::Idle, content::idle)?;
+    any(Part::Fleet, fleet::measure)?;
     directory.close().context("cannot remove the directory")
 }
 
@@ -145,7 +158,7 @@ impl Bench<'_> {
     fn first(&self) -> anyhow::Result<&Path> {
         if !self.first.exists() {
             eprintln!("making the tree of {} files", fixture::FILES);
-            fixture::first(&self.first)?;
+            fixture::make(&self.first, fixture::FIRST)?;
         }
         Ok(&self.first)
     }
@@ -170,7 +183,7 @@ impl Bench<'_> {
         if target.exists() {
             fs::remove_dir_all(&target).context("cannot remove a tree")?;
         }
-        let paths = fixture::changed(self.first()?, &target, change)?;
+        let paths = fixture::changed(self.first()?, fixture::FILES, &target, change)?;
         Ok((target, paths))
     }
 
@@ -227,9 +240,20 @@ fn unlimited() -> Vec<(&'static str, String)> {
 
 /// Uploads a tree as an image that covers all but subd's own directory.
 fn upload(fleet: &Fleet, image: &str, tree: &Path, flags: &[&str]) -> anyhow::Result<()> {
+    upload_filtered(fleet, image, tree, "", flags)
+}
+
+/// Uploads a tree as an image with a filter.
+fn upload_filtered(
+    fleet: &Fleet,
+    image: &str,
+    tree: &Path,
+    lines: &str,
+    flags: &[&str],
+) -> anyhow::Result<()> {
     eprintln!("uploading {image}");
     let filter = fleet.mdb().with_file_name("filter");
-    fs::write(&filter, "").context("cannot write the filter")?;
+    fs::write(&filter, lines).context("cannot write the filter")?;
     let shown = |path: &Path| path.display().to_string();
     let mut words: Vec<String> =
         ["add", image, &shown(tree), &shown(&filter), "-"].map(str::to_owned).into();

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use common::api::dominator::{
-    ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
+    DominatorStatus, GetStatus, ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status,
+    SubDetail, SubSummary,
 };
 use common::mdb::Machine;
 use common::wire::Method;
@@ -207,21 +208,23 @@ impl Fleet {
             if daemon.id().is_none() {
                 continue;
             }
-            let client = client_of(address);
-            let start = Instant::now();
-            loop {
-                daemon.check()?;
-                let answer = self.runtime.block_on(client.get("/healthz"));
-                if matches!(answer, Ok((200, _))) {
-                    break;
-                }
-                if start.elapsed() > READY_MAX {
-                    bail!("{} does not answer at {address}", daemon.name());
-                }
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            wait_for(&self.runtime, address, daemon, READY_MAX)?;
         }
         Ok(())
+    }
+
+    /// Waits until a daemon beside those of the fleet answers at `/healthz`.
+    ///
+    /// # Errors
+    ///
+    /// If it has ended, or does not answer within `limit`.
+    pub fn wait_for(
+        &self,
+        address: SocketAddr,
+        daemon: &mut Daemon,
+        limit: Duration,
+    ) -> anyhow::Result<()> {
+        wait_for(&self.runtime, address, daemon, limit)
     }
 
     /// Replaces the machine database: each sub is to have `image`, or none if that is `None`.
@@ -252,7 +255,16 @@ impl Fleet {
                 ..Machine::default()
             })
             .collect();
-        let text = serde_json::to_string_pretty(&machines).context("machines have a JSON form")?;
+        self.replace_mdb(&machines)
+    }
+
+    /// Replaces the machine database in one step.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn replace_mdb(&self, machines: &[Machine]) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(machines).context("machines have a JSON form")?;
         let temporary = self.mdb().with_extension("new");
         fs::write(&temporary, text + "\n").context("cannot write the machine database")?;
         fs::rename(&temporary, self.mdb()).context("cannot replace the machine database")
@@ -322,6 +334,29 @@ impl Fleet {
         let request = ListSubsRequest::default();
         let reply = self.runtime.block_on(self.client.call::<ListSubs>(&request));
         Ok(reply.context("the dominator does not answer")?.subs)
+    }
+
+    /// What the dominator says of itself, and how many machines have each status.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer.
+    pub fn status(&self) -> anyhow::Result<DominatorStatus> {
+        let reply = self.runtime.block_on(self.client.call::<GetStatus>(&()));
+        reply.context("the dominator does not answer")
+    }
+
+    /// Calls any daemon.
+    ///
+    /// # Errors
+    ///
+    /// If it does not do what it is asked.
+    pub fn call<M: Method>(
+        &self,
+        client: &Client,
+        request: &M::Request,
+    ) -> anyhow::Result<M::Reply> {
+        self.runtime.block_on(client.call::<M>(request)).context("a call failed")
     }
 
     /// What the dominator says of one machine.
@@ -442,7 +477,29 @@ fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn client_of(address: SocketAddr) -> Client {
+fn wait_for(
+    runtime: &tokio::runtime::Runtime,
+    address: SocketAddr,
+    daemon: &mut Daemon,
+    limit: Duration,
+) -> anyhow::Result<()> {
+    let (client, start) = (client_of(address), Instant::now());
+    loop {
+        daemon.check()?;
+        let answer = runtime.block_on(client.get("/healthz"));
+        if matches!(answer, Ok((200, _))) {
+            return Ok(());
+        }
+        if start.elapsed() > limit {
+            bail!("{} does not answer at {address}", daemon.name());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A client of the daemon at an address.
+#[must_use]
+pub fn client_of(address: SocketAddr) -> Client {
     let host = address.ip().to_string();
     Client::new(Peer { host, port: address.port(), address: Some(address.ip()) })
 }

@@ -14,4 +14,6 @@ pub mod listing;
 pub mod material;
 pub mod process;
 pub mod programs;
+pub mod simulated;
+pub mod simulator;
 pub mod table;

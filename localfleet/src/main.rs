@@ -10,6 +10,7 @@ use anyhow::{Context as _, ensure};
 use clap::{Parser, Subcommand};
 use localfleet::bench;
 use localfleet::demo::Demo;
+use localfleet::simulator;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -49,13 +50,19 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::Arguments),
+    Simulate(simulator::Arguments),
 }
 
 fn main() -> ExitCode {
     if let Some(code) = localfleet::programs::dispatch() {
         return code;
     }
-    match run(&Arguments::parse()) {
+    let arguments = Arguments::parse();
+    // It has signals of its own to catch, and needs no root.
+    if let Some(Command::Simulate(arguments)) = arguments.command {
+        return simulator::simulate(arguments);
+    }
+    match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

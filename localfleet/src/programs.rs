@@ -17,6 +17,9 @@ use anyhow::Context as _;
 /// file as a line.
 pub const RECORD_SERVICE: &str = "record-service";
 
+/// Many subs in one process: see [`crate::simulator`].
+pub const FLEET_SIMULATOR: &str = "fleet-simulator";
+
 /// What a program does, with the arguments of this process.
 type Main = fn() -> ExitCode;
 
@@ -31,6 +34,7 @@ const PROGRAMS: [(&str, Main); 9] = [
     ("domtool", dominator::command::domtool),
     ("mdbd", dominator::command::mdbd),
     (RECORD_SERVICE, record_service),
+    (FLEET_SIMULATOR, crate::simulator::main),
 ];
 
 /// Runs the program under whose name this process was started, if that is one of them.

@@ -27,11 +27,27 @@ const DIRECTORIES_PER_DIRECTORY: usize = 50;
 /// The largest file, in bytes, before all are scaled to [`BYTES`].
 const FILE_BYTES_MAX: f64 = 32e6;
 
+/// What a tree is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Another seed gives other content and other sizes.
+    pub seed: u64,
+    /// How many files: at most [`FILES`].
+    pub files: usize,
+    /// Their length together, in bytes.
+    pub bytes: u64,
+}
+
+/// The tree that machines have at first.
+pub const FIRST: Shape = Shape { seed: 0x5eed_0001, files: FILES, bytes: BYTES };
+
 /// How a changed tree differs.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
     /// Its name, as a directory and an image.
     pub name: &'static str,
+    /// Another seed changes other files.
+    pub seed: u64,
     /// Files with other content.
     pub files: usize,
     /// Their length together, in bytes.
@@ -39,11 +55,14 @@ pub struct Change {
 }
 
 /// A security update.
-pub const SMALL: Change = Change { name: "small", files: 68, bytes: 1_000_000 };
+pub const SMALL: Change =
+    Change { name: "small", seed: 0x5eed_1000 + 68, files: 68, bytes: 1_000_000 };
 /// A new release.
-pub const LARGE: Change = Change { name: "large", files: 3_633, bytes: 98_000_000 };
+pub const LARGE: Change =
+    Change { name: "large", seed: 0x5eed_1000 + 3_633, files: 3_633, bytes: 98_000_000 };
 /// What is timed from the edit of the machine database on.
-pub const QUICK: Change = Change { name: "quick", files: 50, bytes: 500_000 };
+pub const QUICK: Change =
+    Change { name: "quick", seed: 0x5eed_1000 + 50, files: 50, bytes: 500_000 };
 
 /// Xorshift64*: the same numbers everywhere.
 struct Random(u64);
@@ -105,14 +124,14 @@ fn path_of(number: usize) -> PathBuf {
     PathBuf::from(format!("d{outer:02}/e{inner:02}/file-{number:05}"))
 }
 
-/// Makes the first tree at `target`.
+/// Makes a tree at `target`.
 ///
 /// # Errors
 ///
 /// If it cannot be written.
-pub fn first(target: &Path) -> anyhow::Result<()> {
-    let mut random = Random(0x5eed_0001);
-    let sizes = random.sizes(FILES, BYTES);
+pub fn make(target: &Path, shape: Shape) -> anyhow::Result<()> {
+    let mut random = Random(shape.seed);
+    let sizes = random.sizes(shape.files, shape.bytes);
     for (number, size) in sizes.into_iter().enumerate() {
         let path = target.join(path_of(number));
         if number % FILES_PER_DIRECTORY == 0 {
@@ -124,18 +143,24 @@ pub fn first(target: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes `change` of the tree `first` at `target`, and says which files differ.
+/// Makes `change` of the tree `first`, which has so many `files`, at `target`, and says which files
+/// differ.
 ///
 /// # Errors
 ///
 /// If it cannot be written.
-pub fn changed(first: &Path, target: &Path, change: Change) -> anyhow::Result<Vec<PathBuf>> {
+pub fn changed(
+    first: &Path,
+    files: usize,
+    target: &Path,
+    change: Change,
+) -> anyhow::Result<Vec<PathBuf>> {
     let mut command = Command::new("cp");
     let status = command.arg("-al").arg(first).arg(target).status().context("cannot run cp")?;
     ensure!(status.success(), "cp: {status}");
-    let mut random = Random(0x5eed_1000 + change.files as u64);
+    let mut random = Random(change.seed);
     let sizes = random.sizes(change.files, change.bytes);
-    let step = FILES / change.files;
+    let step = files / change.files;
     let mut paths = Vec::with_capacity(change.files);
     for (index, size) in sizes.into_iter().enumerate() {
         let path = path_of(index * step + usize::try_from(random.next() % step as u64)?);
@@ -152,7 +177,7 @@ mod tests {
 
     #[test]
     fn sizes_are_the_same_everywhere_and_add_up() {
-        let sizes = Random(0x5eed_0001).sizes(FILES, BYTES);
+        let sizes = Random(FIRST.seed).sizes(FILES, BYTES);
         let total: u64 = sizes.iter().sum();
         assert!(BYTES - total < FILES as u64, "{total}");
         let mut sorted = sizes.clone();
@@ -160,7 +185,7 @@ mod tests {
         let (median, largest) = (sorted[FILES / 2], sorted[FILES - 1]);
         assert!((3_000..6_000).contains(&median), "{median}");
         assert!((5_000_000..40_000_000).contains(&largest), "{largest}");
-        assert_eq!(sizes[..4], Random(0x5eed_0001).sizes(FILES, BYTES)[..4]);
+        assert_eq!(sizes[..4], Random(FIRST.seed).sizes(FILES, BYTES)[..4]);
         assert_eq!(path_of(39_999), Path::new("d49/e49/file-39999"));
     }
 }

@@ -131,7 +131,7 @@ impl Scenario {
 
 /// The directory of the programs: that of `DOMINATOR_PROGRAMS`, to test installed ones, or one
 /// with this build's.
-fn programs(directory: &Path) -> PathBuf {
+pub fn programs(directory: &Path) -> PathBuf {
     if let Some(installed) = std::env::var_os("DOMINATOR_PROGRAMS") {
         return PathBuf::from(installed);
     }

@@ -6,4 +6,5 @@ mod bad_input;
 mod by_hand;
 mod converges;
 mod debian;
+mod simulated;
 mod trees;

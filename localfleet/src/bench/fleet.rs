@@ -1,0 +1,407 @@
+//! What a dominator takes for a whole fleet, which is simulated.
+//!
+//! Times are taken by the simulator, on the clock that all processes share: what a sub was told
+//! counts when it has come. Processor time and memory are those of the dominator's process, and of
+//! the simulator's beside it, for both have to do with the same two processors.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use common::api::dominator::Status;
+
+use super::fixture::{self, Change, Shape};
+use super::measure::{Row, Samples, cpu_of, mebibytes, memory_of, seconds};
+use super::{Bench, upload_filtered};
+use crate::fleet::{Addresses, Fleet, Options};
+use crate::simulated::SimulatedFleet;
+use crate::simulator::allow_connections;
+use crate::simulator::control::{ClearMarks, Disturb, DisturbRequest, Drift, DriftRequest, Fate};
+use crate::simulator::machines::monotonic;
+use crate::simulator::sub::Marks;
+
+/// What every image leaves to its machines.
+const FILTER: &str = "/var/log/.*\n/var/tmp/.*\n/tmp/.*\n/home/.*\n";
+
+/// How many images the fleet has.
+const IMAGES: u64 = 3;
+
+/// The mean length of a file, in bytes: what it holds is of no matter to the dominator.
+const FILE_BYTES: u64 = 1_000;
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// How long a fleet is left alone before it counts as idle, and how long it is watched then.
+const SETTLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(75);
+
+/// How many machines drift, one after the other, and with what pause.
+const DRIFTS: u32 = 200;
+const DRIFT_PAUSE: Duration = Duration::from_millis(20);
+
+/// How much of the fleet is disturbed, and for how long the dominator is left with that before
+/// anything is asked of it.
+const DISTURBED: DisturbRequest = DisturbRequest { dead_percent: 10, flapping_percent: 5 };
+const DISTURBED_FOR: Duration = Duration::from_secs(60);
+
+/// What is wanted.
+const INTAKE_WANTED: f64 = 60.0;
+const ORDERED_WANTED: f64 = 10.0;
+const IDLE_WANTED: f64 = 0.05;
+const MEMORY_WANTED: f64 = 64.0 * 1024.0;
+
+/// What the Go Dominator takes, measured on such a machine with 200 small subs.
+const GO_POLL: f64 = 0.000_13;
+const GO_MEMORY: f64 = 82_000.0;
+
+/// Processor time that the dominator and the simulator have taken so far.
+#[derive(Clone, Copy)]
+struct Cpu {
+    dominator: Duration,
+    simulator: Duration,
+}
+
+/// The running benchmark.
+struct Run {
+    all: SimulatedFleet,
+    subs: usize,
+    name: String,
+    is_disturbed: bool,
+    rows: Vec<Row>,
+}
+
+/// A fleet that is taken in, left alone, made to drift, updated, taken in again, and disturbed.
+///
+/// # Errors
+///
+/// If it does not come to be as it should.
+pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    let (subs, files) = (bench.arguments.subs, usize::try_from(bench.arguments.files)?);
+    allow_connections(subs.into())?;
+    let directory = bench.fleet_directory("fleet");
+    fs::create_dir_all(&directory).context("cannot make a directory")?;
+    let fleet = Fleet::start(Options {
+        programs: bench.programs.clone(),
+        directory,
+        subs: 0,
+        subd_flags: Vec::new(),
+        addresses: Addresses::private()?,
+        stop: std::sync::Arc::clone(&bench.stop),
+    })?;
+    let (images, updates) = upload_images(bench, &fleet, files)?;
+    let subs = usize::try_from(subs)?;
+    eprintln!("starting {subs} simulated subs");
+    let all = SimulatedFleet::start(fleet, &bench.programs, subs, &images, &updates, &[])?;
+    let name = format!("{subs} subs");
+    let mut run = Run { all, subs, name, is_disturbed: false, rows: Vec::new() };
+    let of = |names: &[String]| {
+        let names = names.to_vec();
+        move |number: usize| names[number % names.len()].clone()
+    };
+    let (first, second) = (of(&images), of(&updates));
+    run.intake(&first, files)?;
+    run.idle()?;
+    run.drift()?;
+    run.update(&second, "")?;
+    run.restart()?;
+    run.disturbed(&first)?;
+    let Run { mut all, rows, .. } = run;
+    all.stop()?;
+    drop(all);
+    fs::remove_dir_all(bench.fleet_directory("fleet")).context("cannot remove a fleet")?;
+    Ok(rows)
+}
+
+/// Makes and uploads the images, and a small update of each; gives their names.
+fn upload_images(
+    bench: &Bench<'_>,
+    fleet: &Fleet,
+    files: usize,
+) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+    let (mut images, mut updates) = (Vec::new(), Vec::new());
+    for number in 1..=IMAGES {
+        eprintln!("making image {number} of {IMAGES}");
+        let (tree, next) = (bench.place.join("fleet-tree"), bench.place.join("fleet-tree-next"));
+        let bytes = files as u64 * FILE_BYTES;
+        fixture::make(&tree, Shape { seed: 0x5eed_2000 + number, files, bytes })?;
+        let change = Change { seed: 0x5eed_3000 + number, ..fixture::SMALL };
+        fixture::changed(&tree, files, &next, change)?;
+        let (image, update) = (format!("base-{number}/1"), format!("base-{number}/2"));
+        for (name, tree) in [(&image, &tree), (&update, &next)] {
+            upload_filtered(fleet, name, tree, FILTER, &[])?;
+            fs::remove_dir_all(tree).context("cannot remove a tree")?;
+        }
+        images.push(image);
+        updates.push(update);
+    }
+    Ok((images, updates))
+}
+
+impl Run {
+    fn dominator(&self) -> anyhow::Result<u32> {
+        self.all.fleet.dominator.id().context("the dominator does not run")
+    }
+
+    fn cpu(&self) -> anyhow::Result<Cpu> {
+        let simulator = self.all.simulator.id().context("the simulator does not run")?;
+        Ok(Cpu { dominator: cpu_of(self.dominator()?)?, simulator: cpu_of(simulator)? })
+    }
+
+    /// A line of the table.
+    fn row(&mut self, what: &str, ours: String) {
+        let what = format!("{}: {what}", self.name);
+        let (peer, ratio, wanted) = (String::new(), None, String::new());
+        self.rows.push(Row { what, ours, peer, ratio, wanted });
+    }
+
+    /// A line of the table for a time that should not be longer than `wanted`, in seconds.
+    fn wanted(&mut self, what: &str, value: f64, wanted: f64) {
+        self.row(what, seconds(value));
+        if let Some(row) = self.rows.last_mut() {
+            row.ratio = Some(value / wanted);
+            row.wanted = seconds(wanted);
+        }
+    }
+
+    /// Lines for the processor time since `before`.
+    fn spent(&mut self, what: &str, before: Cpu) -> anyhow::Result<()> {
+        let now = self.cpu()?;
+        let dominator = (now.dominator - before.dominator).as_secs_f64();
+        let simulator = (now.simulator - before.simulator).as_secs_f64();
+        let both = format!("{} (simulator: {})", seconds(dominator), seconds(simulator));
+        self.row(&format!("{what}: CPU of the dominator"), both);
+        Ok(())
+    }
+
+    /// Lines for the resident memory of the dominator, by subs.
+    fn memory(&mut self, what: &str, bytes: u64) {
+        let (subs, bytes) = (self.subs as f64, bytes as f64);
+        self.rows.push(Row {
+            what: format!(
+                "{}: resident memory of the dominator {what}, by subs, connections included",
+                self.name
+            ),
+            ours: format!("{:.1} KiB ({})", bytes / subs / 1024.0, mebibytes(bytes)),
+            peer: format!("Go Dominator: {:.1} KiB", GO_MEMORY / 1024.0),
+            ratio: Some(bytes / subs / GO_MEMORY),
+            wanted: format!("{:.0} KiB", MEMORY_WANTED / 1024.0),
+        });
+    }
+
+    /// Begins to count the most memory of the dominator anew.
+    fn forget_peak(&self) -> anyhow::Result<()> {
+        let path = format!("/proc/{}/clear_refs", self.dominator()?);
+        fs::write(path, "5").context("cannot reset the most memory of the dominator")
+    }
+
+    fn intake(&mut self, image_of: &dyn Fn(usize) -> String, files: usize) -> anyhow::Result<()> {
+        eprintln!("{}: taking them in", self.name);
+        let begun = self.all.ask::<ClearMarks>(&())?;
+        let before = self.cpu()?;
+        let start = Instant::now();
+        self.require(image_of)?;
+        let subs = self.subs;
+        self.all.wait("all have answered", LIMIT, |all| {
+            let counts = all.fleet.status()?.counts;
+            let strange = [Status::Connecting, Status::Unreachable];
+            let known = counts.iter().filter(|(status, _)| !strange.contains(status));
+            Ok(usize::try_from(known.map(|(_, count)| count).sum::<u32>())? == subs)
+        })?;
+        let known = start.elapsed();
+        self.all.wait_all_synced("all are taken in", LIMIT)?;
+        let synced = start.elapsed();
+        let marks = self.all.marks()?;
+        let what = format!("intake, {IMAGES} images of {files} files, a file of each sub drifted");
+        self.row(&format!("{what}: all have answered"), seconds(known.as_secs_f64()));
+        self.last(&format!("{what}: to the order of the last"), &marks, begun, Marks::order);
+        self.wanted(&format!("{what}: to all synced"), synced.as_secs_f64(), INTAKE_WANTED);
+        self.spent("intake", before)
+    }
+
+    fn require(&self, image_of: &dyn Fn(usize) -> String) -> anyhow::Result<()> {
+        let names: Vec<String> = (0..self.subs).map(image_of).collect();
+        self.all.require(|number| &names[number])
+    }
+
+    /// A line for when the last sub saw something, from `begun` on.
+    fn last(
+        &mut self,
+        what: &str,
+        marks: &[Marks],
+        begun: u64,
+        mark: impl Fn(&Marks) -> Option<u64>,
+    ) {
+        let last = marks.iter().filter_map(&mark).max();
+        let seen = marks.iter().filter(|marks| mark(marks).is_some()).count();
+        match last {
+            Some(at) => {
+                let took = Duration::from_nanos(at.saturating_sub(begun)).as_secs_f64();
+                self.row(what, format!("{} ({seen} subs)", seconds(took)));
+            }
+            None => self.row(what, "none".to_owned()),
+        }
+    }
+
+    /// Watches the fleet for a while with nothing to do.
+    fn idle(&mut self) -> anyhow::Result<()> {
+        eprintln!("{}: watching them idle for {} s", self.name, IDLE.as_secs());
+        std::thread::sleep(SETTLE);
+        let (before, polls, start) = (self.cpu()?, self.all.report()?.polls, Instant::now());
+        std::thread::sleep(IDLE);
+        let (now, polls) = (self.cpu()?, self.all.report()?.polls - polls);
+        let took = start.elapsed().as_secs_f64();
+        let dominator = (now.dominator - before.dominator).as_secs_f64();
+        let simulator = (now.simulator - before.simulator).as_secs_f64();
+        self.row(
+            "idle: CPU of the dominator, of a core",
+            format!("{:.2} % (simulator: {:.2} %)", 1e2 * dominator / took, 1e2 * simulator / took),
+        );
+        if let Some(row) = self.rows.last_mut() {
+            row.ratio = Some(dominator / took / IDLE_WANTED);
+            row.wanted = format!("{} %", IDLE_WANTED * 100.0);
+        }
+        ensure!(polls > 0, "no sub was polled in {took} s");
+        let poll = dominator / polls as f64;
+        self.rows.push(Row {
+            what: format!("{}: idle: CPU of the dominator by polls, all included", self.name),
+            ours: format!("{:.3} ms ({polls} polls)", poll * 1e3),
+            peer: format!("Go Dominator: {:.2} ms", GO_POLL * 1e3),
+            ratio: Some(poll / GO_POLL),
+            wanted: String::new(),
+        });
+        let memory = memory_of(self.dominator()?).context("the dominator has ended")?;
+        self.memory("idle", memory.now);
+        Ok(())
+    }
+
+    /// One machine after the other drifts.
+    fn drift(&mut self) -> anyhow::Result<()> {
+        eprintln!("{}: letting some drift", self.name);
+        self.all.ask::<ClearMarks>(&())?;
+        let drifts = DRIFTS.min(u32::try_from(self.subs)?);
+        let step = u32::try_from(self.subs)? / drifts;
+        for number in 0..drifts {
+            let chance = u64::from(number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            self.all.ask::<Drift>(&DriftRequest { sub: number * step, chance })?;
+            std::thread::sleep(DRIFT_PAUSE);
+        }
+        self.all.wait("drift is repaired", LIMIT, |all| Ok(all.report()?.verified >= drifts))?;
+        let (mut ordered, mut repaired) = (Samples::default(), Samples::default());
+        for marks in self.all.marks()? {
+            let Some(drifted) = marks.drifted else { continue };
+            let since = |mark: Option<u64>| {
+                mark.map(|at| Duration::from_nanos(at.saturating_sub(drifted)).as_secs_f64())
+            };
+            if let (Some(order), Some(end)) = (since(marks.order()), since(marks.verified)) {
+                ordered.add(order);
+                repaired.add(end);
+            }
+        }
+        let shown = |samples: &Samples| {
+            let at = |hundredths| seconds(samples.percentile(hundredths));
+            format!("median {}, 99 % {}, most {}", at(50), at(99), at(100))
+        };
+        self.row(&format!("{drifts} drifts, found to ordered"), shown(&ordered));
+        self.row(&format!("{drifts} drifts, found to repaired and scanned"), shown(&repaired));
+        Ok(())
+    }
+
+    /// All machines get another image at the same time.
+    fn update(&mut self, image_of: &dyn Fn(usize) -> String, what: &str) -> anyhow::Result<()> {
+        let files = fixture::SMALL.files;
+        let what = format!("{what}update of all by {files} files, from the edit");
+        eprintln!("{}: {what}", self.name);
+        self.all.ask::<ClearMarks>(&())?;
+        self.forget_peak()?;
+        let before = self.cpu()?;
+        self.require(image_of)?;
+        // To write the file is not the dominator's work.
+        let begun = monotonic();
+        let is_steady = |number: &usize| self.fate(*number) == Fate::Steady;
+        let steady: Vec<usize> = (0..self.subs).filter(is_steady).collect();
+        self.all.wait(&what, LIMIT, |all| {
+            if (all.report()?.verified as usize) < steady.len() {
+                return Ok(false);
+            }
+            let marks = all.marks()?;
+            Ok(steady.iter().all(|&number| marks[number].verified.is_some()))
+        })?;
+        let marks = self.all.marks()?;
+        let marks: Vec<Marks> = steady.iter().map(|&number| marks[number]).collect();
+        let last = marks.iter().filter_map(|marks| marks.prepare).max().unwrap_or(begun);
+        let last = Duration::from_nanos(last.saturating_sub(begun)).as_secs_f64();
+        self.last(&format!("{what} until the last is told to fetch"), &marks, begun, |marks| {
+            marks.order()
+        });
+        self.wanted(&format!("{what} until the last is ordered"), last, ORDERED_WANTED);
+        self.last(&format!("{what} until the last has it"), &marks, begun, |marks| marks.verified);
+        if steady.len() == self.subs {
+            self.all.wait_all_synced(&what, LIMIT)?;
+            let took = Duration::from_nanos(monotonic().saturating_sub(begun)).as_secs_f64();
+            self.row(&format!("{what} until all are synced"), seconds(took));
+        }
+        self.spent(&what, before)?;
+        let memory = memory_of(self.dominator()?).context("the dominator has ended")?;
+        self.memory(&format!("at most, during the {what}"), memory.most);
+        Ok(())
+    }
+
+    fn fate(&self, number: usize) -> Fate {
+        if self.is_disturbed { DISTURBED.fate(number) } else { Fate::Steady }
+    }
+
+    /// The dominator is started again, with a fleet that is in place.
+    fn restart(&mut self) -> anyhow::Result<()> {
+        eprintln!("{}: starting the dominator again", self.name);
+        self.all.fleet.dominator.stop()?;
+        let simulator = self.cpu_of_simulator()?;
+        let start = Instant::now();
+        self.all.fleet.dominator.start_again()?;
+        self.all.fleet.wait_ready()?;
+        self.all.wait_all_synced("all are taken in again", LIMIT)?;
+        let took = start.elapsed().as_secs_f64();
+        self.wanted(
+            "the dominator starts again, the fleet is in place: to all synced",
+            took,
+            INTAKE_WANTED,
+        );
+        let before = Cpu { dominator: Duration::ZERO, simulator };
+        self.spent("the dominator starts again", before)
+    }
+
+    fn cpu_of_simulator(&self) -> anyhow::Result<Duration> {
+        cpu_of(self.all.simulator.id().context("the simulator does not run")?)
+    }
+
+    /// The same with a part of the fleet dead, and a part that comes and goes.
+    fn disturbed(&mut self, image_of: &dyn Fn(usize) -> String) -> anyhow::Result<()> {
+        let DisturbRequest { dead_percent, flapping_percent } = DISTURBED;
+        let what = format!("{dead_percent} % dead, {flapping_percent} % flapping: ");
+        eprintln!("{}: {what}for {} s", self.name, DISTURBED_FOR.as_secs());
+        self.all.ask::<Disturb>(&DISTURBED)?;
+        self.is_disturbed = true;
+        std::thread::sleep(SETTLE);
+        let (before, start) = (self.cpu()?, Instant::now());
+        std::thread::sleep(DISTURBED_FOR);
+        let now = self.cpu()?;
+        let of = |spent: Duration| 1e2 * spent.as_secs_f64() / start.elapsed().as_secs_f64();
+        self.row(
+            &format!("{what}nothing to do: CPU of the dominator, of a core"),
+            format!(
+                "{:.2} % (simulator: {:.2} %)",
+                of(now.dominator - before.dominator),
+                of(now.simulator - before.simulator)
+            ),
+        );
+        self.update(image_of, &what)?;
+        eprintln!("{}: all come up", self.name);
+        self.is_disturbed = false;
+        let start = Instant::now();
+        self.all.ask::<Disturb>(&DisturbRequest::default())?;
+        self.all.wait_all_synced("all have come up", LIMIT)?;
+        let took = start.elapsed().as_secs_f64();
+        self.row(&format!("{what}all come up: to all synced"), seconds(took));
+        Ok(())
+    }
+}

@@ -1,0 +1,192 @@
+//! A real imageserver and a real dominator, with simulated subs.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use common::api::dominator::Status;
+use common::mdb::Machine;
+use common::wire::Method;
+use common::wire::client::Client;
+
+use crate::fleet::{Fleet, client_of};
+use crate::process::Daemon;
+use crate::programs::FLEET_SIMULATOR;
+use crate::simulator::control::{GetMarks, Report, ReportReply};
+use crate::simulator::machines::{address, hostname};
+use crate::simulator::sub::Marks;
+
+/// The address of the first simulated sub.
+const FIRST: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
+
+/// How long the simulator may take to read its images.
+const READY_MAX: Duration = Duration::from_secs(120);
+
+/// How often something that is waited for is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// See the module's text.
+pub struct SimulatedFleet {
+    /// The process with all subs.
+    pub simulator: Daemon,
+    /// The imageserver and the dominator, without subs of their own.
+    pub fleet: Fleet,
+    control: Client,
+    port: u16,
+    subs: usize,
+}
+
+impl SimulatedFleet {
+    /// Adds `subs` simulated subs to `fleet`, which must have none, and must have the `images`
+    /// whose trees they have in turns, and the `updates`. No machine is in the database yet.
+    ///
+    /// # Errors
+    ///
+    /// If the simulator does not start.
+    pub fn start(
+        fleet: Fleet,
+        programs: &Path,
+        subs: usize,
+        images: &[String],
+        updates: &[String],
+        flags: &[&str],
+    ) -> anyhow::Result<Self> {
+        let addresses = fleet.addresses();
+        let [one, two, three] = addresses.subs;
+        let control = IpAddr::V4(Ipv4Addr::new(one, two, three, 1));
+        let control = SocketAddr::new(control, addresses.subd_port);
+        let mut words: Vec<String> = vec![
+            format!("--subs={subs}"),
+            format!("--first={FIRST}"),
+            format!("--control={control}"),
+            format!("--imageserver={}", addresses.imageserver),
+        ];
+        words.extend(images.iter().map(|name| format!("--image={name}")));
+        words.extend(updates.iter().map(|name| format!("--update={name}")));
+        words.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+        let log = fleet.mdb().with_file_name("log").join("simulator.log");
+        let program = programs.join(FLEET_SIMULATOR);
+        let mut simulator = Daemon::start(FLEET_SIMULATOR, &program, words, log)?;
+        fleet.wait_for(control, &mut simulator, READY_MAX)?;
+        let control = client_of(control);
+        let port = fleet.call::<Report>(&control, &())?.port;
+        Ok(Self { simulator, fleet, control, port, subs })
+    }
+
+    /// Asks the simulator.
+    ///
+    /// # Errors
+    ///
+    /// If it does not do what it is asked.
+    pub fn ask<M: Method>(&self, request: &M::Request) -> anyhow::Result<M::Reply> {
+        self.fleet.call::<M>(&self.control, request)
+    }
+
+    /// How the simulator is doing.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer.
+    pub fn report(&self) -> anyhow::Result<ReportReply> {
+        self.ask::<Report>(&())
+    }
+
+    /// When each sub saw what.
+    ///
+    /// # Errors
+    ///
+    /// If the simulator does not answer.
+    pub fn marks(&self) -> anyhow::Result<Vec<Marks>> {
+        self.ask::<GetMarks>(&())
+    }
+
+    /// Replaces the machine database: it has all subs, each with the image that `image_of` gives
+    /// its number.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn require<'name>(&self, image_of: impl Fn(usize) -> &'name String) -> anyhow::Result<()> {
+        let mut machines = Vec::with_capacity(self.subs);
+        for number in 0..self.subs {
+            let address = address(FIRST, number).context("there are more subs than addresses")?;
+            machines.push(Machine {
+                hostname: hostname(number),
+                ip_address: Some(IpAddr::V4(address)),
+                subd_port: Some(self.port),
+                required_image: image_of(number).clone(),
+                ..Machine::default()
+            });
+        }
+        self.fleet.replace_mdb(&machines)
+    }
+
+    /// How many machines have a status, by what the dominator says.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer.
+    pub fn count(&self, wanted: Status) -> anyhow::Result<usize> {
+        let counts = self.fleet.status()?.counts;
+        let found = counts.iter().find(|(status, _)| *status == wanted);
+        Ok(found.map_or(0, |(_, count)| usize::try_from(*count).unwrap_or(usize::MAX)))
+    }
+
+    /// Waits until `is_so`, which is asked every 200 ms.
+    ///
+    /// # Errors
+    ///
+    /// If a daemon has ended, `is_so` fails, or it is not so within `limit`.
+    pub fn wait(
+        &mut self,
+        what: &str,
+        limit: Duration,
+        mut is_so: impl FnMut(&Self) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        loop {
+            self.check()?;
+            if is_so(self)? {
+                return Ok(start.elapsed());
+            }
+            if start.elapsed() > limit {
+                let counts = self.fleet.status()?.counts;
+                let report = self.report()?;
+                bail!("{what}: not so after {limit:?}: {counts:?}, {report:?}");
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Waits until the dominator says that all machines are synced.
+    ///
+    /// # Errors
+    ///
+    /// As [`SimulatedFleet::wait`].
+    pub fn wait_all_synced(&mut self, what: &str, limit: Duration) -> anyhow::Result<Duration> {
+        self.wait(what, limit, |all| Ok(all.count(Status::Synced)? == all.subs))
+    }
+
+    /// Fails if a daemon has ended by itself.
+    ///
+    /// # Errors
+    ///
+    /// Says which, and how; or that it is time to stop.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        self.fleet.check()?;
+        self.simulator.check()
+    }
+
+    /// Stops all daemons with SIGTERM.
+    ///
+    /// # Errors
+    ///
+    /// If one does not stop in good order.
+    pub fn stop(&mut self) -> anyhow::Result<()> {
+        self.fleet.stop()?;
+        self.simulator.stop()
+    }
+}

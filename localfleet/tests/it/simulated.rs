@@ -1,0 +1,93 @@
+//! A real dominator with simulated machines: each is taken in, repaired and updated, and those that
+//! are away delay nobody.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use common::api::dominator::Status;
+use localfleet::fleet::{Addresses, Fleet, Options};
+use localfleet::programs::install;
+use localfleet::simulated::SimulatedFleet;
+use localfleet::simulator::control::{
+    ClearMarks, Disturb, DisturbRequest, Drift, DriftRequest, Fate,
+};
+
+use crate::converges::{CONVERGE_MAX, programs};
+use crate::trees;
+
+const SUBS: usize = 50;
+
+fn start(directory: &Path) -> SimulatedFleet {
+    let fleet = Fleet::start(Options {
+        programs: programs(directory),
+        directory: directory.to_owned(),
+        subs: 0,
+        subd_flags: Vec::new(),
+        addresses: Addresses::private().unwrap(),
+        stop: Arc::new(AtomicBool::new(false)),
+    })
+    .unwrap();
+    let filter = directory.join("filter");
+    fs::write(&filter, "/var/log/.*\n/tmp/.*\n").unwrap();
+    for (version, name) in [(1, "test/1"), (2, "test/2")] {
+        let tree = directory.join(format!("tree-{version}"));
+        trees::make(&tree, version);
+        let (tree, filter) = (tree.display().to_string(), filter.display().to_string());
+        let output = fleet.imagetool(&["add", name, &tree, &filter, "-"]).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let simulator = directory.join("simulator");
+    install(Path::new(env!("CARGO_BIN_EXE_localfleet")), &simulator).unwrap();
+    let (first, second) = (["test/1".to_owned()], ["test/2".to_owned()]);
+    SimulatedFleet::start(fleet, &simulator, SUBS, &first, &second, &["--fetch-ms=20"]).unwrap()
+}
+
+#[test]
+fn simulated_machines_are_taken_in_repaired_and_updated() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut all = start(directory.path());
+    let (first, second) = ("test/1".to_owned(), "test/2".to_owned());
+    all.require(|_| &first).unwrap();
+    all.wait_all_synced("all are taken in", CONVERGE_MAX).unwrap();
+    let marks = all.marks().unwrap();
+    // Each differed from its image in a file of its own.
+    assert!(marks.iter().all(|marks| marks.order().is_some() && marks.verified.is_some()));
+
+    all.ask::<ClearMarks>(&()).unwrap();
+    all.ask::<Drift>(&DriftRequest { sub: 7, chance: 0x1234_5678_9abc_def0 }).unwrap();
+    all.wait("drift is repaired", CONVERGE_MAX, |all| Ok(all.report()?.verified == 1)).unwrap();
+    let marks = all.marks().unwrap();
+    let seven = marks[7];
+    let steps = [seven.drifted, seven.order(), seven.prepare, seven.commit, seven.verified];
+    assert!(steps.is_sorted() && steps[0].is_some(), "{seven:?}");
+    assert_eq!(marks.iter().filter(|marks| marks.order().is_some()).count(), 1);
+
+    let disturbed = DisturbRequest { dead_percent: 20, flapping_percent: 10 };
+    let number_of = |fate: Fate| (0..SUBS).filter(|&sub| disturbed.fate(sub) == fate).count();
+    let dead = number_of(Fate::Refusing) + number_of(Fate::Silent);
+    assert!(dead > 5 && number_of(Fate::Flapping) > 2);
+    all.ask::<Disturb>(&disturbed).unwrap();
+    all.wait(
+        "the dead are missed",
+        CONVERGE_MAX,
+        |all| Ok(all.count(Status::Unreachable)? >= dead),
+    )
+    .unwrap();
+    all.ask::<ClearMarks>(&()).unwrap();
+    all.require(|_| &second).unwrap();
+    all.wait("the steady ones are updated", CONVERGE_MAX, |all| {
+        let marks = all.marks()?;
+        let steady = (0..SUBS).filter(|&sub| disturbed.fate(sub) == Fate::Steady);
+        Ok(steady.map(|sub| marks[sub]).all(|marks| marks.verified.is_some()))
+    })
+    .unwrap();
+
+    all.ask::<Disturb>(&DisturbRequest::default()).unwrap();
+    all.wait_all_synced("all have come back", CONVERGE_MAX).unwrap();
+    let subs = all.fleet.statuses().unwrap();
+    assert!(subs.iter().all(|sub| sub.last_image == "test/2"), "{subs:?}");
+    assert_eq!(subs.len(), SUBS);
+    all.stop().unwrap();
+}
