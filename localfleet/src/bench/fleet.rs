@@ -224,7 +224,7 @@ impl Run {
         self.all.require(|number| &names[number])
     }
 
-    /// A line for when the last sub saw something, from `begun` on.
+    /// A line for when the last sub saw something, from `begun` on, and when half of them had.
     fn last(
         &mut self,
         what: &str,
@@ -232,15 +232,14 @@ impl Run {
         begun: u64,
         mark: impl Fn(&Marks) -> Option<u64>,
     ) {
-        let last = marks.iter().filter_map(&mark).max();
-        let seen = marks.iter().filter(|marks| mark(marks).is_some()).count();
-        match last {
-            Some(at) => {
-                let took = Duration::from_nanos(at.saturating_sub(begun)).as_secs_f64();
-                self.row(what, format!("{} ({seen} subs)", seconds(took)));
-            }
-            None => self.row(what, "none".to_owned()),
-        }
+        let mut times: Vec<u64> = marks.iter().filter_map(mark).collect();
+        times.sort_unstable();
+        let shown = |at: Option<&u64>| {
+            let took = at.map_or(0, |at| at.saturating_sub(begun));
+            seconds(Duration::from_nanos(took).as_secs_f64())
+        };
+        let (half, count) = (shown(times.get(times.len() / 2)), times.len());
+        self.row(what, format!("{} (half within {half}; {count} subs)", shown(times.last())));
     }
 
     /// Watches the fleet for a while with nothing to do.
