@@ -24,7 +24,7 @@ pub const FLEET_SIMULATOR: &str = "fleet-simulator";
 type Main = fn() -> ExitCode;
 
 /// The programs, by name.
-const PROGRAMS: [(&str, Main); 9] = [
+const PROGRAMS: [(&str, Main); 10] = [
     ("subd", subd::command::main),
     ("subtool", subd::subtool::main),
     ("fs2objectcache", subd::fs2objectcache::main),

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use common::api::subd::{
-    Activity, CacheReport, FetchRequest, Identity, LastFetch, LastUpdate, Load, Outcome, PollReply,
-    PrepareRequest, ScanCounters, ScanReport, Space, Version,
+    Activity, CacheReport, FetchFailure, FetchRequest, Identity, LastFetch, LastUpdate, Load,
+    Outcome, PollReply, PrepareRequest, ScanCounters, ScanReport, Space, Version,
 };
 use common::image::ImageName;
 use common::object::ObjectId;
@@ -216,6 +216,9 @@ impl Sub {
         if self.last_fetch.as_ref().is_some_and(|last| last.fetch_id == id) {
             return Ok(None);
         }
+        if !request.ahead {
+            self.make_way();
+        }
         match self.activity {
             Activity::Fetching { fetch_id, .. } if fetch_id == id => return Ok(None),
             Activity::Idle | Activity::Prepared { .. } => {}
@@ -229,6 +232,16 @@ impl Sub {
         Ok(Some(Work::Fetch(id)))
     }
 
+    /// Ends a fetch that nobody waits for.
+    fn make_way(&mut self) {
+        if let Some(fetching) = self.fetching.take_if(|fetching| fetching.ahead) {
+            let (fetch_id, error) = (fetching.fetch_id, Some(FetchFailure::GaveWay));
+            self.last_fetch = Some(LastFetch { fetch_id, error, ..LastFetch::default() });
+            self.activity = Activity::Idle;
+            self.version.status += 1;
+        }
+    }
+
     /// Is told to stage an update.
     ///
     /// # Errors
@@ -239,6 +252,7 @@ impl Sub {
         if self.last_update.as_ref().is_some_and(|last| last.update_id == id) {
             return Ok(None);
         }
+        self.make_way();
         match self.activity {
             Activity::Preparing { update_id }
             | Activity::Prepared { update_id }
@@ -467,7 +481,7 @@ mod tests {
             .iter()
             .map(|(&id, need)| FetchObject { id, size_bytes: need.size_bytes })
             .collect();
-        let fetch = FetchRequest { fetch_id: 1, sources: Vec::new(), objects };
+        let fetch = FetchRequest { fetch_id: 1, sources: Vec::new(), objects, ahead: false };
         let work = sub.fetch(fetch.clone(), 20).unwrap().unwrap();
         must_be_news(&sub);
         assert_eq!(sub.fetch(fetch.clone(), 21), Ok(None), "a repeated call does nothing");
