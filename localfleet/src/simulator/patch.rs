@@ -23,7 +23,7 @@ type Aside = BTreeMap<TreePath, Arc<Directory>>;
 ///
 /// # Errors
 ///
-/// As [`apply`].
+/// As [`apply()`].
 pub fn patched(have: &Tree, plan: &Plan) -> Result<Tree, ApplyError> {
     let links = |operation: &common::plan::Operation| {
         let (Action::Create(node) | Action::Replace { node, .. }) = &operation.action else {
