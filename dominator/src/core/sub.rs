@@ -16,6 +16,7 @@
 mod ahead;
 mod decide;
 mod event;
+mod missing;
 mod report;
 mod view;
 
@@ -35,6 +36,7 @@ pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, 
 pub use view::{Unusable, View};
 
 use ahead::Ahead;
+use missing::Missing;
 
 use super::history::History;
 use super::pace::{
@@ -512,7 +514,7 @@ impl Sub {
         let (status, detail) = match &last.error {
             None => {
                 let planned = self.planned.as_ref().filter(|planned| planned.digest == fetch.plan);
-                let missing = planned.map_or(0, |planned| missing(planned, view).count());
+                let missing = planned.map_or(0, |planned| Missing::of(planned, view).count);
                 self.fetch = None;
                 if missing < fetch.missing {
                     return;
@@ -578,14 +580,6 @@ impl Sub {
             .as_ref()
             .filter(|planned| self.status == Status::UnsafeUpdate && !planned.dangers.is_empty())
     }
-}
-
-/// The objects that the plan needs and the sub does not have, with their needs.
-fn missing<'a>(
-    planned: &'a Planned,
-    view: &'a View,
-) -> impl Iterator<Item = (&'a ObjectId, &'a common::plan::Need)> {
-    planned.needs.iter().filter(|(object, _)| !view.cache.contains(object))
 }
 
 /// True if `view` shows that the call was carried out.

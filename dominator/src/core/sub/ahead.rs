@@ -10,17 +10,15 @@ use core::time::Duration;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::api::object_server::IDS_MAX;
-use common::api::subd::{Activity, FetchFailure, FetchObject, FetchRequest, ScanReport};
+use common::api::subd::{Activity, FetchFailure, FetchRequest};
 use common::object::ObjectId;
-use common::tree::Tree;
 
-use super::decide::space_needed;
-use super::{Call, Context, Effect, ImageState, Now, Purpose, Sub, Ticket, View, missing};
+use super::missing::Missing;
+use super::{Call, Context, Effect, ImageState, Now, Purpose, Sub, Ticket, View};
 use crate::core::pace::{HOLD_FIRST, HOLD_LONGEST, doubled, jittered};
-use crate::core::planning::{PlanJob, PlanKey, Planned};
+use crate::core::planning::{PlanKey, Planned};
 use crate::core::required::RequiredImage;
-use crate::core::words::{counted, size};
+use crate::core::words::size;
 
 /// What is known of the image that comes next.
 #[derive(Debug)]
@@ -131,26 +129,23 @@ impl Sub {
         let planned = match &self.ahead.planned {
             Some(planned) if planned.key == key => Arc::clone(planned),
             _ => {
-                let scan = Arc::clone(view.scan.as_ref()?);
-                let tree = self.tree.as_ref().filter(|tree| tree.digest() == scan.root)?.clone();
-                self.plan_ahead(key, view, &scan, tree, &image, effects);
+                if self.ahead.planning.is_none() {
+                    let scan = view.scan.as_ref()?;
+                    let tree = self.tree.as_ref().filter(|tree| tree.digest() == scan.root)?;
+                    let tree = tree.clone();
+                    let ticket = self.ask_for_plan(key, view, scan, tree, &image, effects);
+                    self.ahead.planning = Some((ticket, key));
+                }
                 return Some(format!("is compared with {name}, which comes next"));
             }
         };
-        let (mut objects, mut count, mut bytes) = (Vec::new(), 0_usize, 0_u64);
-        for (&id, need) in missing(&planned, view) {
-            count += 1;
-            bytes = bytes.saturating_add(need.size_bytes);
-            if objects.len() < IDS_MAX {
-                objects.push(FetchObject { id, size_bytes: need.size_bytes });
-            }
-        }
-        if count == 0 {
+        let missing = Missing::of(&planned, view);
+        if missing.count == 0 {
             (self.ahead.hold, self.ahead.holds) = (None, 0);
             return Some(format!("has all objects of {name}, which comes next"));
         }
-        let wanted = format!("{} ({}) of {name}", counted(count as u64, "object"), size(bytes));
-        self.note_ahead(view, count, now, context);
+        let wanted = format!("{} of {name}", missing.describe());
+        self.note_ahead(view, missing.count, now, context);
         if let Some((until, why)) = &self.ahead.hold {
             let (until, text) = (*until, format!("{wanted} are not fetched ahead yet: {why}"));
             if now.elapsed < until {
@@ -159,45 +154,19 @@ impl Sub {
             }
             self.ahead.hold = None;
         }
-        let free = view.report.space;
-        let space = space_needed(missing(&planned, view).map(|(_, need)| need));
-        if space > free.free_bytes || u64::try_from(count).is_ok_and(|n| n > free.free_inodes) {
-            let (space, free) = (size(space), size(free.free_bytes));
-            return Some(format!("{wanted} are not fetched ahead: they need {space} of {free}"));
+        if let Some(shortage) = missing.shortage(view.report.space) {
+            return Some(format!("nothing is fetched ahead for {name}: {shortage}"));
         }
         if matches!(view.report.activity, Activity::Idle) {
             let fetch_id = self.next_id();
             let sources = context.sources.to_vec();
+            let objects = missing.objects;
             let request = FetchRequest { fetch_id, sources, objects, ahead: true };
             if self.call(now, Purpose::Ahead(fetch_id), Call::Fetch(request), effects) {
-                self.ahead.fetch = Some((fetch_id, count));
+                self.ahead.fetch = Some((fetch_id, missing.count));
             }
         }
         Some(format!("fetches {wanted}, which comes next"))
-    }
-
-    fn plan_ahead(
-        &mut self,
-        key: PlanKey,
-        view: &View,
-        scan: &Arc<ScanReport>,
-        tree: Tree,
-        image: &Arc<RequiredImage>,
-        effects: &mut Vec<Effect>,
-    ) {
-        if self.ahead.planning.is_some() {
-            return;
-        }
-        let ticket = self.next_ticket();
-        self.ahead.planning = Some((ticket, key));
-        let job = PlanJob {
-            key,
-            tree,
-            scan: Arc::clone(scan),
-            exclusions: view.exclusions.clone(),
-            image: Arc::clone(image),
-        };
-        effects.push(Effect::Plan(ticket, Box::new(job)));
     }
 
     /// Orders nothing ahead of need for a while, that grows with each time.

@@ -14,22 +14,23 @@ use std::sync::Arc;
 use common::api::dominator::Status;
 use common::api::object_server::IDS_MAX;
 use common::api::subd::{
-    Activity, CleanupRequest, CommitRequest, Expects, FetchObject, FetchRequest, PollRequest,
-    PrepareRequest, ScanReport, SetConfigurationRequest,
+    Activity, CleanupRequest, CommitRequest, Expects, FetchRequest, PollRequest, PrepareRequest,
+    ScanReport, SetConfigurationRequest,
 };
-use common::plan::{Need, Plan};
+use common::plan::Plan;
 use common::scope::Scope;
 use common::tree::Tree;
 use common::when::moment;
 
+use super::missing::Missing;
 use super::{
     Call, Context, Effect, Fetch, ImageState, KnownScope, Now, Polling, Purpose, Reach, Sub,
-    Update, View, missing,
+    Ticket, Update, View,
 };
 use crate::core::pace::{HOLD_FIRST, POLL_WAIT, jittered};
 use crate::core::planning::{PlanJob, PlanKey, Planned};
 use crate::core::required::RequiredImage;
-use crate::core::words::{counted, plain, size};
+use crate::core::words::{counted, plain};
 
 /// How long a staged update waits for its Commit.
 const EXPIRES_SECONDS: u32 = 300;
@@ -42,9 +43,6 @@ const PATHS_NAMED: usize = 3;
 
 /// The longest detail of a status, in bytes. Parts of it come from machines and image servers.
 const DETAIL_BYTES_MAX: usize = 1_000;
-
-/// What every file takes more than its length, in bytes: the block that it ends in.
-const BLOCK_BYTES: u64 = 4_096;
 
 /// A status and what it waits for, in words.
 type Verdict = (Status, String);
@@ -251,18 +249,26 @@ impl Sub {
         }
         let tree = self.tree_at_hand(scan, now, effects)?;
         if self.planning.is_none() {
-            let ticket = self.next_ticket();
-            self.planning = Some((ticket, key));
-            let job = PlanJob {
-                key,
-                tree,
-                scan: Arc::clone(scan),
-                exclusions: view.exclusions.clone(),
-                image: Arc::clone(image),
-            };
-            effects.push(Effect::Plan(ticket, Box::new(job)));
+            self.planning = Some((self.ask_for_plan(key, view, scan, tree, image, effects), key));
         }
         stop(Status::Rescanning, format!("has a new scan, which is compared with {}", image.name()))
+    }
+
+    /// Asks for the plan from a scan to an image.
+    pub(super) fn ask_for_plan(
+        &mut self,
+        key: PlanKey,
+        view: &View,
+        scan: &Arc<ScanReport>,
+        tree: Tree,
+        image: &Arc<RequiredImage>,
+        effects: &mut Vec<Effect>,
+    ) -> Ticket {
+        let (scan, image) = (Arc::clone(scan), Arc::clone(image));
+        let job = PlanJob { key, tree, scan, exclusions: view.exclusions.clone(), image };
+        let ticket = self.next_ticket();
+        effects.push(Effect::Plan(ticket, Box::new(job)));
+        ticket
     }
 
     fn tree_at_hand(
@@ -420,19 +426,11 @@ impl Sub {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) -> Stage<()> {
-        let (mut objects, mut count, mut bytes) = (Vec::new(), 0_usize, 0_u64);
-        let space = space_needed(missing(planned, view).map(|(_, need)| need));
-        for (&id, need) in missing(planned, view) {
-            count += 1;
-            bytes = bytes.saturating_add(need.size_bytes);
-            if objects.len() < IDS_MAX {
-                objects.push(FetchObject { id, size_bytes: need.size_bytes });
-            }
-        }
-        if count == 0 {
+        let missing = Missing::of(planned, view);
+        if missing.count == 0 {
             return Continue(());
         }
-        let wanted = format!("{} ({})", counted(count as u64, "object"), size(bytes));
+        let wanted = missing.describe();
         match view.report.activity {
             // One that is ahead of need gives way.
             Activity::Fetching { .. } if self.ahead.is_fetching(&view.report.activity) => {}
@@ -445,25 +443,18 @@ impl Sub {
             }
             Activity::Idle | Activity::Prepared { .. } => {}
         }
-        let free = view.report.space;
-        if space > free.free_bytes || u64::try_from(count).is_ok_and(|n| n > free.free_inodes) {
-            let detail = format!(
-                "{} need {} and as many inodes; {} and {} are free",
-                counted(count as u64, "object"),
-                size(space),
-                size(free.free_bytes),
-                counted(free.free_inodes, "inode")
-            );
-            return stop(Status::InsufficientSpace, detail);
+        if let Some(shortage) = missing.shortage(view.report.space) {
+            return stop(Status::InsufficientSpace, shortage);
         }
         let fetch = match self.fetch {
             Some(fetch) if fetch.plan == planned.digest => fetch,
-            _ => Fetch { id: self.next_id(), plan: planned.digest, missing: count },
+            _ => Fetch { id: self.next_id(), plan: planned.digest, missing: missing.count },
         };
         self.fetch = Some(fetch);
         let sources = context.sources.to_vec();
-        let call = Call::Fetch(FetchRequest { fetch_id: fetch.id, sources, objects, ahead: false });
-        self.call(now, Purpose::Fetch(fetch.id), call, effects);
+        let (fetch_id, objects) = (fetch.id, missing.objects);
+        let call = Call::Fetch(FetchRequest { fetch_id, sources, objects, ahead: false });
+        self.call(now, Purpose::Fetch(fetch_id), call, effects);
         let detail = format!("is told to fetch {wanted}");
         self.unless_braked(Status::Fetching, detail)
     }
@@ -577,14 +568,6 @@ impl Sub {
             ),
         }
     }
-}
-
-/// What objects take on the disk, in bytes, when all files are made of them.
-pub(super) fn space_needed<'a>(needs: impl Iterator<Item = &'a Need>) -> u64 {
-    needs.fold(0_u64, |space, need| {
-        let on_disk = need.size_bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
-        space.saturating_add(on_disk.saturating_mul(u64::from(need.files.max(1))))
-    })
 }
 
 /// A plan in a few words: how many changes, and which if it is one. `show-sub` has them all.

@@ -5,7 +5,8 @@ use core::net::SocketAddr;
 
 use common::api::dominator::{Status, SubDetail, SubSummary};
 
-use super::{ImageState, Sub, View, missing};
+use super::missing::Missing;
+use super::{Sub, View};
 
 /// How many operations of a plan are shown.
 pub const OPERATIONS_SHOWN: usize = 200;
@@ -66,18 +67,12 @@ impl Sub {
     /// All there is to tell.
     #[must_use]
     pub fn detailed(&self, address: Option<SocketAddr>) -> SubDetail {
-        let image = match &self.image {
-            ImageState::Ready(image) => Some(image.digest),
-            ImageState::Undefined | ImageState::Missing(_) => None,
-        };
+        let image = self.image.digest();
         let planned = self.planned.as_ref().filter(|planned| Some(planned.key.image) == image);
-        let (mut missing_objects, mut missing_bytes) = (0_u32, 0_u64);
-        if let (Some(planned), Some(view)) = (planned, &self.view) {
-            for (_, need) in missing(planned, view) {
-                missing_objects = missing_objects.saturating_add(1);
-                missing_bytes = missing_bytes.saturating_add(need.size_bytes);
-            }
-        }
+        let missing = match (planned, &self.view) {
+            (Some(planned), Some(view)) => Missing::of(planned, view),
+            _ => Missing::default(),
+        };
         let plan = planned.map(|planned| &planned.plan);
         let blocked = plan.iter().flat_map(|plan| &plan.blocked);
         let operations = plan.iter().flat_map(|plan| &plan.operations);
@@ -91,8 +86,8 @@ impl Sub {
             plan: lines.take(OPERATIONS_SHOWN).collect(),
             plan_operations: plan
                 .map_or(0, |plan| u32::try_from(plan.operations.len()).unwrap_or(u32::MAX)),
-            missing_objects,
-            missing_bytes,
+            missing_objects: u32::try_from(missing.count).unwrap_or(u32::MAX),
+            missing_bytes: missing.bytes,
             history: self.history.newest_first(),
         }
     }
