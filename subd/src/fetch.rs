@@ -232,7 +232,8 @@ impl Fetcher {
         loop {
             tokio::select! {
                 result = &mut work => {
-                    let gave_way = self.stop.is_cancelled() && result.is_err();
+                    let is_ended = self.stop.is_cancelled() && !self.leave.is_cancelled();
+                    let gave_way = is_ended && result.is_err();
                     return if gave_way { Err(FetchFailure::GaveWay) } else { result };
                 }
                 () = self.leave.cancelled() => {
