@@ -12,7 +12,11 @@ use crate::core::planning::{PlanJob, Planned};
 
 /// How many plans are remembered. A fleet has few images, and whatever else differs, differs for
 /// one machine.
-const PLANS: usize = 64;
+const PLANS_MAX: usize = 64;
+
+/// How many operations the remembered plans have together at most, but for the last one: they are
+/// in memory when all machines are done with them.
+const OPERATIONS_MAX: usize = 200_000;
 
 /// All that a plan depends on: trees and images by their digests, so that none is kept alive.
 #[derive(Debug)]
@@ -25,6 +29,10 @@ struct Made {
 }
 
 impl Made {
+    fn operations(&self) -> usize {
+        self.planned.plan.operations.len()
+    }
+
     fn is_of(&self, job: &PlanJob) -> bool {
         (self.tree, self.image) == (job.tree.digest(), job.image.digest)
             && *self.scan == *job.scan
@@ -61,10 +69,11 @@ impl Plans {
             planned: planned.clone(),
         };
         let mut made = self.made.lock().expect("no holder panics");
-        if made.len() == PLANS {
-            made.pop_front();
-        }
         made.push_back(new);
+        let mut operations: usize = made.iter().map(Made::operations).sum();
+        while made.len() > PLANS_MAX || (operations > OPERATIONS_MAX && made.len() > 1) {
+            operations -= made.pop_front().map_or(0, |oldest| oldest.operations());
+        }
     }
 }
 
@@ -136,12 +145,27 @@ mod tests {
         let plans = Plans::default();
         let often = job("often", "b", 1);
         plans.keep(&often, &often.run().unwrap());
-        for number in 0..2 * PLANS {
+        for number in 0..2 * PLANS_MAX {
             let once = job(&format!("once-{number}"), "b", 1);
             plans.keep(&once, &once.run().unwrap());
             assert!(plans.find(&often).is_some());
         }
         assert!(plans.find(&job("once-0", "b", 1)).is_none());
-        assert_eq!(plans.made.lock().unwrap().len(), PLANS);
+        assert_eq!(plans.made.lock().unwrap().len(), PLANS_MAX);
+    }
+
+    #[test]
+    fn large_plans_are_kept_one_at_a_time() {
+        let plans = Plans::default();
+        for name in ["first", "second", "third"] {
+            let job = job(name, "b", 1);
+            let mut planned = job.run().unwrap();
+            let mut plan = common::plan::Plan::clone(&planned.plan);
+            plan.operations = vec![plan.operations[0].clone(); OPERATIONS_MAX / 2 + 1];
+            planned.plan = Arc::new(plan);
+            plans.keep(&job, &planned);
+            assert_eq!(plans.made.lock().unwrap().len(), 1);
+            assert!(plans.find(&job).is_some());
+        }
     }
 }
