@@ -6,7 +6,7 @@
 
 mod edit;
 
-pub use edit::{Changed, Edit, Field};
+pub use edit::{ChangedField, ChangedMachine, Edit};
 
 use core::net::IpAddr;
 use std::collections::BTreeMap;
@@ -45,12 +45,12 @@ pub struct BadRecord {
     /// The line that the record begins in, from 1.
     pub line: usize,
     /// What is wrong with it.
-    pub why: Why,
+    pub why: RecordError,
 }
 
 /// What can be wrong with a record.
 #[derive(Debug, thiserror::Error)]
-pub enum Why {
+pub enum RecordError {
     /// A field is missing or has a wrong type.
     #[error("{0}")]
     Fields(String),
@@ -175,17 +175,17 @@ pub fn parse(text: &str) -> Result<Machines, MdbError> {
 }
 
 /// The machine of one record; `lines` has the lines of those before.
-fn machine(record: &RawValue, lines: &BTreeMap<String, usize>) -> Result<Machine, Why> {
+fn machine(record: &RawValue, lines: &BTreeMap<String, usize>) -> Result<Machine, RecordError> {
     let machine: Machine = serde_json::from_str(record.get()).map_err(|error| {
         // Its line and column count from the start of the record, and would mislead.
         let text = error.to_string();
         let end = text.rfind(" at line ").unwrap_or(text.len());
-        Why::Fields(text[..end].to_owned())
+        RecordError::Fields(text[..end].to_owned())
     })?;
     let hostname = machine.hostname.clone();
     let plain = |character: char| character.is_ascii_alphanumeric() || "-._:*".contains(character);
     if hostname.is_empty() || hostname.len() > 253 || !hostname.chars().all(plain) {
-        return Err(Why::Hostname { hostname });
+        return Err(RecordError::Hostname { hostname });
     }
     for (field, image) in
         [("RequiredImage", &machine.required_image), ("PlannedImage", &machine.planned_image)]
@@ -193,11 +193,11 @@ fn machine(record: &RawValue, lines: &BTreeMap<String, usize>) -> Result<Machine
         if !image.is_empty()
             && let Err(source) = ImageName::new(image)
         {
-            return Err(Why::Image { hostname, field, source });
+            return Err(RecordError::Image { hostname, field, source });
         }
     }
     match lines.get(&hostname) {
-        Some(&first) => Err(Why::Duplicate { first, hostname }),
+        Some(&first) => Err(RecordError::Duplicate { first, hostname }),
         None => Ok(machine),
     }
 }

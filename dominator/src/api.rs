@@ -13,6 +13,7 @@ use common::wire::server::Router;
 use common::wire::{Fault, FaultCode};
 use tokio_util::task::TaskTracker;
 
+use crate::core::intake::AcceptError;
 use crate::core::selection::Selection;
 use crate::fleet::{Fleet, OrderError};
 
@@ -106,8 +107,8 @@ pub fn fault_of(error: &OrderError) -> Fault {
         OrderError::Unknown { .. }
         | OrderError::NothingToClear { .. }
         | OrderError::NothingToRetry { .. }
-        | OrderError::NothingHeld => FaultCode::NotFound,
-        OrderError::OtherHeld => FaultCode::Stale,
+        | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,
+        OrderError::Accept { source: AcceptError::OtherHeld } => FaultCode::Stale,
         OrderError::NoReason | OrderError::LongReason => FaultCode::BadRequest,
         OrderError::State { .. } | OrderError::Unkept { .. } => FaultCode::Internal,
         OrderError::Stopping => FaultCode::Unavailable,

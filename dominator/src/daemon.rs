@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::chance::Clock;
-use crate::core::herd::Limits;
+use crate::core::herd::EditLimits;
 use crate::driver::Shared;
 use crate::fleet::Fleet;
 use crate::gate::Gate;
@@ -169,7 +169,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), St
         metrics: Metrics::default(),
         sources,
         subd_port: arguments.subd_port,
-        mdb_limits: Limits {
+        mdb_limits: EditLimits {
             drop_percent: arguments.mdb_drop_max,
             reimage_percent: arguments.mdb_reimage_max,
         },

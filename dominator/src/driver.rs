@@ -22,7 +22,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, watch};
 
 use crate::chance::{Clock, random};
-use crate::core::herd::Limits;
+use crate::core::herd::EditLimits;
 use crate::core::planning::PlanJob;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
@@ -59,7 +59,7 @@ pub struct Shared {
     /// The port of subs whose record names none.
     pub subd_port: u16,
     /// How much a machine database may change at once.
-    pub mdb_limits: Limits,
+    pub mdb_limits: EditLimits,
 }
 
 /// What others hold of a machine that is looked after.
@@ -172,12 +172,12 @@ async fn wake(at: Option<Duration>, clock: Clock) {
 
 /// An image that is watched for a machine.
 #[derive(Default)]
-struct Watched {
+struct WatchedImage {
     name: Option<ImageName>,
     state: Option<watch::Receiver<ImageState>>,
 }
 
-impl Watched {
+impl WatchedImage {
     /// The state of the image called `name`, which is watched from now on.
     fn look(&mut self, name: Option<ImageName>, images: &Images) -> ImageState {
         if self.name != name {
@@ -209,8 +209,8 @@ struct Driver {
     shared: Arc<Shared>,
     client: Client,
     machine: Arc<Machine>,
-    image: Watched,
-    planned: Watched,
+    image: WatchedImage,
+    planned: WatchedImage,
     running: FuturesUnordered<BoxFuture<'static, Event>>,
     wake: Option<Duration>,
 }
@@ -223,8 +223,8 @@ impl Driver {
             handle,
             shared,
             machine,
-            image: Watched::default(),
-            planned: Watched::default(),
+            image: WatchedImage::default(),
+            planned: WatchedImage::default(),
             running: FuturesUnordered::new(),
             wake: None,
         }

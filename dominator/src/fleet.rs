@@ -9,17 +9,16 @@ use common::api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSumma
 use common::api::subd::Alarm;
 use common::image::ImageName;
 use common::mdb::{Machine, Machines};
-use common::tree::Time;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::chance::wall;
-use crate::core::herd::{Herd, count, images_of};
+use crate::core::herd::{count, images_of};
+use crate::core::intake::{AcceptError, Intake};
 use crate::core::remarks::sentence;
 use crate::core::selection::Selection;
 use crate::driver::{Handle, Shared, drive};
 use crate::state::{State, StateError};
-use intake::Held;
 
 /// An order that cannot be carried out.
 #[derive(Debug, thiserror::Error)]
@@ -51,12 +50,12 @@ pub enum OrderError {
         /// The same in words.
         detail: String,
     },
-    /// No machine database is held.
-    #[error("no machine database is held")]
-    NothingHeld,
-    /// Another machine database is held than the one that was looked at.
-    #[error("another machine database is held by now: look at it first, with domtool mdb diff")]
-    OtherHeld,
+    /// A machine database is not accepted.
+    #[error(transparent)]
+    Accept {
+        /// Why.
+        source: AcceptError,
+    },
     /// The brake was pulled without saying why.
     #[error("say why updates are to be disabled")]
     NoReason,
@@ -96,13 +95,8 @@ struct Watched {
 
 #[derive(Debug)]
 struct Inner {
-    herd: Herd,
+    intake: Intake,
     watched: BTreeMap<String, Watched>,
-    /// What was in force before the restart, until it is known what is now.
-    kept: Option<Machines>,
-    held: Option<Held>,
-    mdb_error: Option<String>,
-    mdb_read: Option<Time>,
 }
 
 impl Inner {
@@ -110,7 +104,9 @@ impl Inner {
         let mut machines: BTreeMap<&ImageName, usize> =
             remarks.iter().map(|(name, _)| (name, 0)).collect();
         if !machines.is_empty() {
-            for name in self.herd.machines().values().flat_map(|machine| images_of(machine)) {
+            for name in
+                self.intake.herd().machines().values().flat_map(|machine| images_of(machine))
+            {
                 if let Some(count) = machines.get_mut(&name) {
                     *count += 1;
                 }
@@ -145,14 +141,8 @@ impl Fleet {
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
-        let inner = Inner {
-            herd: Herd::default(),
-            watched: BTreeMap::new(),
-            kept,
-            held: None,
-            mdb_error: None,
-            mdb_read: None,
-        };
+        let inner =
+            Inner { intake: Intake::new(shared.mdb_limits, kept), watched: BTreeMap::new() };
         Self {
             shared,
             state,
@@ -243,9 +233,9 @@ impl Fleet {
         DominatorStatus {
             brake: self.shared.gate.brake().map(|brake| (*brake).clone()),
             counts,
-            mdb_error: inner.mdb_error.clone(),
-            mdb_held: inner.held.as_ref().map(|held| held.notice().clone()),
-            mdb_read: inner.mdb_read,
+            mdb_error: inner.intake.error().map(str::to_owned),
+            mdb_held: inner.intake.held().map(|(notice, _)| notice.clone()),
+            mdb_read: inner.intake.read(),
             image_remarks: inner.image_remarks(&self.shared.images.remarks()),
             image_server_error: self.shared.images.trouble(),
             directories: self.shared.reader.store.alive(),

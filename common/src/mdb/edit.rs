@@ -13,21 +13,21 @@ pub struct Edit {
     /// Machines that only the old one has.
     pub removed: Vec<Machine>,
     /// Machines with different records.
-    pub changed: Vec<Changed>,
+    pub changed: Vec<ChangedMachine>,
 }
 
 /// A machine with different records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Changed {
+pub struct ChangedMachine {
     /// The machine.
     pub hostname: String,
     /// What differs, sorted by name.
-    pub fields: Vec<Field>,
+    pub fields: Vec<ChangedField>,
 }
 
 /// A field with different values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Field {
+pub struct ChangedField {
     /// The name of the field, as in the text of the database.
     pub name: String,
     /// Its value before, as JSON.
@@ -45,9 +45,10 @@ impl Edit {
             only.map(|(_, machine)| machine.clone()).collect()
         };
         let both = old.iter().filter_map(|(hostname, old)| Some((old, new.get(hostname)?)));
-        let changed = both
-            .filter(|(old, new)| old != new)
-            .map(|(old, new)| Changed { hostname: old.hostname.clone(), fields: fields(old, new) });
+        let changed = both.filter(|(old, new)| old != new).map(|(old, new)| ChangedMachine {
+            hostname: old.hostname.clone(),
+            fields: fields(old, new),
+        });
         Self { added: only(new, old), removed: only(old, new), changed: changed.collect() }
     }
 
@@ -67,7 +68,8 @@ impl Edit {
         let removed = self.removed.iter().map(move |gone| machine('-', gone));
         let added = self.added.iter().map(move |new| machine('+', new));
         let changed = self.changed.iter().map(|changed| {
-            let field = |field: &Field| format!("{}: {} -> {}", field.name, field.old, field.new);
+            let field =
+                |field: &ChangedField| format!("{}: {} -> {}", field.name, field.old, field.new);
             let fields: Vec<String> = changed.fields.iter().map(field).collect();
             format!("~ {} {}", changed.hostname, fields.join(", "))
         });
@@ -75,17 +77,17 @@ impl Edit {
     }
 }
 
-fn fields(old: &Machine, new: &Machine) -> Vec<Field> {
+fn fields(old: &Machine, new: &Machine) -> Vec<ChangedField> {
     let values = |machine: &Machine| match serde_json::to_value(machine) {
         Ok(serde_json::Value::Object(values)) => values,
         other => unreachable!("a machine is an object of plain values: {other:?}"),
     };
     let (old, new) = (values(old), values(new));
-    let mut fields: Vec<Field> = old
+    let mut fields: Vec<ChangedField> = old
         .iter()
         .map(|(name, old)| (name, old, &new[name]))
         .filter(|(_, old, new)| old != new)
-        .map(|(name, old, new)| Field {
+        .map(|(name, old, new)| ChangedField {
             name: name.clone(),
             old: old.to_string(),
             new: new.to_string(),

@@ -10,7 +10,7 @@ use common::mdb::{Machine, Machines};
 
 /// How much a new machine database may change at once, without being held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct EditLimits {
     /// How many of the machines it may lack, per cent.
     pub drop_percent: u8,
     /// To how many of the machines it may give another image, per cent; any number if `None`.
@@ -74,7 +74,7 @@ pub struct Herd {
 impl Herd {
     /// Why a new machine database should be held, if it should.
     #[must_use]
-    pub fn doubt(&self, new: &Machines, limits: Limits) -> Option<Doubt> {
+    pub fn doubt(&self, new: &Machines, limits: EditLimits) -> Option<Doubt> {
         let machines = self.machines.len();
         if new.is_empty() && machines > 0 {
             return Some(Doubt::AllGone { machines });
@@ -209,12 +209,12 @@ mod tests {
             // A handful of machines may change as it likes.
             ((9, 1, 1), None),
         ];
-        let limits = Limits { drop_percent: 50, reimage_percent: Some(30) };
+        let limits = EditLimits { drop_percent: 50, reimage_percent: Some(30) };
         for ((before, count, changed), doubt) in table {
             let new = fleet(count, changed);
             assert_eq!(known(before).doubt(&new, limits), doubt, "{before} {count} {changed}");
         }
-        let limits = Limits { reimage_percent: None, ..limits };
+        let limits = EditLimits { reimage_percent: None, ..limits };
         assert_eq!(known(10).doubt(&fleet(10, 10), limits), None);
     }
 

@@ -1,75 +1,31 @@
-//! Takes machine databases, or holds them until an operator accepts them.
-//!
-//! What is in force is kept in the state directory, so that a restart neither forgets what a new
-//! database has to be compared with, nor looks after less because the file is damaged.
+//! Carries out what is decided of machine databases: looks after machines, and keeps what is in
+//! force in the state directory.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
 use common::api::dominator::machine_database::{HeldMdb, ShowMdbReply};
 use common::image::ImageName;
-use common::mdb::{Edit, Machine, Machines};
-use common::object::{Algorithm, ObjectId};
+use common::mdb::{Edit, Machines};
+use common::object::ObjectId;
 use common::report::report;
 
 use super::{Fleet, Inner, OrderError, stop};
 use crate::chance::wall;
 use crate::core::herd::Change;
+use crate::core::intake::{AcceptError, Intake, News, Outcome};
 use crate::driver::peer_of;
-
-/// A machine database that waits for an operator.
-#[derive(Debug)]
-pub(super) struct Held {
-    machines: Machines,
-    notice: HeldMdb,
-}
-
-impl Held {
-    /// What operators are told of it.
-    pub(super) fn notice(&self) -> &HeldMdb {
-        &self.notice
-    }
-}
 
 impl Fleet {
     /// Takes a new machine database, or holds it if it would change too much at once. Must not be
     /// called by a task: it waits for the disk.
     pub fn take(&self, machines: Machines) {
-        let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_taken = {
-            let mut inner = self.inner.lock().expect("no holder panics");
-            let mut known = inner.herd.clone();
-            if let Some(kept) = &inner.kept {
-                known.take(kept.clone());
-            }
-            inner.mdb_error = None;
-            inner.mdb_read = Some(wall());
-            match known.doubt(&machines, self.shared.mdb_limits) {
-                None => {
-                    (inner.kept, inner.held) = (None, None);
-                    self.put_in_force(&mut inner, machines.clone())
-                }
-                Some(doubt) => {
-                    self.stay(&mut inner);
-                    hold(&mut inner, machines.clone(), doubt.to_string());
-                    false
-                }
-            }
-        };
-        if is_taken {
-            self.keep_machines(&machines);
-        }
+        let _result = self.decide(|intake| Ok(intake.offer(machines, wall())));
     }
 
     /// Notes why the machine database is not taken; the last good one stays in force.
     pub fn refuse(&self, why: String) {
-        let mut inner = self.inner.lock().expect("no holder panics");
-        self.stay(&mut inner);
-        inner.held = None;
-        if inner.mdb_error.as_ref() != Some(&why) {
-            tracing::error!("the machine database is not taken, the last good one stays: {why}");
-            inner.mdb_error = Some(why);
-        }
+        let _result = self.decide(|intake| Ok(intake.refuse(why)));
     }
 
     /// Puts the machine database that is held in force, if it is the one with this digest. Must not
@@ -77,23 +33,11 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// [`OrderError::NothingHeld`], [`OrderError::OtherHeld`].
+    /// [`OrderError::Accept`].
     pub fn accept(&self, digest: &ObjectId, who: &str) -> Result<(), OrderError> {
-        let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
-        let machines = {
-            let mut inner = self.inner.lock().expect("no holder panics");
-            match &inner.held {
-                None => return Err(OrderError::NothingHeld),
-                Some(held) if held.notice.digest != *digest => return Err(OrderError::OtherHeld),
-                Some(held) => {
-                    tracing::warn!(who, why = %held.notice.why, "the machine database is accepted");
-                }
-            }
-            let held = inner.held.take().expect("was looked at under the same lock");
-            self.put_in_force(&mut inner, held.machines.clone());
-            held.machines
-        };
-        self.keep_machines(&machines);
+        self.decide(|intake| intake.accept(digest))
+            .map_err(|source| OrderError::Accept { source })?;
+        tracing::warn!(who, %digest, "the machine database that was held is accepted");
         Ok(())
     }
 
@@ -101,17 +45,14 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// [`OrderError::NothingHeld`].
+    /// [`OrderError::Accept`] if none is held.
     pub fn mdb(&self, held: bool) -> Result<ShowMdbReply, OrderError> {
         let inner = self.inner.lock().expect("no holder panics");
-        let notice = inner.held.as_ref().map(|held| held.notice.clone());
-        let machines = match (held, &inner.held) {
-            (true, Some(held)) => held.machines.values().cloned().collect(),
-            (true, None) => return Err(OrderError::NothingHeld),
-            (false, _) => {
-                let machines = inner.herd.machines().values();
-                machines.map(|machine| Machine::clone(machine)).collect()
-            }
+        let notice = inner.intake.held().map(|(notice, _)| notice.clone());
+        let machines = match (held, inner.intake.held()) {
+            (true, Some((_, machines))) => machines.values().cloned().collect(),
+            (true, None) => return Err(OrderError::Accept { source: AcceptError::NothingHeld }),
+            (false, _) => inner.intake.in_force().into_values().collect(),
         };
         Ok(ShowMdbReply { machines, held: notice })
     }
@@ -119,41 +60,44 @@ impl Fleet {
     /// The machine database that is held, and what it would change.
     #[must_use]
     pub fn held(&self) -> Option<(HeldMdb, Edit)> {
-        let inner = self.inner.lock().expect("no holder panics");
-        let held = inner.held.as_ref()?;
-        let in_force = inner.herd.machines().iter();
-        let in_force =
-            in_force.map(|(hostname, machine)| (hostname.clone(), Machine::clone(machine)));
-        let edit = Edit::between(&in_force.collect(), &held.machines);
-        Some((held.notice.clone(), edit))
+        self.inner.lock().expect("no holder panics").intake.edit()
     }
 
-    /// Goes on with what was in force before the restart, if nothing else is yet.
-    fn stay(&self, inner: &mut Inner) {
-        if let Some(kept) = inner.kept.take() {
-            tracing::warn!(
-                machines = kept.len(),
-                "goes on with the machine database that was in force before the restart"
-            );
-            self.put_in_force(inner, kept);
+    /// Has something decided, and carries it out.
+    fn decide(
+        &self,
+        decide: impl FnOnce(&mut Intake) -> Result<Outcome, AcceptError>,
+    ) -> Result<(), AcceptError> {
+        // One at a time, so that the disk and memory say the same.
+        let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_force = {
+            let mut inner = self.inner.lock().expect("no holder panics");
+            let before = inner.intake.herd().images();
+            let outcome = decide(&mut inner.intake)?;
+            tell(outcome.news);
+            self.carry_out(&mut inner, outcome.changes, before);
+            outcome.keep.then(|| inner.intake.in_force())
+        };
+        // A database that cannot be kept is in force all the same: after a restart the next one is
+        // compared with the one before it.
+        if let Some(machines) = in_force
+            && let Err(error) = self.state.set_machines(&machines)
+        {
+            tracing::error!("the machine database in force is not kept: {}", report(&error));
         }
+        Ok(())
     }
 
-    /// Looks after these machines, and no others; false if they are what they were.
-    fn put_in_force(&self, inner: &mut Inner, machines: Machines) -> bool {
-        let before: BTreeSet<ImageName> = inner.herd.images();
-        let changes = inner.herd.take(machines);
-        let after = inner.herd.images();
-        let is_new = !changes.is_empty();
+    /// Looks after what machines there are now; `before` these images were wanted.
+    fn carry_out(&self, inner: &mut Inner, changes: Vec<Change>, before: BTreeSet<ImageName>) {
+        if changes.is_empty() {
+            return;
+        }
+        let machines = inner.intake.herd().machines().len();
+        tracing::info!(machines, changes = changes.len(), "a machine database is in force");
+        let after = inner.intake.herd().images();
         // Old images stay until nobody looks at them.
         self.shared.images.want(&before.union(&after).cloned().collect());
-        if is_new {
-            tracing::info!(
-                machines = inner.herd.machines().len(),
-                changes = changes.len(),
-                "a machine database is in force"
-            );
-        }
         for change in changes {
             match change {
                 Change::Start(machine) => self.start(inner, machine),
@@ -178,25 +122,17 @@ impl Fleet {
             }
         }
         self.shared.images.want(&after);
-        is_new
-    }
-
-    /// A database that cannot be kept is in force all the same: after a restart the next one is
-    /// compared with the one before it.
-    fn keep_machines(&self, machines: &Machines) {
-        if let Err(error) = self.state.set_machines(machines) {
-            tracing::error!("the machine database in force is not kept: {}", report(&error));
-        }
     }
 }
 
-fn hold(inner: &mut Inner, machines: Machines, why: String) {
-    let text = serde_json::to_vec(&machines).expect("machines are plain structures");
-    let digest = Algorithm::Blake3.digest(&text);
-    if inner.held.as_ref().is_some_and(|held| held.notice.digest == digest) {
-        return;
+fn tell(news: Option<News>) {
+    match news {
+        None => {}
+        Some(News::Refused(why)) => {
+            tracing::error!("the machine database is not taken, the last good one stays: {why}");
+        }
+        Some(News::Held(why)) => {
+            tracing::error!("the machine database is held until an operator accepts it: {why}");
+        }
     }
-    tracing::error!("the machine database is held until an operator accepts it: {why}");
-    let notice = HeldMdb { digest, why, since: wall() };
-    inner.held = Some(Held { machines, notice });
 }
