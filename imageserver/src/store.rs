@@ -10,6 +10,7 @@
 //! * When an image is visible, all that it needs is on the medium.
 //! * A name that was deleted is never used again.
 
+pub mod holdings;
 pub mod images;
 pub mod layout;
 pub mod objects;

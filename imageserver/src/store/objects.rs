@@ -15,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use bytes::Bytes;
 use common::object::{Hasher, ObjectId};
 
+use super::holdings::{Change, Holdings, Tally};
 use super::receive::Receiving;
 use super::verified::Verified;
 use super::{StoreError, failed, layout, make_directory};
@@ -29,17 +30,6 @@ pub const CHUNK_BYTES: usize = 256 << 10;
 /// the same one, the others wait for the first.
 const CHECKS_MAX: usize = 64;
 
-/// How many objects the store holds, and their length together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
-    /// How many.
-    pub objects: u64,
-    /// Their length together, in bytes.
-    pub bytes: u64,
-    /// False until those of former runs have been counted too.
-    pub complete: bool,
-}
-
 /// The objects of a data directory.
 pub struct Objects {
     pub(super) root: PathBuf,
@@ -51,10 +41,7 @@ pub struct Objects {
     next: AtomicU64,
     verified: Verified,
     checks: [Mutex<()>; CHECKS_MAX],
-    started: std::time::SystemTime,
-    held: AtomicU64,
-    held_bytes: AtomicU64,
-    counted: AtomicBool,
+    pub(super) tally: Tally,
     corrupt: AtomicU64,
 }
 
@@ -95,7 +82,6 @@ impl Objects {
                 return Err(StoreError::TwoFileSystems { path: path.clone() });
             }
         }
-        let started = time_of(&incoming).map_err(failed("ask the file-system for the time"))?;
         Ok(Self {
             root,
             incoming,
@@ -105,10 +91,7 @@ impl Objects {
             next: AtomicU64::new(0),
             verified: Verified::default(),
             checks: [const { Mutex::new(()) }; CHECKS_MAX],
-            started,
-            held: AtomicU64::new(0),
-            held_bytes: AtomicU64::new(0),
-            counted: AtomicBool::new(false),
+            tally: Tally::new(),
             corrupt: AtomicU64::new(0),
         })
     }
@@ -226,28 +209,23 @@ impl Objects {
     fn put_aside(&self, id: &ObjectId, bad: &std::fs::Metadata) -> Result<(), StoreError> {
         self.corrupt.fetch_add(1, Ordering::Relaxed);
         let path = self.path(id);
-        let now = match fs_err::symlink_metadata(&path) {
-            Ok(now) => now,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(failed(format!("read object {id}"))(error)),
-        };
-        if now.ino() != bad.ino() {
-            return Ok(());
-        }
         let aside = self.quarantine.join(format!("{}-{}-{}", id.algorithm(), id.hex(), bad.ino()));
-        tracing::error!(
-            object = %id, size_bytes = bad.len(), aside = %aside.display(),
-            "an object is corrupt: put aside, not served; upload it again and check the disk"
-        );
-        match fs_err::rename(&path, &aside) {
-            Ok(()) => {
-                self.held.fetch_sub(1, Ordering::Relaxed);
-                self.held_bytes.fetch_sub(bad.len(), Ordering::Relaxed);
-                Ok(())
+        self.tally.note(id, || {
+            let stays = |size_bytes| Change { before: size_bytes, after: size_bytes };
+            match fs_err::symlink_metadata(&path) {
+                Ok(now) if now.ino() == bad.ino() => (),
+                Ok(now) => return Ok(stays(Some(now.len()))),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(stays(None)),
+                Err(error) => return Err(failed(format!("read object {id}"))(error)),
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(failed(format!("put the corrupt object {id} aside"))(error)),
-        }
+            tracing::error!(
+                object = %id, size_bytes = bad.len(), aside = %aside.display(),
+                "an object is corrupt: put aside, not served; upload it again and check the disk"
+            );
+            fs_err::rename(&path, &aside)
+                .map_err(failed(format!("put the corrupt object {id} aside")))?;
+            Ok(Change { before: Some(bad.len()), after: None })
+        })
     }
 
     /// Makes every object that was stored before this call durable.
@@ -277,46 +255,16 @@ impl Objects {
         Ok(status.blocks_available().saturating_mul(status.fragment_size()))
     }
 
-    /// Takes note of an object that was put in place, and of one that it took the place of.
-    pub(super) fn note_stored(&self, size_bytes: u64, replaced_bytes: Option<u64>) {
-        self.held_bytes.fetch_add(size_bytes, Ordering::Relaxed);
-        match replaced_bytes {
-            None => self.held.fetch_add(1, Ordering::Relaxed),
-            Some(replaced) => self.held_bytes.fetch_sub(replaced, Ordering::Relaxed),
-        };
-    }
-
     /// Counts the objects of former runs, one after the other, until `stop` says so. The others
     /// are counted as they come.
     pub fn count(&self, stop: impl Fn() -> bool) {
-        let files = walkdir::WalkDir::new(&self.root).min_depth(3).max_depth(3);
-        for entry in files {
-            if stop() {
-                return;
-            }
-            let Ok(metadata) = entry.and_then(|entry| entry.metadata()) else { continue };
-            let former = metadata.modified().is_ok_and(|modified| modified < self.started);
-            if former {
-                self.held.fetch_add(1, Ordering::Relaxed);
-                self.held_bytes.fetch_add(metadata.len(), Ordering::Relaxed);
-            }
-        }
-        self.counted.store(true, Ordering::Release);
+        self.tally.count(&self.root, stop);
     }
 
     /// How many objects there are.
     #[must_use]
     pub fn holdings(&self) -> Holdings {
-        // Counting and a removal may cross: never show a count below nothing.
-        let shown = |counter: &AtomicU64| {
-            let value = counter.load(Ordering::Relaxed);
-            if value > u64::MAX / 2 { 0 } else { value }
-        };
-        Holdings {
-            objects: shown(&self.held),
-            bytes: shown(&self.held_bytes),
-            complete: self.counted.load(Ordering::Acquire),
-        }
+        self.tally.holdings()
     }
 
     /// How many corrupt objects were found since the server started.
@@ -324,15 +272,6 @@ impl Objects {
     pub fn corrupt(&self) -> u64 {
         self.corrupt.load(Ordering::Relaxed)
     }
-}
-
-/// The present by the clock that stamps files of `directory`: it ticks more coarsely than the
-/// system's, so a new file may seem older than a time read just before.
-fn time_of(directory: &Path) -> std::io::Result<std::time::SystemTime> {
-    let marker = directory.join("started");
-    let time = fs_err::File::create(&marker)?.metadata()?.modified()?;
-    fs_err::remove_file(&marker)?;
-    Ok(time)
 }
 
 pub(super) fn is_empty_object(id: &ObjectId) -> bool {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use common::object::{Hasher, ObjectId};
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
+use super::holdings::Change;
 use super::objects::Objects;
 use super::{StoreError, failed};
 
@@ -67,16 +68,16 @@ impl<'store> Receiving<'store> {
         if got != self.id {
             return Err(StoreError::Content { want: self.id, got });
         }
-        let replaced_bytes = self.objects.size_bytes(&self.id)?;
-        let temporary = self.temporary.take().expect("it is taken only here");
-        // Two uploads of one object may end here together: either file is the object, so that it
-        // does not matter which of them stays.
-        if let Err(error) = fs_err::rename(&temporary, self.objects.path(&self.id)) {
-            self.temporary = Some(temporary);
-            return Err(failed(format!("store object {}", self.id))(error));
-        }
-        self.objects.note_stored(self.size_bytes, replaced_bytes);
-        Ok(())
+        let path = self.objects.path(&self.id);
+        // Two uploads of one object may end here, one after the other: either file is the object,
+        // so that it does not matter which of them stays.
+        self.objects.tally.note(&self.id, || {
+            let before = self.objects.size_bytes(&self.id)?;
+            let temporary = self.temporary.as_ref().expect("it is taken only here");
+            fs_err::rename(temporary, path).map_err(failed(format!("store object {}", self.id)))?;
+            self.temporary = None;
+            Ok(Change { before, after: Some(self.size_bytes) })
+        })
     }
 }
 
