@@ -116,16 +116,20 @@ fn mark_of(status: Status) -> Mark {
         | Status::Fetching
         | Status::Preparing
         | Status::Updating
-        | Status::Rebooting => Mark::Busy,
+        | Status::Rebooting
+        | Status::WaitingForBudget => Mark::Busy,
         Status::ImageUndefined => Mark::Quiet,
         Status::Unreachable
         | Status::PollFailed
+        | Status::WrongMachine
         | Status::ImageNotReady
         | Status::InsufficientSpace
         | Status::UpdatesDisabled
+        | Status::Paused
         | Status::Held
         | Status::UnsafeUpdate
         | Status::Blocked
+        | Status::ImageStopped
         | Status::NotConverging
         | Status::UpdateFailed
         | Status::UpdateStuck

@@ -22,6 +22,8 @@ pub enum Status {
     Unreachable,
     /// Answers, but not as a sub should.
     PollFailed,
+    /// Answers, but is another machine than the one that is meant.
+    WrongMachine,
     /// No image is required of it.
     ImageUndefined,
     /// The image server does not have its image, or not all of it.
@@ -42,12 +44,18 @@ pub enum Status {
     Synced,
     /// Differs, but updates are disabled.
     UpdatesDisabled,
+    /// Differs, but an operator has paused the updates of this machine.
+    Paused,
     /// Differs, but the machine itself does not allow updates for now.
     Held,
     /// Differs, but the update would destroy too much.
     UnsafeUpdate,
     /// Differs, but content that it keeps is in the way.
     Blocked,
+    /// Differs, but as many machines as may be are under way already.
+    WaitingForBudget,
+    /// Differs, but updates to its image have stopped, because they failed too often.
+    ImageStopped,
     /// An update was carried out and changed nothing of what it should.
     NotConverging,
     /// The last update failed and was put back.
@@ -64,10 +72,11 @@ pub enum Status {
 
 impl Status {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 26] = [
         Self::Connecting,
         Self::Unreachable,
         Self::PollFailed,
+        Self::WrongMachine,
         Self::ImageUndefined,
         Self::ImageNotReady,
         Self::Rescanning,
@@ -78,9 +87,12 @@ impl Status {
         Self::Rebooting,
         Self::Synced,
         Self::UpdatesDisabled,
+        Self::Paused,
         Self::Held,
         Self::UnsafeUpdate,
         Self::Blocked,
+        Self::WaitingForBudget,
+        Self::ImageStopped,
         Self::NotConverging,
         Self::UpdateFailed,
         Self::UpdateStuck,
@@ -96,6 +108,7 @@ impl Status {
             Self::Connecting => "connecting",
             Self::Unreachable => "unreachable",
             Self::PollFailed => "poll-failed",
+            Self::WrongMachine => "wrong-machine",
             Self::ImageUndefined => "image-undefined",
             Self::ImageNotReady => "image-not-ready",
             Self::Rescanning => "rescanning",
@@ -106,9 +119,12 @@ impl Status {
             Self::Rebooting => "rebooting",
             Self::Synced => "synced",
             Self::UpdatesDisabled => "updates-disabled",
+            Self::Paused => "paused",
             Self::Held => "held",
             Self::UnsafeUpdate => "unsafe-update",
             Self::Blocked => "blocked",
+            Self::WaitingForBudget => "waiting-for-budget",
+            Self::ImageStopped => "image-stopped",
             Self::NotConverging => "not-converging",
             Self::UpdateFailed => "update-failed",
             Self::UpdateStuck => "update-stuck",
