@@ -28,6 +28,7 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
     let (database, accept) = (fleet_of(), fleet_of());
     let accepting = tracker.clone();
     let (disabling, enabling) = (tracker.clone(), tracker.clone());
+    let (clearing, retrying) = (tracker.clone(), tracker.clone());
     router
         .method::<ListSubs, _, _>(move |_, request| {
             let fleet = Arc::clone(&list);
@@ -48,21 +49,21 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
         })
         .method::<EnableUpdates, _, _>(move |_, request| {
             let fleet = Arc::clone(&enable);
-            finish(enabling.clone(), async move { fleet.enable_updates(request.who).await })
+            let order = async move { fleet.enable_updates(request.who, request.why).await };
+            finish(enabling.clone(), order)
         })
         .method::<ClearSafetyShutoff, _, _>(move |_, request| {
             let fleet = Arc::clone(&clear);
-            async move {
-                fleet.clear_safety(&request.hostname).map_err(|error| fault_of(&error))?;
-                Ok(Done {})
-            }
+            let order = async move {
+                fleet.clear_safety(&request.hostname, &request.who, &request.why).await
+            };
+            finish(clearing.clone(), order)
         })
         .method::<Retry, _, _>(move |_, request| {
             let fleet = Arc::clone(&retry);
-            async move {
-                fleet.retry(&request.hostname).map_err(|error| fault_of(&error))?;
-                Ok(Done {})
-            }
+            let order =
+                async move { fleet.retry(&request.hostname, &request.who, &request.why).await };
+            finish(retrying.clone(), order)
         })
         .method::<ShowMdb, _, _>(move |_, request| {
             let fleet = Arc::clone(&database);

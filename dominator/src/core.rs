@@ -7,6 +7,7 @@
 pub mod herd;
 pub mod history;
 pub mod intake;
+pub mod order;
 pub mod pace;
 pub mod remarks;
 pub mod selection;

@@ -105,7 +105,7 @@ enum Command {
     },
     /// Let updates go on
     EnableUpdates {
-        /// Why: noted in the dominator's log
+        /// Why: noted in the audit of orders
         reason: Option<String>,
     },
     /// Let the pending unsafe update of one machine pass
@@ -116,6 +116,8 @@ enum Command {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
         hostname: String,
+        /// Why: noted in the audit of orders
+        reason: Option<String>,
     },
     /// Try again now what is held back on one machine because it failed
     ///
@@ -125,6 +127,8 @@ enum Command {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
         hostname: String,
+        /// Why: noted in the audit of orders
+        reason: Option<String>,
     },
     /// Look at the machine database, and accept one that is held
     Mdb {
@@ -229,22 +233,23 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
             done_as(format, &done)
         }
         Command::EnableUpdates { reason } => {
-            let who = match reason {
-                Some(reason) => format!("{} ({reason})", who()),
-                None => who(),
-            };
-            let done = call::<EnableUpdates>(client, &EnableUpdatesRequest { who }).await?;
+            let why = reason.clone().unwrap_or_default();
+            let request = EnableUpdatesRequest { who: who(), why };
+            let done = call::<EnableUpdates>(client, &request).await?;
             eprintln!("Updates go on.");
             done_as(format, &done)
         }
-        Command::ClearSafetyShutoff { hostname } => {
-            let request = ClearSafetyShutoffRequest { hostname: hostname.clone() };
+        Command::ClearSafetyShutoff { hostname, reason } => {
+            let why = reason.clone().unwrap_or_default();
+            let request = ClearSafetyShutoffRequest { hostname: hostname.clone(), who: who(), why };
             let done = call::<ClearSafetyShutoff>(client, &request).await?;
             eprintln!("The pending update of {hostname} may pass.");
             done_as(format, &done)
         }
-        Command::Retry { hostname } => {
-            let done = call::<Retry>(client, &RetryRequest { hostname: hostname.clone() }).await?;
+        Command::Retry { hostname, reason } => {
+            let why = reason.clone().unwrap_or_default();
+            let request = RetryRequest { hostname: hostname.clone(), who: who(), why };
+            let done = call::<Retry>(client, &request).await?;
             eprintln!("What failed on {hostname} is tried again.");
             done_as(format, &done)
         }

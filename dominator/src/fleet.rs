@@ -15,8 +15,10 @@ use tokio_util::task::TaskTracker;
 use crate::chance::wall;
 use crate::core::herd::{count, images_of};
 use crate::core::intake::{AcceptError, Intake};
+use crate::core::order::{ORDER_TEXT_MAX, Order};
 use crate::core::remarks::sentence;
 use crate::core::selection::Selection;
+use crate::core::sub::Sub;
 use crate::driver::{Handle, Shared, drive};
 use crate::state::{State, StateError};
 
@@ -59,8 +61,8 @@ pub enum OrderError {
     /// The brake was pulled without saying why.
     #[error("say why updates are to be disabled")]
     NoReason,
-    /// The reason is too long.
-    #[error("a reason has at most {REASON_BYTES_MAX} bytes")]
+    /// A text of the order is too long.
+    #[error("a reason, and each other text of an order, has at most {ORDER_TEXT_MAX} bytes")]
     LongReason,
     /// The order cannot be kept over a restart.
     #[error("the order was not carried out, because it cannot be kept")]
@@ -82,9 +84,6 @@ pub enum OrderError {
     #[error("the dominator is stopping")]
     Stopping,
 }
-
-/// The longest reason for disabling updates, in bytes.
-pub const REASON_BYTES_MAX: usize = 4_096;
 
 #[derive(Debug)]
 struct Watched {
@@ -252,14 +251,15 @@ impl Fleet {
         if reason.trim().is_empty() {
             return Err(OrderError::NoReason);
         }
-        if reason.len() > REASON_BYTES_MAX || who.len() > REASON_BYTES_MAX {
+        let order = Order::of("disable-updates", &who).why(&reason);
+        if !order.is_short() {
             return Err(OrderError::LongReason);
         }
         let brake = Brake { reason, who, since: wall() };
         let _ordering = self.ordering.lock().await;
         tracing::warn!(who = %brake.who, reason = %brake.reason, "updates are disabled");
         self.shared.gate.pull(brake.clone()).await;
-        self.keep(Some(brake)).await.map_err(|error| match error {
+        self.keep(Some(brake), order).await.map_err(|error| match error {
             OrderError::State { source } => OrderError::Unkept { source },
             error => error,
         })
@@ -270,17 +270,46 @@ impl Fleet {
     /// # Errors
     ///
     /// [`OrderError`]; the brake stays on then.
-    pub async fn enable_updates(&self, who: String) -> Result<(), OrderError> {
+    pub async fn enable_updates(&self, who: String, why: String) -> Result<(), OrderError> {
+        let order = Order::of("enable-updates", &who).why(&why);
+        if !order.is_short() {
+            return Err(OrderError::LongReason);
+        }
         let _ordering = self.ordering.lock().await;
-        self.keep(None).await?;
-        tracing::warn!(%who, "updates are enabled");
+        self.keep(None, order).await?;
+        tracing::warn!(%who, %why, "updates are enabled");
         self.shared.gate.release();
         Ok(())
     }
 
-    async fn keep(&self, brake: Option<Brake>) -> Result<(), OrderError> {
+    async fn keep(&self, brake: Option<Brake>, order: Order) -> Result<(), OrderError> {
+        self.write(move |state| state.set_brake(brake.as_ref(), &order)).await
+    }
+
+    /// Records an order that has no durable state of its own. To be called before anything is done
+    /// about it; one that has state is recorded with it, by [`Fleet::write`].
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`]; the order must not be carried out then.
+    pub async fn audit(&self, order: Order) -> Result<(), OrderError> {
+        if !order.is_short() {
+            return Err(OrderError::LongReason);
+        }
+        self.write(move |state| state.record(&order)).await
+    }
+
+    /// Writes to the state, on a thread that may wait for the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError::State`]; the order must not be carried out then.
+    pub async fn write<T: Send + 'static>(
+        &self,
+        write: impl FnOnce(&State) -> Result<T, StateError> + Send + 'static,
+    ) -> Result<T, OrderError> {
         let state = Arc::clone(&self.state);
-        tokio::task::spawn_blocking(move || state.set_brake(brake.as_ref()))
+        tokio::task::spawn_blocking(move || write(&state))
             .await
             .map_err(|_| OrderError::Stopping)?
             .map_err(|source| OrderError::State { source })
@@ -290,12 +319,20 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// [`OrderError`] if there is no such machine or update.
-    pub fn clear_safety(&self, hostname: &str) -> Result<(), OrderError> {
+    /// [`OrderError`] if there is no such machine or update, or the order cannot be recorded.
+    pub async fn clear_safety(
+        &self,
+        hostname: &str,
+        who: &str,
+        why: &str,
+    ) -> Result<(), OrderError> {
         let handle = self.handle(hostname)?;
-        if handle.clear_safety() {
-            tracing::warn!(host = hostname, "the pending unsafe update may pass");
-            return Ok(());
+        if handle.look(Sub::has_pending_danger) {
+            self.audit(Order::of("clear-safety-shutoff", who).about(hostname).why(why)).await?;
+            if handle.clear_safety() {
+                tracing::warn!(who, why, host = hostname, "the pending unsafe update may pass");
+                return Ok(());
+            }
         }
         let (status, detail) = handle.look(|sub| (sub.status(), sub.detail().to_owned()));
         Err(OrderError::NothingToClear { hostname: hostname.to_owned(), status, detail })
@@ -305,12 +342,16 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// [`OrderError`] if there is no such machine, or nothing is held back.
-    pub fn retry(&self, hostname: &str) -> Result<(), OrderError> {
+    /// [`OrderError`] if there is no such machine, nothing is held back, or the order cannot be
+    /// recorded.
+    pub async fn retry(&self, hostname: &str, who: &str, why: &str) -> Result<(), OrderError> {
         let handle = self.handle(hostname)?;
-        if handle.retry() {
-            tracing::warn!(host = hostname, "what failed is tried again, as an operator asks for");
-            return Ok(());
+        if handle.look(Sub::can_retry) {
+            self.audit(Order::of("retry", who).about(hostname).why(why)).await?;
+            if handle.retry() {
+                tracing::warn!(who, why, host = hostname, "what failed is tried again");
+                return Ok(());
+            }
         }
         let (status, detail) = handle.look(|sub| (sub.status(), sub.detail().to_owned()));
         Err(OrderError::NothingToRetry { hostname: hostname.to_owned(), status, detail })

@@ -1,16 +1,30 @@
-//! What survives a restart: the brake and the machine database in force, in an embedded database.
+//! What survives a restart: the brake, the machine database in force, and the audit of orders, in
+//! an embedded database.
 //!
 //! The database file is locked while it is open, so there is one dominator for each state
 //! directory.
+//!
+//! # Invariant
+//!
+//! * State that an operator ordered is written in one transaction with the record of the order.
+
+mod audit;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use common::api::dominator::Brake;
 use common::mdb::Machines;
-use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use redb::{
+    Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::chance::wall;
+use crate::core::order::Order;
+
+pub use audit::OrderRow;
 
 /// The name of the database in the state directory.
 pub const FILE: &str = "dominator.redb";
@@ -97,7 +111,12 @@ impl State {
         let database = Mutex::new(Some(open(&path)?));
         let state = Self { path, database };
         // So that reading need not ask whether the table is there.
-        state.write(|table| table.get(BRAKE).map(|_| ()))?;
+        state.transact(None, |write| {
+            write.open_table(SETTINGS)?;
+            write.open_table(audit::ORDERS)?;
+            write.open_table(audit::NUMBERS)?;
+            Ok(())
+        })?;
         Ok(state)
     }
 
@@ -115,8 +134,8 @@ impl State {
     /// # Errors
     ///
     /// [`StateError`].
-    pub fn set_brake(&self, brake: Option<&Brake>) -> Result<(), StateError> {
-        self.set(BRAKE, brake)
+    pub fn set_brake(&self, brake: Option<&Brake>, order: &Order) -> Result<(), StateError> {
+        self.set_ordered(BRAKE, brake, order)
     }
 
     /// The machine database that was in force.
@@ -128,16 +147,50 @@ impl State {
         self.get(MACHINES)
     }
 
-    /// Keeps the machine database in force; it is on the disk when this returns.
+    /// Keeps the machine database in force, with the order that put it there if one did; it is on
+    /// the disk when this returns.
     ///
     /// # Errors
     ///
     /// [`StateError`].
-    pub fn set_machines(&self, machines: &Machines) -> Result<(), StateError> {
-        self.set(MACHINES, Some(machines))
+    pub fn set_machines(
+        &self,
+        machines: &Machines,
+        order: Option<&Order>,
+    ) -> Result<(), StateError> {
+        self.set(MACHINES, Some(machines), order)
     }
 
-    fn get<T: DeserializeOwned>(&self, key: &'static str) -> Result<Option<T>, StateError> {
+    /// Records an order that changes no state of its own; it is on the disk when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`]; the order must not be acted on then.
+    pub fn record(&self, order: &Order) -> Result<(), StateError> {
+        self.transact(Some(order), |_| Ok(()))
+    }
+
+    /// Keeps `value` under `key`, or takes it away, as it was ordered; both are on the disk when
+    /// this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`]; neither is on the disk then, and the order must not be acted on.
+    pub fn set_ordered<T: Serialize>(
+        &self,
+        key: &'static str,
+        value: Option<&T>,
+        order: &Order,
+    ) -> Result<(), StateError> {
+        self.set(key, value, Some(order))
+    }
+
+    /// What is kept under `key`.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn get<T: DeserializeOwned>(&self, key: &'static str) -> Result<Option<T>, StateError> {
         let record = self.with("read", |database| {
             let table = database.begin_read()?.open_table(SETTINGS)?;
             Ok(table.get(key)?.map(|record| record.value().to_vec()))
@@ -146,32 +199,63 @@ impl State {
         serde_json::from_slice(&record).map(Some).map_err(|source| self.damaged(key, source))
     }
 
-    fn set<T: Serialize>(&self, key: &'static str, value: Option<&T>) -> Result<(), StateError> {
-        match value {
-            None => self.write(|table| table.remove(key).map(|_| ())),
-            Some(value) => {
-                let record =
-                    serde_json::to_vec(value).map_err(|source| self.damaged(key, source))?;
-                self.write(|table| table.insert(key, &record[..]).map(|_| ()))
-            }
-        }
+    fn set<T: Serialize>(
+        &self,
+        key: &'static str,
+        value: Option<&T>,
+        order: Option<&Order>,
+    ) -> Result<(), StateError> {
+        let record = value.map(serde_json::to_vec).transpose();
+        let record = record.map_err(|source| self.damaged(key, source))?;
+        self.transact(order, |write| {
+            let mut table = write.open_table(SETTINGS)?;
+            match &record {
+                Some(record) => table.insert(key, &record[..])?,
+                None => table.remove(key)?,
+            };
+            Ok(())
+        })
     }
 
     fn damaged(&self, key: &'static str, source: serde_json::Error) -> StateError {
         StateError::Record { key, path: self.path.clone(), source }
     }
 
-    fn write(
+    /// Makes a change, and records the order that it follows from if there is one, in one
+    /// transaction; it is on the disk when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`]; nothing is on the disk then.
+    pub fn transact<T>(
         &self,
-        change: impl FnOnce(
-            &mut redb::Table<'_, &'static str, &'static [u8]>,
-        ) -> Result<(), redb::StorageError>,
-    ) -> Result<(), StateError> {
+        order: Option<&Order>,
+        change: impl FnOnce(&WriteTransaction) -> Result<T, redb::Error>,
+    ) -> Result<T, StateError> {
         self.with("write", |database| {
             let write = database.begin_write()?;
-            change(&mut write.open_table(SETTINGS)?)?;
-            Ok(write.commit()?)
+            let result = change(&write)?;
+            if let Some(order) = order {
+                audit::append(&write, wall(), order)?;
+            }
+            write.commit()?;
+            Ok(result)
         })
+    }
+
+    /// The last `count` orders, the newest first.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn orders(&self, count: usize) -> Result<Vec<OrderRow>, StateError> {
+        let rows: Vec<Vec<u8>> = self.with("read", |database| {
+            let table = database.begin_read()?.open_table(audit::ORDERS)?;
+            let newest = table.range::<u64>(..)?.rev().take(count);
+            newest.map(|row| Ok(row?.1.value().to_vec())).collect()
+        })?;
+        let read = |row: Vec<u8>| serde_json::from_slice(&row);
+        rows.into_iter().map(|row| read(row).map_err(|e| self.damaged("order", e))).collect()
     }
 
     /// Does `work` with the database. One that has failed once refuses to work ever after, so it
@@ -220,14 +304,25 @@ mod tests {
         let brake = Brake { reason: "storm".into(), who: "ops".into(), since: Time::default() };
         let state = State::open(directory.path()).unwrap();
         assert_eq!(state.brake().unwrap(), None);
-        state.set_brake(Some(&brake)).unwrap();
+        state.set_brake(Some(&brake), &Order::of("disable-updates", "ops").why("storm")).unwrap();
         let second = State::open(directory.path()).unwrap_err();
         assert!(matches!(second, StateError::InUse { .. }), "{second}");
         drop(state);
         let state = State::open(directory.path()).unwrap();
         assert_eq!(state.brake().unwrap(), Some(brake));
-        state.set_brake(None).unwrap();
+        state.set_brake(None, &Order::of("enable-updates", "ops")).unwrap();
         assert_eq!(state.brake().unwrap(), None);
+        state.record(&Order::of("retry", "ann").about("web1")).unwrap();
+        drop(state);
+        let orders = State::open(directory.path()).unwrap().orders(10).unwrap();
+        let texts: Vec<[&str; 4]> =
+            orders.iter().map(|row| [&*row.verb, &row.about, &row.who, &row.why]).collect();
+        let expected = [
+            ["retry", "web1", "ann", ""],
+            ["enable-updates", "", "ops", ""],
+            ["disable-updates", "", "ops", "storm"],
+        ];
+        assert_eq!(texts, expected);
     }
 
     #[test]
@@ -237,7 +332,7 @@ mod tests {
         let machines = common::mdb::parse(text).unwrap();
         let state = State::open(directory.path()).unwrap();
         assert_eq!(state.machines().unwrap(), None);
-        state.set_machines(&machines).unwrap();
+        state.set_machines(&machines, None).unwrap();
         drop(state);
         assert_eq!(State::open(directory.path()).unwrap().machines().unwrap(), Some(machines));
     }

@@ -365,6 +365,9 @@ pub enum EnableUpdates {}
 pub struct EnableUpdatesRequest {
     /// Who says so, as long as no certificate tells.
     pub who: String,
+    /// Why; may be empty.
+    #[serde(default)]
+    pub why: String,
 }
 
 impl Method for EnableUpdates {
@@ -382,6 +385,12 @@ pub enum ClearSafetyShutoff {}
 pub struct ClearSafetyShutoffRequest {
     /// The machine.
     pub hostname: String,
+    /// Who says so, as long as no certificate tells.
+    #[serde(default)]
+    pub who: String,
+    /// Why; may be empty.
+    #[serde(default)]
+    pub why: String,
 }
 
 impl Method for ClearSafetyShutoff {
@@ -400,6 +409,12 @@ pub enum Retry {}
 pub struct RetryRequest {
     /// The machine.
     pub hostname: String,
+    /// Who says so, as long as no certificate tells.
+    #[serde(default)]
+    pub who: String,
+    /// Why; may be empty.
+    #[serde(default)]
+    pub why: String,
 }
 
 impl Method for Retry {

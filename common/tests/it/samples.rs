@@ -489,11 +489,12 @@ pub fn disable_updates() -> (DisableUpdatesRequest, Done) {
 }
 
 pub fn enable_updates() -> (EnableUpdatesRequest, Done) {
-    (EnableUpdatesRequest { who: "ann".to_owned() }, Done {})
+    (EnableUpdatesRequest { who: "ann".to_owned(), why: "over".to_owned() }, Done {})
 }
 
 pub fn retry() -> (RetryRequest, Done) {
-    (RetryRequest { hostname: "web-1".to_owned() }, Done {})
+    let (hostname, who, why) = ("web-1".to_owned(), "ann".to_owned(), "repaired".to_owned());
+    (RetryRequest { hostname, who, why }, Done {})
 }
 
 fn held_mdb() -> HeldMdb {
@@ -512,7 +513,8 @@ pub fn accept_mdb() -> (AcceptMdbRequest, Done) {
 }
 
 pub fn clear_safety_shutoff() -> (ClearSafetyShutoffRequest, Done) {
-    (ClearSafetyShutoffRequest { hostname: "web-1".to_owned() }, Done {})
+    let (hostname, who, why) = ("web-1".to_owned(), "ann".to_owned(), "meant".to_owned());
+    (ClearSafetyShutoffRequest { hostname, who, why }, Done {})
 }
 
 pub fn get_mdb() -> (GetMdbRequest, GetMdbReply) {

@@ -262,18 +262,23 @@ impl Sub {
     /// that must tell an operator; others use [`Event::Retried`].
     #[must_use]
     pub fn retry(&mut self) -> bool {
-        let undone = match (&self.image, &self.view) {
-            (ImageState::Ready(image), Some(view)) => view.undone(image.name()),
-            _ => None,
-        };
-        let undone =
-            undone.map(|(update, _)| update.update_id).filter(|&id| self.retried != Some(id));
-        let is_held = undone.is_some() || self.hold.is_some() || self.call_again.is_some();
-        if undone.is_some() {
-            self.retried = undone;
-        }
+        let is_held = self.can_retry();
+        self.retried = self.undone_update().or(self.retried);
         self.let_go();
         is_held
+    }
+
+    /// True if something is held back because it failed: [`Sub::retry`] would be of use.
+    #[must_use]
+    pub fn can_retry(&self) -> bool {
+        self.undone_update().is_some() || self.hold.is_some() || self.call_again.is_some()
+    }
+
+    /// The update to the required image that failed its health check, unless it was retried.
+    fn undone_update(&self) -> Option<u64> {
+        let (ImageState::Ready(image), Some(view)) = (&self.image, &self.view) else { return None };
+        let (update, _) = view.undone(image.name())?;
+        Some(update.update_id).filter(|&id| self.retried != Some(id))
     }
 
     fn note(&mut self, now: Now, event: Event, context: &Context<'_>) {

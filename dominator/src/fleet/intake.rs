@@ -14,18 +14,19 @@ use super::{Fleet, Inner, OrderError, stop};
 use crate::chance::wall;
 use crate::core::herd::Change;
 use crate::core::intake::{AcceptError, Intake, News, Outcome};
+use crate::core::order::Order;
 use crate::driver::peer_of;
 
 impl Fleet {
     /// Takes a new machine database, or holds it if it would change too much at once. Must not be
     /// called by a task: it waits for the disk.
     pub fn take(&self, machines: Machines) {
-        let _result = self.decide(|intake| Ok(intake.offer(machines, wall())));
+        self.decide(|intake| intake.offer(machines, wall()));
     }
 
     /// Notes why the machine database is not taken; the last good one stays in force.
     pub fn refuse(&self, why: String) {
-        let _result = self.decide(|intake| Ok(intake.refuse(why)));
+        self.decide(|intake| intake.refuse(why));
     }
 
     /// Puts the machine database that is held in force, if it is the one with this digest. Must not
@@ -33,11 +34,26 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// [`OrderError::Accept`].
+    /// [`OrderError::Accept`], or that the order cannot be recorded; the database is held on then.
     pub fn accept(&self, digest: &ObjectId, who: &str) -> Result<(), OrderError> {
-        self.decide(|intake| intake.accept(digest))
-            .map_err(|source| OrderError::Accept { source })?;
+        let order = Order::of("mdb-accept", who).about(digest);
+        if !order.is_short() {
+            return Err(OrderError::LongReason);
+        }
+        let accept = |intake: &mut Intake| {
+            intake.accept(digest).map_err(|source| OrderError::Accept { source })
+        };
+        let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accepted = self.inner.lock().expect("no holder panics").intake.clone();
+        accept(&mut accepted)?;
+        self.state
+            .set_machines(&accepted.in_force(), Some(&order))
+            .map_err(|source| OrderError::State { source })?;
         tracing::warn!(who, %digest, "the machine database that was held is accepted");
+        let mut inner = self.inner.lock().expect("no holder panics");
+        let before = inner.intake.herd().images();
+        let outcome = accept(&mut inner.intake)?;
+        self.carry_out(&mut inner, outcome.changes, before);
         Ok(())
     }
 
@@ -64,16 +80,13 @@ impl Fleet {
     }
 
     /// Has something decided, and carries it out.
-    fn decide(
-        &self,
-        decide: impl FnOnce(&mut Intake) -> Result<Outcome, AcceptError>,
-    ) -> Result<(), AcceptError> {
+    fn decide(&self, decide: impl FnOnce(&mut Intake) -> Outcome) {
         // One at a time, so that the disk and memory say the same.
         let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
         let in_force = {
             let mut inner = self.inner.lock().expect("no holder panics");
             let before = inner.intake.herd().images();
-            let outcome = decide(&mut inner.intake)?;
+            let outcome = decide(&mut inner.intake);
             tell(outcome.news);
             self.carry_out(&mut inner, outcome.changes, before);
             outcome.keep.then(|| inner.intake.in_force())
@@ -81,11 +94,10 @@ impl Fleet {
         // A database that cannot be kept is in force all the same: after a restart the next one is
         // compared with the one before it.
         if let Some(machines) = in_force
-            && let Err(error) = self.state.set_machines(&machines)
+            && let Err(error) = self.state.set_machines(&machines, None)
         {
             tracing::error!("the machine database in force is not kept: {}", report(&error));
         }
-        Ok(())
     }
 
     /// Looks after what machines there are now; `before` these images were wanted.

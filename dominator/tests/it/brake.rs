@@ -88,7 +88,7 @@ async fn the_brake_does_not_wait_for_a_machine_that_does_not_answer() {
     assert_eq!(sent(), before, "a Commit was sent after the brake was pulled");
     assert_eq!(sub.model.lock().unwrap().tree, tree(""));
 
-    let order = EnableUpdatesRequest { who: "me".into() };
+    let order = EnableUpdatesRequest { who: "me".into(), why: String::new() };
     stage.client.call::<EnableUpdates>(&order).await.unwrap();
     stage.wait("host", Status::Synced, "base").await;
     assert_eq!(sub.model.lock().unwrap().tree, want);
