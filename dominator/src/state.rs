@@ -15,9 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use common::api::dominator::Brake;
 use common::mdb::Machines;
-use redb::{
-    Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction,
-};
+use redb::{Database, ReadableDatabase as _, TableDefinition, WriteTransaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
