@@ -4,6 +4,7 @@
 //! `tests/it` are two interpreters of the same effects.
 // tidy: core
 
+pub mod alarms;
 pub mod herd;
 pub mod history;
 pub mod intake;

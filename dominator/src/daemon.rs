@@ -80,6 +80,11 @@ pub struct Arguments {
           value_parser = clap::value_parser!(u8).range(..=100))]
     pub mdb_reimage_max: Option<u8>,
 
+    /// Command that is called when alarms begin or end: the brake is pulled, a machine database
+    /// is held, a scanner stalls, ... Words separated by spaces; it reads what is new as JSON
+    #[arg(long, value_name = "COMMAND")]
+    pub alarm_command: Option<String>,
+
     /// Directory for what must survive a restart
     #[arg(long, value_name = "DIR", default_value = "/var/lib/dominator")]
     pub state: PathBuf,
@@ -180,6 +185,13 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), St
     tracker.spawn(async move {
         watching.run_until_cancelled(intake).await;
     });
+    if let Some(command) = &arguments.alarm_command {
+        let program = command.split_whitespace().map(str::to_owned).collect();
+        let (telling, fleet) = (stop.clone(), Arc::clone(&fleet));
+        tracker.spawn(async move {
+            telling.run_until_cancelled(crate::alarm_program::tell(fleet, program)).await;
+        });
+    }
     serve(listener, router(&fleet, &tracker), stop).await;
     tracker.close();
     tracker.wait().await;

@@ -353,6 +353,9 @@ fn text_of_status(status: &DominatorStatus) -> String {
         None => text.push_str("image server: no trouble\n"),
         Some(error) => text.push_str(&format!("image server: {error}\n")),
     }
+    if let Some(error) = &status.alarm_error {
+        text.push_str(&format!("alarms: nobody is told: {error}\n"));
+    }
     text.push_str(&format!("directories in memory: {}\n", status.directories));
     for (status, count) in &status.counts {
         text.push_str(&format!("{count:>7} {status}\n"));

@@ -3,7 +3,7 @@
 mod intake;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use common::api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSummary};
 use common::api::subd::Alarm;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::chance::wall;
+use crate::core::alarms::Raised;
 use crate::core::herd::{count, images_of};
 use crate::core::intake::{AcceptError, Intake};
 use crate::core::order::{ORDER_TEXT_MAX, Order};
@@ -127,6 +128,8 @@ pub struct Fleet {
     intake: Mutex<()>,
     tracker: TaskTracker,
     stop: CancellationToken,
+    /// Why nobody could be told of alarms the last time.
+    alarm_error: Mutex<Option<String>>,
 }
 
 impl Fleet {
@@ -150,6 +153,7 @@ impl Fleet {
             intake: Mutex::default(),
             tracker,
             stop,
+            alarm_error: Mutex::default(),
         }
     }
 
@@ -224,6 +228,26 @@ impl Fleet {
         (alarms, paused)
     }
 
+    /// The alarms that there are: the dominator's own, and those of all machines.
+    #[must_use]
+    pub fn raised(&self) -> Raised {
+        let mut raised = Raised::of(&self.status());
+        let inner = self.inner.lock().expect("no holder panics");
+        for (hostname, watched) in &inner.watched {
+            watched.handle.look(|sub| {
+                for alarm in sub.view().into_iter().flat_map(|view| &view.report.alarms) {
+                    raised.add(alarm.kind(), hostname, None, alarm.to_string());
+                }
+            });
+        }
+        raised
+    }
+
+    /// Notes why nobody could be told of alarms, or that somebody was.
+    pub fn note_alarm_error(&self, error: Option<String>) {
+        *self.alarm_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+    }
+
     /// How the dominator is doing.
     #[must_use]
     pub fn status(&self) -> DominatorStatus {
@@ -237,6 +261,7 @@ impl Fleet {
             mdb_read: inner.intake.read(),
             image_remarks: inner.image_remarks(&self.shared.images.remarks()),
             image_server_error: self.shared.images.trouble(),
+            alarm_error: self.alarm_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             directories: self.shared.reader.store.alive(),
         }
     }

@@ -4,6 +4,7 @@
 //! machine database. `docs/ARCHITECTURE.md` has the map,
 //! `docs/OPERATING.md` the words that operators see.
 
+pub mod alarm_program;
 pub mod api;
 pub mod chance;
 pub mod command;
@@ -20,6 +21,7 @@ pub mod mdbd;
 pub mod metrics;
 pub mod pages;
 pub mod plans;
+pub mod program;
 pub mod stamp;
 pub mod state;
 

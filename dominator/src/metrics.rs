@@ -114,6 +114,11 @@ impl Collector for FleetCollector {
             "1 while the image server does not give an image that is wanted",
             i64::from(status.image_server_error.is_some()),
         )?;
+        one(
+            "alarm_command_failing",
+            "1 while the command that tells of alarms fails",
+            i64::from(status.alarm_error.is_some()),
+        )?;
         let directories = i64::try_from(status.directories).unwrap_or(i64::MAX);
         one("directories", "Distinct directories held in memory", directories)
     }

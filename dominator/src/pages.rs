@@ -178,6 +178,9 @@ fn start_body(
     if let Some(error) = &status.image_server_error {
         body.push_str(&warning(&format!("The image server: {error}")));
     }
+    if let Some(error) = &status.alarm_error {
+        body.push_str(&warning(&format!("Nobody is told of alarms: {error}")));
+    }
     let counts: Vec<Vec<Cell>> = status
         .counts
         .iter()

@@ -326,6 +326,8 @@ pub struct DominatorStatus {
     pub image_remarks: Vec<String>,
     /// What is wrong with the image server.
     pub image_server_error: Option<String>,
+    /// Why nobody could be told of alarms the last time.
+    pub alarm_error: Option<String>,
     /// Distinct directories held in memory for all images and machines together.
     #[serde(with = "crate::wide")]
     pub directories: u64,

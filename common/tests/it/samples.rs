@@ -478,6 +478,7 @@ pub fn get_status() -> ((), DominatorStatus) {
         mdb_read: Some(time()),
         image_remarks: texts(&["web/7, for 2 machines: is deprecated"]),
         image_server_error: Some("refused".to_owned()),
+        alarm_error: Some("exit status: 1".to_owned()),
         directories: 4_000,
     };
     ((), reply)

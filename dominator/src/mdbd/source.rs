@@ -1,6 +1,5 @@
 //! Reads one source again and again, and tells what it gave.
 
-pub mod command;
 pub mod file;
 pub mod web;
 
@@ -10,9 +9,10 @@ use common::report::report;
 use tokio::sync::mpsc;
 
 use super::core::settings::{Origin, Source};
+use super::disk::DATA_BYTES_MAX;
 use crate::chance::random;
 use crate::core::pace::{RETRY_FIRST, doubled, jittered};
-use command::CommandError;
+use crate::program::{CommandError, output};
 use file::{File, FileError};
 use web::WebError;
 
@@ -82,7 +82,9 @@ impl Reader {
         match self {
             Self::File(file) => file.read().await.map_err(ReadError::File),
             Self::Web(address) => web::get(address).await.map_err(ReadError::Web),
-            Self::Command(line) => command::output(line).await.map_err(ReadError::Command),
+            Self::Command(line) => {
+                output(line, b"", DATA_BYTES_MAX).await.map_err(ReadError::Command)
+            }
         }
     }
 

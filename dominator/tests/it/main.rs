@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
+mod alarms;
 mod bad_neighbours;
 mod brake;
 mod command_line;

@@ -63,6 +63,8 @@ pub struct Model {
     pub instance: u64,
     pub updates_done: u64,
     pub fails: bool,
+    /// What the scanner hangs at.
+    pub stalls: Option<String>,
     /// Updates to this image do not pass their health check.
     pub sick: Option<ImageName>,
     /// Updates to this image are complete only after a reboot.
@@ -107,6 +109,7 @@ impl Model {
             instance: 0,
             updates_done: 0,
             fails: false,
+            stalls: None,
             sick: None,
             reboots: None,
             sticks: false,
@@ -232,6 +235,7 @@ impl Model {
                 .is_stuck()
                 .then(|| Alarm::JournalStuck("full".into()))
                 .into_iter()
+                .chain(self.stalls.clone().map(Alarm::ScannerStalled))
                 .collect(),
             paused: self.paused.clone(),
             clock: Time::default(),

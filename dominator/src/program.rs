@@ -1,6 +1,6 @@
-//! Runs a program and gives what it printed.
+//! Runs an operator's program: gives it something to read, and takes what it prints.
 //!
-//! The program gets nothing to read and a process group of its own, which is killed as a whole when
+//! The program gets a process group of its own, which is killed as a whole when
 //! it takes too long or nobody waits for it any more. It must not leave anything in the background
 //! that holds its output: that is waited for.
 
@@ -9,10 +9,8 @@ use std::process::{ExitStatus, Stdio};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
-
-use crate::mdbd::disk::DATA_BYTES_MAX;
 
 /// How much is kept of the end of what it says on standard error, in bytes.
 const COMPLAINT_BYTES_MAX: usize = 2 << 10;
@@ -29,8 +27,8 @@ pub enum CommandError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// Its output cannot be read.
-    #[error("cannot read what {program} prints")]
+    /// It cannot be given anything to read, or its output cannot be read.
+    #[error("cannot talk with {program}")]
     Read {
         /// The program.
         program: String,
@@ -38,10 +36,12 @@ pub enum CommandError {
         source: io::Error,
     },
     /// It prints too much.
-    #[error("{program} prints more than {DATA_BYTES_MAX} bytes")]
+    #[error("{program} prints more than {limit} bytes")]
     TooLarge {
         /// The program.
         program: String,
+        /// How much it may print, in bytes.
+        limit: usize,
     },
     /// It failed.
     #[error("{program}: {status}{}", last_words(complaint))]
@@ -59,13 +59,13 @@ fn last_words(complaint: &str) -> String {
     if complaint.is_empty() { String::new() } else { format!(": {complaint}") }
 }
 
-/// What the program `line[0]` prints, with the other words as its arguments. Kills it, and what it
-/// started, if it is dropped before.
+/// What the program `line[0]` prints, with the other words as its arguments and `input` to read, at
+/// most `limit` bytes. It need not read. Kills it, and what it started, if it is dropped before.
 ///
 /// # Errors
 ///
 /// [`CommandError`].
-pub async fn output(line: &[String]) -> Result<Vec<u8>, CommandError> {
+pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u8>, CommandError> {
     let (program, arguments) = match line.split_first() {
         Some((program, arguments)) => (program.as_str(), arguments),
         None => ("", line),
@@ -75,29 +75,36 @@ pub async fn output(line: &[String]) -> Result<Vec<u8>, CommandError> {
     command
         .args(arguments)
         .current_dir("/")
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)
         .kill_on_drop(true);
     let start = |source| CommandError::Start { program: named(), source };
     let mut running = Running(command.spawn().map_err(start)?);
-    let (stdout, stderr) = (running.0.stdout.take(), running.0.stderr.take());
-    let (Some(stdout), Some(stderr)) = (stdout, stderr) else {
+    let pipes = (running.0.stdin.take(), running.0.stdout.take(), running.0.stderr.take());
+    let (Some(mut stdin), Some(stdout), Some(stderr)) = pipes else {
         return Err(start(io::Error::other("it has no output")));
     };
     let failed = |source| CommandError::Read { program: named(), source };
-    let limit = u64::try_from(DATA_BYTES_MAX).unwrap_or(u64::MAX);
+    let length_max = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
     let mut printed = Vec::new();
     let print = async {
-        stdout.take(limit + 1).read_to_end(&mut printed).await.map_err(failed)?;
+        stdout.take(length_max).read_to_end(&mut printed).await.map_err(failed)?;
         match printed.len() {
-            length if length > DATA_BYTES_MAX => Err(CommandError::TooLarge { program: named() }),
+            length if length > limit => Err(CommandError::TooLarge { program: named(), limit }),
             _ => Ok(()),
         }
     };
     let complain = async { tail(stderr).await.map_err(failed) };
-    let ((), complaint) = tokio::try_join!(print, complain)?;
+    let give = async {
+        match stdin.write_all(input).await {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(error)),
+            // It need not read all of it, or any.
+            _ => Ok(drop(stdin)),
+        }
+    };
+    let ((), (), complaint) = tokio::try_join!(give, print, complain)?;
     // Only now is it buried: until then its number is that of its group and of nothing else.
     let status = running.0.wait().await.map_err(failed)?;
     if status.success() {
@@ -145,7 +152,7 @@ mod tests {
 
     async fn shell(script: &str) -> Result<String, String> {
         let line = ["/bin/sh", "-c", script].map(str::to_owned);
-        match output(&line).await {
+        match output(&line, b"read", 1_000).await {
             Ok(bytes) => Ok(String::from_utf8(bytes).unwrap()),
             Err(error) => Err(report(&error)),
         }
@@ -155,7 +162,8 @@ mod tests {
     async fn what_is_printed_counts_only_after_a_good_end() {
         let table = [
             ("echo a; echo noise >&2", Ok("a\n")),
-            ("cat", Ok("")),
+            ("cat", Ok("read")),
+            ("exec <&-; echo deaf", Ok("deaf\n")),
             ("pwd", Ok("/\n")),
             ("echo a; exit 3", Err("/bin/sh: exit status: 3")),
             (
@@ -172,7 +180,9 @@ mod tests {
             let got = shell(script).await;
             assert_eq!(got.as_deref().map_err(String::as_str), expected, "{script}");
         }
-        let error = output(&["/no/such".to_owned()]).await.unwrap_err();
+        let large = shell("head -c 1001 /dev/zero").await;
+        assert_eq!(large, Err("/bin/sh prints more than 1000 bytes".to_owned()));
+        let error = output(&["/no/such".to_owned()], b"", 1).await.unwrap_err();
         assert_eq!(report(&error), "cannot run /no/such: No such file or directory (os error 2)");
     }
 
@@ -185,7 +195,7 @@ mod tests {
         let line = ["/bin/sh".to_owned(), "-c".to_owned(), script];
         let deadline = Instant::now() + Duration::from_secs(20);
         tokio::select! {
-            result = output(&line) => panic!("{result:?}"),
+            result = output(&line, b"", 1) => panic!("{result:?}"),
             () = async {
                 while !pids.exists() {
                     assert!(Instant::now() < deadline);

@@ -1,0 +1,181 @@
+//! Which alarms there are, and which of them nobody has been told of yet.
+//!
+//! What is told is the difference between the alarms that were told last and those that there are:
+//! a call that fails is made again with what is true by then, and nothing piles up. One that comes
+//! and goes while a call is under way is told by the history alone.
+// tidy: core
+
+use std::collections::BTreeMap;
+
+use common::api::dominator::DominatorStatus;
+use common::tree::Time;
+use common::when::moment;
+use serde::Serialize;
+
+/// The kind of the alarm that the brake is on.
+pub const UPDATES_DISABLED: &str = "updates-disabled";
+/// The kind of the alarm that a machine database is held.
+pub const MDB_HELD: &str = "mdb-held";
+/// The kind of the alarm that the machine database cannot be taken.
+pub const MDB_REFUSED: &str = "mdb-refused";
+
+/// How many alarms that began, and how many that ended, one call lists.
+const LISTED_MAX: usize = 100;
+
+/// Something that an operator should know, and that may go away by itself.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Alarm {
+    /// One of the kinds that `docs/OPERATING.md` lists.
+    pub kind: String,
+    /// The machine or the image that it is about; empty for the fleet.
+    pub about: String,
+    /// Since when, in UTC, where that is known: one that began anew is another alarm.
+    pub since: Option<String>,
+    /// In words. Words may change while the alarm stays the same.
+    pub text: String,
+}
+
+/// Alarms that there are, or that were told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Raised(BTreeMap<(String, String, Option<String>), String>);
+
+impl Raised {
+    /// The alarms of the dominator itself.
+    #[must_use]
+    pub fn of(status: &DominatorStatus) -> Self {
+        let mut raised = Self::default();
+        if let Some(brake) = &status.brake {
+            let text = format!("updates are disabled by {}: {}", brake.who, brake.reason);
+            raised.add(UPDATES_DISABLED, "", Some(brake.since), text);
+        }
+        if let Some(held) = &status.mdb_held {
+            let text = format!("a machine database is held: {}", held.why);
+            raised.add(MDB_HELD, "", Some(held.since), text);
+        }
+        if let Some(error) = &status.mdb_error {
+            let text = format!("the machine database is not taken: {error}");
+            raised.add(MDB_REFUSED, "", None, text);
+        }
+        raised
+    }
+
+    /// Adds one.
+    pub fn add(&mut self, kind: &str, about: &str, since: Option<Time>, text: String) {
+        self.0.insert((kind.to_owned(), about.to_owned(), since.map(moment)), text);
+    }
+
+    fn without(&self, others: &Self) -> (Vec<Alarm>, usize) {
+        let new = || self.0.iter().filter(|(key, _)| !others.0.contains_key(*key));
+        let alarm = |((kind, about, since), text): (&(String, String, Option<String>), &String)| {
+            let (kind, about, since) = (kind.clone(), about.clone(), since.clone());
+            Alarm { kind, about, since, text: text.clone() }
+        };
+        let listed = new().take(LISTED_MAX).map(alarm).collect();
+        (listed, new().count().saturating_sub(LISTED_MAX))
+    }
+}
+
+/// What a call tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct News {
+    /// Alarms that began, sorted by kind; at most 100.
+    pub begun: Vec<Alarm>,
+    /// How many more began.
+    pub more_begun: usize,
+    /// Alarms that ended, sorted by kind; at most 100.
+    pub ended: Vec<Alarm>,
+    /// How many more ended.
+    pub more_ended: usize,
+}
+
+/// What has to be told, upon what was told last.
+#[must_use]
+pub fn news(told: &Raised, now: &Raised) -> Option<News> {
+    let (begun, more_begun) = now.without(told);
+    let (ended, more_ended) = told.without(now);
+    let has_any = !begun.is_empty() || !ended.is_empty();
+    has_any.then_some(News { begun, more_begun, ended, more_ended })
+}
+
+#[cfg(test)]
+mod tests {
+    use common::api::dominator::Brake;
+    use common::api::dominator::machine_database::HeldMdb;
+    use common::object::Algorithm;
+
+    use super::*;
+
+    fn at(seconds: i64) -> Time {
+        Time { seconds, nanoseconds: 5 }
+    }
+
+    fn alarm(kind: &str, about: &str, since: Option<&str>, text: &str) -> Alarm {
+        let (kind, about, text) = (kind.to_owned(), about.to_owned(), text.to_owned());
+        Alarm { kind, about, since: since.map(str::to_owned), text }
+    }
+
+    fn status() -> DominatorStatus {
+        DominatorStatus {
+            brake: Some(Brake { reason: "storm".into(), who: "ann".into(), since: at(1) }),
+            counts: Vec::new(),
+            mdb_error: Some("line 3: no comma".into()),
+            mdb_held: Some(HeldMdb {
+                digest: Algorithm::Blake3.digest(b"mdb"),
+                since: at(60),
+                why: "it lists no machine at all".into(),
+            }),
+            mdb_read: None,
+            image_remarks: Vec::new(),
+            image_server_error: None,
+            alarm_error: None,
+            directories: 0,
+        }
+    }
+
+    #[test]
+    fn what_began_and_what_ended_is_told_once() {
+        let mut now = Raised::of(&status());
+        now.add("scanner-stalled", "web1", None, "the scanner stalls: at /srv".into());
+        let first = news(&Raised::default(), &now).unwrap();
+        let begun = vec![
+            alarm(
+                "mdb-held",
+                "",
+                Some("1970-01-01T00:01:00Z"),
+                "a machine database is held: it lists no machine at all",
+            ),
+            alarm("mdb-refused", "", None, "the machine database is not taken: line 3: no comma"),
+            alarm("scanner-stalled", "web1", None, "the scanner stalls: at /srv"),
+            alarm(
+                "updates-disabled",
+                "",
+                Some("1970-01-01T00:00:01Z"),
+                "updates are disabled by ann: storm",
+            ),
+        ];
+        assert_eq!(first, News { begun, more_begun: 0, ended: Vec::new(), more_ended: 0 });
+        assert_eq!(news(&now, &now), None);
+
+        // The brake is pulled once more, the scanner is at another path, the rest is over.
+        let mut later = Raised::default();
+        later.add(UPDATES_DISABLED, "", Some(at(7)), "again".into());
+        later.add("scanner-stalled", "web1", None, "the scanner stalls: at /home".into());
+        let News { begun, ended, .. } = news(&now, &later).unwrap();
+        assert_eq!(begun, [alarm("updates-disabled", "", Some("1970-01-01T00:00:07Z"), "again")]);
+        let kinds: Vec<&str> = ended.iter().map(|alarm| alarm.kind.as_str()).collect();
+        assert_eq!(kinds, ["mdb-held", "mdb-refused", "updates-disabled"]);
+    }
+
+    #[test]
+    fn a_call_lists_a_hundred_and_counts_the_others() {
+        let mut now = Raised::default();
+        for machine in 0..130 {
+            now.add("read-only", &format!("web{machine:03}"), None, String::new());
+        }
+        let News { begun, more_begun, ended, more_ended } = news(&Raised::default(), &now).unwrap();
+        assert_eq!((begun.len(), more_begun, ended.len(), more_ended), (100, 30, 0, 0));
+        assert_eq!(begun[99].about, "web099");
+        let over = news(&now, &Raised::default()).unwrap();
+        assert_eq!((over.ended.len(), over.more_ended), (100, 30));
+    }
+}
