@@ -10,7 +10,7 @@ pub use config::ConfigError;
 pub use run::stop_on_signals;
 pub use run::{
     ListenError, LogArgs, LogFormat, exit, exit_on_error, listen, listen_text, raise_file_limit,
-    start_logging,
+    set_log_filter, start_logging,
 };
 pub use security::{SecurityArgs, SecurityError};
 

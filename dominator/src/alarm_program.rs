@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::report::report;
+use tokio::sync::watch;
 
 use crate::core::alarms::{News, Raised, news};
 use crate::core::pace::doubled;
@@ -23,14 +24,20 @@ const RETRY_LONGEST: Duration = Duration::from_secs(300);
 /// The most that the program may print, in bytes.
 const PRINTED_BYTES_MAX: usize = 1 << 20;
 
-/// Calls `program`, the words of a command line, whenever alarms begin or end; for ever. What was
-/// told is not kept over a restart: a dominator that starts tells of the alarms that there are.
-pub async fn tell(fleet: Arc<Fleet>, program: Vec<String>) {
+/// Calls the program, the words of a command line, whenever alarms begin or end; nothing while there
+/// are no words; for ever. What was told is not kept over a restart: a dominator that starts, and a
+/// program that is new, tells of the alarms that there are.
+pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>) {
     let mut told = Raised::default();
     let mut brakes = fleet.shared().gate.watch();
     let mut failures = 0;
     loop {
-        let now = fleet.raised();
+        if programs.has_changed().unwrap_or(false) {
+            (told, failures) = (Raised::default(), 0);
+            fleet.note_alarm_error(None);
+        }
+        let program = programs.borrow_and_update().clone();
+        let now = if program.is_empty() { Raised::default() } else { fleet.raised() };
         let mut pause = LOOK_INTERVAL;
         if let Some(news) = news(&told, &now) {
             match call(&program, &news).await {
@@ -49,6 +56,7 @@ pub async fn tell(fleet: Arc<Fleet>, program: Vec<String>) {
         }
         tokio::select! {
             Ok(()) = brakes.changed() => {}
+            Ok(()) = programs.changed() => programs.mark_changed(),
             () = tokio::time::sleep(pause) => {}
         }
     }

@@ -2,6 +2,9 @@
 
 use std::process::ExitCode;
 
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
 use crate::daemon::{Arguments, NAME, StartError, run};
 use crate::{domtool, mdbd};
 use common::daemon::config::Beside;
@@ -42,7 +45,8 @@ fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let stop = stop_on_signals()?;
-        match run(arguments, stop).await {
+        let changed = read_again_on_hangup()?;
+        match run(arguments, changed, stop).await {
             Ok(()) => Ok(()),
             Err(StartError::Security(error)) => Err(error.into()),
             Err(error) => Err(Box::<dyn std::error::Error>::from(error)),
@@ -51,6 +55,28 @@ fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     // Plans that are still being made are of no use to anyone.
     runtime.shutdown_background();
     result
+}
+
+/// The arguments as they are whenever SIGHUP has come, if they are in order.
+fn read_again_on_hangup() -> std::io::Result<mpsc::Receiver<Arguments>> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    let (sender, changed) = mpsc::channel(1);
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            match common::daemon::config::parse_again(NAME) {
+                Ok(arguments) => {
+                    if sender.send(arguments).await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    let error = common::report::report(&error);
+                    tracing::error!("the configuration stays as it was: {error}");
+                }
+            }
+        }
+    });
+    Ok(changed)
 }
 
 fn start_mdbd(

@@ -11,6 +11,7 @@ use common::daemon::{
 };
 use common::wire::client::{Client, Peer, PeerError};
 use common::wire::server::{Router, serve};
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -138,12 +139,65 @@ pub enum StartError {
     },
 }
 
-/// Runs the daemon until `stop` is cancelled.
+impl Arguments {
+    /// How much a machine database may change at once.
+    #[must_use]
+    pub fn mdb_limits(&self) -> EditLimits {
+        EditLimits { drop_percent: self.mdb_drop_max, reimage_percent: self.mdb_reimage_max }
+    }
+
+    /// The words of the command that tells of alarms; none if there is no command.
+    #[must_use]
+    pub fn alarm_program(&self) -> Vec<String> {
+        self.alarm_command
+            .iter()
+            .flat_map(|line| line.split_whitespace())
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// The flags in which `new` differs, and that are in force from the start to the end.
+    #[must_use]
+    pub fn fixed_that_differ(&self, new: &Self) -> Vec<&'static str> {
+        let differ = [
+            ("listen", self.listen != new.listen),
+            ("imageserver", self.imageserver != new.imageserver),
+            ("imageserver-for-subs", self.imageserver_for_subs != new.imageserver_for_subs),
+            ("mdb", self.mdb != new.mdb),
+            ("mdb-server", self.mdb_server != new.mdb_server),
+            ("state", self.state != new.state),
+            ("subd-port", self.subd_port != new.subd_port),
+            ("log-format", self.log.format != new.log.format),
+            ("insecure", self.security.insecure != new.security.insecure),
+            ("tls", self.security.tls != new.security.tls),
+        ];
+        differ.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect()
+    }
+
+    /// These, with those flags of `new` that can be changed at any time.
+    #[must_use]
+    pub fn with_changeable(self, new: Self) -> Self {
+        Self {
+            mdb_drop_max: new.mdb_drop_max,
+            mdb_reimage_max: new.mdb_reimage_max,
+            alarm_command: new.alarm_command,
+            log: LogArgs { filter: new.log.filter, format: self.log.format },
+            ..self
+        }
+    }
+}
+
+/// Runs the daemon until `stop` is cancelled, with what comes of `changed` instead of `arguments`
+/// as far as that can be changed while it runs.
 ///
 /// # Errors
 ///
 /// [`StartError`] if it does not start.
-pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), StartError> {
+pub async fn run(
+    arguments: Arguments,
+    changed: mpsc::Receiver<Arguments>,
+    stop: CancellationToken,
+) -> Result<(), StartError> {
     arguments.security.check_daemon(NAME)?;
     let address = |flag| move |source| StartError::Address { flag, source };
     let imageserver =
@@ -174,24 +228,28 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), St
         metrics: Metrics::default(),
         sources,
         subd_port: arguments.subd_port,
-        mdb_limits: EditLimits {
-            drop_percent: arguments.mdb_drop_max,
-            reimage_percent: arguments.mdb_reimage_max,
-        },
     });
-    let fleet = Arc::new(Fleet::new(shared, Arc::new(state), kept, tracker.clone(), stop.clone()));
+    let fleet = Arc::new(Fleet::new(
+        shared,
+        Arc::new(state),
+        arguments.mdb_limits(),
+        kept,
+        tracker.clone(),
+        stop.clone(),
+    ));
     let watching = stop.clone();
-    let intake = intake(arguments.mdb, mdb_server, Arc::clone(&fleet));
+    let intake = intake(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet));
     tracker.spawn(async move {
         watching.run_until_cancelled(intake).await;
     });
-    if let Some(command) = &arguments.alarm_command {
-        let program = command.split_whitespace().map(str::to_owned).collect();
-        let (telling, fleet) = (stop.clone(), Arc::clone(&fleet));
-        tracker.spawn(async move {
-            telling.run_until_cancelled(crate::alarm_program::tell(fleet, program)).await;
-        });
-    }
+    let (alarms, programs) = watch::channel(arguments.alarm_program());
+    let telling = crate::alarm_program::tell(Arc::clone(&fleet), programs);
+    let following = crate::reload::follow(Arc::clone(&fleet), arguments, changed, alarms);
+    let until = stop.clone();
+    tracker.spawn(async move {
+        let both = async { tokio::join!(telling, following) };
+        until.run_until_cancelled(both).await;
+    });
     serve(listener, router(&fleet, &tracker), stop).await;
     tracker.close();
     tracker.wait().await;

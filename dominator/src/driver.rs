@@ -22,7 +22,6 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, watch};
 
 use crate::chance::{Clock, random};
-use crate::core::herd::EditLimits;
 use crate::core::planning::PlanJob;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
@@ -58,8 +57,6 @@ pub struct Shared {
     pub sources: Vec<String>,
     /// The port of subs whose record names none.
     pub subd_port: u16,
-    /// How much a machine database may change at once.
-    pub mdb_limits: EditLimits,
 }
 
 /// What others hold of a machine that is looked after.

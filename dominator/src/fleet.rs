@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::chance::wall;
 use crate::core::alarms::Raised;
-use crate::core::herd::{count, images_of};
+use crate::core::herd::{EditLimits, count, images_of};
 use crate::core::intake::{AcceptError, Intake};
 use crate::core::order::{ORDER_TEXT_MAX, Order};
 use crate::core::remarks::sentence;
@@ -139,12 +139,12 @@ impl Fleet {
     pub fn new(
         shared: Arc<Shared>,
         state: Arc<State>,
+        mdb_limits: EditLimits,
         kept: Option<Machines>,
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
-        let inner =
-            Inner { intake: Intake::new(shared.mdb_limits, kept), watched: BTreeMap::new() };
+        let inner = Inner { intake: Intake::new(mdb_limits, kept), watched: BTreeMap::new() };
         Self {
             shared,
             state,
@@ -241,6 +241,11 @@ impl Fleet {
             });
         }
         raised
+    }
+
+    /// How much a machine database may change at once, from now on.
+    pub fn set_mdb_limits(&self, limits: EditLimits) {
+        self.inner.lock().expect("no holder panics").intake.set_limits(limits);
     }
 
     /// Notes why nobody could be told of alarms, or that somebody was.

@@ -22,6 +22,7 @@ pub mod metrics;
 pub mod pages;
 pub mod plans;
 pub mod program;
+pub mod reload;
 pub mod stamp;
 pub mod state;
 

@@ -75,6 +75,16 @@ pub fn parse<T: CommandFactory + FromArgMatches>(program: &str) -> T {
     or_exit(parse_from(std::env::args_os().collect(), Some(&default)))
 }
 
+/// The same once more, for a daemon that takes a configuration file that was changed while it runs.
+///
+/// # Errors
+///
+/// [`ParseError`]; what was in force should stay so.
+pub fn parse_again<T: CommandFactory + FromArgMatches>(program: &str) -> Result<T, ParseError> {
+    let default = Path::new("/etc").join(program).join("config.toml");
+    parse_from(std::env::args_os().collect(), Some(&default))
+}
+
 /// Parses the arguments of this process, a tool, with defaults from the file that all tools
 /// share. Prints and exits with 2 if anything is wrong.
 #[must_use]

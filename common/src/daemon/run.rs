@@ -3,11 +3,12 @@
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, reload};
 
 use super::security::SecurityError;
 use super::{EXIT_FAILED, EXIT_MISUSE};
@@ -43,9 +44,7 @@ pub enum LogFormat {
 ///
 /// The text of what is wrong with the filter.
 pub fn start_logging(log: &LogArgs) -> Result<(), String> {
-    let filter = log.filter.as_str();
-    let filter = EnvFilter::try_new(without_chatter(filter))
-        .map_err(|error| format!("`{filter}` is no log level: {error}"))?;
+    let filter = filter_of(&log.filter)?;
     let colours = io::IsTerminal::is_terminal(&io::stderr());
     let logging = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -54,14 +53,47 @@ pub fn start_logging(log: &LogArgs) -> Result<(), String> {
         .with_ansi(colours)
         // A log that cannot be written must not fail what is logged: complaining panics.
         .log_internal_errors(false);
-    let logging = match log.format {
-        LogFormat::Text => logging.try_init(),
-        LogFormat::Json => logging.json().flatten_event(true).with_span_list(false).try_init(),
+    let (result, set) = match log.format {
+        LogFormat::Text => {
+            let logging = logging.with_filter_reloading();
+            let handle = logging.reload_handle();
+            let set: SetFilter = Box::new(move |filter| handle.reload(filter));
+            (logging.try_init(), set)
+        }
+        LogFormat::Json => {
+            let logging = logging.json().flatten_event(true).with_span_list(false);
+            let logging = logging.with_filter_reloading();
+            let handle = logging.reload_handle();
+            let set: SetFilter = Box::new(move |filter| handle.reload(filter));
+            (logging.try_init(), set)
+        }
     };
-    if let Err(error) = logging {
-        tracing::debug!("logging was started before: {error}");
+    match result {
+        Ok(()) => drop(SET_FILTER.set(set)),
+        Err(error) => tracing::debug!("logging was started before: {error}"),
     }
     Ok(())
+}
+
+type SetFilter = Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync>;
+
+/// Changes the filter of the log that this process has started.
+static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
+
+/// Logs by another filter from now on.
+///
+/// # Errors
+///
+/// The text of what is wrong with the filter, or that nothing is logged.
+pub fn set_log_filter(filter: &str) -> Result<(), String> {
+    let filter = filter_of(filter)?;
+    let set = SET_FILTER.get().ok_or("logging was not started")?;
+    set(filter).map_err(|error| error.to_string())
+}
+
+fn filter_of(filter: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(without_chatter(filter))
+        .map_err(|error| format!("`{filter}` is no log level: {error}"))
 }
 
 /// Libraries that tell of every frame at `debug`.

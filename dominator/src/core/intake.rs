@@ -72,6 +72,11 @@ impl Intake {
         Self { herd: Herd::default(), limits, kept, held: None, error: None, read: None }
     }
 
+    /// Has other limits from the next machine database on; one that is held stays so.
+    pub fn set_limits(&mut self, limits: EditLimits) {
+        self.limits = limits;
+    }
+
     /// Is offered a machine database.
     pub fn offer(&mut self, machines: Machines, now: Time) -> Outcome {
         let mut known = self.herd.clone();

@@ -1,16 +1,15 @@
 //! The command that tells operators of alarms.
 
 use std::path::Path;
-use std::time::Instant;
 
 use common::api::dominator::Status;
 use serde_json::{Value, json};
 
 use crate::fake::{FakeSub, tree};
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, wait_until};
 
 /// What the command was given so far, one call after the other; without times.
-fn told(directory: &Path) -> Vec<Value> {
+pub fn told(directory: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(directory.join("told")).unwrap_or_default();
     let calls = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let timeless = |mut call: Value| {
@@ -26,14 +25,6 @@ fn told(directory: &Path) -> Vec<Value> {
 
 fn call(begun: Vec<&Value>, ended: Vec<&Value>) -> Value {
     json!({"begun": begun, "more_begun": 0, "ended": ended, "more_ended": 0})
-}
-
-async fn wait_until(mut is_so: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so().await {
-        assert!(Instant::now() < deadline);
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,6 +15,7 @@ mod mdbd;
 mod model;
 mod operating;
 mod random;
+mod reload;
 mod simulation;
 mod stage;
 mod web;

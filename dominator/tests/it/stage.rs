@@ -9,6 +9,8 @@ use common::api::dominator::{
     GetStatus, ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
 };
 use common::wire::client::{Client, Peer};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 use tokio_util::sync::DropGuard;
 
@@ -115,10 +117,18 @@ impl Stage {
 
     /// SIGTERM; gives how it ended.
     pub fn terminate(&mut self) -> std::process::ExitStatus {
-        let mut process = self.process.take().unwrap();
-        let id = nix::unistd::Pid::from_raw(i32::try_from(process.id()).unwrap());
-        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
-        process.wait().unwrap()
+        self.signal(Signal::SIGTERM);
+        self.process.take().unwrap().wait().unwrap()
+    }
+
+    /// SIGHUP, which has it read its configuration again.
+    pub fn hang_up(&self) {
+        self.signal(Signal::SIGHUP);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.process.as_ref().unwrap().id();
+        kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     }
 
     /// Lets the dominator write no file longer than that, which is like a full disk.
@@ -165,6 +175,15 @@ impl Stage {
         command.args(["--insecure", "--dominator"]).arg(format!("127.0.0.1:{}", self.port));
         command.args(arguments).stdin(Stdio::null());
         tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+    }
+}
+
+/// Waits until it is so.
+pub async fn wait_until(mut is_so: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so().await {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
