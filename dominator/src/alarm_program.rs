@@ -24,9 +24,9 @@ const RETRY_LONGEST: Duration = Duration::from_secs(300);
 /// The most that the program may print, in bytes.
 const PRINTED_BYTES_MAX: usize = 1 << 20;
 
-/// Calls the program, the words of a command line, whenever alarms begin or end; nothing while there
-/// are no words; for ever. What was told is not kept over a restart: a dominator that starts, and a
-/// program that is new, tells of the alarms that there are.
+/// Calls the program, the words of a command line, whenever alarms begin or end; nothing while
+/// there are no words; for ever. What was told is not kept over a restart: a dominator that starts,
+/// and a program that is new, tells of the alarms that there are.
 pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>) {
     let mut told = Raised::default();
     let mut brakes = fleet.shared().gate.watch();

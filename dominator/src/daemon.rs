@@ -11,6 +11,7 @@ use common::daemon::{
 };
 use common::wire::client::{Client, Peer, PeerError};
 use common::wire::server::{Router, serve};
+use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -245,11 +246,12 @@ pub async fn run(
     let (alarms, programs) = watch::channel(arguments.alarm_program());
     let telling = crate::alarm_program::tell(Arc::clone(&fleet), programs);
     let following = crate::reload::follow(Arc::clone(&fleet), arguments, changed, alarms);
-    let until = stop.clone();
-    tracker.spawn(async move {
-        let both = async { tokio::join!(telling, following) };
-        until.run_until_cancelled(both).await;
-    });
+    for work in [telling.boxed(), following.boxed()] {
+        let stop = stop.clone();
+        tracker.spawn(async move {
+            stop.run_until_cancelled(work).await;
+        });
+    }
     serve(listener, router(&fleet, &tracker), stop).await;
     tracker.close();
     tracker.wait().await;

@@ -97,11 +97,12 @@ pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u
         }
     };
     let complain = async { tail(stderr).await.map_err(failed) };
-    let give = async {
+    // Moved in, so that it is closed in the end.
+    let give = async move {
         match stdin.write_all(input).await {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(error)),
             // It need not read all of it, or any.
-            _ => Ok(drop(stdin)),
+            _ => Ok(()),
         }
     };
     let ((), (), complaint) = tokio::try_join!(give, print, complain)?;
