@@ -58,6 +58,8 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::Retry>(),
         MethodInfo::of::<dominator::machine_database::ShowMdb>(),
         MethodInfo::of::<dominator::machine_database::AcceptMdb>(),
+        MethodInfo::of::<dominator::events::ListEvents>(),
+        MethodInfo::of::<dominator::events::Backup>(),
         reserve("Dominator.FastUpdate", PowerOrOwner),
         reserve("Dominator.ForceDisruptiveUpdate", PowerOrOwner),
         reserve("Dominator.GetConfiguration", Authenticated),

@@ -1,5 +1,7 @@
 //! Answers operators' calls.
 
+mod events;
+
 use std::sync::Arc;
 
 use common::api::Done;
@@ -21,6 +23,7 @@ use crate::fleet::{Fleet, OrderError};
 /// `tracker`, even if the caller goes away.
 #[must_use]
 pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router {
+    let router = events::methods(router, fleet);
     let fleet_of = || Arc::clone(fleet);
     let (list, show, status) = (fleet_of(), fleet_of(), fleet_of());
     let (disable, enable) = (fleet_of(), fleet_of());
@@ -108,10 +111,15 @@ pub fn fault_of(error: &OrderError) -> Fault {
         OrderError::Unknown { .. }
         | OrderError::NothingToClear { .. }
         | OrderError::NothingToRetry { .. }
+        | OrderError::NoCopy
         | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,
         OrderError::Accept { source: AcceptError::OtherHeld } => FaultCode::Stale,
-        OrderError::NoReason | OrderError::LongReason => FaultCode::BadRequest,
-        OrderError::State { .. } | OrderError::Unkept { .. } => FaultCode::Internal,
+        OrderError::NoReason | OrderError::LongReason | OrderError::Filter { .. } => {
+            FaultCode::BadRequest
+        }
+        OrderError::State { .. } | OrderError::Unkept { .. } | OrderError::ReadCopy { .. } => {
+            FaultCode::Internal
+        }
         OrderError::Stopping => FaultCode::Unavailable,
     };
     Fault::new(code, report(error))

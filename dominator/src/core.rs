@@ -5,6 +5,8 @@
 // tidy: core
 
 pub mod alarms;
+pub mod changes;
+pub mod event_filter;
 pub mod herd;
 pub mod history;
 pub mod intake;

@@ -21,9 +21,10 @@ use crate::core::herd::EditLimits;
 use crate::driver::Shared;
 use crate::fleet::Fleet;
 use crate::gate::Gate;
+use crate::history::History;
 use crate::images::Images;
 use crate::metrics::{FleetCollector, Metrics};
-use crate::state::{State, StateError};
+use crate::state::{HistoryLimits, State, StateError};
 use crate::trees::Reader;
 
 /// The name of the daemon.
@@ -90,6 +91,17 @@ pub struct Arguments {
     /// Directory for what must survive a restart
     #[arg(long, value_name = "DIR", default_value = "/var/lib/dominator")]
     pub state: PathBuf,
+
+    /// How much of what happened is kept: the size of all records together, in MiB. The oldest go
+    /// first; the file takes up to twice as much
+    #[arg(long, value_name = "MIB", default_value_t = 512,
+          value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub history_max_mib: u64,
+
+    /// How many days changes of machines are kept, if there is room. Orders are kept longer
+    #[arg(long, value_name = "DAYS", default_value_t = 365,
+          value_parser = clap::value_parser!(u32).range(1..=36_500))]
+    pub history_days: u32,
 
     /// Port of subs whose record in the machine database names none
     #[arg(long, value_name = "PORT", default_value_t = SUBD_PORT)]
@@ -167,6 +179,8 @@ impl Arguments {
             ("mdb", self.mdb != new.mdb),
             ("mdb-server", self.mdb_server != new.mdb_server),
             ("state", self.state != new.state),
+            ("history-max-mib", self.history_max_mib != new.history_max_mib),
+            ("history-days", self.history_days != new.history_days),
             ("subd-port", self.subd_port != new.subd_port),
             ("log-format", self.log.format != new.log.format),
             ("insecure", self.security.insecure != new.security.insecure),
@@ -216,6 +230,13 @@ pub async fn run(
         .await
         .map_err(|source| StartError::Listen { source })?;
 
+    let state = Arc::new(state);
+    let limits = HistoryLimits {
+        bytes: arguments.history_max_mib << 20,
+        seconds: i64::from(arguments.history_days) * 86_400,
+    };
+    let history = History::start(Arc::clone(&state), limits)
+        .map_err(|source| StartError::State { source })?;
     let tracker = TaskTracker::new();
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let reader = Arc::new(Reader::new(processors));
@@ -226,13 +247,15 @@ pub async fn run(
         reader,
         images,
         gate: Gate::new(brake),
+        history,
         metrics: Metrics::default(),
         sources,
         subd_port: arguments.subd_port,
     });
+    let ending = Arc::clone(&shared);
     let fleet = Arc::new(Fleet::new(
         shared,
-        Arc::new(state),
+        state,
         arguments.mdb_limits(),
         kept,
         tracker.clone(),
@@ -255,6 +278,8 @@ pub async fn run(
     serve(listener, router(&fleet, &tracker), stop).await;
     tracker.close();
     tracker.wait().await;
+    // It panics only if the writer does, which has said so.
+    let _closed = tokio::task::spawn_blocking(move || ending.history.close()).await;
     Ok(())
 }
 

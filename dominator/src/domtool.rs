@@ -1,5 +1,6 @@
 //! `domtool`: what operators ask of the dominator, on the command line.
 
+pub mod events;
 pub mod facts;
 mod machine_database;
 
@@ -135,6 +136,25 @@ enum Command {
         #[command(subcommand)]
         command: machine_database::Command,
     },
+    /// Show what happened to machines and what was ordered, the newest last
+    ///
+    /// Every change of a path that was ordered is on record with its reason: drift (the machine had
+    /// left its image), image (it got another one), or computed (content made for it).
+    #[command(after_help = "Examples:\n  \
+        domtool --insecure events --path /etc/passwd --reason drift --since 1d\n  \
+        domtool --insecure events --host 'web*' --kind update --kind order\n  \
+        domtool --insecure events --path '/etc/**' --image web --limit 0 --format json")]
+    Events(events::EventsArguments),
+    /// Show what operators ordered, the newest last
+    Audit(events::AuditArguments),
+    /// Write a copy of the dominator's database to a file, while it runs
+    ///
+    /// To restore it, stop the dominator, and put the file as dominator.redb into its state
+    /// directory. It then starts with updates disabled, until you enable them.
+    Backup {
+        /// Where to write it; nothing may be there
+        file: std::path::PathBuf,
+    },
     /// Show how the dominator itself is doing
     Status,
 }
@@ -173,6 +193,19 @@ enum ToolError {
     File(#[from] FileError),
     #[error("the dominator gives a machine database that is held, and does not say which it is")]
     NoNotice,
+    #[error(
+        "`{text}` is no time: expected a duration such as 1d or 12h, or a time such as \
+         2030-01-31T18:30"
+    )]
+    Moment { text: String },
+    #[error("cannot write the backup {}", path.display())]
+    Backup {
+        path: std::path::PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the backup did not arrive as it was made: try again")]
+    OtherCopy,
 }
 
 impl ToolError {
@@ -184,7 +217,12 @@ impl ToolError {
             Self::Call(error) if error.code() == Some(FaultCode::NotFound) => {
                 &["domtool list-subs shows the machines and what they wait for"]
             }
-            Self::Call(_) | Self::File(_) | Self::NoNotice => &[],
+            Self::Call(_)
+            | Self::File(_)
+            | Self::NoNotice
+            | Self::Moment { .. }
+            | Self::Backup { .. }
+            | Self::OtherCopy => &[],
         }
     }
 }
@@ -197,6 +235,12 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
     let format = arguments.format;
     let text = match &arguments.command {
         Command::Mdb { command } => return machine_database::run(client, format, command).await,
+        Command::Events(arguments) => events::list(client, format, arguments).await?,
+        Command::Audit(arguments) => events::audit(client, format, arguments).await?,
+        Command::Backup { file } => {
+            events::backup(client, file).await?;
+            String::new()
+        }
         Command::ListSubs { hosts, status, image, location, tag } => {
             let request = ListSubsRequest {
                 statuses: status.clone(),
@@ -355,6 +399,11 @@ fn text_of_status(status: &DominatorStatus) -> String {
     }
     if let Some(error) = &status.alarm_error {
         text.push_str(&format!("alarms: nobody is told: {error}\n"));
+    }
+    if let Some(error) = &status.history_error {
+        text.push_str(&format!(
+            "history: NOT WRITTEN, and no update is ordered until it can be: {error}\n"
+        ));
     }
     text.push_str(&format!("directories in memory: {}\n", status.directories));
     for (status, count) in &status.counts {

@@ -22,11 +22,13 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, watch};
 
 use crate::chance::{Clock, random};
+use crate::core::changes::Ordered;
 use crate::core::planning::PlanJob;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
 };
 use crate::gate::Gate;
+use crate::history::History;
 use crate::images::Images;
 use crate::metrics::Metrics;
 use crate::trees::{ReadError, Reader};
@@ -51,6 +53,8 @@ pub struct Shared {
     pub images: Arc<Images>,
     /// The brake.
     pub gate: Gate,
+    /// What is on record.
+    pub history: History,
     /// What is counted.
     pub metrics: Metrics,
     /// `host:port` of the object servers that subs fetch from.
@@ -73,7 +77,10 @@ impl Handle {
     pub fn new(machine: Arc<Machine>, shared: &Shared) -> Arc<Self> {
         // Some random bits tell this run from others; the rest counts.
         let first_id = random() << 24;
-        let sub = Sub::new(Arc::clone(&machine), first_id, shared.clock.now());
+        let mut sub = Sub::new(Arc::clone(&machine), first_id, shared.clock.now());
+        if let Some(update) = shared.history.last_update(&machine.hostname) {
+            sub.recall(update);
+        }
         Arc::new(Self {
             sub: Mutex::new(sub),
             machine: watch::Sender::new(machine),
@@ -209,6 +216,8 @@ struct Driver {
     image: WatchedImage,
     planned: WatchedImage,
     running: FuturesUnordered<BoxFuture<'static, Event>>,
+    /// What the Commit orders that comes next.
+    ordered: Option<Box<Ordered>>,
     wake: Option<Duration>,
 }
 
@@ -223,6 +232,7 @@ impl Driver {
             image: WatchedImage::default(),
             planned: WatchedImage::default(),
             running: FuturesUnordered::new(),
+            ordered: None,
             wake: None,
         }
     }
@@ -258,10 +268,21 @@ impl Driver {
             Effect::Plan(ticket, job) => Box::pin(plan(shared, ticket, job)),
             Effect::Call(ticket, call) => {
                 tracing::debug!(host = %self.machine.hostname, "{}", call.name());
-                Box::pin(call_sub(client, shared, ticket, call))
+                let ordered = self.ordered.take();
+                let host = self.machine.hostname.clone();
+                Box::pin(call_sub(client, shared, ticket, call, host, ordered))
             }
             Effect::Record(status, detail) => {
                 tracing::info!(host = %self.machine.hostname, %status, "{detail}");
+                shared.history.status(&self.machine.hostname, status, &detail);
+                return;
+            }
+            Effect::Ordered(ordered) => {
+                self.ordered = Some(ordered);
+                return;
+            }
+            Effect::Ended(update_id, outcome) => {
+                shared.history.ended(&self.machine.hostname, update_id, outcome);
                 return;
             }
         };
@@ -323,7 +344,33 @@ async fn plan(shared: Arc<Shared>, ticket: Ticket, job: Box<PlanJob>) -> Event {
     Event::Planned(ticket, result)
 }
 
-async fn call_sub(client: Client, shared: Arc<Shared>, ticket: Ticket, call: Call) -> Event {
+/// Puts on record what a Commit orders, unless the brake is on.
+async fn put_on_record(
+    shared: &Shared,
+    host: &str,
+    ordered: Option<Box<Ordered>>,
+) -> Result<(), Failure> {
+    let busy = |text: String| Failure { kind: FailureKind::Busy, text };
+    let ordered = ordered.ok_or_else(|| busy("what it orders was not told".to_owned()))?;
+    if shared.gate.brake().is_some() {
+        return Err(braked());
+    }
+    let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
+    recorded.map_err(|error| busy(error.to_string()))
+}
+
+fn braked() -> Failure {
+    Failure { kind: FailureKind::Braked, text: "the brake was pulled".to_owned() }
+}
+
+async fn call_sub(
+    client: Client,
+    shared: Arc<Shared>,
+    ticket: Ticket,
+    call: Call,
+    host: String,
+    ordered: Option<Box<Ordered>>,
+) -> Event {
     let result = match &call {
         Call::SetConfiguration(configuration) => {
             client.call_within::<SetConfiguration>(configuration, ACCEPT_LIMIT).await
@@ -332,14 +379,13 @@ async fn call_sub(client: Client, shared: Arc<Shared>, ticket: Ticket, call: Cal
         Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
         Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
         Call::Commit(request) => {
+            if let Err(failure) = put_on_record(&shared, &host, ordered).await {
+                return Event::CallFailed(ticket, failure);
+            }
             let commit = client.call_within::<Commit>(request, ACCEPT_LIMIT);
             match shared.gate.pass(commit).await {
                 Some(result) => result,
-                None => {
-                    let text = "the brake was pulled".to_owned();
-                    let failure = Failure { kind: FailureKind::Braked, text };
-                    return Event::CallFailed(ticket, failure);
-                }
+                None => return Event::CallFailed(ticket, braked()),
             }
         }
     };

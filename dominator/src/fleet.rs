@@ -1,6 +1,7 @@
 //! All machines that are looked after, each by a task of its own.
 
 mod intake;
+mod records;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::chance::wall;
 use crate::core::alarms::Raised;
+use crate::core::event_filter::FilterError;
 use crate::core::herd::{EditLimits, count, images_of};
 use crate::core::intake::{AcceptError, Intake};
 use crate::core::order::{ORDER_TEXT_MAX, Order};
@@ -81,6 +83,23 @@ pub enum OrderError {
         #[source]
         source: StateError,
     },
+    /// What is asked for is none.
+    #[error("bad question for events")]
+    Filter {
+        /// What is wrong.
+        #[source]
+        source: FilterError,
+    },
+    /// The copy that a piece is asked of is gone.
+    #[error("the dominator has forgotten this copy, or never had it: start again")]
+    NoCopy,
+    /// The copy cannot be read.
+    #[error("the copy cannot be read")]
+    ReadCopy {
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The dominator is stopping.
     #[error("the dominator is stopping")]
     Stopping,
@@ -126,6 +145,8 @@ pub struct Fleet {
     ordering: tokio::sync::Mutex<()>,
     /// Held while a machine database is taken, for the same reason.
     intake: Mutex<()>,
+    /// The copy of the database that is being read.
+    copy: tokio::sync::Mutex<Option<records::KeptCopy>>,
     tracker: TaskTracker,
     stop: CancellationToken,
     /// Why nobody could be told of alarms the last time.
@@ -151,6 +172,7 @@ impl Fleet {
             inner: Mutex::new(inner),
             ordering: tokio::sync::Mutex::default(),
             intake: Mutex::default(),
+            copy: tokio::sync::Mutex::default(),
             tracker,
             stop,
             alarm_error: Mutex::default(),
@@ -267,6 +289,7 @@ impl Fleet {
             image_remarks: inner.image_remarks(&self.shared.images.remarks()),
             image_server_error: self.shared.images.trouble(),
             alarm_error: self.alarm_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            history_error: self.shared.history.trouble(),
             directories: self.shared.reader.store.alive(),
         }
     }
@@ -329,7 +352,7 @@ impl Fleet {
         self.write(move |state| state.record(&order)).await
     }
 
-    /// Writes to the state, on a thread that may wait for the disk.
+    /// Works with the state, on a thread that may wait for the disk.
     ///
     /// # Errors
     ///

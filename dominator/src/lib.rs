@@ -14,6 +14,7 @@ pub mod domtool;
 pub mod driver;
 pub mod fleet;
 pub mod gate;
+pub mod history;
 pub mod images;
 pub mod mdb_file;
 pub mod mdb_server;

@@ -119,6 +119,11 @@ impl Collector for FleetCollector {
             "1 while the command that tells of alarms fails",
             i64::from(status.alarm_error.is_some()),
         )?;
+        one(
+            "history_failing",
+            "1 while what happens cannot be put on record; no update is ordered then",
+            i64::from(status.history_error.is_some()),
+        )?;
         let directories = i64::try_from(status.directories).unwrap_or(i64::MAX);
         one("directories", "Distinct directories held in memory", directories)
     }

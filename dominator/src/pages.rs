@@ -1,5 +1,7 @@
 //! What a browser shows.
 
+mod events;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -25,7 +27,8 @@ const DAEMON: &str = "dominator";
 /// Adds the pages to `router`.
 #[must_use]
 pub fn pages(router: Router, fleet: &Arc<Fleet>) -> Router {
-    let frame = Frame::new(DAEMON);
+    let frame = Frame::new(DAEMON).link("/events", "events");
+    let router = events::page(router, fleet, frame.clone());
     let (start, one) = ((Arc::clone(fleet), frame.clone()), (Arc::clone(fleet), frame.clone()));
     let database = (Arc::clone(fleet), frame.clone());
     router
@@ -181,6 +184,11 @@ fn start_body(
     if let Some(error) = &status.alarm_error {
         body.push_str(&warning(&format!("Nobody is told of alarms: {error}")));
     }
+    if let Some(error) = &status.history_error {
+        body.push_str(&warning(&format!(
+            "What happens cannot be put on record, and no update is ordered until it can: {error}"
+        )));
+    }
     let counts: Vec<Vec<Cell>> = status
         .counts
         .iter()
@@ -290,7 +298,10 @@ fn sub_body(detail: &SubDetail) -> String {
             ]
         })
         .collect();
-    body.push_str("<h2>History</h2>\n");
+    body.push_str(&format!(
+        "<h2>History</h2>\n<p><a href=\"/events?host={}\">all of it, with updates</a></p>\n",
+        path_escape(&detail.summary.hostname)
+    ));
     body.push_str(&table(&["when", "status", "detail"], &rows));
     let record = serde_json::to_string_pretty(&detail.machine)
         .unwrap_or_else(|error| format!("the record has no JSON: {error}"));

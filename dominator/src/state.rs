@@ -9,23 +9,45 @@
 //! * State that an operator ordered is written in one transaction with the record of the order.
 
 mod audit;
+mod backup;
+mod log;
+mod query;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use common::api::dominator::Brake;
+use common::api::dominator::events::{ListEventsReply, ListEventsRequest};
 use common::mdb::Machines;
+use common::tree::Time;
 use redb::{Database, ReadableDatabase as _, TableDefinition, WriteTransaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::chance::wall;
+use crate::core::event_filter::EventFilter;
 use crate::core::order::Order;
 
+use log::Log;
+
 pub use audit::OrderRow;
+pub use backup::Copy;
+pub use log::{HistoryLimits, Record};
 
 /// The name of the database in the state directory.
 pub const FILE: &str = "dominator.redb";
+
+/// How many rows may be taken away with a record at least, so that much is not left for long.
+const EVICTED_MIN: usize = 1_000;
+
+/// How much of the database is held in memory, in bytes. The kernel holds more of it.
+const CACHE_BYTES: usize = 32 << 20;
+
+/// How often a database that failed is tried to be opened again, and the pause between.
+const REOPENED_MAX: usize = 60;
+const REOPEN_PAUSE: Duration = Duration::from_millis(50);
 
 const SETTINGS: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("settings");
@@ -75,6 +97,15 @@ pub enum StateError {
         #[source]
         source: Box<redb::Error>,
     },
+    /// A copy of the database cannot be made.
+    #[error("cannot make a copy of the database at {}", path.display())]
+    Copy {
+        /// The copy.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
     /// A record is no JSON of its kind.
     #[error("the record `{key}` of {} is damaged", path.display())]
     Record {
@@ -105,16 +136,29 @@ impl State {
     pub fn open(directory: &Path) -> Result<Self, StateError> {
         fs_err::create_dir_all(directory)
             .map_err(|source| StateError::Directory { path: directory.to_owned(), source })?;
+        backup::clean(directory);
         let path = directory.join(FILE);
-        let database = Mutex::new(Some(open(&path)?));
-        let state = Self { path, database };
+        let mut database = open(&path)?;
+        if let Err(error) = backup::compact(&mut database, &path) {
+            // One that has failed refuses to work.
+            tracing::warn!("the database is not compacted: {error}");
+            drop(database);
+            database = open(&path)?;
+        }
+        let state = Self { path, database: Mutex::new(Some(database)) };
         // So that reading need not ask whether the table is there.
-        state.transact(None, |write| {
-            write.open_table(SETTINGS)?;
-            write.open_table(audit::ORDERS)?;
-            write.open_table(audit::NUMBERS)?;
-            Ok(())
+        let has_all = state.with("read", |database| {
+            let read = database.begin_read()?;
+            Ok(read.open_table(SETTINGS).is_ok() && log::is_made(&read))
         })?;
+        // If it has all of them it can be started upon although the disk is full.
+        if !has_all {
+            state.transact(None, |write| {
+                write.open_table(SETTINGS)?;
+                log::make(write)
+            })?;
+        }
+        state.brake_copy()?;
         Ok(state)
     }
 
@@ -241,19 +285,60 @@ impl State {
         })
     }
 
-    /// The last `count` orders, the newest first.
+    /// Adds records to the log, and takes the oldest away that are too many or too old; all of them
+    /// are on the disk when this returns. Gives how many went.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`]; nothing was added then.
+    pub fn append(
+        &self,
+        records: &[Record],
+        limits: HistoryLimits,
+        now: Time,
+    ) -> Result<usize, StateError> {
+        self.transact(None, |write| {
+            let mut log = Log::open(write)?;
+            log.record(records)?;
+            log.finish()?;
+            log::evict(write, limits, now, EVICTED_MIN + 4 * records.len())
+        })
+    }
+
+    /// The id of the last update of each machine that is in the log.
     ///
     /// # Errors
     ///
     /// [`StateError`].
-    pub fn orders(&self, count: usize) -> Result<Vec<OrderRow>, StateError> {
-        let rows: Vec<Vec<u8>> = self.with("read", |database| {
-            let table = database.begin_read()?.open_table(audit::ORDERS)?;
-            let newest = table.range::<u64>(..)?.rev().take(count);
-            newest.map(|row| Ok(row?.1.value().to_vec())).collect()
-        })?;
-        let read = |row: Vec<u8>| serde_json::from_slice(&row);
-        rows.into_iter().map(|row| read(row).map_err(|e| self.damaged("order", e))).collect()
+    pub fn last_updates(&self) -> Result<BTreeMap<String, u64>, StateError> {
+        self.with("read", |database| {
+            let table = database.begin_read()?.open_table(log::LAST)?;
+            let mut last = BTreeMap::new();
+            for entry in table.range::<&str>(..)? {
+                let (host, place) = entry?;
+                last.insert(host.value().to_owned(), place.value().1);
+            }
+            Ok(last)
+        })
+    }
+
+    /// The events that are asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn events(
+        &self,
+        filter: EventFilter,
+        request: &ListEventsRequest,
+    ) -> Result<ListEventsReply, StateError> {
+        // What is read stays as it is, so nobody has to wait for the search.
+        let read = self.with("read", |database| Ok(database.begin_read()?))?;
+        query::search(&read, filter, request).map_err(|source| self.failed("read", source))
+    }
+
+    fn failed(&self, verb: &'static str, source: redb::Error) -> StateError {
+        StateError::Access { verb, path: self.path.clone(), source: Box::new(source) }
     }
 
     /// Does `work` with the database. One that has failed once refuses to work ever after, so it
@@ -266,7 +351,7 @@ impl State {
         let mut held = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         let database = match held.take() {
             Some(database) => database,
-            None => open(&self.path)?,
+            None => open_again(&self.path)?,
         };
         let result = work(&database);
         if result.is_ok() {
@@ -274,64 +359,32 @@ impl State {
         } else {
             // It locks its file until it is dropped.
             drop(database);
-            *held = open(&self.path).ok();
+            *held = open_again(&self.path).ok();
         }
-        result.map_err(|source| StateError::Access {
-            verb,
-            path: self.path.clone(),
-            source: Box::new(source),
-        })
+        result.map_err(|source| self.failed(verb, source))
     }
 }
 
+/// Opens a database that this process has closed. Somebody may still read from it, which is over
+/// soon.
+fn open_again(path: &Path) -> Result<Database, StateError> {
+    for _ in 0..REOPENED_MAX {
+        match open(path) {
+            Err(StateError::InUse { .. }) => std::thread::sleep(REOPEN_PAUSE),
+            result => return result,
+        }
+    }
+    open(path)
+}
+
 fn open(path: &Path) -> Result<Database, StateError> {
-    Database::create(path).map_err(|error| match error {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    builder.create(path).map_err(|error| match error {
         redb::DatabaseError::DatabaseAlreadyOpen => StateError::InUse { path: path.to_owned() },
         error => StateError::Open { path: path.to_owned(), source: Box::new(error.into()) },
     })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use common::tree::Time;
-
-    #[test]
-    fn the_brake_is_kept_and_the_file_is_locked() {
-        let directory = tempfile::tempdir().unwrap();
-        let brake = Brake { reason: "storm".into(), who: "ops".into(), since: Time::default() };
-        let state = State::open(directory.path()).unwrap();
-        assert_eq!(state.brake().unwrap(), None);
-        state.set_brake(Some(&brake), &Order::of("disable-updates", "ops").why("storm")).unwrap();
-        let second = State::open(directory.path()).unwrap_err();
-        assert!(matches!(second, StateError::InUse { .. }), "{second}");
-        drop(state);
-        let state = State::open(directory.path()).unwrap();
-        assert_eq!(state.brake().unwrap(), Some(brake));
-        state.set_brake(None, &Order::of("enable-updates", "ops")).unwrap();
-        assert_eq!(state.brake().unwrap(), None);
-        state.record(&Order::of("retry", "ann").about("web1")).unwrap();
-        drop(state);
-        let orders = State::open(directory.path()).unwrap().orders(10).unwrap();
-        let texts: Vec<[&str; 4]> =
-            orders.iter().map(|row| [&*row.verb, &row.about, &row.who, &row.why]).collect();
-        let expected = [
-            ["retry", "web1", "ann", ""],
-            ["enable-updates", "", "ops", ""],
-            ["disable-updates", "", "ops", "storm"],
-        ];
-        assert_eq!(texts, expected);
-    }
-
-    #[test]
-    fn the_machines_are_kept() {
-        let directory = tempfile::tempdir().unwrap();
-        let text = r#"[{"Hostname": "a", "RequiredImage": "x"}, {"Hostname": "b"}]"#;
-        let machines = common::mdb::parse(text).unwrap();
-        let state = State::open(directory.path()).unwrap();
-        assert_eq!(state.machines().unwrap(), None);
-        state.set_machines(&machines, None).unwrap();
-        drop(state);
-        assert_eq!(State::open(directory.path()).unwrap().machines().unwrap(), Some(machines));
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! `Dominator`: what operators ask of the controller.
 // tidy: core
 
+pub mod events;
 pub mod machine_database;
 
 use core::net::SocketAddr;
@@ -328,6 +329,8 @@ pub struct DominatorStatus {
     pub image_server_error: Option<String>,
     /// Why nobody could be told of alarms the last time.
     pub alarm_error: Option<String>,
+    /// Why what happens cannot be put on record; no update is ordered until it can.
+    pub history_error: Option<String>,
     /// Distinct directories held in memory for all images and machines together.
     #[serde(with = "crate::wide")]
     pub directories: u64,

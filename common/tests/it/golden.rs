@@ -126,6 +126,8 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::Retry>(samples::retry());
     pinned.method::<dominator::machine_database::ShowMdb>(samples::show_mdb());
     pinned.method::<dominator::machine_database::AcceptMdb>(samples::accept_mdb());
+    pinned.method::<dominator::events::ListEvents>(samples::list_events());
+    pinned.method::<dominator::events::Backup>(samples::backup());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 

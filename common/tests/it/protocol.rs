@@ -47,6 +47,8 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::Retry>(),
         row::<dominator::machine_database::ShowMdb>(),
         row::<dominator::machine_database::AcceptMdb>(),
+        row::<dominator::events::ListEvents>(),
+        row::<dominator::events::Backup>(),
         row::<mdb::GetMdb>(),
     ];
     let document = document();

@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 
 use common::api::Done;
+use common::api::dominator::events::{
+    BackupReply, BackupRequest, Event, EventKind, ListEventsReply, ListEventsRequest, PathChange,
+    Position, Reason, UpdateFacts, What,
+};
 use common::api::dominator::machine_database::*;
 use common::api::dominator::*;
 use common::api::image_server::*;
@@ -479,6 +483,7 @@ pub fn get_status() -> ((), DominatorStatus) {
         image_remarks: texts(&["web/7, for 2 machines: is deprecated"]),
         image_server_error: Some("refused".to_owned()),
         alarm_error: Some("exit status: 1".to_owned()),
+        history_error: Some("full".to_owned()),
         directories: 4_000,
     };
     ((), reply)
@@ -511,6 +516,59 @@ pub fn show_mdb() -> (ShowMdbRequest, ShowMdbReply) {
 
 pub fn accept_mdb() -> (AcceptMdbRequest, Done) {
     (AcceptMdbRequest { digest: blake3(0x71), who: "ann".to_owned() }, Done {})
+}
+
+pub fn list_events() -> (ListEventsRequest, ListEventsReply) {
+    let at = |number, part| Position { number, part };
+    let request = ListEventsRequest {
+        hosts: texts(&["web*"]),
+        paths: texts(&["/etc/passwd"]),
+        reasons: Reason::ALL.to_vec(),
+        kinds: EventKind::ALL.to_vec(),
+        images: texts(&["web"]),
+        who: texts(&["ann"]),
+        since: Some(time()),
+        until: Some(time()),
+        before: Some(at(7, 2)),
+        limit: 100,
+    };
+    let update = UpdateFacts {
+        update_id: u64::MAX,
+        image: "web/8".to_owned(),
+        former: "web/7".to_owned(),
+        drift: 1,
+        of_image: 2,
+        computed: 3,
+        outcome: Some(Outcome::Done),
+        ended: Some(time()),
+    };
+    let directory = Node::Directory(Metadata::new(0o755, 0, 0));
+    let change = Box::new(PathChange {
+        path: path("/etc/passwd"),
+        operation: common::api::dominator::events::Operation::Replace,
+        reason: Reason::Drift,
+        differs: vec![Difference::Content],
+        old: Some(directory),
+        new: None,
+    });
+    let (verb, who, why) = ("retry".to_owned(), "ann".to_owned(), "repaired".to_owned());
+    let (status, detail) = ("synced".to_owned(), "equals web/8".to_owned());
+    let whats = [
+        What::Status { status, detail },
+        What::Update(update.clone()),
+        What::Change { update, change },
+        What::Order { verb, who, why },
+        What::Gap { lost: 9 },
+    ];
+    let event = |what| Event { at: at(6, 1), time: time(), about: "web-1".to_owned(), what };
+    let events = whats.into_iter().map(event).collect();
+    (request, ListEventsReply { events, next: Some(at(5, 0)) })
+}
+
+pub fn backup() -> (BackupRequest, BackupReply) {
+    let request = BackupRequest { id: 7, offset: 1 << 20, who: "ann".to_owned() };
+    let bytes = ByteText(b"piece".to_vec());
+    (request, BackupReply { id: 7, size_bytes: 2 << 20, digest: blake3(0x71), bytes })
 }
 
 pub fn clear_safety_shutoff() -> (ClearSafetyShutoffRequest, Done) {

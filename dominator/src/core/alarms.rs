@@ -19,6 +19,9 @@ pub const MDB_HELD: &str = "mdb-held";
 /// The kind of the alarm that the machine database cannot be taken.
 pub const MDB_REFUSED: &str = "mdb-refused";
 
+/// The kind of the alarm that what happens cannot be put on record.
+pub const HISTORY_FAILING: &str = "history-failing";
+
 /// How many alarms that began, and how many that ended, one call lists.
 const LISTED_MAX: usize = 100;
 
@@ -55,6 +58,10 @@ impl Raised {
         if let Some(error) = &status.mdb_error {
             let text = format!("the machine database is not taken: {error}");
             raised.add(MDB_REFUSED, "", None, text);
+        }
+        if let Some(error) = &status.history_error {
+            let text = format!("no update is ordered, as it cannot be put on record: {error}");
+            raised.add(HISTORY_FAILING, "", None, text);
         }
         raised
     }
@@ -128,6 +135,7 @@ mod tests {
             image_remarks: Vec::new(),
             image_server_error: None,
             alarm_error: None,
+            history_error: None,
             directories: 0,
         }
     }

@@ -9,6 +9,7 @@
 //! * At most one poll, one reading of the tree, one plan and one call are under way.
 //! * No Commit while the brake is on; none but of an update whose Prepare the sub has accepted and
 //!   staged, made from the scan and the image that are still the latest.
+//! * Before each Commit, in the same step, what it orders is told, to be put on record.
 //! * `synced` means: the plan from a complete scan in the scope of the required image is empty,
 //!   and what the last update touched has been scanned since.
 // tidy: core
@@ -17,6 +18,7 @@ mod ahead;
 mod decide;
 mod event;
 mod missing;
+mod record;
 mod report;
 mod view;
 
@@ -37,6 +39,7 @@ pub use view::{Unusable, View};
 
 use ahead::Ahead;
 use missing::Missing;
+use record::Awaited;
 
 use super::history::History;
 use super::pace::{
@@ -168,6 +171,7 @@ pub struct Sub {
     /// The update that failed its health check, and whose image an operator wants once more.
     retried: Option<u64>,
     cleaned_generation: Option<u64>,
+    awaited: Option<Awaited>,
 
     status: Status,
     detail: String,
@@ -219,6 +223,7 @@ impl Sub {
             cleared: None,
             retried: None,
             cleaned_generation: None,
+            awaited: None,
             status: Status::Connecting,
             detail: "not reached yet".to_owned(),
             since: now.wall,

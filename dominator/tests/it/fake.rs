@@ -150,6 +150,8 @@ pub struct FakeSub {
     news: Arc<Notify>,
     /// Calls by name.
     pub calls: Arc<Mutex<Vec<&'static str>>>,
+    /// The updates that were ordered, by id.
+    pub commits: Arc<Mutex<Vec<u64>>>,
     /// Commit is heard, and neither done nor answered.
     pub ignores_commit: Arc<AtomicBool>,
 }
@@ -165,6 +167,7 @@ impl FakeSub {
             random: Arc::new(Mutex::new(random)),
             news: Arc::default(),
             calls: Arc::default(),
+            commits: Arc::default(),
             ignores_commit: Arc::default(),
         };
         sub.work();
@@ -282,6 +285,7 @@ impl FakeSub {
             .method::<Commit, _, _>(move |_, request| {
                 let sub = commit.clone();
                 async move {
+                    sub.commits.lock().unwrap().push(request.update_id);
                     if sub.ignores_commit.load(Ordering::SeqCst) {
                         sub.calls.lock().unwrap().push("commit");
                         std::future::pending::<()>().await;

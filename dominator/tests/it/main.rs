@@ -6,6 +6,7 @@ mod alarms;
 mod bad_neighbours;
 mod brake;
 mod command_line;
+mod events;
 mod fake;
 mod liars;
 mod loop_over_the_wire;

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::api::dominator::Status;
-use common::api::subd::{PollReply, PollRequest};
+use common::api::dominator::events::Reason;
+use common::api::subd::{Outcome, PollReply, PollRequest};
 use common::image::ImageName;
 use common::mdb::Machine;
 use common::tree::{Leaf, Node, Time, Tree, TreeBuilder};
+use dominator::core::changes::{Former, Ordered, changes};
 use dominator::core::required::RequiredImage;
 use dominator::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
@@ -91,6 +93,8 @@ pub struct World {
     updating: BTreeSet<usize>,
     /// Updates that failed their health check, and that an operator lets be tried once more.
     retried: BTreeSet<(usize, u64)>,
+    /// The last update of each machine that is on record, and how it ended.
+    pub ledger: BTreeMap<usize, (u64, Option<Outcome>)>,
 }
 
 impl World {
@@ -123,6 +127,7 @@ impl World {
             images_loaded: false,
             updating: BTreeSet::new(),
             retried: BTreeSet::new(),
+            ledger: BTreeMap::new(),
         };
         for host in 0..world.models.len() {
             let at = Duration::from_millis(world.random.below(3_000));
@@ -237,6 +242,35 @@ impl World {
         }
     }
 
+    /// Puts an update on record: what it changes is the plan, no more and no less.
+    fn on_record(&mut self, host: usize, ordered: &Ordered) {
+        let image = &self.images[&self.machines[host].required_image];
+        assert_eq!(ordered.image.digest, image.digest, "host {host}: an update to another image");
+        let former = match &ordered.former {
+            Some(name) if name == image.name() => Former::Same,
+            Some(name) => Former::Other(&self.images[name.as_str()].tree),
+            None => Former::Unknown,
+        };
+        let changes = changes(ordered, former);
+        for change in &changes {
+            let node = |tree: &Tree| tree.get(&change.path).map(|child| child.node());
+            assert_eq!(change.old, node(&ordered.tree), "host {host}: {}", change.path);
+            assert_eq!(change.new, node(&image.tree), "host {host}: {}", change.path);
+            let is_drift = match former {
+                Former::Same => true,
+                Former::Other(tree) => node(tree) == node(&image.tree),
+                Former::Unknown => false,
+            };
+            assert_eq!(change.reason == Reason::Drift, is_drift, "host {host}: {}", change.path);
+        }
+        let paths: BTreeSet<_> = changes.iter().map(|change| &change.path).collect();
+        let planned = &ordered.planned.plan.operations;
+        assert!(planned.iter().all(|operation| paths.contains(&operation.path)));
+        let known = self.ledger.remove(&host).filter(|(id, _)| *id == ordered.update_id);
+        let outcome = known.and_then(|(_, outcome)| outcome);
+        self.ledger.insert(host, (ordered.update_id, outcome));
+    }
+
     /// Changes something on the machine that nobody asked for.
     pub fn drift(&mut self, host: usize) {
         let tree = drifted(&self.models[host].tree, &mut self.random);
@@ -341,7 +375,10 @@ impl World {
         let now = self.time();
         for host in 0..self.models.len() {
             let first_id = self.random.next() & !0xffff;
-            let sub = Sub::new(Arc::clone(&self.machines[host]), first_id, now);
+            let mut sub = Sub::new(Arc::clone(&self.machines[host]), first_id, now);
+            if let Some((update, _)) = self.ledger.get(&host) {
+                sub.recall(*update);
+            }
             self.drivers[host] = Some(Driver { sub, open: BTreeMap::new(), wake: None });
             self.step(host, Event::Brake(self.brake.clone()));
             let event = self.assignment(host);
@@ -562,13 +599,25 @@ impl World {
             }
             Effect::Call(ticket, call) => {
                 self.must_be_allowed(host, &call);
-                if matches!(call, Call::Commit(_)) {
+                if let Call::Commit(request) = &call {
                     assert!(self.brake.is_none(), "a Commit while the brake is on: host {host}");
+                    let known = self.ledger.get(&host).map(|(id, _)| *id);
+                    assert_eq!(known, Some(request.update_id), "host {host}: not on record");
                 }
                 (call.name(), ticket, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
             Effect::Record(status, detail) => {
                 self.note(host, &format!("is {status}: {detail}"));
+                return;
+            }
+            Effect::Ordered(ordered) => {
+                self.on_record(host, &ordered);
+                return;
+            }
+            Effect::Ended(update_id, outcome) => {
+                let known = self.ledger.get(&host).map(|(id, _)| *id);
+                assert_eq!(known, Some(update_id), "host {host}: another update ended");
+                self.ledger.insert(host, (update_id, Some(outcome)));
                 return;
             }
         };

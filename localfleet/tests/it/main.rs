@@ -6,5 +6,6 @@ mod bad_input;
 mod by_hand;
 mod converges;
 mod debian;
+mod events;
 mod simulated;
 mod trees;

@@ -57,6 +57,7 @@ fn stop<T>(status: Status, detail: impl Into<String>) -> Stage<T> {
 impl Sub {
     pub(super) fn decide(&mut self, now: Now, context: &Context<'_>, effects: &mut Vec<Effect>) {
         self.wake = None;
+        self.tell_end(effects);
         self.keep_polling(now, context, effects);
         let verdict = match (&self.reach, self.view.take()) {
             (Reach::Bad(failure), view) => {
@@ -463,9 +464,9 @@ impl Sub {
     fn carried_out(
         &mut self,
         view: &View,
-        image: &RequiredImage,
+        image: &Arc<RequiredImage>,
         scan: &ScanReport,
-        planned: &Planned,
+        planned: &Arc<Planned>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Stage<Verdict> {
@@ -499,7 +500,10 @@ impl Sub {
             }
             Activity::Prepared { update_id } if update_id == update.id => {
                 let call = Call::Commit(CommitRequest { update_id });
+                let place = effects.len();
                 if self.call(now, Purpose::Commit(update.id), call, effects) {
+                    let ordered = self.ordered(update_id, view, image, planned);
+                    effects.insert(place, Effect::Ordered(Box::new(ordered)));
                     return stop(Status::Updating, format!("is told to carry out {todo}"));
                 }
                 self.waiting(Status::Preparing, format!("has staged {todo}"))

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use common::api::dominator::Status;
 use common::api::subd::{
-    CleanupRequest, CommitRequest, FetchRequest, PollReply, PollRequest, PrepareRequest,
+    CleanupRequest, CommitRequest, FetchRequest, Outcome, PollReply, PollRequest, PrepareRequest,
     SetConfigurationRequest,
 };
 use common::mdb::Machine;
 use common::object::ObjectId;
 use common::tree::{Time, Tree};
 
+use crate::core::changes::Ordered;
 use crate::core::planning::{PlanJob, Planned};
 use crate::core::required::RequiredImage;
 
@@ -158,7 +159,7 @@ pub enum Event {
     Wake,
 }
 
-/// What to do. Each but [`Effect::Record`] is answered by exactly one event with its ticket.
+/// What to do. Each that has a ticket is answered by exactly one event with it.
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Poll the sub.
@@ -171,4 +172,10 @@ pub enum Effect {
     Call(Ticket, Call),
     /// The status has changed to this.
     Record(Status, String),
+    /// The Commit that comes next in the same step orders this: it must be on record before the
+    /// Commit is sent.
+    Ordered(Box<Ordered>),
+    /// The update with this id, of which a Commit was sent, ended so. May be told again, and
+    /// otherwise: an update that was done may be undone.
+    Ended(u64, Outcome),
 }

@@ -62,6 +62,8 @@ pub(super) struct Script {
     scanned: Tree,
     pub(super) polled: Ticket,
     pub(super) called: Option<(Ticket, Call)>,
+    /// The update that was put on record for the Commit that comes next.
+    recorded: Option<u64>,
     lines: String,
 }
 
@@ -99,6 +101,7 @@ impl Script {
             scanned,
             polled: Ticket(0),
             called: None,
+            recorded: None,
             lines: String::new(),
         };
         script.scan(&[]);
@@ -202,13 +205,19 @@ impl Script {
                             request.update_id,
                             request.plan.operations.len()
                         ),
-                        Call::Commit(request) => format!("commit {}", request.update_id),
+                        Call::Commit(request) => {
+                            assert_eq!(self.recorded.take(), Some(request.update_id));
+                            format!("commit {}", request.update_id)
+                        }
                         Call::Cleanup(request) => format!("cleanup of {}", request.objects.len()),
                         Call::SetConfiguration(_) => "set-configuration".to_owned(),
                     });
                     assert!(self.called.replace((ticket, call)).is_none(), "two calls at one time");
                 }
-                Effect::Record(..) => {}
+                Effect::Record(..) | Effect::Ended(..) => {}
+                Effect::Ordered(ordered) => {
+                    assert!(self.recorded.replace(ordered.update_id).is_none());
+                }
             }
         }
         if next.is_empty() {

@@ -1,0 +1,275 @@
+//! Which events are asked for.
+// tidy: core
+
+use common::api::dominator::events::{
+    EventKind, FILTER_BYTES_MAX, FILTERS_MAX, ListEventsRequest, PathChange, Reason,
+};
+use common::path::TreePath;
+use common::tree::Time;
+use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
+
+/// A request for events that is none.
+#[derive(Debug, thiserror::Error)]
+pub enum FilterError {
+    /// There is too much of something.
+    #[error(
+        "at most {FILTERS_MAX} values of {FILTER_BYTES_MAX} bytes may be given for each filter"
+    )]
+    TooMuch,
+    /// A pattern is none.
+    #[error("bad pattern")]
+    Pattern {
+        /// What is wrong with it.
+        #[source]
+        source: globset::Error,
+    },
+}
+
+/// What is asked for, ready to look at records with.
+#[derive(Clone, Debug)]
+pub struct EventFilter {
+    hosts: Option<GlobSet>,
+    paths: Option<Paths>,
+    reasons: Vec<Reason>,
+    kinds: Vec<EventKind>,
+    images: Vec<String>,
+    who: Vec<String>,
+    since: Option<Time>,
+    until: Option<Time>,
+}
+
+/// Paths that are asked for.
+#[derive(Clone, Debug)]
+struct Paths {
+    patterns: GlobSet,
+    /// What the marks of a list must share with, unless some pattern is no plain path.
+    marks: Option<u64>,
+}
+
+impl EventFilter {
+    /// Makes `request` ready.
+    ///
+    /// # Errors
+    ///
+    /// [`FilterError`].
+    pub fn new(request: &ListEventsRequest) -> Result<Self, FilterError> {
+        let texts = [&request.hosts, &request.paths, &request.images, &request.who];
+        let is_short = |texts: &Vec<String>| {
+            texts.len() <= FILTERS_MAX && texts.iter().all(|text| text.len() <= FILTER_BYTES_MAX)
+        };
+        let is_few = request.reasons.len() <= FILTERS_MAX && request.kinds.len() <= FILTERS_MAX;
+        if !texts.into_iter().all(is_short) || !is_few {
+            return Err(FilterError::TooMuch);
+        }
+        let host = |text: &String| Glob::new(text);
+        let path = |text: &String| GlobBuilder::new(text).literal_separator(true).build();
+        let marks = marks_of(&request.paths);
+        let paths = globs(&request.paths, path)?.map(|patterns| Paths { patterns, marks });
+        let kinds = match (request.kinds.is_empty(), &paths) {
+            (false, _) => request.kinds.clone(),
+            (true, Some(_)) => vec![EventKind::Change],
+            (true, None) => vec![EventKind::Status, EventKind::Update, EventKind::Order],
+        };
+        let with_slashes = |image: &String| image.trim_matches('/').to_owned();
+        Ok(Self {
+            hosts: globs(&request.hosts, host)?,
+            paths,
+            reasons: request.reasons.clone(),
+            kinds,
+            images: request.images.iter().map(with_slashes).collect(),
+            who: request.who.clone(),
+            since: request.since,
+            until: request.until,
+        })
+    }
+
+    /// True if events of this kind are asked for, and can match what else is asked for.
+    #[must_use]
+    pub fn wants_kind(&self, kind: EventKind) -> bool {
+        let is_of_path = kind == EventKind::Change;
+        let is_of_update = is_of_path || kind == EventKind::Update;
+        self.kinds.contains(&kind)
+            && (self.paths.is_none() || is_of_path)
+            && ((self.reasons.is_empty() && self.images.is_empty()) || is_of_update)
+            && (self.who.is_empty() || kind == EventKind::Order)
+    }
+
+    /// True if something recorded between the two may be asked for.
+    #[must_use]
+    pub fn wants_span(&self, first: Time, last: Time) -> bool {
+        self.since.is_none_or(|since| last >= since)
+            && self.until.is_none_or(|until| first <= until)
+    }
+
+    /// True if what was recorded then about this is asked for.
+    #[must_use]
+    pub fn wants(&self, time: Time, about: &str) -> bool {
+        self.wants_span(time, time) && self.hosts.as_ref().is_none_or(|hosts| hosts.is_match(about))
+    }
+
+    /// True if updates to this image are asked for.
+    #[must_use]
+    pub fn wants_image(&self, image: &str) -> bool {
+        let within = |wanted: &String| {
+            let rest = image.strip_prefix(wanted.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.images.is_empty() || self.images.iter().any(within)
+    }
+
+    /// True if orders by `who` are asked for.
+    #[must_use]
+    pub fn wants_who(&self, who: &str) -> bool {
+        self.who.is_empty() || self.who.iter().any(|wanted| wanted == who)
+    }
+
+    /// True if an update with changes for these reasons may be asked for.
+    #[must_use]
+    pub fn wants_reasons(&self, has: impl Fn(Reason) -> bool) -> bool {
+        self.reasons.is_empty() || self.reasons.iter().any(|reason| has(*reason))
+    }
+
+    /// True if a list of changes with these [`mark`]s may have one that is asked for.
+    #[must_use]
+    pub fn wants_marks(&self, marks: u64) -> bool {
+        let wanted = self.paths.as_ref().and_then(|paths| paths.marks);
+        wanted.is_none_or(|wanted| wanted & marks != 0)
+    }
+
+    /// True if this change is asked for, for all that can be said of it alone.
+    #[must_use]
+    pub fn wants_change(&self, change: &PathChange) -> bool {
+        self.wants_reasons(|reason| reason == change.reason)
+            && self
+                .paths
+                .as_ref()
+                .is_none_or(|paths| paths.patterns.is_match(change.path.to_string()))
+    }
+}
+
+fn globs(
+    texts: &[String],
+    glob: impl Fn(&String) -> Result<Glob, globset::Error>,
+) -> Result<Option<GlobSet>, FilterError> {
+    if texts.is_empty() {
+        return Ok(None);
+    }
+    let mut globs = GlobSetBuilder::new();
+    for text in texts {
+        globs.add(glob(text).map_err(|source| FilterError::Pattern { source })?);
+    }
+    globs.build().map(Some).map_err(|source| FilterError::Pattern { source })
+}
+
+/// The marks of plain paths; `None` if some text is a pattern.
+fn marks_of(texts: &[String]) -> Option<u64> {
+    texts.iter().try_fold(0, |marks, text| {
+        let is_plain = !text.contains(['*', '?', '[', '{', '\\']);
+        let path = TreePath::new(text).ok().filter(|_| is_plain)?;
+        Some(marks | mark(&path))
+    })
+}
+
+/// One bit that a path sets in the marks of a list of changes, so that most lists without the path
+/// need not be looked into.
+#[must_use]
+pub fn mark(path: &TreePath) -> u64 {
+    let hash = path.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    1 << (hash >> 58)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use common::api::dominator::events::Operation;
+
+    fn filter(request: ListEventsRequest) -> EventFilter {
+        EventFilter::new(&request).unwrap()
+    }
+
+    fn texts(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    fn change(path: &str, reason: Reason) -> PathChange {
+        let path = TreePath::new(path).unwrap();
+        let operation = Operation::Remove;
+        PathChange { path, operation, reason, differs: Vec::new(), old: None, new: None }
+    }
+
+    #[test]
+    fn kinds_follow_from_what_is_asked_for() {
+        use EventKind::{Change, Order, Status, Update};
+        let all = ListEventsRequest::default;
+        let table: [(ListEventsRequest, &[EventKind]); 6] = [
+            (all(), &[Status, Update, Order]),
+            (ListEventsRequest { paths: texts(&["/a"]), ..all() }, &[Change]),
+            (ListEventsRequest { reasons: vec![Reason::Drift], ..all() }, &[Update]),
+            (ListEventsRequest { kinds: vec![Change, Order], ..all() }, &[Change, Order]),
+            (ListEventsRequest { images: texts(&["web"]), ..all() }, &[Update]),
+            (ListEventsRequest { who: texts(&["ann"]), ..all() }, &[Order]),
+        ];
+        for (request, kinds) in table {
+            let filter = filter(request.clone());
+            let wanted: Vec<EventKind> =
+                EventKind::ALL.into_iter().filter(|kind| filter.wants_kind(*kind)).collect();
+            assert_eq!(wanted, kinds, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn paths_match_by_component_and_plain_ones_by_marks_too() {
+        let table = [
+            ("/etc/passwd", "/etc/passwd", true),
+            ("/etc/passwd", "/etc/passwd-", false),
+            ("/etc/*", "/etc/passwd", true),
+            ("/etc/*", "/etc/ssh/config", false),
+            ("/etc/**", "/etc/ssh/config", true),
+            ("**/config", "/etc/ssh/config", true),
+        ];
+        for (pattern, path, matches) in table {
+            let request = ListEventsRequest { paths: texts(&[pattern]), ..Default::default() };
+            let filter = filter(request);
+            let change = change(path, Reason::Drift);
+            assert_eq!(filter.wants_change(&change), matches, "{pattern} {path}");
+            assert!(!matches || filter.wants_marks(mark(&change.path)), "{pattern} {path}");
+        }
+        let request = ListEventsRequest { paths: texts(&["/etc/passwd"]), ..Default::default() };
+        let others = (0..100).map(|number| TreePath::new(format!("/f{number}")).unwrap());
+        let seen = others.filter(|path| filter(request.clone()).wants_marks(mark(path))).count();
+        assert!(seen < 20, "{seen} of 100 other paths would be looked into");
+    }
+
+    #[test]
+    fn times_hosts_images_and_reasons_must_all_match() {
+        let at = |seconds| Time { seconds, nanoseconds: 0 };
+        let request = ListEventsRequest {
+            hosts: texts(&["web*", "mail"]),
+            images: texts(&["/web/", "base/1"]),
+            reasons: vec![Reason::Drift],
+            since: Some(at(10)),
+            until: Some(at(20)),
+            ..Default::default()
+        };
+        let filter = filter(request);
+        let table =
+            [(9, "web1", false), (10, "web1", true), (20, "mail", true), (21, "mail", false)];
+        for (seconds, host, wanted) in table {
+            assert_eq!(filter.wants(at(seconds), host), wanted, "{seconds} {host}");
+        }
+        assert!(!filter.wants(at(15), "mail2") && filter.wants_span(at(0), at(10)));
+        assert!(!filter.wants_span(at(0), at(9)) && !filter.wants_span(at(21), at(30)));
+        for (image, wanted) in [("web/7", true), ("web", true), ("webs", false), ("base/2", false)]
+        {
+            assert_eq!(filter.wants_image(image), wanted, "{image}");
+        }
+        assert!(filter.wants_change(&change("/a", Reason::Drift)));
+        assert!(!filter.wants_change(&change("/a", Reason::Image)));
+        let many = ListEventsRequest { who: texts(&["x"; FILTERS_MAX + 1]), ..Default::default() };
+        assert!(matches!(EventFilter::new(&many), Err(FilterError::TooMuch)));
+        let bad = ListEventsRequest { hosts: texts(&["web["]), ..Default::default() };
+        assert!(matches!(EventFilter::new(&bad), Err(FilterError::Pattern { .. })));
+    }
+}

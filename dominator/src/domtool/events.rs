@@ -1,0 +1,321 @@
+//! `domtool events`, `audit` and `backup`: what happened, and a copy of all that is known of it.
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use common::api::dominator::events::{
+    Backup, BackupRequest, Event, EventKind, ListEvents, ListEventsRequest, PathChange, Reason,
+    UpdateFacts, What,
+};
+use common::api::subd::Outcome;
+use common::object::{Algorithm, Hasher, ObjectId};
+use common::tool::{Format, json};
+use common::tree::{Leaf, Node, Time};
+use common::wire::client::Client;
+use common::words::{counted, plain, size};
+use jiff::{Span, Timestamp, Zoned};
+
+use super::when::moment;
+use super::{ToolError, call, columns, who};
+
+/// How many characters of a digest are shown in a table.
+const DIGEST_SHOWN: usize = 12;
+
+/// The longest text in a cell, in bytes.
+const CELL_BYTES_MAX: usize = 400;
+
+#[derive(Debug, Args)]
+pub(super) struct EventsArguments {
+    /// Only events about such a machine: `*` is anything, `?` one character; may be given several
+    /// times, as all of these
+    #[arg(long, value_name = "HOST")]
+    host: Vec<String>,
+    /// Only changes of this path, or of paths like it: `*` is anything but a slash, `**` anything
+    #[arg(long, value_name = "PATH")]
+    path: Vec<String>,
+    /// Only changes for this reason: drift, image or computed
+    #[arg(long, value_name = "REASON", value_parser = reason_of)]
+    reason: Vec<Reason>,
+    /// Only events of this kind: status, update, change (of one path) or order. If not given: all
+    /// but changes, or only changes with --path
+    #[arg(long, value_name = "KIND", value_parser = kind_of)]
+    kind: Vec<EventKind>,
+    /// Only updates to this image, or to one below it
+    #[arg(long, value_name = "IMAGE")]
+    image: Vec<String>,
+    #[command(flatten)]
+    common: Window,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct AuditArguments {
+    /// Only orders about this machine or image: `*` is anything, `?` one character
+    #[arg(long, value_name = "HOST")]
+    host: Vec<String>,
+    #[command(flatten)]
+    common: Window,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Window {
+    /// Only orders given by this person
+    #[arg(long, value_name = "WHO")]
+    who: Vec<String>,
+    /// Only events since then: a duration such as 1d or 12h, or a time such as 2030-01-31T18:30
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Only events until then
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// How many events at most, the newest; 0 for all
+    #[arg(long, value_name = "COUNT", default_value_t = 200)]
+    limit: usize,
+}
+
+fn reason_of(text: &str) -> Result<Reason, String> {
+    let known = Reason::ALL.into_iter().find(|reason| reason.name() == text);
+    known.ok_or_else(|| "the reasons are drift, image and computed".to_owned())
+}
+
+fn kind_of(text: &str) -> Result<EventKind, String> {
+    let known = EventKind::ALL.into_iter().find(|kind| kind.name() == text);
+    known.ok_or_else(|| "the kinds are status, update, change and order".to_owned())
+}
+
+/// Reads a moment, or a duration before `now`.
+fn moment_of(text: &str, now: &Zoned) -> Result<Time, ToolError> {
+    let of = |stamp: Timestamp| Time { seconds: stamp.as_second(), nanoseconds: 0 };
+    if let Ok(stamp) = text.parse::<Timestamp>() {
+        return Ok(of(stamp));
+    }
+    let before = text.parse::<Span>().ok().and_then(|span| now.checked_sub(span).ok());
+    let civil = || {
+        let civil: jiff::civil::DateTime = text.parse().ok()?;
+        civil.to_zoned(now.time_zone().clone()).ok()
+    };
+    match before.or_else(civil) {
+        Some(moment) => Ok(of(moment.timestamp())),
+        None => Err(ToolError::Moment { text: text.to_owned() }),
+    }
+}
+
+pub(super) async fn list(
+    client: &Client,
+    format: Format,
+    arguments: &EventsArguments,
+) -> Result<String, ToolError> {
+    let request = ListEventsRequest {
+        hosts: arguments.host.clone(),
+        paths: arguments.path.clone(),
+        reasons: arguments.reason.clone(),
+        kinds: arguments.kind.clone(),
+        images: arguments.image.clone(),
+        ..ListEventsRequest::default()
+    };
+    show(client, format, request, &arguments.common).await
+}
+
+pub(super) async fn audit(
+    client: &Client,
+    format: Format,
+    arguments: &AuditArguments,
+) -> Result<String, ToolError> {
+    let request = ListEventsRequest {
+        hosts: arguments.host.clone(),
+        kinds: vec![EventKind::Order],
+        ..ListEventsRequest::default()
+    };
+    show(client, format, request, &arguments.common).await
+}
+
+/// Asks page by page, and shows the newest last.
+async fn show(
+    client: &Client,
+    format: Format,
+    mut request: ListEventsRequest,
+    window: &Window,
+) -> Result<String, ToolError> {
+    let now = Zoned::now();
+    request.who.clone_from(&window.who);
+    request.since = window.since.as_deref().map(|text| moment_of(text, &now)).transpose()?;
+    request.until = window.until.as_deref().map(|text| moment_of(text, &now)).transpose()?;
+    let wanted = if window.limit == 0 { usize::MAX } else { window.limit };
+    let mut events: Vec<Event> = Vec::new();
+    loop {
+        request.limit = u32::try_from(wanted - events.len()).unwrap_or(0);
+        let reply = call::<ListEvents>(client, &request).await?;
+        events.extend(reply.events);
+        match reply.next {
+            Some(next) if events.len() < wanted => request.before = Some(next),
+            Some(_) => {
+                eprintln!("There are more: --limit 0 shows all, --since and others fewer.");
+                break;
+            }
+            None => break,
+        }
+    }
+    events.reverse();
+    Ok(match format {
+        Format::Table => table(&events),
+        Format::Json => json(&events),
+    })
+}
+
+fn table(events: &[Event]) -> String {
+    let mut table = columns(&["TIME", "KIND", "ABOUT", "WHAT"]);
+    for event in events {
+        let (kind, text) = words(&event.what);
+        let text = plain(&text, CELL_BYTES_MAX);
+        table.add_row([moment(event.time), kind.to_owned(), event.about.clone(), text]);
+    }
+    format!("{}\n", table.trim_fmt())
+}
+
+/// The kind of an event, and what happened in words.
+#[must_use]
+pub fn words(what: &What) -> (&'static str, String) {
+    match what {
+        What::Status { status, detail } => ("status", format!("{status}: {detail}")),
+        What::Order { verb, who, why } if why.is_empty() => ("order", format!("{verb} by {who}")),
+        What::Order { verb, who, why } => ("order", format!("{verb} by {who}: {why}")),
+        What::Gap { lost } => {
+            ("status", format!("{} of status are not on record", counted(*lost, "change")))
+        }
+        What::Update(update) => ("update", of_update(update)),
+        What::Change { update, change } => {
+            let text = format!("{}; to {}: {}", of_change(change), update.image, end_of(update));
+            ("change", text)
+        }
+    }
+}
+
+fn of_update(update: &UpdateFacts) -> String {
+    let counts: Vec<String> =
+        [(update.drift, "drift"), (update.of_image, "image"), (update.computed, "computed")]
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, reason)| format!("{count} {reason}"))
+            .collect();
+    let counts = if counts.is_empty() { "no changes".to_owned() } else { counts.join(", ") };
+    let former = match update.former.as_str() {
+        "" => String::new(),
+        former if former == update.image => String::new(),
+        former => format!(" from {former}"),
+    };
+    format!("to {}{former}: {counts}: {}", update.image, end_of(update))
+}
+
+fn end_of(update: &UpdateFacts) -> String {
+    match &update.outcome {
+        None => "ordered, the end is not known".to_owned(),
+        Some(Outcome::Done) => "done".to_owned(),
+        Some(Outcome::NotPrepared(why)) => format!("not prepared: {why}"),
+        Some(Outcome::RolledBack(why)) => format!("failed and put back: {why}"),
+        Some(Outcome::Stuck(why)) => format!("stuck: {why}"),
+        Some(Outcome::Undone(why)) => format!("undone, as the health check failed: {why}"),
+    }
+}
+
+fn of_change(change: &PathChange) -> String {
+    let differs: Vec<&str> = change.differs.iter().map(|difference| difference.name()).collect();
+    let node = |node: &Option<Node>| node.as_ref().map_or_else(|| "nothing".to_owned(), of_node);
+    format!(
+        "{} {} {} ({}): {} -> {}",
+        change.reason.name(),
+        change.operation.name(),
+        change.path,
+        differs.join(" "),
+        node(&change.old),
+        node(&change.new)
+    )
+}
+
+fn of_node(node: &Node) -> String {
+    let mut text = node.kind().to_owned();
+    if let Some(metadata) = node.metadata() {
+        text.push_str(&format!(" {:o} {}:{}", metadata.mode, metadata.uid, metadata.gid));
+    }
+    match node {
+        Node::Leaf(Leaf::File(file)) => {
+            let object = file.object.to_string();
+            let shown = object.find(':').map_or(0, |colon| colon + 1) + DIGEST_SHOWN;
+            text.push_str(&format!(" {}", &object[..shown.min(object.len())]));
+        }
+        Node::Leaf(Leaf::Symlink(link)) => text.push_str(&format!(" to {}", link.target)),
+        Node::Leaf(Leaf::HardLink(first)) => text.push_str(&format!(" of {first}")),
+        Node::Leaf(Leaf::Computed(_) | Leaf::Special(_)) | Node::Directory(_) => {}
+    }
+    text
+}
+
+/// Writes a copy of the dominator's database to `path`, which must not be there.
+pub(super) async fn backup(client: &Client, path: &Path) -> Result<(), ToolError> {
+    let failed = |source| ToolError::Backup { path: path.to_owned(), source };
+    if path.try_exists().map_err(failed)? {
+        let there = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+        return Err(failed(there));
+    }
+    let mut partial = path.to_owned().into_os_string();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    let result = copy(client, path, &partial).await;
+    if result.is_err() {
+        let _not_made = std::fs::remove_file(&partial);
+    }
+    let (size_bytes, digest) = result?;
+    eprintln!("{} are in {}, as {digest}.", size(size_bytes), path.display());
+    eprintln!("A dominator that is started on it starts with updates disabled.");
+    Ok(())
+}
+
+async fn copy(client: &Client, path: &Path, partial: &Path) -> Result<(u64, ObjectId), ToolError> {
+    let failed = |source| ToolError::Backup { path: path.to_owned(), source };
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = file.open(partial).map_err(failed)?;
+    let mut request = BackupRequest { id: 0, offset: 0, who: who() };
+    let mut hasher = Hasher::new(Algorithm::Blake3);
+    loop {
+        let reply = call::<Backup>(client, &request).await?;
+        request.id = reply.id;
+        if reply.bytes.0.is_empty() {
+            if request.offset != reply.size_bytes || hasher.finish() != reply.digest {
+                return Err(ToolError::OtherCopy);
+            }
+            file.sync_all().map_err(failed)?;
+            std::fs::rename(partial, path).map_err(failed)?;
+            return Ok((reply.size_bytes, reply.digest));
+        }
+        file.write_all(&reply.bytes.0).map_err(failed)?;
+        hasher.update(&reply.bytes.0);
+        request.offset += reply.bytes.0.len() as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_times_or_lie_before_now() {
+        let now: Zoned = "2030-01-31T12:00:00+02:00[+02:00]".parse().unwrap();
+        let table = [
+            ("1d", "2030-01-30T10:00:00Z"),
+            ("12h", "2030-01-30T22:00:00Z"),
+            ("1d12h", "2030-01-29T22:00:00Z"),
+            ("90s", "2030-01-31T09:58:30Z"),
+            ("2030-01-31T18:30:00Z", "2030-01-31T18:30:00Z"),
+            ("2030-01-30T18:30", "2030-01-30T16:30:00Z"),
+            ("2030-01-30", "2030-01-29T22:00:00Z"),
+        ];
+        for (text, expected) in table {
+            assert_eq!(moment(moment_of(text, &now).unwrap()), expected, "{text}");
+        }
+        for text in ["", "noon", "1x", "2030-02-30"] {
+            let error = moment_of(text, &now).unwrap_err().to_string();
+            assert!(error.contains("is no time"), "{text}: {error}");
+        }
+    }
+}

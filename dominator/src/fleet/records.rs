@@ -1,0 +1,96 @@
+//! What operators ask about what happened, and the copies of it that they take away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::api::dominator::events::{
+    BackupReply, BackupRequest, ListEventsReply, ListEventsRequest, PIECE_BYTES_MAX,
+};
+use common::escape::ByteText;
+use tokio::time::Instant;
+
+use super::{Fleet, OrderError};
+use crate::chance::random;
+use crate::core::event_filter::EventFilter;
+use crate::core::order::Order;
+use crate::state::Copy;
+
+/// After how long a copy goes that nobody reads any more.
+const COPY_KEPT: Duration = Duration::from_secs(300);
+
+/// A copy of the database that somebody reads.
+#[derive(Debug)]
+pub(super) struct KeptCopy {
+    id: u64,
+    copy: Arc<Copy>,
+    used: Instant,
+}
+
+impl Fleet {
+    /// The events that are asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError::Filter`], or that they cannot be read.
+    pub async fn events(&self, request: ListEventsRequest) -> Result<ListEventsReply, OrderError> {
+        let filter = EventFilter::new(&request).map_err(|source| OrderError::Filter { source })?;
+        self.write(move |state| state.events(filter, &request)).await
+    }
+
+    /// A piece of a copy of the database.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`].
+    pub async fn backup(
+        self: &Arc<Self>,
+        request: BackupRequest,
+    ) -> Result<BackupReply, OrderError> {
+        let (id, copy) = if request.id == 0 {
+            self.make_copy(&request.who).await?
+        } else {
+            let mut kept = self.copy.lock().await;
+            let kept = kept.as_mut().filter(|kept| kept.id == request.id);
+            let kept = kept.ok_or(OrderError::NoCopy)?;
+            kept.used = Instant::now();
+            (kept.id, Arc::clone(&kept.copy))
+        };
+        let (size_bytes, digest) = (copy.size_bytes, copy.digest);
+        let read = move || copy.read(request.offset, PIECE_BYTES_MAX as usize);
+        let bytes = tokio::task::spawn_blocking(read).await.map_err(|_| OrderError::Stopping)?;
+        let bytes = bytes.map_err(|source| OrderError::ReadCopy { source })?;
+        if bytes.is_empty() {
+            self.copy.lock().await.take_if(|kept| kept.id == id);
+        }
+        Ok(BackupReply { id, size_bytes, digest, bytes: ByteText(bytes) })
+    }
+
+    async fn make_copy(self: &Arc<Self>, who: &str) -> Result<(u64, Arc<Copy>), OrderError> {
+        self.audit(Order::of("backup", who)).await?;
+        // One at a time: each takes as much of the disk as the database.
+        let mut kept = self.copy.lock().await;
+        *kept = None;
+        let copy = Arc::new(self.write(|state| state.copy()).await?);
+        tracing::warn!(who, bytes = copy.size_bytes, digest = %copy.digest, "a backup is taken");
+        let id = random() | 1;
+        *kept = Some(KeptCopy { id, copy: Arc::clone(&copy), used: Instant::now() });
+        let (fleet, stop) = (Arc::clone(self), self.stop.clone());
+        self.tracker.spawn(async move {
+            stop.run_until_cancelled(fleet.forget_copy(id)).await;
+        });
+        Ok((id, copy))
+    }
+
+    /// Forgets a copy when nobody reads it any more.
+    async fn forget_copy(&self, id: u64) {
+        loop {
+            tokio::time::sleep(COPY_KEPT).await;
+            let mut kept = self.copy.lock().await;
+            match &*kept {
+                Some(copy) if copy.id == id && copy.used.elapsed() < COPY_KEPT => {}
+                Some(copy) if copy.id == id => *kept = None,
+                _ => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! What happens to machines, on record: one thread writes it, many records in one transaction.
+//!
+//! # What is promised
+//!
+//! * An update is on the disk before the machine is told to carry it out. One that cannot be
+//!   recorded is not ordered.
+//! * How it ended is written within a second, and asked again of the machine after a crash.
+//! * Changes of status are written within a second. Those of the last second before a crash are
+//!   lost. While nothing can be written the last of them wait in memory; how many were lost is
+//!   recorded when writing is possible again.
+
+pub mod row;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use common::api::dominator::Status;
+use common::api::subd::Outcome;
+use common::object::ObjectId;
+use common::report::report;
+use common::words::plain;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::chance::wall;
+use crate::core::changes::{Former, Ordered, changes};
+use crate::images::Images;
+use crate::state::{HistoryLimits, Record, State, StateError};
+use crate::trees::Reader;
+use row::{EndRow, List, StatusRow, UpdateRow};
+
+/// How many updates may wait to be written.
+const UPDATES_WAITING: usize = 1_024;
+
+/// How many other records may wait to be written, or wait for a disk that is full.
+const OTHERS_WAITING: usize = 16_384;
+
+/// How many records are written in one transaction.
+const BATCH: usize = 1_024;
+
+/// How long changes of status wait for others, to be written with them.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// The pause after something could not be written, unless an update is to be written.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// The shortest pause after something could not be written.
+const FAILED_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often old records are looked for when nothing happens.
+const IDLE: Duration = Duration::from_secs(600);
+
+/// The longest text of an outcome, in bytes. It comes from machines.
+const OUTCOME_BYTES_MAX: usize = 4_096;
+
+/// How many lists of changes are remembered: machines of one tree get the same.
+const LISTS_MAX: usize = 32;
+
+/// An update that is not on record, so that it must not be ordered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// It cannot be written.
+    #[error("the update cannot be recorded, and is not ordered before it is: {why}")]
+    Write {
+        /// Why, in words.
+        why: String,
+    },
+    /// The dominator is stopping.
+    #[error("the dominator is stopping")]
+    Stopping,
+}
+
+struct Entry {
+    record: Record,
+    /// Who waits for an update to be on the disk.
+    done: Option<oneshot::Sender<Result<(), String>>>,
+    /// Gives the place in the queue back.
+    _place: OwnedSemaphorePermit,
+}
+
+/// What a list of changes is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Source {
+    tree: ObjectId,
+    image: ObjectId,
+    plan: ObjectId,
+    former: Option<ObjectId>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct History {
+    queue: Mutex<Option<Sender<Entry>>>,
+    updates: Arc<Semaphore>,
+    others: Arc<Semaphore>,
+    lost: Arc<Mutex<u64>>,
+    trouble: Arc<Mutex<Option<String>>>,
+    lists: Mutex<VecDeque<(Source, Arc<List>)>>,
+    /// The last update of each machine that was recorded.
+    last: Mutex<BTreeMap<String, u64>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.record.fmt(formatter)
+    }
+}
+
+impl History {
+    /// Starts the thread that writes to `state`.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`] if what is on record cannot be read.
+    pub fn start(state: Arc<State>, limits: HistoryLimits) -> Result<Self, StateError> {
+        let last = Mutex::new(state.last_updates()?);
+        let (queue, entries) = channel();
+        let lost = Arc::new(Mutex::new(0));
+        let trouble = Arc::new(Mutex::new(None));
+        let writer = Writer {
+            state,
+            limits,
+            entries,
+            lost: Arc::clone(&lost),
+            trouble: Arc::clone(&trouble),
+            told: None,
+            has_more: true,
+        };
+        let thread = std::thread::spawn(move || writer.run());
+        Ok(Self {
+            queue: Mutex::new(Some(queue)),
+            updates: Arc::new(Semaphore::new(UPDATES_WAITING)),
+            others: Arc::new(Semaphore::new(OTHERS_WAITING)),
+            lost,
+            trouble,
+            lists: Mutex::default(),
+            last,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Writes what waits to be written, and ends the thread. To be called when all drivers have
+    /// ended; waits for the disk.
+    pub fn close(&self) {
+        drop(self.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the writer of the history has panicked");
+        }
+    }
+
+    /// Why nothing can be written, if it cannot.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The last update of this machine that is on record.
+    #[must_use]
+    pub fn last_update(&self, hostname: &str) -> Option<u64> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).get(hostname).copied()
+    }
+
+    /// Records a change of status, soon.
+    pub fn status(&self, hostname: &str, status: Status, detail: &str) {
+        self.later(Record::Status(StatusRow::Status {
+            time: wall(),
+            host: hostname.to_owned(),
+            status: status.name().to_owned(),
+            detail: detail.to_owned(),
+        }));
+    }
+
+    /// Records how an update ended, soon.
+    pub fn ended(&self, hostname: &str, update_id: u64, outcome: Outcome) {
+        let row = EndRow { time: wall(), outcome: short(outcome) };
+        self.later(Record::End { host: hostname.to_owned(), update_id, row });
+    }
+
+    fn later(&self, record: Record) {
+        let place = Arc::clone(&self.others).try_acquire_owned();
+        let sent = place.is_ok_and(|place| self.send(Entry { record, done: None, _place: place }));
+        if !sent {
+            *self.lost.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        }
+    }
+
+    fn send(&self, entry: Entry) -> bool {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.as_ref().is_some_and(|queue| queue.send(entry).is_ok())
+    }
+
+    /// Records an update that is about to be ordered; it is on the disk when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`RecordError`]; it must not be ordered then.
+    pub async fn order(
+        &self,
+        hostname: &str,
+        ordered: Box<Ordered>,
+        images: &Images,
+        reader: &Reader,
+    ) -> Result<(), RecordError> {
+        let update_id = ordered.update_id;
+        if self.last_update(hostname) == Some(update_id) {
+            return Ok(());
+        }
+        let (image, former) = (ordered.image.name().to_string(), ordered.former.clone());
+        let list = self.list(ordered, images, reader).await?;
+        let place = Arc::clone(&self.updates).acquire_owned().await;
+        let place = place.map_err(|_| RecordError::Stopping)?;
+        let row = UpdateRow {
+            time: wall(),
+            host: hostname.to_owned(),
+            update_id,
+            image,
+            former: former.map(String::from).unwrap_or_default(),
+            list: list.digest,
+            marks: list.marks,
+            reasons: list.reasons,
+        };
+        let (done, is_done) = oneshot::channel();
+        let record = Record::Update(row, list);
+        if !self.send(Entry { record, done: Some(done), _place: place }) {
+            return Err(RecordError::Stopping);
+        }
+        let result = is_done.await.map_err(|_| RecordError::Stopping)?;
+        result.map_err(|why| RecordError::Write { why })?;
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.insert(hostname.to_owned(), update_id);
+        Ok(())
+    }
+
+    /// What the update changes.
+    async fn list(
+        &self,
+        ordered: Box<Ordered>,
+        images: &Images,
+        reader: &Reader,
+    ) -> Result<Arc<List>, RecordError> {
+        let is_same = ordered.former.as_ref() == Some(ordered.image.name());
+        let former = match &ordered.former {
+            Some(name) if !is_same => images.former(name).await,
+            _ => None,
+        };
+        let source = Source {
+            tree: ordered.tree.digest(),
+            image: ordered.image.digest,
+            plan: ordered.planned.digest,
+            former: match (is_same, &former) {
+                (true, _) => Some(ordered.image.digest),
+                (false, former) => former.as_ref().map(|image| image.digest),
+            },
+        };
+        if let Some(list) = self.known_list(source) {
+            return Ok(list);
+        }
+        let made = reader.compute(move || {
+            let former = match (is_same, &former) {
+                (true, _) => Former::Same,
+                (false, Some(image)) => Former::Other(&image.tree),
+                (false, None) => Former::Unknown,
+            };
+            Arc::new(List::of(&changes(&ordered, former)))
+        });
+        let list = made.await.map_err(|_| RecordError::Stopping)?;
+        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        lists.push_back((source, Arc::clone(&list)));
+        if lists.len() > LISTS_MAX {
+            lists.pop_front();
+        }
+        Ok(list)
+    }
+
+    fn known_list(&self, source: Source) -> Option<Arc<List>> {
+        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = lists.iter().position(|(known, _)| *known == source)?;
+        let found = lists.remove(at)?;
+        let list = Arc::clone(&found.1);
+        lists.push_back(found);
+        Some(list)
+    }
+}
+
+/// The same outcome, without more text than is kept.
+fn short(outcome: Outcome) -> Outcome {
+    let short = |text: String| plain(&text, OUTCOME_BYTES_MAX);
+    match outcome {
+        Outcome::Done => Outcome::Done,
+        Outcome::NotPrepared(why) => Outcome::NotPrepared(short(why)),
+        Outcome::RolledBack(why) => Outcome::RolledBack(short(why)),
+        Outcome::Stuck(why) => Outcome::Stuck(short(why)),
+        Outcome::Undone(why) => Outcome::Undone(short(why)),
+    }
+}
+
+struct Writer {
+    state: Arc<State>,
+    limits: HistoryLimits,
+    entries: Receiver<Entry>,
+    lost: Arc<Mutex<u64>>,
+    trouble: Arc<Mutex<Option<String>>>,
+    /// What operators were told of why nothing can be written, and when it last could not.
+    told: Option<(String, Instant)>,
+    /// The last transaction may have left something to take away.
+    has_more: bool,
+}
+
+impl Writer {
+    fn run(mut self) {
+        let mut batch: Vec<Entry> = Vec::new();
+        loop {
+            let wait = match (batch.is_empty(), self.has_more) {
+                (true, true) => Duration::ZERO,
+                (true, false) => IDLE,
+                (false, _) => PAUSE,
+            };
+            let is_open = match self.entries.recv_timeout(wait) {
+                Ok(entry) => {
+                    batch.push(entry);
+                    self.fill(&mut batch)
+                }
+                Err(RecvTimeoutError::Timeout) => true,
+                Err(RecvTimeoutError::Disconnected) => false,
+            };
+            self.write(&mut batch);
+            if !is_open {
+                if !batch.is_empty() {
+                    tracing::error!("{} records of the history are lost", batch.len());
+                }
+                return;
+            }
+        }
+    }
+
+    /// Takes what else there is to be written. False if nothing will come any more.
+    fn fill(&self, batch: &mut Vec<Entry>) -> bool {
+        let until = Instant::now() + if self.told.is_some() { PAUSE } else { LINGER };
+        let is_urgent = |entry: &Entry| entry.done.is_some();
+        let mut has_urgent = batch.iter().any(is_urgent);
+        while batch.len() < BATCH + OTHERS_WAITING {
+            let wait = match has_urgent || batch.len() >= BATCH {
+                true => Duration::ZERO,
+                false => until.saturating_duration_since(Instant::now()),
+            };
+            match self.entries.recv_timeout(wait) {
+                Ok(entry) => {
+                    has_urgent |= is_urgent(&entry);
+                    batch.push(entry);
+                }
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        true
+    }
+
+    /// Writes the batch. What nobody waits for stays in it if it cannot be written.
+    fn write(&mut self, batch: &mut Vec<Entry>) {
+        if let Some((_, failed)) = &self.told {
+            // To open a database again that failed takes time, and holds up orders.
+            std::thread::sleep(FAILED_PAUSE.saturating_sub(failed.elapsed()));
+        }
+        let lost = *self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut records: Vec<Record> = batch.iter().map(|entry| entry.record.clone()).collect();
+        if lost > 0 {
+            records.push(Record::Status(StatusRow::Gap { time: wall(), lost }));
+        }
+        match self.state.append(&records, self.limits, wall()) {
+            Ok(evicted) => {
+                if self.told.take().is_some() {
+                    tracing::info!("the history is written again");
+                    *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                }
+                *self.lost.lock().unwrap_or_else(PoisonError::into_inner) -= lost;
+                for done in batch.drain(..).filter_map(|entry| entry.done) {
+                    // A driver that was told to stop does not wait any more.
+                    let _gone = done.send(Ok(()));
+                }
+                self.has_more = evicted >= BATCH;
+            }
+            Err(error) => {
+                let why = report(&error);
+                if self.told.as_ref().is_none_or(|(told, _)| *told != why) {
+                    tracing::error!(
+                        "the history cannot be written, and no update is ordered before it can: \
+                         {why}"
+                    );
+                }
+                for entry in batch.iter_mut() {
+                    if let Some(done) = entry.done.take() {
+                        let _gone = done.send(Err(why.clone()));
+                    }
+                }
+                batch.retain(|entry| !matches!(entry.record, Record::Update(..)));
+                let trouble = Some(why.clone());
+                *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+                self.told = Some((why, Instant::now()));
+                self.has_more = false;
+            }
+        }
+    }
+}
