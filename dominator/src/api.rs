@@ -5,6 +5,7 @@ mod events;
 use std::sync::Arc;
 
 use common::api::Done;
+use common::api::dominator::identity::Trust;
 use common::api::dominator::machine_database::{AcceptMdb, ShowMdb};
 use common::api::dominator::{
     ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply,
@@ -15,9 +16,11 @@ use common::wire::server::Router;
 use common::wire::{Fault, FaultCode};
 use tokio_util::task::TaskTracker;
 
+use crate::core::identity::TrustError;
 use crate::core::intake::AcceptError;
 use crate::core::selection::Selection;
 use crate::fleet::{Fleet, OrderError};
+use crate::identities::TrustOrderError;
 
 /// Adds the methods of `Dominator` to `router`. Orders that were begun are finished as tasks in
 /// `tracker`, even if the caller goes away.
@@ -29,6 +32,7 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
     let (disable, enable) = (fleet_of(), fleet_of());
     let (clear, retry) = (fleet_of(), fleet_of());
     let (database, accept) = (fleet_of(), fleet_of());
+    let (trust, trusting) = (fleet_of(), tracker.clone());
     let accepting = tracker.clone();
     let (disabling, enabling) = (tracker.clone(), tracker.clone());
     let (clearing, retrying) = (tracker.clone(), tracker.clone());
@@ -67,6 +71,14 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
             let order =
                 async move { fleet.retry(&request.hostname, &request.who, &request.why).await };
             finish(retrying.clone(), order)
+        })
+        .method::<Trust, _, _>(move |_, request| {
+            let fleet = Arc::clone(&trust);
+            let order = tokio::task::spawn_blocking(move || {
+                fleet.trust(&request.hostname, &request.who, &request.why)
+            });
+            let order = async move { order.await.unwrap_or(Err(OrderError::Stopping)) };
+            finish(trusting.clone(), order)
         })
         .method::<ShowMdb, _, _>(move |_, request| {
             let fleet = Arc::clone(&database);
@@ -120,6 +132,12 @@ pub fn fault_of(error: &OrderError) -> Fault {
         OrderError::State { .. } | OrderError::Unkept { .. } | OrderError::ReadCopy { .. } => {
             FaultCode::Internal
         }
+        OrderError::Trust(error) => match error {
+            TrustOrderError::NoReason | TrustOrderError::LongReason => FaultCode::BadRequest,
+            TrustOrderError::Refused(TrustError::SameSubd { .. }) => FaultCode::Held,
+            TrustOrderError::Refused(_) => FaultCode::NotFound,
+            TrustOrderError::State { .. } => FaultCode::Internal,
+        },
         OrderError::Stopping => FaultCode::Unavailable,
     };
     Fault::new(code, report(error))

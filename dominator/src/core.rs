@@ -9,6 +9,7 @@ pub mod changes;
 pub mod event_filter;
 pub mod herd;
 pub mod history;
+pub mod identity;
 pub mod intake;
 pub mod order;
 pub mod pace;

@@ -22,6 +22,7 @@ use crate::driver::Shared;
 use crate::fleet::Fleet;
 use crate::gate::Gate;
 use crate::history::History;
+use crate::identities::Identities;
 use crate::images::Images;
 use crate::metrics::{FleetCollector, Metrics};
 use crate::state::{HistoryLimits, State, StateError};
@@ -223,6 +224,10 @@ pub async fn run(
     let state = State::open(&arguments.state).map_err(|source| StartError::State { source })?;
     let brake = state.brake().map_err(|source| StartError::State { source })?;
     let kept = state.machines().map_err(|source| StartError::State { source })?;
+    let state = Arc::new(state);
+    let identities =
+        Identities::open(Arc::clone(&state)).map_err(|source| StartError::State { source })?;
+    let identities = Arc::new(identities);
     if let Some(brake) = &brake {
         tracing::warn!(reason = %brake.reason, who = %brake.who, "updates are disabled");
     }
@@ -230,7 +235,6 @@ pub async fn run(
         .await
         .map_err(|source| StartError::Listen { source })?;
 
-    let state = Arc::new(state);
     let limits = HistoryLimits {
         bytes: arguments.history_max_mib << 20,
         seconds: i64::from(arguments.history_days) * 86_400,
@@ -248,6 +252,7 @@ pub async fn run(
         images,
         gate: Gate::new(brake),
         history,
+        identities: Arc::clone(&identities),
         metrics: Metrics::default(),
         sources,
         subd_port: arguments.subd_port,
@@ -261,6 +266,7 @@ pub async fn run(
         tracker.clone(),
         stop.clone(),
     ));
+    tracker.spawn(identities.keep(stop.clone()));
     let watching = stop.clone();
     let intake = intake(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet));
     tracker.spawn(async move {

@@ -3,6 +3,7 @@
 pub mod events;
 pub mod facts;
 mod machine_database;
+mod trust;
 
 pub use common::when;
 
@@ -131,6 +132,15 @@ enum Command {
         /// Why: noted in the audit of orders
         reason: Option<String>,
     },
+    /// Say that what answers for a machine is the one that is meant
+    ///
+    /// For a machine that is wrong-machine because it was installed anew and has another machine id,
+    /// or because it shares its name or machine id with others for a reason. Look first, with
+    /// domtool show-sub HOST. One that has another machine id later is left alone again.
+    #[command(after_help = "Examples:\n  \
+        domtool --insecure trust web1 --why 'new disk, installed anew'\n  \
+        domtool --insecure trust 'web*' --why 'all were copied from one template'")]
+    Trust(trust::Arguments),
     /// Look at the machine database, and accept one that is held
     Mdb {
         #[command(subcommand)]
@@ -241,6 +251,7 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
             events::backup(client, file).await?;
             String::new()
         }
+        Command::Trust(order) => return trust::run(client, format, order).await,
         Command::ListSubs { hosts, status, image, location, tag } => {
             let request = ListSubsRequest {
                 statuses: status.clone(),

@@ -29,6 +29,7 @@ use crate::core::sub::{
 };
 use crate::gate::Gate;
 use crate::history::History;
+use crate::identities::{Identities, Seat};
 use crate::images::Images;
 use crate::metrics::Metrics;
 use crate::trees::{ReadError, Reader};
@@ -55,6 +56,8 @@ pub struct Shared {
     pub gate: Gate,
     /// What is on record.
     pub history: History,
+    /// Who is who.
+    pub identities: Arc<Identities>,
     /// What is counted.
     pub metrics: Metrics,
     /// `host:port` of the object servers that subs fetch from.
@@ -69,6 +72,7 @@ pub struct Handle {
     sub: Mutex<Sub>,
     machine: watch::Sender<Arc<Machine>>,
     nudge: Notify,
+    seat: Seat,
 }
 
 impl Handle {
@@ -81,10 +85,12 @@ impl Handle {
         if let Some(update) = shared.history.last_update(&machine.hostname) {
             sub.recall(update);
         }
+        let seat = shared.identities.enter(&machine.hostname);
         Arc::new(Self {
             sub: Mutex::new(sub),
             machine: watch::Sender::new(machine),
             nudge: Notify::new(),
+            seat,
         })
     }
 
@@ -144,6 +150,7 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     let mut machines = handle.machine.subscribe();
     let mut brakes = shared.gate.watch();
     brakes.mark_changed();
+    let mut verdicts = handle.seat.verdicts();
     let mut driver = Driver::new(handle, shared);
     let mut event = driver.assigned(Arc::clone(&machines.borrow_and_update()));
     loop {
@@ -158,6 +165,9 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
             Ok(()) = brakes.changed() => {
                 let brake = brakes.borrow_and_update();
                 Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))
+            }
+            Ok(()) = verdicts.changed() => {
+                Event::Recognized(verdicts.borrow_and_update().clone())
             }
             () = driver.handle.nudge.notified() => Event::Wake,
             Some(event) = driver.running.next() => event,
@@ -271,6 +281,10 @@ impl Driver {
                 let ordered = self.ordered.take();
                 let host = self.machine.hostname.clone();
                 Box::pin(call_sub(client, shared, ticket, call, host, ordered))
+            }
+            Effect::Tell(news) => {
+                let hostname = &self.machine.hostname;
+                return self.shared.identities.hear(hostname, &self.handle.seat, news);
             }
             Effect::Record(status, detail) => {
                 tracing::info!(host = %self.machine.hostname, %status, "{detail}");

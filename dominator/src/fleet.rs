@@ -2,6 +2,7 @@
 
 mod intake;
 mod records;
+mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +24,7 @@ use crate::core::remarks::sentence;
 use crate::core::selection::Selection;
 use crate::core::sub::Sub;
 use crate::driver::{Handle, Shared, drive};
+use crate::identities::TrustOrderError;
 use crate::state::{State, StateError};
 
 /// An order that cannot be carried out.
@@ -55,6 +57,9 @@ pub enum OrderError {
         /// The same in words.
         detail: String,
     },
+    /// A machine is not trusted.
+    #[error(transparent)]
+    Trust(#[from] TrustOrderError),
     /// A machine database is not accepted.
     #[error(transparent)]
     Accept {

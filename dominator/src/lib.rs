@@ -15,6 +15,7 @@ pub mod driver;
 pub mod fleet;
 pub mod gate;
 pub mod history;
+pub mod identities;
 pub mod images;
 pub mod mdb_file;
 pub mod mdb_server;

@@ -1,5 +1,5 @@
-//! What survives a restart: the brake, the machine database in force, and the audit of orders, in
-//! an embedded database.
+//! What survives a restart: the brake, the machine database in force, by what machines were last
+//! known, and the audit of orders, in an embedded database.
 //!
 //! The database file is locked while it is open, so there is one dominator for each state
 //! directory.
@@ -10,6 +10,7 @@
 
 mod audit;
 mod backup;
+mod identities;
 mod log;
 mod query;
 
@@ -149,12 +150,15 @@ impl State {
         // So that reading need not ask whether the table is there.
         let has_all = state.with("read", |database| {
             let read = database.begin_read()?;
-            Ok(read.open_table(SETTINGS).is_ok() && log::is_made(&read))
+            let has_settings = read.open_table(SETTINGS).is_ok();
+            let has_identities = read.open_table(identities::IDENTITIES).is_ok();
+            Ok(has_settings && has_identities && log::is_made(&read))
         })?;
         // If it has all of them it can be started upon although the disk is full.
         if !has_all {
             state.transact(None, |write| {
                 write.open_table(SETTINGS)?;
+                write.open_table(identities::IDENTITIES)?;
                 log::make(write)
             })?;
         }

@@ -2,6 +2,7 @@
 // tidy: core
 
 pub mod events;
+pub mod identity;
 pub mod machine_database;
 
 use core::net::SocketAddr;

@@ -7,6 +7,7 @@ use common::api::dominator::events::{
     BackupReply, BackupRequest, Event, EventKind, ListEventsReply, ListEventsRequest, PathChange,
     Position, Reason, UpdateFacts, What,
 };
+use common::api::dominator::identity::TrustRequest;
 use common::api::dominator::machine_database::*;
 use common::api::dominator::*;
 use common::api::image_server::*;
@@ -501,6 +502,11 @@ pub fn enable_updates() -> (EnableUpdatesRequest, Done) {
 pub fn retry() -> (RetryRequest, Done) {
     let (hostname, who, why) = ("web-1".to_owned(), "ann".to_owned(), "repaired".to_owned());
     (RetryRequest { hostname, who, why }, Done {})
+}
+
+pub fn trust() -> (TrustRequest, Done) {
+    let (hostname, why) = ("web-1".to_owned(), "installed anew".to_owned());
+    (TrustRequest { hostname, why, who: "ann".to_owned() }, Done {})
 }
 
 fn held_mdb() -> HeldMdb {

@@ -10,6 +10,7 @@
 //! * No Commit while the brake is on; none but of an update whose Prepare the sub has accepted and
 //!   staged, made from the scan and the image that are still the latest.
 //! * Before each Commit, in the same step, what it orders is told, to be put on record.
+//! * No call to a machine that the roster has not recognised as the one that is meant.
 //! * `synced` means: the plan from a complete scan in the scope of the required image is empty,
 //!   and what the last update touched has been scanned since.
 // tidy: core
@@ -18,6 +19,7 @@ mod ahead;
 mod decide;
 mod event;
 mod missing;
+mod recognition;
 mod record;
 mod report;
 mod view;
@@ -39,9 +41,11 @@ pub use view::{Unusable, View};
 
 use ahead::Ahead;
 use missing::Missing;
+use recognition::Recognition;
 use record::Awaited;
 
 use super::history::History;
+use super::identity::Origins;
 use super::pace::{
     HELD_PAUSE, HOLD_FIRST, HOLD_LONGEST, PollPace, RETRY_FIRST, RETRY_LONGEST, doubled, jittered,
 };
@@ -117,13 +121,14 @@ struct Hold {
     until: Duration,
 }
 
-/// The scope that an image has on a machine with these exclusions; kept, because a sparse image
-/// has as many lines as paths.
+/// The scope that an image has on a machine with these exclusions, and what it brings of what tells
+/// machines apart; kept, because a sparse image has as many lines as paths.
 #[derive(Clone, Debug)]
 struct KnownScope {
     image: ObjectId,
     exclusions: Patterns,
     scope: Scope,
+    origins: Origins,
 }
 
 /// One machine. See the module's text.
@@ -138,6 +143,7 @@ pub struct Sub {
     last_id: u64,
 
     reach: Reach,
+    recognition: Recognition,
     view: Option<View>,
     /// How many scans that differ have been seen.
     scans: u64,
@@ -197,6 +203,7 @@ impl Sub {
             last_ticket: 0,
             last_id: first_id,
             reach: Reach::Unknown,
+            recognition: Recognition::default(),
             view: None,
             scans: 0,
             ask_all: false,
@@ -307,6 +314,7 @@ impl Sub {
             Event::Retried => {
                 let _was_held = self.retry();
             }
+            Event::Recognized(verdict) => self.recognition.take(verdict),
             Event::Polled(ticket, reply) => {
                 if self.polling == Polling::UnderWay(ticket) {
                     self.polled(now, context, ticket, *reply);

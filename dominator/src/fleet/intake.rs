@@ -130,10 +130,14 @@ impl Fleet {
                         }
                     }
                 }
-                Change::Stop(hostname) => stop(inner, &hostname),
+                Change::Stop(hostname) => {
+                    stop(inner, &hostname);
+                    self.shared.identities.leave(&hostname);
+                }
             }
         }
         self.shared.images.want(&after);
+        self.shared.identities.forget_the_others();
     }
 }
 

@@ -98,11 +98,7 @@ async fn the_brake_does_not_wait_for_a_machine_that_does_not_answer() {
 async fn the_brake_can_be_pulled_on_a_full_disk_and_is_kept_once_there_is_room() {
     let mut stage = Stage::new("[]").await;
     stage.kill();
-    // Without this the signal that tells of a file that gets too long ends the process.
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]);
-    command.arg(stage.command().get_program()).args(stage.command().get_args());
-    stage.start_as(command).await;
+    stage.start_for_limits().await;
 
     let pulled = stage.domtool(&["disable-updates", "kept"]).await;
     assert!(pulled.status.success(), "{pulled:?}");

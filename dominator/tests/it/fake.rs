@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use common::api::Done;
 use common::api::image_server::GetImage;
 use common::api::object_server::GetObjects;
 use common::api::subd::{
-    Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Poll, Prepare,
-    SetConfiguration,
+    Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Identity, Poll,
+    Prepare, SetConfiguration,
 };
 use common::escape::ByteText;
 use common::filter::Filter;
@@ -158,7 +158,8 @@ pub struct FakeSub {
 
 impl FakeSub {
     pub fn new(tree: Tree) -> Self {
-        let mut random = Random::new(1);
+        static SEED: AtomicU64 = AtomicU64::new(1);
+        let mut random = Random::new(SEED.fetch_add(1, Ordering::Relaxed));
         let mut model = Model::new(tree);
         model.start(&mut random);
         model.started.iter_mut().for_each(|(delay, _)| *delay = Duration::ZERO);
@@ -171,6 +172,18 @@ impl FakeSub {
             ignores_commit: Arc::default(),
         };
         sub.work();
+        sub
+    }
+
+    /// The same, on a machine that is called `hostname` and has this machine id.
+    pub fn named(hostname: &str, machine_id: &str, tree: Tree) -> Self {
+        let sub = Self::new(tree);
+        sub.model.lock().unwrap().identity = Identity {
+            hostname: hostname.to_owned(),
+            machine_id: machine_id.to_owned(),
+            boot_id: format!("boot of {machine_id}"),
+            subd_version: String::new(),
+        };
         sub
     }
 

@@ -33,9 +33,9 @@ fn random_object(number: u64) -> ObjectId {
     Algorithm::Blake3.digest(&number.to_le_bytes())
 }
 
-fn truth(scope: Scope, tree: &Tree) -> PollReply {
+fn truth(instance: u64, scope: Scope, tree: &Tree) -> PollReply {
     PollReply {
-        version: Version { instance: 1, generation: 1, status: 1 },
+        version: Version { instance, generation: 1, status: 1 },
         identity: Identity::default(),
         activity: Activity::Idle,
         scan: Some(ScanReport::of(scope, tree)),
@@ -61,12 +61,14 @@ fn truth(scope: Scope, tree: &Tree) -> PollReply {
 fn liar(tree: &Tree, lie: Lie) -> Router {
     let known = Arc::new(directories(tree));
     let settings = Arc::new(Mutex::new(ScanSettings::default()));
+    static INSTANCES: AtomicU64 = AtomicU64::new(1 << 32);
+    let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
     let count = AtomicU64::new(0);
     let (read, tree, told) = (known, tree.clone(), Arc::clone(&settings));
     Router::new("subd")
         .method::<Poll, _, _>(move |_, _| {
             let scope = Scope::of(&told.lock().unwrap(), &[]);
-            let mut reply = truth(scope, &tree);
+            let mut reply = truth(instance, scope, &tree);
             lie(&mut reply, count.fetch_add(1, Ordering::SeqCst));
             async { Ok(reply) }
         })
@@ -94,11 +96,13 @@ fn news(reply: &mut PollReply, number: u64) {
     reply.version.status = number + 2;
 }
 
-const LIES: [(&str, Lie); 9] = [
+const LIES: [(&str, Lie); 10] = [
+    ("impostor", |reply, _| reply.identity.hostname = "good".to_owned()),
     ("reborn", |reply, number| reply.version.instance = number),
     ("backwards", |reply, number| {
         let back = u64::MAX - number;
-        reply.version = Version { instance: 1, generation: back, status: back };
+        reply.version.generation = back;
+        reply.version.status = back;
     }),
     ("other-tree", |reply, number| {
         news(reply, number);
@@ -204,6 +208,7 @@ async fn a_good_machine_converges_beside_liars_and_the_list_stays_short() {
     let loud = stage.wait("loud", Status::TriggerFailed, "base").await;
     assert!(loud.detail.contains(" [2J<script> failed: xxx"), "{}", &loud.detail[..80]);
     stage.wait("shouting", Status::PollFailed, "base").await;
+    stage.wait("impostor", Status::WrongMachine, "base").await;
     let subs = stage.client.call::<ListSubs>(&ListSubsRequest::default()).await.unwrap().subs;
     for sub in &subs {
         assert!(sub.detail.len() < 2_000, "{}: {} bytes", sub.hostname, sub.detail.len());

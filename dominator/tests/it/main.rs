@@ -21,3 +21,4 @@ mod simulation;
 mod stage;
 mod web;
 mod world;
+mod wrong_machine;

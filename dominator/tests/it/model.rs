@@ -61,6 +61,8 @@ pub struct Model {
     pub tree: Tree,
     pub is_up: bool,
     pub instance: u64,
+    /// What the sub says of the machine.
+    pub identity: Identity,
     pub updates_done: u64,
     pub fails: bool,
     /// What the scanner hangs at.
@@ -107,6 +109,7 @@ impl Model {
             tree,
             is_up: false,
             instance: 0,
+            identity: Identity::default(),
             updates_done: 0,
             fails: false,
             stalls: None,
@@ -217,7 +220,7 @@ impl Model {
         let cache = self.cache.iter().copied().collect();
         PollReply {
             version: self.version(),
-            identity: Identity::default(),
+            identity: self.identity.clone(),
             activity: self.activity.clone(),
             scan,
             scanned: self.scan.is_some(),

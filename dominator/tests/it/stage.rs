@@ -107,6 +107,15 @@ impl Stage {
         }
     }
 
+    /// Starts the dominator so that [`Stage::limit_files`] does not end it.
+    pub async fn start_for_limits(&mut self) {
+        // Without this the signal that tells of a file that gets too long ends the process.
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]);
+        command.arg(self.command().get_program()).args(self.command().get_args());
+        self.start_as(command).await;
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {

@@ -16,6 +16,7 @@ use common::image::ImageName;
 use common::mdb::Machine;
 use common::tree::{Leaf, Node, Time, Tree, TreeBuilder};
 use dominator::core::changes::{Former, Ordered, changes};
+use dominator::core::identity::{News, Roster, Verdict};
 use dominator::core::required::RequiredImage;
 use dominator::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
@@ -52,6 +53,7 @@ enum Happening {
     GiveUp { host: usize, run: u64, ticket: Ticket },
     PollWaited { host: usize, instance: u64, run: u64, ticket: Ticket },
     Wake { host: usize, run: u64, at: Duration },
+    Recognized { host: usize, run: u64, verdict: Verdict },
     Work { host: usize, instance: u64, work: Work },
     StartSub { host: usize },
     StartDominator,
@@ -70,6 +72,8 @@ struct Driver {
     /// Questions without an answer, with whether they are polls.
     open: BTreeMap<Ticket, bool>,
     wake: Option<Duration>,
+    /// Where its news belong in the roster.
+    seat: u64,
 }
 
 /// The whole world.
@@ -90,6 +94,7 @@ pub struct World {
     machines: Vec<Arc<Machine>>,
     images: BTreeMap<String, Arc<RequiredImage>>,
     images_loaded: bool,
+    roster: Roster,
     updating: BTreeSet<usize>,
     /// Updates that failed their health check, and that an operator lets be tried once more.
     retried: BTreeSet<(usize, u64)>,
@@ -125,6 +130,7 @@ impl World {
             machines,
             images: names.into_iter().zip(images).collect(),
             images_loaded: false,
+            roster: Roster::default(),
             updating: BTreeSet::new(),
             retried: BTreeSet::new(),
             ledger: BTreeMap::new(),
@@ -333,6 +339,11 @@ impl World {
                     self.step(host, Event::Wake);
                 }
             }
+            Happening::Recognized { host, run, verdict } => {
+                if run == self.run {
+                    self.step(host, Event::Recognized(verdict));
+                }
+            }
             Happening::Work { host, instance, work } => {
                 let model = &mut self.models[host];
                 if model.is_up && model.instance == instance {
@@ -379,7 +390,9 @@ impl World {
             if let Some((update, _)) = self.ledger.get(&host) {
                 sub.recall(*update);
             }
-            self.drivers[host] = Some(Driver { sub, open: BTreeMap::new(), wake: None });
+            let (seat, changed) = self.roster.enter(&self.machines[host].hostname);
+            self.tell(changed);
+            self.drivers[host] = Some(Driver { sub, open: BTreeMap::new(), wake: None, seat });
             self.step(host, Event::Brake(self.brake.clone()));
             let event = self.assignment(host);
             self.step(host, event);
@@ -606,6 +619,7 @@ impl World {
                 }
                 (call.name(), ticket, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
+            Effect::Tell(news) => return self.hear(host, news),
             Effect::Record(status, detail) => {
                 self.note(host, &format!("is {status}: {detail}"));
                 return;
@@ -638,6 +652,20 @@ impl World {
             };
             let message = Box::new(copy.expect("taken by the last copy only"));
             self.schedule(*delay, Happening::ToSub { host, run, ticket, message });
+        }
+    }
+
+    fn hear(&mut self, host: usize, news: News) {
+        let Some(driver) = &self.drivers[host] else { return };
+        let changed = self.roster.hear(&self.machines[host].hostname, driver.seat, news);
+        self.tell(changed);
+    }
+
+    fn tell(&mut self, changed: Vec<(Arc<str>, Verdict)>) {
+        for (name, verdict) in changed {
+            let host = name.trim_start_matches("host").parse().unwrap();
+            let run = self.run;
+            self.schedule(Duration::ZERO, Happening::Recognized { host, run, verdict });
         }
     }
 

@@ -23,6 +23,7 @@ use common::tree::Tree;
 use common::when::moment;
 
 use super::missing::Missing;
+use super::recognition::origins;
 use super::{
     Call, Context, Effect, Fetch, ImageState, KnownScope, Now, Polling, Purpose, Reach, Sub,
     Ticket, Update, View,
@@ -45,12 +46,12 @@ const PATHS_NAMED: usize = 3;
 const DETAIL_BYTES_MAX: usize = 1_000;
 
 /// A status and what it waits for, in words.
-type Verdict = (Status, String);
+pub(super) type Verdict = (Status, String);
 
 /// Goes on with `T`, or ends with a verdict.
-type Stage<T> = ControlFlow<Verdict, T>;
+pub(super) type Stage<T> = ControlFlow<Verdict, T>;
 
-fn stop<T>(status: Status, detail: impl Into<String>) -> Stage<T> {
+pub(super) fn stop<T>(status: Status, detail: impl Into<String>) -> Stage<T> {
     Break((status, detail.into()))
 }
 
@@ -61,6 +62,8 @@ impl Sub {
         self.keep_polling(now, context, effects);
         let verdict = match (&self.reach, self.view.take()) {
             (Reach::Bad(failure), view) => {
+                let failure = failure.clone();
+                self.lost(effects);
                 let is_away = failure.kind == super::FailureKind::Unreachable;
                 let since = now.elapsed.saturating_sub(self.answered);
                 let comes_up = view.as_ref().is_some_and(View::is_rebooting);
@@ -70,8 +73,8 @@ impl Sub {
                         let detail = format!("comes up again, it is hoped: {}", failure.text);
                         (Status::Rebooting, detail)
                     }
-                    true => (Status::Unreachable, failure.text.clone()),
-                    false => (Status::PollFailed, failure.text.clone()),
+                    true => (Status::Unreachable, failure.text),
+                    false => (Status::PollFailed, failure.text),
                 }
             }
             // Nothing was said yet, or everything has to be said again: the status stays.
@@ -128,6 +131,7 @@ impl Sub {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) -> Stage<Verdict> {
+        self.recognized(view, effects)?;
         self.not_busy_by_itself(view)?;
         self.not_updating(view)?;
         let image = match &self.image {
@@ -197,7 +201,7 @@ impl Sub {
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Stage<Arc<ScanReport>> {
-        let scope = self.scope_of(image, view);
+        let scope = self.scope_known(image, view).scope;
         if view.report.scope != scope {
             let scan = Some(image.scan.clone());
             let call = Call::SetConfiguration(SetConfigurationRequest { scan, limits: None });
@@ -214,16 +218,20 @@ impl Sub {
         Continue(Arc::clone(scan))
     }
 
-    fn scope_of(&mut self, image: &RequiredImage, view: &View) -> Scope {
-        match &self.known_scope {
-            Some(known) if known.image == image.digest && known.exclusions == view.exclusions => {
-                known.scope
-            }
-            _ => {
-                let scope = Scope::of(&image.scan, view.exclusions.lines());
+    /// What is known of the image on this machine.
+    pub(super) fn scope_known(&mut self, image: &RequiredImage, view: &View) -> &KnownScope {
+        let is_same =
+            |known: &KnownScope| known.image == image.digest && known.exclusions == view.exclusions;
+        match self.known_scope.take().filter(is_same) {
+            Some(known) => self.known_scope.insert(known),
+            None => {
                 let exclusions = view.exclusions.clone();
-                self.known_scope = Some(KnownScope { image: image.digest, exclusions, scope });
-                scope
+                self.known_scope.insert(KnownScope {
+                    image: image.digest,
+                    scope: Scope::of(&image.scan, exclusions.lines()),
+                    origins: origins(image, |path| exclusions.covers(path)),
+                    exclusions,
+                })
             }
         }
     }
@@ -307,6 +315,7 @@ impl Sub {
     ) -> Stage<Verdict> {
         (self.hold, self.holds) = (None, 0);
         (self.update, self.fetch, self.done, self.cleared) = (None, None, None, None);
+        self.settled(effects);
         let generation = view.report.version.generation;
         let is_idle = matches!(view.report.activity, Activity::Idle);
         let next = self.look_ahead(view, image, now, context, effects);
@@ -504,6 +513,7 @@ impl Sub {
                 if self.call(now, Purpose::Commit(update.id), call, effects) {
                     let ordered = self.ordered(update_id, view, image, planned);
                     effects.insert(place, Effect::Ordered(Box::new(ordered)));
+                    self.changing(effects);
                     return stop(Status::Updating, format!("is told to carry out {todo}"));
                 }
                 self.waiting(Status::Preparing, format!("has staged {todo}"))

@@ -14,6 +14,7 @@ use common::object::ObjectId;
 use common::tree::{Time, Tree};
 
 use crate::core::changes::Ordered;
+use crate::core::identity::{News, Verdict};
 use crate::core::planning::{PlanJob, Planned};
 use crate::core::required::RequiredImage;
 
@@ -141,6 +142,8 @@ pub enum Event {
     SafetyCleared,
     /// The operator wants what failed to be tried again now.
     Retried,
+    /// The roster has judged whether the machine is the one that is meant.
+    Recognized(Verdict),
     /// The sub answered a poll.
     Polled(Ticket, Box<PollReply>),
     /// The sub did not answer a poll.
@@ -170,6 +173,9 @@ pub enum Effect {
     Plan(Ticket, Box<PlanJob>),
     /// Call the sub.
     Call(Ticket, Call),
+    /// Tell the roster. [`News::Seen`] is answered by [`Event::Recognized`], which also comes by
+    /// itself.
+    Tell(News),
     /// The status has changed to this.
     Record(Status, String),
     /// The Commit that comes next in the same step orders this: it must be on record before the

@@ -18,6 +18,7 @@ use common::tree::{Time, Tree};
 use common::trigger::Triggers;
 use expect_test::Expect;
 
+use crate::core::identity::{News, Verdict};
 use crate::core::required::RequiredImage;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
@@ -218,6 +219,10 @@ impl Script {
                 Effect::Ordered(ordered) => {
                     assert!(self.recorded.replace(ordered.update_id).is_none());
                 }
+                Effect::Tell(News::Seen(number, _)) => {
+                    next.push(Event::Recognized(Verdict { number, wrong: None }));
+                }
+                Effect::Tell(_) => {}
             }
         }
         if next.is_empty() {

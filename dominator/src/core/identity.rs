@@ -1,0 +1,715 @@
+//! Whether what answers at an address is the machine that is meant.
+//!
+//! Addresses are given to other machines, and machines are copied with all that tells them apart.
+//! The roster has what every sub says of itself, and by which machine id each machine was last
+//! known. A machine is doubted if
+//!
+//! 1. its subd is the one that answers for another record too;
+//! 2. its machine id is not the one by which it was last known;
+//! 3. it says that it is another machine of the database;
+//! 4. it has the machine id of another machine, and was booted apart from it.
+//!
+//! What an image brings to all its machines tells none apart, nor does what subds of one host
+//! share. So a host name or machine id that is the content of a file of the image proves nothing,
+//! nor does a host name that two machines have that are both called otherwise; machines of one boot
+//! id are one host. The machine id by which a machine was last known outweighs its host name, and
+//! for machines that have none yet, a host name that is the right one outweighs a machine id.
+//!
+//! # Invariants
+//!
+//! * A verdict depends on what was said, and not on who was reached first, but for this: who was
+//!   not reached yet is no witness. A machine that is doubted for its host name waits until another
+//!   one shows that the name proves nothing; nobody waits for machines that are not in doubt.
+//! * What a machine was last known by goes only by an update that may have changed it, by an
+//!   operator's word, or with its record.
+// tidy: core
+
+mod holders;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use common::api::subd::Identity;
+use common::object::ObjectId;
+use common::tree::Time;
+use serde::{Deserialize, Serialize};
+
+use holders::{Holder, Rank, witnesses};
+use words::{first_label, is_called};
+
+/// The longest name or id of a machine that is looked at, in bytes; a machine may say anything.
+const WORD_BYTES_MAX: usize = 256;
+
+/// Where the content of a file of a machine comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Its image is not at hand yet.
+    Unknown,
+    /// The machine: its image leaves the path alone.
+    Machine,
+    /// Its image: all machines of it have this content.
+    Image(ObjectId),
+    /// Its image has the path in its care, and no content for it.
+    Nobody,
+}
+
+impl Origin {
+    /// True if `word` is the content that the image brings.
+    fn brings(self, word: &str) -> bool {
+        let Self::Image(object) = self else { return false };
+        let digest = |text: &str| object.algorithm().digest(text.as_bytes());
+        digest(word) == object || digest(&format!("{word}\n")) == object
+    }
+}
+
+/// Where the files come from that tell machines apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origins {
+    /// Of `/etc/machine-id`.
+    pub machine_id: Origin,
+    /// Of `/etc/hostname`.
+    pub hostname: Origin,
+}
+
+impl Origins {
+    /// While the image is not at hand.
+    pub const UNKNOWN: Self = Self { machine_id: Origin::Unknown, hostname: Origin::Unknown };
+}
+
+/// What a sub says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// The start of subd.
+    pub instance: u64,
+    /// The host name.
+    pub hostname: String,
+    /// The machine id; empty if there is none.
+    pub machine_id: String,
+    /// The boot id of the kernel; empty if it is not known.
+    pub boot_id: String,
+    /// What of it an image may have brought.
+    pub origins: Origins,
+}
+
+impl Sighting {
+    /// What `identity` says.
+    #[must_use]
+    pub fn of(instance: u64, identity: &Identity, origins: Origins) -> Self {
+        Self {
+            instance,
+            hostname: bounded(&identity.hostname).to_owned(),
+            machine_id: bounded(&identity.machine_id).to_owned(),
+            boot_id: bounded(&identity.boot_id).to_owned(),
+            origins,
+        }
+    }
+
+    /// True if `identity` says the same.
+    #[must_use]
+    pub fn is_of(&self, instance: u64, identity: &Identity, origins: Origins) -> bool {
+        self.instance == instance
+            && self.hostname == bounded(&identity.hostname)
+            && self.machine_id == bounded(&identity.machine_id)
+            && self.boot_id == bounded(&identity.boot_id)
+            && self.origins == origins
+    }
+
+    /// True if its machine id is that of its image.
+    fn has_id_of_image(&self) -> bool {
+        self.origins.machine_id.brings(&self.machine_id)
+    }
+}
+
+fn bounded(word: &str) -> &str {
+    &word[..word.floor_char_boundary(WORD_BYTES_MAX)]
+}
+
+/// An operator's word that a machine is the one that is meant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trust {
+    /// The host name that it had then.
+    pub hostname: String,
+    /// Who said so.
+    pub who: String,
+    /// Why.
+    pub why: String,
+    /// When.
+    pub since: Time,
+}
+
+/// By what a machine was last known. Kept over restarts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// The machine id; empty if it may be any.
+    pub machine_id: String,
+    /// The id is the machine's own: one with another id is another machine.
+    pub is_own: bool,
+    /// Set once an operator has trusted the machine.
+    pub trust: Option<Trust>,
+}
+
+/// What a state machine tells of its machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A sub answered that says this of itself. The number tells sightings apart.
+    Seen(u64, Arc<Sighting>),
+    /// It does not answer any more.
+    Lost,
+    /// It is told to carry out an update that may change its machine id.
+    Changing,
+    /// It equals its image.
+    Synced,
+}
+
+/// Whether a machine is the one that is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// The sighting that was judged.
+    pub number: u64,
+    /// Why it is another machine, if it is.
+    pub wrong: Option<Arc<str>>,
+}
+
+/// Why a machine cannot be trusted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TrustError {
+    /// Nothing has answered for it yet.
+    #[error("{hostname} has not been reached yet: there is nobody to trust")]
+    NotSeen {
+        /// The machine.
+        hostname: String,
+    },
+    /// It is not doubted.
+    #[error("{hostname} is not in doubt")]
+    NoDoubt {
+        /// The machine.
+        hostname: String,
+    },
+    /// One subd answers for two records: no word can make two machines of it.
+    #[error("no word can help {hostname}: {why}")]
+    SameSubd {
+        /// The machine.
+        hostname: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    /// Tells the runs of state machines for one record apart.
+    seat: u64,
+    sighting: Option<(u64, Arc<Sighting>)>,
+    is_present: bool,
+    known: Option<Known>,
+    wrong: Option<Arc<str>>,
+}
+
+/// A member of the group of one instance: the best first.
+type Claimant = (std::cmp::Reverse<(bool, bool)>, Arc<str>);
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub struct Roster {
+    entries: BTreeMap<Arc<str>, Entry>,
+    last_seat: u64,
+    /// Records by the first label of their names.
+    records: BTreeMap<String, BTreeSet<Arc<str>>>,
+    /// Records by the first label of the name that their subs report.
+    claims: BTreeMap<String, BTreeSet<Arc<str>>>,
+    /// Names that machines report, in lower case, and that are no single machine's.
+    common_names: BTreeSet<String>,
+    instances: BTreeMap<u64, BTreeSet<Claimant>>,
+    holders: BTreeMap<String, BTreeSet<Holder>>,
+    /// Machine ids that images bring.
+    image_ids: BTreeSet<String>,
+    /// What is known of machines that no record was entered for.
+    waiting: BTreeMap<Arc<str>, Known>,
+    /// Machines of which something else is known than was taken to be kept.
+    dirty: BTreeSet<Arc<str>>,
+}
+
+/// The groups that a record is in; a change of their [`Summary`] concerns all members.
+struct Groups {
+    instance: Option<u64>,
+    ids: Vec<String>,
+    name: Option<String>,
+}
+
+/// What of a group the verdicts on its members depend on.
+#[derive(PartialEq, Eq)]
+enum Summary {
+    Instance([Option<Claimant>; 2]),
+    Id([Option<Holder>; 2], bool),
+    Name(bool),
+}
+
+impl Roster {
+    /// A roster without records; each machine was last known by what `waiting` says.
+    #[must_use]
+    pub fn new(waiting: BTreeMap<Arc<str>, Known>) -> Self {
+        let image_ids = waiting.values().filter_map(id_of_image).map(str::to_owned).collect();
+        Self { waiting, image_ids, ..Self::default() }
+    }
+
+    /// A record is looked after from now on, or at another address. Gives the seat of its state
+    /// machine, and the verdicts that are different now.
+    pub fn enter(&mut self, name: &str) -> (u64, Vec<(Arc<str>, Verdict)>) {
+        self.last_seat += 1;
+        let seat = self.last_seat;
+        let name: Arc<str> = name.into();
+        let changed = if self.entries.contains_key(&name) {
+            self.change(&name, |entry| {
+                (entry.sighting, entry.is_present) = (None, false);
+            })
+        } else {
+            let known = self.waiting.remove(&name);
+            self.entries.insert(Arc::clone(&name), Entry::default());
+            let label = first_label(&name);
+            self.records.entry(label.clone()).or_default().insert(Arc::clone(&name));
+            let mut changed = self.change(&name, |entry| entry.known = known);
+            changed.extend(self.judge_claims(&label));
+            changed
+        };
+        if let Some(entry) = self.entries.get_mut(&name) {
+            entry.seat = seat;
+        }
+        (seat, changed)
+    }
+
+    /// A record is gone, and what its machine was known by.
+    pub fn leave(&mut self, name: &str) -> Vec<(Arc<str>, Verdict)> {
+        let name: Arc<str> = name.into();
+        let mut changed = self.change(&name, |entry| *entry = Entry::default());
+        if self.entries.remove(&name).is_some() {
+            self.dirty.insert(Arc::clone(&name));
+        }
+        let label = first_label(&name);
+        remove_from(&mut self.records, &label, &name);
+        changed.extend(self.judge_claims(&label));
+        changed.retain(|(other, _)| *other != name);
+        changed
+    }
+
+    /// Forgets what is known of machines that have no record.
+    pub fn forget_the_others(&mut self) {
+        self.dirty.extend(std::mem::take(&mut self.waiting).into_keys());
+    }
+
+    /// Hears what the state machine in `seat` tells of the record called `name`. Gives the verdicts
+    /// that are different now; a sighting is always answered.
+    pub fn hear(&mut self, name: &str, seat: u64, news: News) -> Vec<(Arc<str>, Verdict)> {
+        let Some((name, entry)) = self.entries.get_key_value(name) else { return Vec::new() };
+        if entry.seat != seat {
+            return Vec::new();
+        }
+        let name = Arc::clone(name);
+        match news {
+            News::Seen(number, sighting) => self.change(&name, |entry| {
+                entry.sighting = Some((number, sighting));
+                entry.is_present = true;
+            }),
+            News::Lost => {
+                if let Some(entry) = self.entries.get_mut(&name) {
+                    entry.is_present = false;
+                }
+                Vec::new()
+            }
+            News::Changing => self.know(&name, |known, _| match known.is_own {
+                true => Known { trust: known.trust.clone(), ..Known::default() },
+                false => known.clone(),
+            }),
+            News::Synced => self.know(&name, |known, sighting| {
+                let is_own = matches!(sighting.origins.machine_id, Origin::Machine);
+                if is_own && sighting.machine_id.is_empty() {
+                    return known.clone();
+                }
+                let (machine_id, trust) = (sighting.machine_id.clone(), known.trust.clone());
+                Known { machine_id, is_own, trust }
+            }),
+        }
+    }
+
+    /// What will be known of a machine when an operator trusts what answers for it now; it is
+    /// trusted only by [`Roster::take_trust`].
+    ///
+    /// # Errors
+    ///
+    /// [`TrustError`].
+    pub fn trusted(
+        &self,
+        name: &str,
+        who: &str,
+        why: &str,
+        now: Time,
+    ) -> Result<Known, TrustError> {
+        let hostname = || name.to_owned();
+        let entry = self.entries.get(name);
+        let Some((entry, (_, sighting))) =
+            entry.and_then(|entry| Some((entry, entry.sighting.as_ref()?)))
+        else {
+            return Err(TrustError::NotSeen { hostname: hostname() });
+        };
+        if let Some(why) = self.same_subd(name, sighting) {
+            return Err(TrustError::SameSubd { hostname: hostname(), why });
+        }
+        if entry.wrong.is_none() {
+            return Err(TrustError::NoDoubt { hostname: hostname() });
+        }
+        Ok(Known {
+            machine_id: sighting.machine_id.clone(),
+            is_own: !sighting.machine_id.is_empty() && !sighting.has_id_of_image(),
+            trust: Some(Trust {
+                hostname: sighting.hostname.clone(),
+                who: who.to_owned(),
+                why: why.to_owned(),
+                since: now,
+            }),
+        })
+    }
+
+    /// Takes an operator's word, which is kept already.
+    pub fn take_trust(&mut self, name: &str, known: Known) -> Vec<(Arc<str>, Verdict)> {
+        let name: Arc<str> = name.into();
+        if !self.entries.contains_key(&name) {
+            return Vec::new();
+        }
+        self.change(&name, |entry| entry.known = Some(known))
+    }
+
+    /// What is to be kept, or not any more, since this was last asked.
+    pub fn take_dirty(&mut self) -> Vec<(Arc<str>, Option<Known>)> {
+        let dirty = std::mem::take(&mut self.dirty).into_iter();
+        dirty
+            .map(|name| {
+                let known = self.entries.get(&name).and_then(|entry| entry.known.clone());
+                (name, known)
+            })
+            .collect()
+    }
+
+    /// What was taken was not kept: it is to be taken again.
+    pub fn dirty_again(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
+        self.dirty.extend(names);
+    }
+
+    /// True if something is to be kept.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Changes what a machine that is not in doubt is known by.
+    fn know(
+        &mut self,
+        name: &Arc<str>,
+        next: impl FnOnce(&Known, &Sighting) -> Known,
+    ) -> Vec<(Arc<str>, Verdict)> {
+        let Some(entry) = self.entries.get(name).filter(|entry| entry.wrong.is_none()) else {
+            return Vec::new();
+        };
+        let Some((_, sighting)) = &entry.sighting else { return Vec::new() };
+        let now = entry.known.clone().unwrap_or_default();
+        let next = next(&now, sighting);
+        if next == now {
+            return Vec::new();
+        }
+        self.dirty.insert(Arc::clone(name));
+        self.change(name, |entry| entry.known = Some(next))
+    }
+
+    /// Changes one entry, and judges all whom that concerns.
+    fn change(
+        &mut self,
+        name: &Arc<str>,
+        change: impl FnOnce(&mut Entry),
+    ) -> Vec<(Arc<str>, Verdict)> {
+        let Some(old) = self.entries.remove(name) else { return Vec::new() };
+        let mut new = old.clone();
+        change(&mut new);
+        let (before, after) = (groups_of(&old), groups_of(&new));
+        let keys: BTreeSet<Key> = before.keys().chain(after.keys()).collect();
+        let summaries: Vec<(Key, Summary)> =
+            keys.into_iter().map(|key| (key.clone(), self.summary(&key))).collect();
+        // The groups lose the member as it was before they get it as it is now.
+        self.unlist(name, &old);
+        self.list(name, &new);
+        let number = |entry: &Entry| entry.sighting.as_ref().map(|(number, _)| *number);
+        let is_seen_again = number(&old) != number(&new);
+        self.entries.insert(Arc::clone(name), new);
+        self.learn_common_name(name);
+        let mut judged = BTreeSet::from([Arc::clone(name)]);
+        for (key, summary) in summaries {
+            if self.summary(&key) != summary {
+                judged.extend(self.members(&key));
+            }
+        }
+        let mut changed = self.judge(judged);
+        if is_seen_again && !changed.iter().any(|(other, _)| other == name) {
+            let verdict = self.verdict(name);
+            changed.push((Arc::clone(name), verdict));
+        }
+        changed
+    }
+
+    /// Judges these, and gives the verdicts that are different now.
+    fn judge(&mut self, names: BTreeSet<Arc<str>>) -> Vec<(Arc<str>, Verdict)> {
+        let mut changed = Vec::new();
+        for name in names {
+            let wrong = self.doubt(&name);
+            let Some(entry) = self.entries.get_mut(&name) else { continue };
+            if entry.wrong.as_deref() != wrong.as_deref() {
+                entry.wrong = wrong.map(Arc::from);
+                let verdict = self.verdict(&name);
+                changed.push((name, verdict));
+            }
+        }
+        changed
+    }
+
+    fn judge_claims(&mut self, label: &str) -> Vec<(Arc<str>, Verdict)> {
+        let claims = self.claims.get(label).cloned().unwrap_or_default();
+        self.judge(claims)
+    }
+
+    fn verdict(&self, name: &str) -> Verdict {
+        let Some(entry) = self.entries.get(name) else { return Verdict::default() };
+        let number = entry.sighting.as_ref().map_or(0, |(number, _)| *number);
+        Verdict { number, wrong: entry.wrong.clone() }
+    }
+
+    /// Why what answers for the record is another machine, if it is.
+    fn doubt(&self, name: &str) -> Option<String> {
+        let entry = self.entries.get(name)?;
+        let (_, sighting) = entry.sighting.as_ref()?;
+        if let Some(why) = self.same_subd(name, sighting) {
+            return Some(why);
+        }
+        let id = sighting.machine_id.as_str();
+        let is_other_id = |known: &Known| known.is_own && !id.is_empty() && known.machine_id != id;
+        if let Some(known) = entry.known.as_ref().filter(|known| is_other_id(known))
+            && !sighting.has_id_of_image()
+        {
+            return Some(words::other_id(name, sighting, &known.machine_id));
+        }
+        let is_trusted = entry.known.as_ref().is_some_and(|known| {
+            let owns = known.is_own && known.machine_id == id;
+            owns || known.trust.as_ref().is_some_and(|word| word.hostname == sighting.hostname)
+        });
+        if is_trusted {
+            return None;
+        }
+        if let Some(other) = self.called(name, &sighting.hostname)
+            && !self.common_names.contains(&sighting.hostname.to_lowercase())
+        {
+            return Some(words::other_name(name, sighting, &other));
+        }
+        let is_known = entry.known.as_ref().is_some_and(|known| known.machine_id == id);
+        if id.is_empty() || is_known || is_called(name, &sighting.hostname) {
+            return None;
+        }
+        let witness = self.witness(sighting)?;
+        Some(words::same_id(name, sighting, &witness.name, witness.rank == Rank::Owner))
+    }
+
+    /// Why one subd answers for this record and for another, if it does and is the other's.
+    fn same_subd(&self, name: &str, sighting: &Sighting) -> Option<String> {
+        let mut claimants = self.instances.get(&sighting.instance)?.iter();
+        let ((first_fit, first), (second_fit, second)) = (claimants.next()?, claimants.next()?);
+        let is_decided = first_fit != second_fit;
+        if **first == *name {
+            return (!is_decided).then(|| words::same_subd(sighting, second));
+        }
+        Some(if is_decided {
+            words::subd_of(sighting, first)
+        } else {
+            words::same_subd(sighting, first)
+        })
+    }
+
+    /// The other record that a machine is, if it is called `hostname`.
+    fn called(&self, name: &str, hostname: &str) -> Option<Arc<str>> {
+        if !words::is_name(hostname) || is_called(name, hostname) {
+            return None;
+        }
+        let records = self.records.get(&first_label(hostname))?;
+        let others = || records.iter().filter(|other| ***other != *name);
+        let same = others().find(|other| other.eq_ignore_ascii_case(hostname));
+        same.or_else(|| others().find(|other| is_called(other, hostname))).cloned()
+    }
+
+    /// A machine that shows that the machine id of `sighting` is not its own.
+    fn witness(&self, sighting: &Sighting) -> Option<Holder> {
+        let id = &sighting.machine_id;
+        if sighting.boot_id.is_empty() || sighting.has_id_of_image() || self.image_ids.contains(id)
+        {
+            return None;
+        }
+        let both = witnesses(self.holders.get(id)?);
+        both.into_iter().flatten().find(|holder| holder.boot.as_ref() != Some(&sighting.boot_id))
+    }
+
+    /// Takes note that the name which the sub of this record reports is no single machine's.
+    fn learn_common_name(&mut self, name: &str) {
+        let Some((_, sighting)) = self.entries[name].sighting.clone() else { return };
+        if self.called(name, &sighting.hostname).is_none() {
+            return;
+        }
+        let hostname = sighting.hostname.to_lowercase();
+        if self.common_names.contains(&hostname) {
+            return;
+        }
+        let claims = self.claims.get(&first_label(&hostname));
+        let others = claims.into_iter().flatten().filter(|other| ***other != *name);
+        let is_common = sighting.origins.hostname.brings(&sighting.hostname)
+            || others.filter(|other| !is_called(other, &hostname)).any(|other| {
+                let entry = &self.entries[other];
+                entry.is_present
+                    && entry.sighting.as_ref().is_some_and(|(_, other)| {
+                        other.instance != sighting.instance
+                            && other.hostname.eq_ignore_ascii_case(&hostname)
+                    })
+            });
+        if is_common {
+            self.common_names.insert(hostname);
+        }
+    }
+}
+
+/// What the groups of a roster are known by.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Instance(u64),
+    Id(String),
+    Name(String),
+}
+
+impl Groups {
+    fn keys(&self) -> impl Iterator<Item = Key> {
+        let ids = self.ids.iter().cloned().map(Key::Id);
+        let instance = self.instance.map(Key::Instance);
+        ids.chain(instance).chain(self.name.clone().map(Key::Name))
+    }
+}
+
+impl Roster {
+    fn summary(&self, key: &Key) -> Summary {
+        match key {
+            Key::Instance(instance) => {
+                let mut members = self.instances.get(instance).into_iter().flatten().cloned();
+                Summary::Instance([members.next(), members.next()])
+            }
+            Key::Id(id) => Summary::Id(
+                self.holders.get(id).map(witnesses).unwrap_or_default(),
+                self.image_ids.contains(id),
+            ),
+            Key::Name(name) => Summary::Name(self.common_names.contains(name)),
+        }
+    }
+
+    fn members(&self, key: &Key) -> BTreeSet<Arc<str>> {
+        match key {
+            Key::Instance(instance) => {
+                let members = self.instances.get(instance).into_iter().flatten();
+                members.map(|(_, name)| Arc::clone(name)).collect()
+            }
+            Key::Id(id) => {
+                let members = self.holders.get(id).into_iter().flatten();
+                members.map(|holder| Arc::clone(&holder.name)).collect()
+            }
+            Key::Name(name) => self.claims.get(&first_label(name)).cloned().unwrap_or_default(),
+        }
+    }
+
+    fn list(&mut self, name: &Arc<str>, entry: &Entry) {
+        if let Some((_, sighting)) = &entry.sighting {
+            let claimant = claimant(name, entry, sighting);
+            self.instances.entry(sighting.instance).or_default().insert(claimant);
+            let label = first_label(&sighting.hostname);
+            self.claims.entry(label).or_default().insert(Arc::clone(name));
+            if sighting.has_id_of_image() {
+                self.image_ids.insert(sighting.machine_id.clone());
+            }
+        }
+        if let Some(id) = entry.known.as_ref().and_then(id_of_image) {
+            self.image_ids.insert(id.to_owned());
+        }
+        for (id, holder) in holdings(name, entry) {
+            self.holders.entry(id).or_default().insert(holder);
+        }
+    }
+
+    fn unlist(&mut self, name: &Arc<str>, entry: &Entry) {
+        if let Some((_, sighting)) = &entry.sighting {
+            let claimant = claimant(name, entry, sighting);
+            remove_from(&mut self.instances, &sighting.instance, &claimant);
+            remove_from(&mut self.claims, &first_label(&sighting.hostname), name);
+        }
+        for (id, holder) in holdings(name, entry) {
+            remove_from(&mut self.holders, &id, &holder);
+        }
+    }
+}
+
+fn remove_from<K: Ord, V: Ord>(groups: &mut BTreeMap<K, BTreeSet<V>>, key: &K, member: &V) {
+    if let Some(group) = groups.get_mut(key) {
+        group.remove(member);
+        if group.is_empty() {
+            groups.remove(key);
+        }
+    }
+}
+
+/// The machine id that an image brought to the machine.
+fn id_of_image(known: &Known) -> Option<&str> {
+    (!known.is_own && !known.machine_id.is_empty()).then_some(known.machine_id.as_str())
+}
+
+fn groups_of(entry: &Entry) -> Groups {
+    let sighting = entry.sighting.as_ref().map(|(_, sighting)| sighting);
+    let seen = sighting.map(|sighting| sighting.machine_id.clone());
+    let known = entry.known.as_ref().map(|known| known.machine_id.clone());
+    Groups {
+        instance: sighting.map(|sighting| sighting.instance),
+        ids: seen.into_iter().chain(known).filter(|id| !id.is_empty()).collect(),
+        name: sighting.map(|sighting| sighting.hostname.to_lowercase()),
+    }
+}
+
+fn claimant(name: &Arc<str>, entry: &Entry, sighting: &Sighting) -> Claimant {
+    let owns = entry.known.as_ref().is_some_and(|known| {
+        known.is_own && !known.machine_id.is_empty() && known.machine_id == sighting.machine_id
+    });
+    (std::cmp::Reverse((is_called(name, &sighting.hostname), owns)), Arc::clone(name))
+}
+
+/// The machine ids that the machine has, or was known by.
+fn holdings(name: &Arc<str>, entry: &Entry) -> Vec<(String, Holder)> {
+    let mut holdings = Vec::new();
+    let own = entry.known.as_ref().filter(|known| known.is_own && !known.machine_id.is_empty());
+    let seen = entry.sighting.as_ref().map(|(_, sighting)| sighting);
+    let seen = seen.filter(|sighting| !sighting.machine_id.is_empty());
+    if let Some(known) = own {
+        let here = seen.filter(|sighting| sighting.machine_id == known.machine_id);
+        let boot = here.map(|sighting| sighting.boot_id.clone());
+        let holder = Holder { rank: Rank::Owner, boot, name: Arc::clone(name) };
+        holdings.push((known.machine_id.clone(), holder));
+        if here.is_some() {
+            return holdings;
+        }
+    }
+    if let Some(sighting) = seen {
+        let rank = match sighting.origins.machine_id {
+            Origin::Machine if sighting.boot_id.is_empty() => Rank::Bystander,
+            Origin::Machine if is_called(name, &sighting.hostname) => Rank::Called,
+            Origin::Machine => Rank::Other,
+            Origin::Unknown | Origin::Image(_) | Origin::Nobody => Rank::Bystander,
+        };
+        let boot = Some(sighting.boot_id.clone());
+        holdings.push((sighting.machine_id.clone(), Holder { rank, boot, name: Arc::clone(name) }));
+    }
+    holdings
+}

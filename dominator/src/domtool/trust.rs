@@ -1,0 +1,68 @@
+//! `domtool trust`: says that machines are the ones that are meant.
+
+use common::api::dominator::identity::{Trust, TrustRequest};
+use common::api::dominator::{ListSubs, ListSubsRequest, Status};
+use common::daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY};
+use common::report::report;
+use common::tool::{Format, Output, json};
+use common::wire::client::Client;
+use common::words::counted;
+
+use super::{ToolError, call, who};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// Its name in the machine database; with `*` and `?`, all that are `wrong-machine`
+    #[arg(value_name = "HOST", required = true)]
+    hosts: Vec<String>,
+    /// Why: noted in the dominator's log and state
+    #[arg(long, value_name = "REASON")]
+    why: String,
+}
+
+/// Trusts each machine; prints the names of those that are trusted now. Some may not be.
+pub(super) async fn run(
+    client: &Client,
+    format: Format,
+    arguments: &Arguments,
+) -> Result<Output, ToolError> {
+    let mut hostnames = Vec::new();
+    for host in &arguments.hosts {
+        if !host.contains(['*', '?']) {
+            hostnames.push(host.clone());
+            continue;
+        }
+        let request = ListSubsRequest {
+            statuses: vec![Status::WrongMachine],
+            hosts: vec![host.clone()],
+            ..ListSubsRequest::default()
+        };
+        let subs = call::<ListSubs>(client, &request).await?.subs;
+        hostnames.extend(subs.into_iter().map(|sub| sub.hostname));
+    }
+    let is_alone = hostnames.len() == 1;
+    let (mut trusted, mut has_failed) = (Vec::new(), false);
+    for hostname in hostnames {
+        let (why, who) = (arguments.why.clone(), who());
+        let request = TrustRequest { hostname: hostname.clone(), why, who };
+        match call::<Trust>(client, &request).await {
+            Ok(_done) => trusted.push(hostname),
+            Err(error) if is_alone => return Err(error.into()),
+            Err(error) => {
+                eprintln!("{}", report(&error));
+                has_failed = true;
+            }
+        }
+    }
+    eprintln!("{} trusted.", counted(trusted.len() as u64, "machine"));
+    let code = match has_failed {
+        true if trusted.is_empty() => EXIT_FAILED,
+        true => EXIT_PARTLY,
+        false => EXIT_DONE,
+    };
+    let text = match format {
+        Format::Table => trusted.iter().map(|hostname| format!("{hostname}\n")).collect(),
+        Format::Json => json(&trusted),
+    };
+    Ok(Output { text, code })
+}
