@@ -134,7 +134,7 @@ enum Command {
     },
     /// Say that what answers for a machine is the one that is meant
     ///
-    /// For a machine that is wrong-machine because it was installed anew and has another machine id,
+    /// For a machine that is wrong-machine because it was installed anew, with another machine id,
     /// or because it shares its name or machine id with others for a reason. Look first, with
     /// domtool show-sub HOST. One that has another machine id later is left alone again.
     #[command(after_help = "Examples:\n  \

@@ -8,6 +8,7 @@ mod brake;
 mod command_line;
 mod events;
 mod fake;
+mod faults;
 mod liars;
 mod loop_over_the_wire;
 mod machine_database;

@@ -19,6 +19,20 @@ use dominator::core::sub::{Call, Failure, FailureKind, Ticket};
 
 use crate::random::Random;
 
+/// What the image server that machines fetch from does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Server {
+    /// What it should.
+    #[default]
+    Good,
+    /// It is away: what has arrived has arrived.
+    Away,
+    /// A fetch takes a quarter of an hour.
+    Slow,
+    /// It gives other bytes than are asked for.
+    Lying,
+}
+
 /// Something that will be over later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -73,6 +87,10 @@ pub struct Model {
     pub reboots: Option<ImageName>,
     /// Updates can neither be finished nor put back.
     pub sticks: bool,
+    /// Where it fetches from.
+    pub server: Server,
+    /// What it did when the fetch began.
+    server_before: Server,
     /// The machine itself, and not its subd alone, starts next.
     pub boots: bool,
     /// Work that was started and when it is over; the simulation takes it out.
@@ -116,6 +134,8 @@ impl Model {
             sick: None,
             reboots: None,
             sticks: false,
+            server: Server::Good,
+            server_before: Server::Good,
             boots: false,
             started: Vec::new(),
             waiting: Vec::new(),
@@ -178,6 +198,11 @@ impl Model {
 
     fn work(&mut self, milliseconds: u64, work: Work) {
         self.started.push((Duration::from_millis(milliseconds), work));
+    }
+
+    /// What it is doing.
+    pub fn activity(&self) -> &Activity {
+        &self.activity
     }
 
     fn version(&self) -> Version {
@@ -356,7 +381,9 @@ impl Model {
         self.activity = Activity::Fetching { fetch_id: id, objects: 0, bytes: 0 };
         self.fetching = Some(request);
         self.status += 1;
-        self.work(50 + random.below(3_000), Work::Fetch(id));
+        self.server_before = self.server;
+        let slowly = if self.server == Server::Slow { 900_000 } else { 0 };
+        self.work(slowly + 50 + random.below(3_000), Work::Fetch(id));
         Answer::Accepted
     }
 
@@ -507,12 +534,22 @@ impl Model {
             return;
         }
         let request = self.fetching.take().expect("a fetch has a request");
-        let error = (self.fails && random.chance(10))
-            .then(|| FetchFailure::Sources("the object server is down".into()));
+        let why = match self.server {
+            Server::Away => Some("images:6971 does not answer"),
+            Server::Lying => Some("images:6971 gives other bytes than it was asked for"),
+            _ if self.fails && random.chance(10) => Some("the object server is down"),
+            Server::Good | Server::Slow => None,
+        };
+        let error = why.map(|why| FetchFailure::Sources(why.into()));
         let before = self.cache.len();
-        if error.is_none() {
-            self.cache.extend(request.objects.iter().map(|object| object.id));
-        }
+        let arrived = match (&error, self.server) {
+            (None, _) => request.objects.len(),
+            (Some(_), Server::Away) if self.server_before != Server::Away => {
+                random.below(request.objects.len() as u64 + 1) as usize
+            }
+            (Some(_), _) => 0,
+        };
+        self.cache.extend(request.objects[..arrived].iter().map(|object| object.id));
         self.generation += u64::from(self.cache.len() != before);
         self.status += 1;
         self.last_fetch = Some(LastFetch { fetch_id: id, error, ..LastFetch::default() });

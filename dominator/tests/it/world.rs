@@ -4,6 +4,8 @@
 //! All that happens is in one queue, ordered by time and then by number, and all chance comes from
 //! one generator: a seed gives the same run every time.
 
+mod troubles;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use dominator::core::sub::{
 
 use crate::model::{Answer, Model, Request, Work};
 use crate::random::Random;
+use troubles::Troubles;
 
 /// How long a driver waits for the answer to a call.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
@@ -100,6 +103,7 @@ pub struct World {
     retried: BTreeSet<(usize, u64)>,
     /// The last update of each machine that is on record, and how it ended.
     pub ledger: BTreeMap<usize, (u64, Option<Outcome>)>,
+    troubles: Troubles,
 }
 
 impl World {
@@ -134,7 +138,9 @@ impl World {
             updating: BTreeSet::new(),
             retried: BTreeSet::new(),
             ledger: BTreeMap::new(),
+            troubles: Troubles::default(),
         };
+        world.name_machines();
         for host in 0..world.models.len() {
             let at = Duration::from_millis(world.random.below(3_000));
             world.schedule(at, Happening::StartSub { host });
@@ -193,7 +199,10 @@ impl World {
     pub fn assign(&mut self, host: usize, image: &str) {
         self.note(host, &format!("must have {image}"));
         let planned = self.machines[host].planned_image.clone();
-        self.machines[host] = Arc::new(Machine { planned_image: planned, ..machine(host, image) });
+        let disable_updates = self.machines[host].disable_updates;
+        let machine = machine(host, image);
+        self.machines[host] =
+            Arc::new(Machine { planned_image: planned, disable_updates, ..machine });
         let event = self.assignment(host);
         self.step(host, event);
     }
@@ -368,7 +377,9 @@ impl World {
             }
             Happening::StartDominator => self.start_dominator(),
             Happening::ImageLoaded { run } => {
-                if run == self.run {
+                if run == self.run && !self.is_server_there() {
+                    self.schedule(Duration::from_secs(10), Happening::ImageLoaded { run });
+                } else if run == self.run {
                     self.images_loaded = true;
                     for host in 0..self.models.len() {
                         let event = self.assignment(host);
@@ -405,7 +416,7 @@ impl World {
             return;
         }
         let host = self.random.below(self.models.len() as u64) as usize;
-        match self.random.below(26) {
+        match self.random.below(32) {
             0..=6 => self.crash(host),
             7..=13 => self.drift(host),
             14..=16 => {
@@ -422,9 +433,7 @@ impl World {
             }
             18 => {
                 self.note(host, "the dominator crashes");
-                self.drivers.iter_mut().for_each(|driver| *driver = None);
-                self.run += 1;
-                self.schedule(Duration::from_secs(3), Happening::StartDominator);
+                self.restart_dominator();
             }
             19 => self.models[host].fails ^= true,
             20..=21 => {
@@ -440,6 +449,7 @@ impl World {
             }
             23 => self.models[host].sticks ^= true,
             24 => self.retry(host),
+            26.. => self.more_trouble(host),
             _ => {
                 let required = ImageName::new(&self.machines[host].required_image).unwrap();
                 self.models[host].reboots = Some(required);
@@ -469,7 +479,7 @@ impl World {
     }
 
     fn at_sub(&mut self, host: usize, run: u64, ticket: Ticket, message: Message) {
-        if !self.models[host].is_up {
+        if !self.models[host].is_up || self.is_cut_off() {
             let failure =
                 Failure { kind: FailureKind::Unreachable, text: "connection refused".into() };
             if run == self.run {
@@ -487,6 +497,9 @@ impl World {
             }
             Message::Ask(request) => {
                 let is_commit = matches!(request, Request::Call(Call::Commit(_)));
+                if is_commit && self.is_cut_before_commit() {
+                    return self.crash(host);
+                }
                 let is_tree = matches!(request, Request::ReadTree(_));
                 let answer = self.models[host].ask(request, &mut self.random);
                 if is_commit && matches!(answer, Answer::Accepted) {
@@ -526,6 +539,7 @@ impl World {
     }
 
     fn answer(&mut self, host: usize, run: u64, event: Event) {
+        let Some(event) = self.as_it_arrives(host, event) else { return };
         for delay in self.deliveries() {
             let event = Box::new(event.clone());
             self.schedule(delay, Happening::ToDominator { host, run, event });
@@ -545,6 +559,7 @@ impl World {
         };
         // A second answer is news to nobody: the driver has closed the question.
         let Some(_) = driver.open.remove(&ticket) else { return };
+        self.meets(host, &event);
         self.step(host, event);
     }
 
@@ -561,6 +576,7 @@ impl World {
 
     fn time(&self) -> Now {
         let seconds = i64::try_from(self.now.as_secs()).unwrap();
+        let seconds = (self.troubles.wall)(seconds);
         Now { elapsed: self.now, wall: Time { seconds, nanoseconds: self.now.subsec_nanos() } }
     }
 
@@ -612,6 +628,7 @@ impl World {
             }
             Effect::Call(ticket, call) => {
                 self.must_be_allowed(host, &call);
+                self.must_be_in_order(host, &call);
                 if let Call::Commit(request) = &call {
                     assert!(self.brake.is_none(), "a Commit while the brake is on: host {host}");
                     let known = self.ledger.get(&host).map(|(id, _)| *id);
@@ -636,6 +653,7 @@ impl World {
             }
         };
         *self.effects.entry(name).or_default() += 1;
+        self.count(name);
         if name != "poll" {
             self.note(host, name);
         }

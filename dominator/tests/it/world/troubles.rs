@@ -1,0 +1,316 @@
+//! More that can go wrong in the world, and what must hold all the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::api::subd::{Activity, CacheReport, Identity, PollReply};
+use common::mdb::Machine;
+use common::object::ObjectId;
+use dominator::core::sub::{Call, Event, Failure, FailureKind, Ticket};
+
+use super::{Faults, Happening, World};
+use crate::model::{Model, Server};
+
+/// What is wrong now, and what is watched.
+pub struct Troubles {
+    server: Server,
+    /// No machine is reached.
+    is_cut_off: bool,
+    /// Machines whose answers never come to an end.
+    hanging: BTreeSet<usize>,
+    /// Machines whose answers make no sense.
+    babbling: BTreeSet<usize>,
+    /// Machines at the addresses of others.
+    exchanged: BTreeMap<usize, usize>,
+    /// How often a subd is killed when it is told to carry out an update, in per cent.
+    pub cut_commits: u64,
+    /// The time of day at each second of the simulation.
+    pub wall: fn(i64) -> i64,
+    /// Who answered the last poll of each machine.
+    met: BTreeMap<usize, String>,
+    /// The update that each machine was told to stage last, and the objects that it needs.
+    staged: BTreeMap<usize, (u64, Vec<ObjectId>)>,
+    /// Polls and calls in each second.
+    pub rates: BTreeMap<u64, (u64, u64)>,
+}
+
+impl Default for Troubles {
+    fn default() -> Self {
+        Self {
+            server: Server::Good,
+            is_cut_off: false,
+            hanging: BTreeSet::new(),
+            babbling: BTreeSet::new(),
+            exchanged: BTreeMap::new(),
+            cut_commits: 0,
+            wall: |seconds| seconds,
+            met: BTreeMap::new(),
+            staged: BTreeMap::new(),
+            rates: BTreeMap::new(),
+        }
+    }
+}
+
+impl World {
+    pub fn troubles(&mut self) -> &mut Troubles {
+        &mut self.troubles
+    }
+
+    /// Every machine has a name, a machine id and a kernel of its own.
+    pub(super) fn name_machines(&mut self) {
+        for (host, model) in self.models.iter_mut().enumerate() {
+            model.identity = identity(host);
+        }
+    }
+
+    pub fn set_server(&mut self, server: Server) {
+        self.note(0, &format!("the image server is {server:?}"));
+        self.troubles.server = server;
+        self.models.iter_mut().for_each(|model| model.server = server);
+    }
+
+    pub(super) fn is_server_there(&self) -> bool {
+        matches!(self.troubles.server, Server::Good | Server::Slow)
+    }
+
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.troubles.is_cut_off
+    }
+
+    /// All machines are cut off at the same moment, or come back at the same moment.
+    pub fn cut_off(&mut self, is_cut_off: bool) {
+        self.troubles.is_cut_off = is_cut_off;
+        if !is_cut_off {
+            return;
+        }
+        for host in 0..self.models.len() {
+            self.models[host].waiting.clear();
+            let open = self.drivers[host].iter().flat_map(|driver| driver.open.keys());
+            let open: Vec<Ticket> = open.copied().collect();
+            for ticket in open {
+                let kind = FailureKind::Unreachable;
+                self.fail(host, ticket, Failure { kind, text: "connection reset".into() });
+            }
+        }
+    }
+
+    /// Two machines go down, and come up each at the other's address.
+    pub fn exchange(&mut self, one: usize, other: usize) {
+        if one == other || self.models[one].server != self.models[other].server {
+            return;
+        }
+        self.note(one, &format!("has the address of {other}"));
+        for host in [one, other] {
+            self.crash(host);
+            self.models[host].boots = true;
+        }
+        self.models.swap(one, other);
+        for (host, other) in [(one, other), (other, one)] {
+            if self.troubles.exchanged.remove(&host).is_none() {
+                self.troubles.exchanged.insert(host, other);
+            }
+        }
+    }
+
+    /// The machine comes back with the tree of another one, and nothing else of what it had.
+    pub fn reinstall(&mut self, host: usize, tree_of: usize) {
+        self.note(host, "is installed anew");
+        self.crash(host);
+        let mut model = Model::new(self.models[tree_of].tree.clone());
+        model.identity = self.models[host].identity.clone();
+        model.server = self.troubles.server;
+        self.models[host] = model;
+    }
+
+    /// Repairs all that is broken; machines that talked nonsense are started again.
+    pub fn heal(&mut self) {
+        self.set_server(Server::Good);
+        self.troubles.cut_commits = 0;
+        self.troubles.hanging.clear();
+        for host in std::mem::take(&mut self.troubles.babbling) {
+            self.crash(host);
+        }
+        while let Some((&one, &other)) = self.troubles.exchanged.first_key_value() {
+            self.exchange(one, other);
+        }
+        for model in &mut self.models {
+            (model.fails, model.sticks, model.sick) = (false, false, None);
+            model.pause(None);
+        }
+        for host in 0..self.models.len() {
+            self.disable(host, false);
+            self.collect(host);
+        }
+        self.pull_brake(None);
+    }
+
+    /// The machine database says that the machine is not to be updated, or does not.
+    pub fn disable(&mut self, host: usize, disable_updates: bool) {
+        let machine = Machine::clone(&self.machines[host]);
+        self.machines[host] = Arc::new(Machine { disable_updates, ..machine });
+        let event = self.assignment(host);
+        self.step(host, event);
+    }
+
+    pub(super) fn more_trouble(&mut self, host: usize) {
+        let other = self.random.below(self.models.len() as u64) as usize;
+        let is_moved = |host| self.troubles.exchanged.contains_key(&host);
+        match self.random.below(9) {
+            0 => {
+                let servers = [Server::Good, Server::Away, Server::Slow, Server::Lying];
+                let server = servers[self.random.below(4) as usize];
+                self.set_server(server);
+            }
+            1 if is_moved(host) => self.exchange(host, self.troubles.exchanged[&host]),
+            1..=2 if !is_moved(host) && !is_moved(other) => self.exchange(host, other),
+            3 => self.reinstall(host, other),
+            4 => {
+                self.note(host, "hangs, or not any more");
+                if !self.troubles.hanging.remove(&host) {
+                    self.troubles.hanging.insert(host);
+                }
+            }
+            5 if self.troubles.babbling.remove(&host) => self.crash(host),
+            5 => {
+                self.note(host, "babbles");
+                self.troubles.babbling.insert(host);
+            }
+            6 => self.troubles.cut_commits = self.random.below(60),
+            7 => self.disable(host, !self.machines[host].disable_updates),
+            _ => {
+                // It is killed between the fetch and the end of the update.
+                let is_staged =
+                    |model: &Model| matches!(model.activity(), Activity::Prepared { .. });
+                if let Some(host) = self.models.iter().position(is_staged) {
+                    self.crash(host);
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_cut_before_commit(&mut self) -> bool {
+        self.troubles.cut_commits > 0 && self.random.chance(self.troubles.cut_commits)
+    }
+
+    /// What becomes of an answer on its way; `None` if it never comes to an end.
+    pub(super) fn as_it_arrives(&mut self, host: usize, event: Event) -> Option<Event> {
+        if self.troubles.hanging.contains(&host) {
+            return None;
+        }
+        match event {
+            Event::Polled(ticket, mut reply) if self.troubles.babbling.contains(&host) => {
+                if self.random.chance(30) {
+                    let (kind, text) = (FailureKind::Garbage, "not in the format".to_owned());
+                    return Some(Event::PollFailed(ticket, Failure { kind, text }));
+                }
+                self.mangle(&mut reply);
+                Some(Event::Polled(ticket, reply))
+            }
+            event => Some(event),
+        }
+    }
+
+    fn mangle(&mut self, reply: &mut PollReply) {
+        let number = self.random.next();
+        let object = common::object::Algorithm::Blake3.digest(&number.to_le_bytes());
+        match number % 8 {
+            0 => reply.version.generation = number,
+            1 => reply.version.instance = number,
+            2 => reply.scan = None,
+            3 => reply.cache = None,
+            4 => reply.cache = Some(CacheReport::Full(vec![object])),
+            5 => reply.activity = Activity::Prepared { update_id: number },
+            6 => reply.exclusions = vec!["(".to_owned()],
+            _ => {
+                if let Some(scan) = &mut reply.scan {
+                    scan.root = object;
+                }
+            }
+        }
+    }
+
+    /// Takes note of who answers a poll.
+    pub(super) fn meets(&mut self, host: usize, event: &Event) {
+        if let Event::Polled(_, reply) = event {
+            self.troubles.met.insert(host, reply.identity.hostname.clone());
+        }
+    }
+
+    /// Nothing is ordered of another machine than the one that is meant, nor what the record
+    /// forbids; and no update is carried out before all that it needs is there.
+    pub(super) fn must_be_in_order(&mut self, host: usize, call: &Call) {
+        let met = &self.troubles.met[&host];
+        assert_eq!(*met, identity(host).hostname, "{} to a wrong machine", call.name());
+        match call {
+            Call::Prepare(request) => {
+                let needs = request.plan.objects().keys().copied().collect();
+                self.troubles.staged.insert(host, (request.update_id, needs));
+            }
+            Call::Commit(request) => {
+                let (staged, needs) = &self.troubles.staged[&host];
+                assert_eq!(*staged, request.update_id, "host {host} has staged another update");
+                let view = self.drivers[host].as_ref().and_then(|driver| driver.sub.view());
+                let view = view.expect("it was polled");
+                let lacks = |object: &&ObjectId| !view.cache.contains(*object);
+                let missing = needs.iter().find(lacks);
+                assert_eq!(missing, None, "host {host} is told to go without an object");
+                // The same by the machine itself, as long as it is the one that was polled.
+                let model = &self.models[host];
+                let is_same = model.is_up && model.instance == view.report.version.instance;
+                if is_same && !self.troubles.babbling.contains(&host) {
+                    let missing = needs.iter().find(|object| !model.cache.contains(*object));
+                    assert_eq!(missing, None, "host {host} does not have an object");
+                }
+            }
+            Call::SetConfiguration(_) | Call::Fetch(_) | Call::Cleanup(_) => return,
+        }
+        assert!(!self.machines[host].disable_updates, "host {host} is not to be updated");
+    }
+
+    pub(super) fn count(&mut self, name: &str) {
+        let (polls, calls) = self.troubles.rates.entry(self.now.as_secs()).or_default();
+        if name == "poll" {
+            *polls += 1;
+        } else {
+            *calls += 1;
+        }
+    }
+
+    /// The most polls and the most calls in one second from `from` on.
+    pub fn most_at_once(&self, from: Duration) -> (u64, u64) {
+        let rates = self.troubles.rates.range(from.as_secs()..).map(|(_, rates)| *rates);
+        rates.fold((0, 0), |most, rates| (most.0.max(rates.0), most.1.max(rates.1)))
+    }
+
+    /// From now on things go wrong.
+    pub fn begin(&mut self, faults: Faults) {
+        self.faults = faults;
+        self.schedule(Duration::ZERO, Happening::Trouble);
+    }
+
+    /// The dominator has read the images, wherever from.
+    pub fn load_images(&mut self) {
+        self.images_loaded = true;
+        for host in 0..self.models.len() {
+            let event = self.assignment(host);
+            self.step(host, event);
+        }
+    }
+
+    /// The dominator is killed, and started again a little later.
+    pub fn restart_dominator(&mut self) {
+        self.drivers.iter_mut().for_each(|driver| *driver = None);
+        self.run += 1;
+        self.schedule(Duration::from_secs(3), Happening::StartDominator);
+    }
+}
+
+fn identity(host: usize) -> Identity {
+    Identity {
+        hostname: format!("host{host}"),
+        machine_id: format!("machine {host}"),
+        boot_id: format!("boot {host}"),
+        subd_version: String::new(),
+    }
+}
