@@ -7,5 +7,6 @@ mod by_hand;
 mod converges;
 mod debian;
 mod events;
+mod faults;
 mod simulated;
 mod trees;

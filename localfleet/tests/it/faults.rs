@@ -1,0 +1,171 @@
+//! Real daemons that are stopped, killed, cut off, damaged and lied to: the fleet says what is
+//! wrong, and is as it must be after a repair.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::api::dominator::{Status, SubSummary};
+use common::api::subd::{Activity, Poll, PollRequest};
+use localfleet::process::Daemon;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::trees;
+
+/// Waits until `enough` is true of what the dominator says of its machines.
+fn wait_until(scenario: &mut Scenario, enough: impl Fn(&[SubSummary]) -> bool) -> Vec<SubSummary> {
+    let start = Instant::now();
+    loop {
+        scenario.fleet.check().unwrap();
+        let subs = scenario.fleet.statuses().unwrap_or_default();
+        if !subs.is_empty() && enough(&subs) {
+            return subs;
+        }
+        assert!(start.elapsed() < CONVERGE_MAX, "{subs:#?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn signal(daemon: &Daemon, signal: Signal) {
+    let id = i32::try_from(daemon.id().unwrap()).unwrap();
+    kill(Pid::from_raw(id), signal).unwrap();
+}
+
+/// What failed is tried again at once, until all machines have the image and this tree.
+fn mend(scenario: &mut Scenario, image: &str, tree: &Path) {
+    for sub in &scenario.fleet.subs {
+        // There may be nothing to retry any more.
+        let _output = scenario.fleet.domtool(&["retry", sub.hostname.as_str()]).unwrap();
+    }
+    scenario.converge(image);
+    scenario.verify(tree);
+    scenario.fleet.stop().unwrap();
+}
+
+/// Two trees, and a fleet that has the first.
+fn start(subs: usize) -> (Scenario, PathBuf, PathBuf) {
+    let mut scenario = Scenario::start(subs);
+    let (first, second) =
+        (scenario.directory.path().join("1"), scenario.directory.path().join("2"));
+    trees::make(&first, 1);
+    trees::make(&second, 2);
+    scenario.add("test/1", &first);
+    scenario.add("test/2", &second);
+    scenario.converge("test/1");
+    (scenario, first, second)
+}
+
+#[test]
+fn an_image_server_that_hangs_or_is_gone_delays_a_rollout_and_no_more() {
+    let (mut scenario, first, second) = start(3);
+    // It hangs before anyone has asked for the new image.
+    signal(&scenario.fleet.imageserver, Signal::SIGSTOP);
+    scenario.fleet.require(Some("test/2")).unwrap();
+    wait_until(&mut scenario, |subs| {
+        subs.iter().all(|sub| sub.status == Status::ImageNotReady && sub.required_image == "test/2")
+    });
+    scenario.verify(&first);
+    signal(&scenario.fleet.imageserver, Signal::SIGCONT);
+    // It goes in the midst of it.
+    wait_until(&mut scenario, |subs| {
+        subs.iter().any(|sub| !matches!(sub.status, Status::ImageNotReady))
+    });
+    scenario.fleet.imageserver.kill().unwrap();
+    wait_until(&mut scenario, |subs| {
+        let waits = [Status::ImageNotReady, Status::FetchFailed, Status::Synced];
+        subs.len() == 3 && subs.iter().all(|sub| waits.contains(&sub.status))
+    });
+    scenario.fleet.imageserver.start_again().unwrap();
+    mend(&mut scenario, "test/2", &second);
+}
+
+#[test]
+fn a_damaged_object_is_put_aside_and_comes_back_with_the_next_upload() {
+    let (mut scenario, first, second) = start(2);
+    let wanted = fs::read(second.join("usr/lib/libx.so.1")).unwrap();
+    let store = scenario.directory.path().join("imageserver");
+    let object = find(&store, &wanted).expect("the object is in the store");
+    let mut damaged = wanted.clone();
+    damaged[0] ^= 1;
+    fs::remove_file(&object).unwrap();
+    fs::write(&object, &damaged).unwrap();
+    scenario.fleet.require(Some("test/2")).unwrap();
+    let failed =
+        wait_until(&mut scenario, |subs| subs.iter().all(|sub| sub.status == Status::FetchFailed));
+    let server = scenario.fleet.addresses().imageserver.to_string();
+    for sub in failed {
+        assert!(sub.detail.contains(&server), "{}", sub.detail);
+    }
+    scenario.verify(&first);
+    assert_eq!(find(&store.join("objects"), &damaged), None, "it is where objects are served from");
+    assert!(find(&store, &damaged).is_some(), "it was not put aside");
+    // The same content in another image.
+    scenario.add("test/2-again", &second);
+    mend(&mut scenario, "test/2", &second);
+}
+
+/// The file below `directory` with this content.
+fn find(directory: &Path, content: &[u8]) -> Option<PathBuf> {
+    for entry in fs::read_dir(directory).ok()? {
+        let path = entry.ok()?.path();
+        let found = if path.is_dir() {
+            find(&path, content)
+        } else {
+            let is_same = fs::metadata(&path).is_ok_and(|it| it.len() == content.len() as u64)
+                && fs::read(&path).is_ok_and(|bytes| bytes == content);
+            is_same.then_some(path)
+        };
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+#[test]
+fn a_subd_that_is_killed_between_the_fetch_and_the_update_starts_over() {
+    let (mut scenario, first, second) = start(2);
+    // The brake lets machines fetch, and no more.
+    let braked = scenario.fleet.domtool(&["disable-updates", "until all is fetched"]).unwrap();
+    assert!(braked.status.success());
+    scenario.fleet.require(Some("test/2")).unwrap();
+    wait_until(&mut scenario, |subs| {
+        subs.iter().all(|sub| sub.detail.contains("all objects are there"))
+    });
+    scenario.fleet.subs[0].daemon.kill().unwrap();
+    scenario.fleet.subs[0].daemon.start_again().unwrap();
+    scenario.verify(&first);
+    let released = scenario.fleet.domtool(&["enable-updates"]).unwrap();
+    assert!(released.status.success());
+    // The other one is killed as soon as it has anything to do with the update.
+    let start = Instant::now();
+    while start.elapsed() < CONVERGE_MAX {
+        let request = PollRequest { have: None, wait_ms: 0 };
+        let reply = scenario.fleet.ask_sub::<Poll>(1, &request).unwrap();
+        let is_done = reply.last_image.is_some_and(|image| image.as_str() == "test/2");
+        if is_done || !matches!(reply.activity, Activity::Idle | Activity::Fetching { .. }) {
+            break;
+        }
+    }
+    scenario.fleet.subs[1].daemon.kill().unwrap();
+    scenario.fleet.subs[1].daemon.start_again().unwrap();
+    mend(&mut scenario, "test/2", &second);
+}
+
+#[test]
+fn a_subd_that_hangs_in_the_middle_of_a_poll_delays_nobody_and_goes_on() {
+    let (mut scenario, first, second) = start(2);
+    signal(&scenario.fleet.subs[0].daemon, Signal::SIGSTOP);
+    scenario.fleet.require(Some("test/2")).unwrap();
+    // The other one has the new image meanwhile; this one has nothing.
+    wait_until(&mut scenario, |subs| {
+        subs[1].status == Status::Synced && subs[1].last_image == "test/2"
+    });
+    let hanging = &scenario.fleet.subs[0];
+    let library = |root: &Path| fs::read(root.join("usr/lib/libx.so.1")).unwrap();
+    assert_eq!(library(&hanging.root), library(&first));
+    signal(&hanging.daemon, Signal::SIGCONT);
+    mend(&mut scenario, "test/2", &second);
+}
