@@ -1,6 +1,8 @@
 //! Times for people.
 // tidy: core
 
+pub mod written;
+
 use crate::tree::Time;
 
 /// How long before `now` it was: `12 s ago`.

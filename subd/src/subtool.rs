@@ -6,7 +6,6 @@ pub mod error;
 pub mod facts;
 pub mod file;
 pub mod machine;
-pub mod moment;
 pub mod preview;
 pub mod push;
 mod run;
@@ -23,6 +22,7 @@ use common::image::ImageName;
 use common::path::TreePath;
 use common::report::report;
 use common::tool::Format;
+use common::when::written;
 
 /// Looks at one machine and brings it up to date by hand, with no dominator.
 #[derive(Debug, Parser)]
@@ -66,7 +66,7 @@ pub struct Arguments {
 
     /// How long to wait for what takes its time, such as 90s, 15m or 2h
     #[arg(long, value_name = "DURATION", default_value = "1h", global = true)]
-    #[arg(value_parser = moment::duration)]
+    #[arg(value_parser = written::duration)]
     timeout: Duration,
 
     #[command(flatten)]
@@ -222,7 +222,7 @@ struct PauseEnd {
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// For how long, by the machine's clock: 90s, 15m, 2h or 3d
-    #[arg(long = "for", value_name = "DURATION", value_parser = moment::duration)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = written::duration)]
     lasting: Option<Duration>,
 }
 

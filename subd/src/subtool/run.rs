@@ -19,6 +19,7 @@ use common::tree::text::to_text;
 use common::tree::{Leaf, Node};
 use common::trees::Reader;
 use common::trigger::Triggers;
+use common::when::written;
 use common::wire::client::{Client, Peer};
 use common::words::{counted, size};
 use serde::Serialize;
@@ -29,7 +30,7 @@ use super::machine::Machine;
 use super::preview::Preview;
 use super::push::{Order, Report, push};
 use super::talk::Talk;
-use super::{Arguments, Command, LimitArgs, PauseArgs, file, moment};
+use super::{Arguments, Command, LimitArgs, PauseArgs, file};
 
 /// How often counters are looked at, which are no news by themselves.
 const COUNTER_LOOK: Duration = Duration::from_millis(200);
@@ -187,11 +188,11 @@ impl Session<'_> {
     async fn pause(&self, pause: &PauseArgs) -> Result<Output, ToolError> {
         let until = match (&pause.end.until, pause.end.lasting) {
             (Some(text), _) => {
-                moment::time(text, &jiff::Zoned::now()).map_err(ToolError::Misuse)?
+                written::time(text, &jiff::Zoned::now()).map_err(ToolError::Misuse)?
             }
             (None, lasting) => {
                 let clock = self.machine.poll().await?.clock;
-                moment::later(clock, lasting.unwrap_or_default())
+                written::later(clock, lasting.unwrap_or_default())
             }
         };
         let paused = Paused { until, reason: pause.reason.clone() };

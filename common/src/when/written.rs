@@ -3,9 +3,10 @@
 
 use core::time::Duration;
 
-use common::tree::Time;
 use jiff::civil::DateTime;
 use jiff::{Timestamp, Zoned};
+
+use crate::tree::Time;
 
 /// The forms of a duration, for error messages.
 const DURATION_FORMS: &str = "expected a number with a unit, such as 90s, 15m, 2h or 3d";
@@ -110,7 +111,7 @@ mod tests {
             ("12:00", "2030-02-01T10:00:00Z"),
         ];
         for (text, expected) in table {
-            let got = time(text, &now).map(common::when::moment);
+            let got = time(text, &now).map(crate::when::moment);
             assert_eq!(got.as_deref(), Ok(expected), "{text}");
         }
         for text in ["", "noon", "25:00", "2030-02-30T00:00"] {
