@@ -1,6 +1,7 @@
 //! Answers operators' calls.
 
 mod events;
+mod orders;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::core::identity::TrustError;
 use crate::core::intake::AcceptError;
+use crate::core::pauses::PauseError;
 use crate::core::selection::Selection;
 use crate::fleet::{Fleet, OrderError};
 use crate::identities::TrustOrderError;
@@ -33,6 +35,7 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
     let (clear, retry) = (fleet_of(), fleet_of());
     let (database, accept) = (fleet_of(), fleet_of());
     let (trust, trusting) = (fleet_of(), tracker.clone());
+    let router = orders::methods(router, fleet, tracker);
     let accepting = tracker.clone();
     let (disabling, enabling) = (tracker.clone(), tracker.clone());
     let (clearing, retrying) = (tracker.clone(), tracker.clone());
@@ -121,14 +124,13 @@ async fn finish(
 pub fn fault_of(error: &OrderError) -> Fault {
     let code = match error {
         OrderError::Unknown { .. }
+        | OrderError::NothingToForce { .. }
+        | OrderError::Pause { source: PauseError::Nobody { .. } | PauseError::NotPaused { .. } }
         | OrderError::NothingToClear { .. }
         | OrderError::NothingToRetry { .. }
         | OrderError::NoCopy
         | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,
         OrderError::Accept { source: AcceptError::OtherHeld } => FaultCode::Stale,
-        OrderError::NoReason | OrderError::LongReason | OrderError::Filter { .. } => {
-            FaultCode::BadRequest
-        }
         OrderError::State { .. } | OrderError::Unkept { .. } | OrderError::ReadCopy { .. } => {
             FaultCode::Internal
         }
@@ -138,6 +140,12 @@ pub fn fault_of(error: &OrderError) -> Fault {
             TrustOrderError::Refused(_) => FaultCode::NotFound,
             TrustOrderError::State { .. } => FaultCode::Internal,
         },
+        OrderError::NoReason
+        | OrderError::LongReason
+        | OrderError::NoForceReason
+        | OrderError::Filter { .. }
+        | OrderError::Pause { .. } => FaultCode::BadRequest,
+        OrderError::DefaultImage { .. } => FaultCode::Held,
         OrderError::Stopping => FaultCode::Unavailable,
     };
     Fault::new(code, report(error))

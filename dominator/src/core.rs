@@ -6,6 +6,7 @@
 
 pub mod alarms;
 pub mod changes;
+pub mod default_image;
 pub mod event_filter;
 pub mod herd;
 pub mod history;
@@ -13,6 +14,7 @@ pub mod identity;
 pub mod intake;
 pub mod order;
 pub mod pace;
+pub mod pauses;
 pub mod remarks;
 pub mod selection;
 pub mod sub;

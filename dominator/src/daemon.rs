@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::chance::Clock;
 use crate::core::herd::EditLimits;
+use crate::core::pauses::Pauses;
 use crate::driver::Shared;
 use crate::fleet::Fleet;
 use crate::gate::Gate;
@@ -25,6 +26,7 @@ use crate::history::History;
 use crate::identities::Identities;
 use crate::images::Images;
 use crate::metrics::{FleetCollector, Metrics};
+use crate::pauses::PauseGate;
 use crate::state::{HistoryLimits, State, StateError};
 use crate::trees::Reader;
 
@@ -223,6 +225,9 @@ pub async fn run(
     let mdb_server = mdb_server.transpose().map_err(address("--mdb-server"))?;
     let state = State::open(&arguments.state).map_err(|source| StartError::State { source })?;
     let brake = state.brake().map_err(|source| StartError::State { source })?;
+    let pauses = state.pauses().map_err(|source| StartError::State { source })?;
+    let default_image = state.default_image();
+    let default_image = default_image.map_err(|source| StartError::State { source })?;
     let kept = state.machines().map_err(|source| StartError::State { source })?;
     let state = Arc::new(state);
     let identities =
@@ -253,6 +258,8 @@ pub async fn run(
         gate: Gate::new(brake),
         history,
         identities: Arc::clone(&identities),
+        pauses: PauseGate::new(Pauses::from_kept(pauses)),
+        default_image: watch::Sender::new(default_image.map(Arc::new)),
         metrics: Metrics::default(),
         sources,
         subd_port: arguments.subd_port,

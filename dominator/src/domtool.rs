@@ -1,8 +1,10 @@
 //! `domtool`: what operators ask of the dominator, on the command line.
 
 pub mod events;
+pub mod explain;
 pub mod facts;
 mod machine_database;
+mod orders;
 mod trust;
 
 pub use common::when;
@@ -23,6 +25,7 @@ use common::tool::{Format, Output, json};
 use common::wire::FaultCode;
 use common::wire::Method;
 use common::wire::client::{CallError, Client, Peer};
+use common::words::counted;
 
 use crate::chance::wall;
 use crate::mdb_file::FileError;
@@ -141,6 +144,8 @@ enum Command {
         domtool --insecure trust web1 --why 'new disk, installed anew'\n  \
         domtool --insecure trust 'web*' --why 'all were copied from one template'")]
     Trust(trust::Arguments),
+    #[command(flatten)]
+    Order(orders::Command),
     /// Look at the machine database, and accept one that is held
     Mdb {
         #[command(subcommand)]
@@ -252,6 +257,7 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
             String::new()
         }
         Command::Trust(order) => return trust::run(client, format, order).await,
+        Command::Order(command) => return orders::run(client, format, command).await,
         Command::ListSubs { hosts, status, image, location, tag } => {
             let request = ListSubsRequest {
                 statuses: status.clone(),
@@ -414,6 +420,18 @@ fn text_of_status(status: &DominatorStatus) -> String {
     if let Some(error) = &status.history_error {
         text.push_str(&format!(
             "history: NOT WRITTEN, and no update is ordered until it can be: {error}\n"
+        ));
+    }
+    if status.paused > 0 {
+        let paused = counted(status.paused.into(), "machine");
+        text.push_str(&format!("paused: {paused} by operators\n"));
+    }
+    if let Some(default) = &status.default_image {
+        text.push_str(&format!(
+            "default image: {}, set {} by {}\n",
+            default.image,
+            moment(default.since),
+            default.who
         ));
     }
     text.push_str(&format!("directories in memory: {}\n", status.directories));

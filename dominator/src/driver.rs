@@ -4,11 +4,14 @@
 //! and a plan may be under way at the same time, and each is dropped with the task. Tasks share
 //! nothing that a slow machine could hold.
 
+mod orders;
+
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use common::api::dominator::orders::DefaultImage;
 use common::api::subd::{Cleanup, Commit, Fetch, Poll, PollRequest, Prepare, SetConfiguration};
 use common::image::ImageName;
 use common::mdb::Machine;
@@ -21,8 +24,9 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, watch};
 
-use crate::chance::{Clock, random};
+use crate::chance::{Clock, random, wall};
 use crate::core::changes::Ordered;
+use crate::core::default_image::required;
 use crate::core::planning::PlanJob;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
@@ -32,6 +36,7 @@ use crate::history::History;
 use crate::identities::{Identities, Seat};
 use crate::images::Images;
 use crate::metrics::Metrics;
+use crate::pauses::PauseGate;
 use crate::trees::{ReadError, Reader};
 
 /// How much longer than it asked for the answer to a poll may take.
@@ -58,6 +63,10 @@ pub struct Shared {
     pub history: History,
     /// Who is who.
     pub identities: Arc<Identities>,
+    /// The machines that operators have paused.
+    pub pauses: PauseGate,
+    /// The image of machines whose record names none.
+    pub default_image: watch::Sender<Option<Arc<DefaultImage>>>,
     /// What is counted.
     pub metrics: Metrics,
     /// `host:port` of the object servers that subs fetch from.
@@ -73,6 +82,8 @@ pub struct Handle {
     machine: watch::Sender<Arc<Machine>>,
     nudge: Notify,
     seat: Seat,
+    /// Tells those who watch that there is something else to see.
+    news: Notify,
 }
 
 impl Handle {
@@ -91,6 +102,7 @@ impl Handle {
             machine: watch::Sender::new(machine),
             nudge: Notify::new(),
             seat,
+            news: Notify::new(),
         })
     }
 
@@ -152,6 +164,9 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     brakes.mark_changed();
     let mut verdicts = handle.seat.verdicts();
     let mut driver = Driver::new(handle, shared);
+    let mut defaults = driver.shared.default_image.subscribe();
+    let default = defaults.borrow_and_update().clone();
+    driver.step(Event::DefaultImage(default));
     let mut event = driver.assigned(Arc::clone(&machines.borrow_and_update()));
     loop {
         driver.step(event);
@@ -168,6 +183,11 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
             }
             Ok(()) = verdicts.changed() => {
                 Event::Recognized(verdicts.borrow_and_update().clone())
+            }
+            Ok(()) = defaults.changed() => {
+                let default = defaults.borrow_and_update().clone();
+                driver.step(Event::DefaultImage(default));
+                driver.assigned(Arc::clone(&driver.machine))
             }
             () = driver.handle.nudge.notified() => Event::Wake,
             Some(event) = driver.running.next() => event,
@@ -194,7 +214,9 @@ struct WatchedImage {
 impl WatchedImage {
     /// The state of the image called `name`, which is watched from now on.
     fn look(&mut self, name: Option<ImageName>, images: &Images) -> ImageState {
-        if self.name != name {
+        // A name that was not wanted for a moment is looked for anew.
+        let is_left = self.state.as_ref().is_none_or(|state| state.has_changed().is_err());
+        if self.name != name || is_left {
             self.state = name.as_ref().and_then(|name| images.watch(name));
             self.name = name;
         }
@@ -250,7 +272,8 @@ impl Driver {
     /// Takes the record of the machine, and looks for its image.
     fn assigned(&mut self, machine: Arc<Machine>) -> Event {
         self.machine = Arc::clone(&machine);
-        let image = self.image.look(machine.required(), &self.shared.images);
+        let name = required(&machine, self.shared.default_image.borrow().as_deref());
+        let image = self.image.look(name, &self.shared.images);
         let planned = self.planned.look(machine.planned(), &self.shared.images);
         Event::Assigned { machine, image, planned }
     }
@@ -261,8 +284,12 @@ impl Driver {
         let now = self.shared.clock.now();
         let effects = {
             let mut sub = self.handle.locked();
+            let before = sub.watched_version();
             let effects = sub.step(now, event, &context);
             self.wake = sub.wake_at();
+            if sub.watched_version() != before {
+                self.handle.news.notify_waiters();
+            }
             effects
         };
         for effect in effects {
@@ -286,6 +313,7 @@ impl Driver {
                 let hostname = &self.machine.hostname;
                 return self.shared.identities.hear(hostname, &self.handle.seat, news);
             }
+            Effect::Scan(ticket, have) => Box::pin(orders::scan(client, ticket, have)),
             Effect::Record(status, detail) => {
                 tracing::info!(host = %self.machine.hostname, %status, "{detail}");
                 shared.history.status(&self.machine.hostname, status, &detail);
@@ -367,14 +395,14 @@ async fn put_on_record(
     let busy = |text: String| Failure { kind: FailureKind::Busy, text };
     let ordered = ordered.ok_or_else(|| busy("what it orders was not told".to_owned()))?;
     if shared.gate.brake().is_some() {
-        return Err(braked());
+        return Err(braked("the brake was pulled"));
     }
     let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
     recorded.map_err(|error| busy(error.to_string()))
 }
 
-fn braked() -> Failure {
-    Failure { kind: FailureKind::Braked, text: "the brake was pulled".to_owned() }
+fn braked(why: &str) -> Failure {
+    Failure { kind: FailureKind::Braked, text: why.to_owned() }
 }
 
 async fn call_sub(
@@ -397,9 +425,11 @@ async fn call_sub(
                 return Event::CallFailed(ticket, failure);
             }
             let commit = client.call_within::<Commit>(request, ACCEPT_LIMIT);
+            let commit = shared.pauses.pass(&client.peer().host, wall(), commit);
             match shared.gate.pass(commit).await {
-                Some(result) => result,
-                None => return Event::CallFailed(ticket, braked()),
+                Some(Some(result)) => result,
+                Some(None) => return Event::CallFailed(ticket, braked("the machine was paused")),
+                None => return Event::CallFailed(ticket, braked("the brake was pulled")),
             }
         }
     };

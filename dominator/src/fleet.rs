@@ -1,12 +1,14 @@
 //! All machines that are looked after, each by a task of its own.
 
 mod intake;
+mod orders;
 mod records;
 mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use common::api::dominator::orders::DefaultImage;
 use common::api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSummary};
 use common::api::subd::Alarm;
 use common::image::ImageName;
@@ -16,10 +18,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::chance::wall;
 use crate::core::alarms::Raised;
+use crate::core::default_image::DefaultImageError;
 use crate::core::event_filter::FilterError;
 use crate::core::herd::{EditLimits, count, images_of};
 use crate::core::intake::{AcceptError, Intake};
 use crate::core::order::{ORDER_TEXT_MAX, Order};
+use crate::core::pauses::PauseError;
 use crate::core::remarks::sentence;
 use crate::core::selection::Selection;
 use crate::core::sub::Sub;
@@ -65,6 +69,31 @@ pub enum OrderError {
     Accept {
         /// Why.
         source: AcceptError,
+    },
+    /// Machines are not paused, or do not go on.
+    #[error(transparent)]
+    Pause {
+        /// Why.
+        source: PauseError,
+    },
+    /// No update is pending that could be forced.
+    #[error("no update of {hostname} is pending that could be forced: it is {status}: {detail}")]
+    NothingToForce {
+        /// The machine.
+        hostname: String,
+        /// Its status.
+        status: Status,
+        /// The same in words.
+        detail: String,
+    },
+    /// An update was forced without saying why.
+    #[error("say why the machine is to be disturbed")]
+    NoForceReason,
+    /// The default image is not set.
+    #[error(transparent)]
+    DefaultImage {
+        /// Why.
+        source: DefaultImageError,
     },
     /// The brake was pulled without saying why.
     #[error("say why updates are to be disabled")]
@@ -121,6 +150,8 @@ struct Watched {
 struct Inner {
     intake: Intake,
     watched: BTreeMap<String, Watched>,
+    /// The image of machines whose record names none.
+    default: Option<Arc<DefaultImage>>,
 }
 
 impl Inner {
@@ -135,6 +166,12 @@ impl Inner {
                     *count += 1;
                 }
             }
+            if let Some(default) = &self.default
+                && let Some(count) = machines.get_mut(&default.image)
+            {
+                let herd = self.intake.herd().machines().values();
+                *count += herd.filter(|machine| machine.required().is_none()).count();
+            }
         }
         remarks.iter().map(|(name, remark)| sentence(name, machines[name], remark)).collect()
     }
@@ -148,7 +185,9 @@ pub struct Fleet {
     inner: Mutex<Inner>,
     /// Held while the brake changes, so that disk and memory say the same.
     ordering: tokio::sync::Mutex<()>,
-    /// Held while a machine database is taken, for the same reason.
+    /// Held while pauses or the default image change, for the same reason. Taken before `inner`.
+    orders: tokio::sync::Mutex<()>,
+    /// Held while a machine database is taken, for the same reason. Taken before `orders`.
     intake: Mutex<()>,
     /// The copy of the database that is being read.
     copy: tokio::sync::Mutex<Option<records::KeptCopy>>,
@@ -170,12 +209,17 @@ impl Fleet {
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
-        let inner = Inner { intake: Intake::new(mdb_limits, kept), watched: BTreeMap::new() };
+        let inner = Inner {
+            intake: Intake::new(mdb_limits, kept),
+            watched: BTreeMap::new(),
+            default: shared.default_image.borrow().clone(),
+        };
         Self {
             shared,
             state,
             inner: Mutex::new(inner),
             ordering: tokio::sync::Mutex::default(),
+            orders: tokio::sync::Mutex::default(),
             intake: Mutex::default(),
             copy: tokio::sync::Mutex::default(),
             tracker,
@@ -194,6 +238,7 @@ impl Fleet {
         let cancel = self.stop.child_token();
         let handle = Handle::new(Arc::clone(&machine), &self.shared);
         let hostname = machine.hostname.clone();
+        handle.pause_updates(self.shared.pauses.of(&hostname));
         let watched = Watched { handle: Arc::clone(&handle), machine, cancel: cancel.clone() };
         inner.watched.insert(hostname, watched);
         let shared = Arc::clone(&self.shared);
@@ -213,7 +258,10 @@ impl Fleet {
             .filter_map(|watched| {
                 let address = watched.handle.address(port);
                 watched.handle.look(|sub| {
-                    selection.wants(&watched.machine, sub.status()).then(|| sub.summary(address))
+                    let default = sub.default_image().map(|default| default.image.as_str());
+                    selection
+                        .wants(&watched.machine, default, sub.status())
+                        .then(|| sub.summary(address))
                 })
             })
             .collect()
@@ -227,7 +275,8 @@ impl Fleet {
     pub fn show(&self, hostname: &str) -> Result<SubDetail, OrderError> {
         let handle = self.handle(hostname)?;
         let address = handle.address(self.shared.subd_port);
-        Ok(handle.look(|sub| sub.detailed(address)))
+        let now = wall();
+        Ok(handle.look(|sub| sub.detailed(address, now)))
     }
 
     /// How many machines have each status.
@@ -296,6 +345,8 @@ impl Fleet {
             alarm_error: self.alarm_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             history_error: self.shared.history.trouble(),
             directories: self.shared.reader.store.alive(),
+            paused: self.shared.pauses.count(wall()),
+            default_image: inner.default.as_deref().cloned(),
         }
     }
 

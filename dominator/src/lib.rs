@@ -22,6 +22,7 @@ pub mod mdb_server;
 pub mod mdbd;
 pub mod metrics;
 pub mod pages;
+pub mod pauses;
 pub mod plans;
 pub mod program;
 pub mod reload;

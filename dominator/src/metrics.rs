@@ -98,6 +98,11 @@ impl Collector for FleetCollector {
             ConstGauge::new(value).encode(encoder)
         };
         one("subs_paused", "Machines that are paused on the machine itself", paused.into())?;
+        one(
+            "subs_paused_by_operators",
+            "Machines whose updates operators have paused on the dominator",
+            status.paused.into(),
+        )?;
         one("updates_disabled", "1 while the brake is on", i64::from(status.brake.is_some()))?;
         one(
             "mdb_refused",

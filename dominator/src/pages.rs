@@ -5,6 +5,7 @@ mod events;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use common::api::dominator::explain::Explanation;
 use common::api::dominator::{
     DominatorStatus, ListSubsRequest, Status, SubDetail, SubSummary, TagFilter,
 };
@@ -44,7 +45,8 @@ pub fn pages(router: Router, fleet: &Arc<Fleet>) -> Router {
                     return Err(Fault::new(FaultCode::BadRequest, "which machine? /sub?host=NAME"));
                 };
                 let detail = fleet.show(host).map_err(|error| fault_of(&error))?;
-                Ok(Page::Html(frame.render(host, &sub_body(&detail))))
+                let why = fleet.explain(host).map_err(|error| fault_of(&error))?;
+                Ok(Page::Html(frame.render(host, &sub_body(&detail, &why))))
             }
         })
         .page("/mdb", move |_request| {
@@ -175,6 +177,21 @@ fn start_body(
             html_escape(&held.why)
         ));
     }
+    if status.paused > 0 {
+        body.push_str(&format!(
+            "<p>Operators have paused the updates of {} (<a href=\"/?status=paused\">those that \
+             differ</a>).</p>\n",
+            counted(status.paused.into(), "machine")
+        ));
+    }
+    if let Some(default) = &status.default_image {
+        body.push_str(&format!(
+            "<p>Machines whose record names no image get {}, as {} said {}.</p>\n",
+            html_escape(default.image.as_str()),
+            html_escape(&default.who),
+            moment(default.since)
+        ));
+    }
     for remark in &status.image_remarks {
         body.push_str(&warning(remark));
     }
@@ -257,7 +274,7 @@ fn start_body(
     body
 }
 
-fn sub_body(detail: &SubDetail) -> String {
+fn sub_body(detail: &SubDetail, why: &Explanation) -> String {
     let mut body = table(
         &[],
         &[vec![
@@ -274,6 +291,8 @@ fn sub_body(detail: &SubDetail) -> String {
             "<p><a href=\"http://{address}/\">the machine's own page</a></p>\n"
         ));
     }
+    let why = crate::domtool::explain::text(why, wall());
+    body.push_str(&format!("<h2>Why</h2>\n<pre>{}</pre>\n", html_escape(&why)));
     body.push_str(&pairs(
         crate::domtool::facts::of(detail, wall())
             .iter()

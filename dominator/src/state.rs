@@ -1,5 +1,5 @@
-//! What survives a restart: the brake, the machine database in force, by what machines were last
-//! known, and the audit of orders, in an embedded database.
+//! What survives a restart: the brake, pauses, the default image, the machine database in force, by
+//! what machines were last known, and what happened, in an embedded database.
 //!
 //! The database file is locked while it is open, so there is one dominator for each state
 //! directory.
@@ -12,6 +12,7 @@ mod audit;
 mod backup;
 mod identities;
 mod log;
+mod orders;
 mod query;
 
 use std::collections::BTreeMap;

@@ -2,8 +2,10 @@
 // tidy: core
 
 pub mod events;
+pub mod explain;
 pub mod identity;
 pub mod machine_database;
+pub mod orders;
 
 use core::net::SocketAddr;
 
@@ -254,6 +256,8 @@ pub struct SubDetail {
     pub missing_bytes: u64,
     /// The last changes of its status: when, which, and in words; the newest first.
     pub history: Vec<(Time, Status, String)>,
+    /// Set while an operator has paused its updates.
+    pub pause: Option<orders::UpdatePause>,
 }
 
 /// What is worth showing of a poll.
@@ -335,6 +339,10 @@ pub struct DominatorStatus {
     /// Distinct directories held in memory for all images and machines together.
     #[serde(with = "crate::wide")]
     pub directories: u64,
+    /// How many machines' updates are paused by operators.
+    pub paused: u32,
+    /// The image of machines whose record names none.
+    pub default_image: Option<orders::DefaultImage>,
 }
 
 impl Method for GetStatus {

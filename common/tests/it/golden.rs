@@ -129,6 +129,13 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::machine_database::AcceptMdb>(samples::accept_mdb());
     pinned.method::<dominator::events::ListEvents>(samples::list_events());
     pinned.method::<dominator::events::Backup>(samples::backup());
+    pinned.method::<dominator::explain::Explain>(samples::explain());
+    pinned.method::<dominator::orders::PauseUpdates>(samples::pause_updates());
+    pinned.method::<dominator::orders::ResumeUpdates>(samples::resume_updates());
+    pinned.method::<dominator::orders::ForceDisruptiveUpdate>(samples::force_disruptive_update());
+    pinned.method::<dominator::orders::FastUpdate>(samples::fast_update());
+    pinned.method::<dominator::orders::WatchSub>(samples::watch_sub());
+    pinned.method::<dominator::orders::SetDefaultImage>(samples::set_default_image());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 

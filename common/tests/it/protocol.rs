@@ -50,6 +50,13 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::machine_database::AcceptMdb>(),
         row::<dominator::events::ListEvents>(),
         row::<dominator::events::Backup>(),
+        row::<dominator::explain::Explain>(),
+        row::<dominator::orders::PauseUpdates>(),
+        row::<dominator::orders::ResumeUpdates>(),
+        row::<dominator::orders::ForceDisruptiveUpdate>(),
+        row::<dominator::orders::FastUpdate>(),
+        row::<dominator::orders::WatchSub>(),
+        row::<dominator::orders::SetDefaultImage>(),
         row::<mdb::GetMdb>(),
     ];
     let document = document();

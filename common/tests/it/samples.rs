@@ -7,8 +7,10 @@ use common::api::dominator::events::{
     BackupReply, BackupRequest, Event, EventKind, ListEventsReply, ListEventsRequest, PathChange,
     Position, Reason, UpdateFacts, What,
 };
+use common::api::dominator::explain::*;
 use common::api::dominator::identity::TrustRequest;
 use common::api::dominator::machine_database::*;
+use common::api::dominator::orders::*;
 use common::api::dominator::*;
 use common::api::image_server::*;
 use common::api::mdb::{GetMdbReply, GetMdbRequest};
@@ -469,6 +471,7 @@ pub fn show_sub() -> (ShowSubRequest, SubDetail) {
         missing_objects: 2,
         missing_bytes: 3,
         history: vec![(time(), Status::Updating, "changes 1 path".to_owned())],
+        pause: Some(update_pause()),
     };
     (ShowSubRequest { hostname: "web-1".to_owned() }, detail)
 }
@@ -486,6 +489,8 @@ pub fn get_status() -> ((), DominatorStatus) {
         alarm_error: Some("exit status: 1".to_owned()),
         history_error: Some("full".to_owned()),
         directories: 4_000,
+        paused: 3,
+        default_image: Some(default_image()),
     };
     ((), reply)
 }
@@ -575,6 +580,111 @@ pub fn backup() -> (BackupRequest, BackupReply) {
     let request = BackupRequest { id: 7, offset: 1 << 20, who: "ann".to_owned() };
     let bytes = ByteText(b"piece".to_vec());
     (request, BackupReply { id: 7, size_bytes: 2 << 20, digest: blake3(0x71), bytes })
+}
+
+fn why() -> String {
+    "works".to_owned()
+}
+
+fn update_pause() -> UpdatePause {
+    let (reason, who) = ("works".to_owned(), "ann".to_owned());
+    UpdatePause { until: time(), reason, who, since: time() }
+}
+
+fn default_image() -> DefaultImage {
+    DefaultImage { image: name("rescue/1"), who: "ann".to_owned(), since: time() }
+}
+
+pub fn pause_updates() -> (PauseUpdatesRequest, PauseUpdatesReply) {
+    let (reason, who) = ("works".to_owned(), "ann".to_owned());
+    let request =
+        PauseUpdatesRequest { hosts: texts(&["web*"]), end: PauseEnd::After(3_600), reason, who };
+    (request, PauseUpdatesReply { hostnames: texts(&["web-1"]), until: time() })
+}
+
+pub fn resume_updates() -> (ResumeUpdatesRequest, ResumeUpdatesReply) {
+    let request =
+        ResumeUpdatesRequest { hosts: texts(&["web*"]), who: "ann".to_owned(), why: why() };
+    (request, ResumeUpdatesReply { hostnames: texts(&["web-1"]) })
+}
+
+pub fn force_disruptive_update() -> (ForceDisruptiveUpdateRequest, Done) {
+    let (reason, who) = ("hole in ssh".to_owned(), "ann".to_owned());
+    (ForceDisruptiveUpdateRequest { hostname: "web-1".to_owned(), reason, who }, Done {})
+}
+
+pub fn fast_update() -> (FastUpdateRequest, Done) {
+    let (hostname, who) = ("web-1".to_owned(), "ann".to_owned());
+    (FastUpdateRequest { hostname, who, why: why() }, Done {})
+}
+
+pub fn watch_sub() -> (WatchSubRequest, WatchSubReply) {
+    let hostname = "web-1".to_owned();
+    let request = WatchSubRequest { hostname: hostname.clone(), have: 7, wait_ms: 10_000 };
+    let reply = WatchSubReply {
+        hostname,
+        version: 8,
+        status: Status::Fetching,
+        detail: "fetches; 1 object (1 byte) still to come".to_owned(),
+        since: time(),
+        is_current: true,
+    };
+    (request, reply)
+}
+
+pub fn set_default_image() -> (SetDefaultImageRequest, SetDefaultImageReply) {
+    let image = Some(name("rescue/1"));
+    let request =
+        SetDefaultImageRequest { image, machines_max: 12, who: "ann".to_owned(), why: why() };
+    (request, SetDefaultImageReply { machines: 12 })
+}
+
+pub fn explain() -> (ExplainRequest, Explanation) {
+    let has = Has {
+        image: "base/1".to_owned(),
+        root: Some(sha512(0xbb)),
+        last_update: Some(last_update()),
+        last_seen: Some(time()),
+        last_synced: Some(time()),
+    };
+    let must_have = MustHave {
+        image: "rescue/1".to_owned(),
+        source: ImageSource::Default(default_image()),
+        digest: Some(blake3(0x11)),
+        root: Some(blake3(0x12)),
+        missing: Some("it is being loaded".to_owned()),
+        planned: "base/2".to_owned(),
+        disable_updates: true,
+    };
+    let differs = Differs {
+        operations: 1,
+        actions: vec![("remove".to_owned(), 1)],
+        reasons: vec![("extra".to_owned(), 1)],
+        paths: texts(&["/g (extra)"]),
+        blocked: texts(&["/mnt: it is or holds a mount point"]),
+        dangers: texts(&["it would remove 9 of 10 entries"]),
+        is_cleared: true,
+        missing_objects: 2,
+        missing_bytes: 3,
+    };
+    let command = "domtool retry web-1".to_owned();
+    let reply = Explanation {
+        hostname: "web-1".to_owned(),
+        status: Status::UpdateFailed,
+        detail: "the update failed".to_owned(),
+        since: time(),
+        means: "the last update failed".to_owned(),
+        has,
+        must_have,
+        differs: Some(differs),
+        paused: Some(update_pause()),
+        decided: vec![(time(), Status::Updating, "changes 1 path".to_owned())],
+        waits_for: "the next try".to_owned(),
+        next: "it is tried again".to_owned(),
+        next_at: Some(time()),
+        may: vec![Remedy { command, what: "tries again now".to_owned() }],
+    };
+    (ExplainRequest { hostname: "web-1".to_owned() }, reply)
 }
 
 pub fn clear_safety_shutoff() -> (ClearSafetyShutoffRequest, Done) {

@@ -137,6 +137,8 @@ mod tests {
             alarm_error: None,
             history_error: None,
             directories: 0,
+            paused: 0,
+            default_image: None,
         }
     }
 

@@ -31,15 +31,20 @@ impl Selection {
         Ok(Self { statuses, hosts, images, locations, tags })
     }
 
-    /// True if a machine with this status is asked for.
+    /// True if a machine with this status is asked for; one whose record names no image has the
+    /// `default`.
     #[must_use]
-    pub fn wants(&self, machine: &Machine, status: Status) -> bool {
+    pub fn wants(&self, machine: &Machine, default: Option<&str>, status: Status) -> bool {
+        let image = match (machine.required(), default) {
+            (None, Some(default)) => default,
+            _ => &machine.required_image,
+        };
         let within = |wanted: &[String], path: &str| {
             wanted.is_empty() || wanted.iter().any(|wanted| is_within(wanted, path))
         };
         (self.statuses.is_empty() || self.statuses.contains(&status))
             && self.hosts.as_ref().is_none_or(|hosts| hosts.is_match(&machine.hostname))
-            && within(&self.images, &machine.required_image)
+            && within(&self.images, image)
             && within(&self.locations, &machine.location)
             && self.tags.iter().all(|tag| {
                 let value = machine.tags.get(&tag.name);
@@ -75,8 +80,9 @@ mod tests {
                 Some(_) => Status::Synced,
                 None => Status::ImageUndefined,
             };
-            let chosen =
-                machines.values().filter(|machine| selection.wants(machine, status(machine)));
+            let chosen = machines
+                .values()
+                .filter(|machine| selection.wants(machine, Some("rescue"), status(machine)));
             chosen.map(|machine| machine.hostname.clone()).collect()
         };
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
@@ -85,7 +91,7 @@ mod tests {
             name: name.to_owned(),
             value: value.map(str::to_owned),
         };
-        let table: [(ListSubsRequest, &[&str]); 12] = [
+        let table: [(ListSubsRequest, &[&str]); 13] = [
             (all(), &["mail", "spare", "web1", "web2"]),
             (ListSubsRequest { statuses: vec![Status::ImageUndefined], ..all() }, &["spare"]),
             (ListSubsRequest { hosts: texts(&["web*"]), ..all() }, &["web1", "web2"]),
@@ -96,6 +102,7 @@ mod tests {
             (ListSubsRequest { hosts: texts(&["we"]), ..all() }, &[]),
             (ListSubsRequest { images: texts(&["web"]), ..all() }, &["web1", "web2"]),
             (ListSubsRequest { images: texts(&["/web/8"]), ..all() }, &["web2"]),
+            (ListSubsRequest { images: texts(&["rescue"]), ..all() }, &["spare"]),
             (ListSubsRequest { images: texts(&["we", ""]), ..all() }, &[]),
             (
                 ListSubsRequest { locations: texts(&["nyc", "sfo/"]), ..all() },

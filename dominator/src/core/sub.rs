@@ -18,7 +18,9 @@
 mod ahead;
 mod decide;
 mod event;
+mod explain;
 mod missing;
+mod orders;
 mod recognition;
 mod record;
 mod report;
@@ -41,6 +43,7 @@ pub use view::{Unusable, View};
 
 use ahead::Ahead;
 use missing::Missing;
+use orders::Orders;
 use recognition::Recognition;
 use record::Awaited;
 
@@ -121,6 +124,18 @@ struct Hold {
     until: Duration,
 }
 
+impl Hold {
+    /// Until when nothing is tried again, if the last scan has this number.
+    fn end(&self, scan: u64) -> Duration {
+        let is_firm = self.plan.is_some() || self.status == Status::Held;
+        if is_firm || self.scan == scan {
+            self.until
+        } else {
+            self.until.min(self.since + HOLD_FIRST)
+        }
+    }
+}
+
 /// The scope that an image has on a machine with these exclusions, and what it brings of what tells
 /// machines apart; kept, because a sparse image has as many lines as paths.
 #[derive(Clone, Debug)]
@@ -176,6 +191,7 @@ pub struct Sub {
     cleared: Option<ObjectId>,
     /// The update that failed its health check, and whose image an operator wants once more.
     retried: Option<u64>,
+    orders: Orders,
     cleaned_generation: Option<u64>,
     awaited: Option<Awaited>,
 
@@ -229,6 +245,7 @@ impl Sub {
             holds: 0,
             cleared: None,
             retried: None,
+            orders: Orders::new(first_id),
             cleaned_generation: None,
             awaited: None,
             status: Status::Connecting,
@@ -315,6 +332,13 @@ impl Sub {
                 let _was_held = self.retry();
             }
             Event::Recognized(verdict) => self.recognition.take(verdict),
+            Event::Pause(pause) => self.pause_updates(pause),
+            Event::DefaultImage(default) => self.set_default(default),
+            Event::Forced => {
+                let _was_pending = self.force_disruptive();
+            }
+            Event::Hurried => self.hurry(),
+            Event::Scanned(ticket, result) => self.scanned_at_once(ticket, result),
             Event::Polled(ticket, reply) => {
                 if self.polling == Polling::UnderWay(ticket) {
                     self.polled(now, context, ticket, *reply);
@@ -380,6 +404,7 @@ impl Sub {
             self.let_go();
             self.done = None;
             self.cleared = None;
+            self.forget_force();
         }
         self.image = image;
     }
@@ -496,9 +521,16 @@ impl Sub {
         let Some(update) = self.update else { return };
         let Some(view) = &self.view else { return };
         let Some(last) = view.outcome_of(update.id) else { return };
-        let (status, detail) = match &last.outcome {
+        let outcome = last.outcome.clone();
+        self.end_force(update, &outcome);
+        let (status, detail) = match &outcome {
             Outcome::Done => {
                 self.done = Some(update.plan);
+                self.update = None;
+                return;
+            }
+            // What is staged does not stay so for the whole of a pause: that is no failure.
+            Outcome::NotPrepared(_) if self.brake.is_some() || self.pause_in_words().is_some() => {
                 self.update = None;
                 return;
             }

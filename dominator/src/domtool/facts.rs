@@ -35,6 +35,11 @@ pub fn of(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
         let text = format!("{objects}, {}", size(detail.missing_bytes));
         facts.push(("still to fetch", text));
     }
+    if let Some(pause) = &detail.pause {
+        let (until, who, reason) = (moment(pause.until), &pause.who, &pause.reason);
+        let since = ago(now, pause.since);
+        facts.push(("PAUSED", format!("until {until} by {who}, {since}: {reason}")));
+    }
     let Some(poll) = &detail.poll else { return facts };
     let identity = &poll.identity;
     let free = match poll.space.free_inodes {
@@ -81,7 +86,7 @@ pub fn of(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
         facts.push(("ALARM", alarm.to_string()));
     }
     if let Some(paused) = &poll.paused {
-        facts.push(("paused", format!("until {}: {}", moment(paused.until), paused.reason)));
+        facts.push(("paused there", format!("until {}: {}", moment(paused.until), paused.reason)));
     }
     if let Some(fetch) = &poll.last_fetch {
         facts.push(("last fetch", fetched(fetch)));
@@ -169,7 +174,7 @@ fn fetched(fetch: &LastFetch) -> String {
     }
 }
 
-fn updated(update: &LastUpdate) -> String {
+pub(super) fn updated(update: &LastUpdate) -> String {
     let outcome = match &update.outcome {
         Outcome::Done => "done".to_owned(),
         Outcome::NotPrepared(why) => format!("not prepared: {why}"),

@@ -50,10 +50,13 @@ impl Fleet {
             .set_machines(&accepted.in_force(), Some(&order))
             .map_err(|source| OrderError::State { source })?;
         tracing::warn!(who, %digest, "the machine database that was held is accepted");
-        let mut inner = self.inner.lock().expect("no holder panics");
-        let before = inner.intake.herd().images();
-        let outcome = accept(&mut inner.intake)?;
-        self.carry_out(&mut inner, outcome.changes, before);
+        {
+            let mut inner = self.inner.lock().expect("no holder panics");
+            let before = inner.wanted();
+            let outcome = accept(&mut inner.intake)?;
+            self.carry_out(&mut inner, outcome.changes, before);
+        }
+        self.forget_pauses();
         Ok(())
     }
 
@@ -83,14 +86,19 @@ impl Fleet {
     fn decide(&self, decide: impl FnOnce(&mut Intake) -> Outcome) {
         // One at a time, so that the disk and memory say the same.
         let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_changed;
         let in_force = {
             let mut inner = self.inner.lock().expect("no holder panics");
-            let before = inner.intake.herd().images();
+            let before = inner.wanted();
             let outcome = decide(&mut inner.intake);
             tell(outcome.news);
+            has_changed = !outcome.changes.is_empty();
             self.carry_out(&mut inner, outcome.changes, before);
             outcome.keep.then(|| inner.intake.in_force())
         };
+        if has_changed {
+            self.forget_pauses();
+        }
         // A database that cannot be kept is in force all the same: after a restart the next one is
         // compared with the one before it.
         if let Some(machines) = in_force
@@ -107,7 +115,7 @@ impl Fleet {
         }
         let machines = inner.intake.herd().machines().len();
         tracing::info!(machines, changes = changes.len(), "a machine database is in force");
-        let after = inner.intake.herd().images();
+        let after = inner.wanted();
         // Old images stay until nobody looks at them.
         self.shared.images.want(&before.union(&after).cloned().collect());
         for change in changes {

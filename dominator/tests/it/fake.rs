@@ -12,7 +12,7 @@ use common::api::image_server::GetImage;
 use common::api::object_server::GetObjects;
 use common::api::subd::{
     Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Identity, Poll,
-    Prepare, SetConfiguration,
+    Prepare, ScanNow, SetConfiguration,
 };
 use common::escape::ByteText;
 use common::filter::Filter;
@@ -224,12 +224,13 @@ impl FakeSub {
         self.work();
         self.news.notify_waiters();
         match answer {
-            Answer::Accepted | Answer::Tree(_) => Ok(Done {}),
+            Answer::Accepted | Answer::Tree(_) | Answer::Scanned(_) => Ok(Done {}),
             Answer::Failed(failure) => {
                 let code = match failure.kind {
                     FailureKind::Busy => FaultCode::Busy,
                     FailureKind::Stale => FaultCode::Stale,
                     FailureKind::NotFound => FaultCode::NotFound,
+                    FailureKind::Held => FaultCode::Held,
                     _ => FaultCode::Internal,
                 };
                 Err(Fault::new(code, failure.text))
@@ -241,6 +242,7 @@ impl FakeSub {
         let sub = || self.clone();
         let (poll, read, configure) = (sub(), sub(), sub());
         let (fetch, prepare, commit, clean) = (sub(), sub(), sub(), sub());
+        let scan = sub();
         Router::new("subd")
             .method::<Poll, _, _>(move |_, request| {
                 let sub = poll.clone();
@@ -304,6 +306,15 @@ impl FakeSub {
                         std::future::pending::<()>().await;
                     }
                     sub.ask("commit", Call::Commit(request))
+                }
+            })
+            .method::<ScanNow, _, _>(move |_, _request| {
+                let sub = scan.clone();
+                async move {
+                    sub.calls.lock().unwrap().push("scan-now");
+                    sub.model.lock().unwrap().scan_is_over();
+                    sub.news.notify_waiters();
+                    Ok(Done {})
                 }
             })
             .method::<Cleanup, _, _>(move |_, request| {

@@ -16,6 +16,7 @@ mod many;
 mod mdbd;
 mod model;
 mod operating;
+mod orders;
 mod random;
 mod reload;
 mod simulation;

@@ -51,6 +51,7 @@ pub enum Work {
 #[derive(Clone, Debug)]
 pub enum Request {
     ReadTree(ObjectId),
+    Scan,
     Call(Call),
 }
 
@@ -58,6 +59,7 @@ pub enum Request {
 #[derive(Clone, Debug)]
 pub enum Answer {
     Tree(Tree),
+    Scanned(Version),
     Accepted,
     Failed(Failure),
 }
@@ -81,6 +83,8 @@ pub struct Model {
     pub fails: bool,
     /// What the scanner hangs at.
     pub stalls: Option<String>,
+    /// Updates are allowed only by force.
+    pub guarded: bool,
     /// Updates to this image do not pass their health check.
     pub sick: Option<ImageName>,
     /// Updates to this image are complete only after a reboot.
@@ -106,6 +110,7 @@ pub struct Model {
     paused: Option<Paused>,
 
     // In memory.
+    passes: u64,
     generation: u64,
     status: u64,
     scan: Option<(ScanReport, Tree)>,
@@ -131,6 +136,7 @@ impl Model {
             updates_done: 0,
             fails: false,
             stalls: None,
+            guarded: false,
             sick: None,
             reboots: None,
             sticks: false,
@@ -145,6 +151,7 @@ impl Model {
             last_image: None,
             last_update: None,
             paused: None,
+            passes: 0,
             generation: 0,
             status: 0,
             scan: None,
@@ -257,7 +264,7 @@ impl Model {
             last_image: self.last_image.clone(),
             trigger_failures: Vec::new(),
             space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
-            counters: ScanCounters::default(),
+            counters: ScanCounters { metadata_passes: self.passes, ..ScanCounters::default() },
             load: Load::default(),
             alarms: self
                 .is_stuck()
@@ -287,8 +294,8 @@ impl Model {
     }
 
     /// Why an update is not allowed now.
-    fn held(&self, random: &mut Random) -> Option<Answer> {
-        let is_guarded = self.fails && random.chance(20);
+    fn held(&self, random: &mut Random, is_forced: bool) -> Option<Answer> {
+        let is_guarded = (self.fails && random.chance(20) || self.guarded) && !is_forced;
         (self.paused.is_some() || is_guarded).then(|| failed(FailureKind::Held, "not now"))
     }
 
@@ -336,6 +343,10 @@ impl Model {
                 Some((_, tree)) if tree.digest() == root => Answer::Tree(tree.clone()),
                 _ => failed(FailureKind::Stale, "the tree has changed"),
             },
+            Request::Scan => {
+                self.scan_is_over();
+                Answer::Scanned(self.version())
+            }
             Request::Call(Call::SetConfiguration(configuration)) => {
                 if let Some(scan) = configuration.scan
                     && self.settings != scan
@@ -413,7 +424,7 @@ impl Model {
             Activity::Idle | Activity::Prepared { .. } if !self.is_stuck() => {}
             _ => return failed(FailureKind::Busy, "busy"),
         }
-        if let Some(held) = self.held(random) {
+        if let Some(held) = self.held(random, request.force_disruption) {
             return held;
         }
         let fits = self.scan.as_ref().is_some_and(|(report, _)| {
@@ -436,7 +447,8 @@ impl Model {
         match self.activity {
             Activity::Updating { update_id } if update_id == id => Answer::Accepted,
             Activity::Prepared { update_id } if update_id == id => {
-                if let Some(held) = self.held(random) {
+                let is_forced = self.staged.as_ref().is_some_and(|staged| staged.force_disruption);
+                if let Some(held) = self.held(random, is_forced) {
                     return held;
                 }
                 assert!(self.journal.is_none(), "two updates at one time");
@@ -506,10 +518,12 @@ impl Model {
         }
     }
 
-    fn scan_is_over(&mut self) {
+    /// A pass over the tree has come to its end.
+    pub fn scan_is_over(&mut self) {
         if matches!(self.activity, Activity::Updating { .. }) {
             return;
         }
+        self.passes += 1;
         let (tree, kept_directories) = self.seen(&self.settings);
         let report = ScanReport { kept_directories, ..ScanReport::of(self.scope(), &tree) };
         let seen = (report.root, report.kept_directories.clone());

@@ -102,6 +102,12 @@ fn bad_run(seed: u64) -> (Duration, String) {
     world.run_until(15 * MINUTE);
     world.faults = NONE;
     world.heal();
+    for model in &mut world.models {
+        (model.fails, model.sticks, model.sick) = (false, false, None);
+        model.pause(None);
+    }
+    (0..MACHINES).for_each(|host| world.pause(host, 0));
+    world.pull_brake(None);
     // Polls that were lost are given up, and what has happened is known.
     world.run_until(18 * MINUTE);
     (0..MACHINES).for_each(|host| world.retry(host));
@@ -117,7 +123,7 @@ fn bad_run(seed: u64) -> (Duration, String) {
 
 /// Bad times have some of everything.
 fn must_have_suffered(traces: &str) {
-    for status in ["held", "health-failed", "update-stuck", "rebooting"] {
+    for status in ["held", "health-failed", "update-stuck", "rebooting", "paused"] {
         let line = format!("is {status}: ");
         assert!(traces.contains(&line), "no machine was {status}");
     }
@@ -253,4 +259,39 @@ fn the_brake_holds_the_whole_fleet_and_lets_go() {
     world.pull_brake(None);
     let converged = world.run_until_converged(21 * MINUTE).expect("nothing is in the way");
     assert!(converged < 21 * MINUTE, "{converged:?}");
+}
+
+#[test]
+fn paused_machines_stay_as_they_are_until_their_time_has_come() {
+    let mut world = world(9, NONE);
+    world.run_until_converged(MINUTE).expect("nothing is in the way");
+    let is_paused = |host: usize| host.is_multiple_of(2);
+    for host in (0..MACHINES).filter(|&host| is_paused(host)) {
+        // The half of these by an order that is given up.
+        world.pause(host, if host % 4 == 0 { 1_800 } else { 100_000 });
+    }
+    let before: Vec<_> = world.models.iter().map(|model| model.tree.digest()).collect();
+    (0..MACHINES).for_each(|host| world.assign(host, "base/two"));
+    (0..MACHINES).for_each(|host| world.drift(host));
+    let drifted: Vec<_> = world.models.iter().map(|model| model.tree.digest()).collect();
+    world.run_until(10 * MINUTE);
+    for host in 0..MACHINES {
+        let digest = world.models[host].tree.digest();
+        if is_paused(host) {
+            assert_eq!(world.status(host), Some(Status::Paused), "{}", world.describe(host));
+            assert!([before[host], drifted[host]].contains(&digest), "host {host} was changed");
+        } else {
+            assert!(world.is_host_converged(host), "{}", world.describe(host));
+        }
+    }
+    // A clock that is right again, or wrong for a while, makes no difference to what holds.
+    world.set_clock(-3_600);
+    world.run_until(20 * MINUTE);
+    world.set_clock(0);
+    (0..MACHINES).filter(|host| host % 4 == 2).for_each(|host| world.pause(host, 0));
+    world.run_until(29 * MINUTE);
+    for host in 0..MACHINES {
+        assert_eq!(world.is_host_converged(host), host % 4 != 0, "{}", world.describe(host));
+    }
+    world.run_until_converged(35 * MINUTE).expect("the time has come");
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use common::api::dominator::Status;
 use common::api::dominator::events::Reason;
+use common::api::dominator::orders::UpdatePause;
 use common::api::subd::{Outcome, PollReply, PollRequest};
 use common::image::ImageName;
 use common::mdb::Machine;
@@ -104,6 +105,10 @@ pub struct World {
     /// The last update of each machine that is on record, and how it ended.
     pub ledger: BTreeMap<usize, (u64, Option<Outcome>)>,
     troubles: Troubles,
+    /// The pauses that operators ordered; the dominator keeps them over a crash.
+    pauses: Vec<Option<Arc<UpdatePause>>>,
+    /// How far the time of day is from that of the simulation, in seconds.
+    clock_error: i64,
 }
 
 impl World {
@@ -139,8 +144,11 @@ impl World {
             retried: BTreeSet::new(),
             ledger: BTreeMap::new(),
             troubles: Troubles::default(),
+            pauses: Vec::new(),
+            clock_error: 0,
         };
         world.name_machines();
+        world.pauses = vec![None; world.models.len()];
         for host in 0..world.models.len() {
             let at = Duration::from_millis(world.random.below(3_000));
             world.schedule(at, Happening::StartSub { host });
@@ -229,14 +237,47 @@ impl World {
 
     /// An operator lets what failed on the machine be tried again.
     pub fn retry(&mut self, host: usize) {
+        self.note_retry(host);
+        self.note(host, "is tried again");
+        self.step(host, Event::Retried);
+    }
+
+    fn note_retry(&mut self, host: usize) {
         let Some(driver) = &self.drivers[host] else { return };
         let image = ImageName::new(&self.machines[host].required_image).unwrap();
         let undone = driver.sub.view().and_then(|view| view.undone(&image));
         if let Some((update, _)) = undone {
             self.retried.insert((host, update.update_id));
         }
-        self.note(host, "is tried again");
-        self.step(host, Event::Retried);
+    }
+
+    /// An operator pauses the updates of a machine for so many seconds, by the time of day; or lets
+    /// them go on, if they are none.
+    pub fn pause(&mut self, host: usize, seconds: i64) {
+        let since = self.time().wall;
+        let until = Time { seconds: since.seconds + seconds, ..since };
+        let (reason, who) = ("works".to_owned(), "ann".to_owned());
+        let pause = (seconds > 0).then_some(UpdatePause { until, reason, who, since });
+        self.note(host, &format!("is told to rest for {seconds} s"));
+        self.pauses[host] = pause.map(Arc::new);
+        self.step(host, Event::Pause(self.pauses[host].clone()));
+    }
+
+    pub fn is_paused(&self, host: usize) -> bool {
+        self.pauses[host].as_ref().is_some_and(|pause| pause.holds(self.time().wall))
+    }
+
+    /// The dominator's clock is set so many seconds off.
+    pub fn set_clock(&mut self, seconds: i64) {
+        self.clock_error = seconds;
+    }
+
+    /// An operator wants a machine brought up to date now.
+    pub fn hurry(&mut self, host: usize) {
+        // Among other things what failed is tried again.
+        self.note_retry(host);
+        self.note(host, "is hurried");
+        self.step(host, Event::Hurried);
     }
 
     /// No update is begun that the machine, as far as it is known, does not allow.
@@ -248,6 +289,7 @@ impl World {
             return;
         }
         assert!(view.report.paused.is_none(), "host {host} is paused");
+        assert!(!self.is_paused(host), "host {host} is paused by an operator");
         assert!(view.stuck().is_none(), "host {host} has an update to finish");
         assert!(!view.is_rebooting(), "host {host} is rebooting");
         let image = ImageName::new(&self.machines[host].required_image).unwrap();
@@ -405,6 +447,7 @@ impl World {
             self.tell(changed);
             self.drivers[host] = Some(Driver { sub, open: BTreeMap::new(), wake: None, seat });
             self.step(host, Event::Brake(self.brake.clone()));
+            self.step(host, Event::Pause(self.pauses[host].clone()));
             let event = self.assignment(host);
             self.step(host, event);
         }
@@ -416,7 +459,7 @@ impl World {
             return;
         }
         let host = self.random.below(self.models.len() as u64) as usize;
-        match self.random.below(32) {
+        match self.random.below(37) {
             0..=6 => self.crash(host),
             7..=13 => self.drift(host),
             14..=16 => {
@@ -449,7 +492,21 @@ impl World {
             }
             23 => self.models[host].sticks ^= true,
             24 => self.retry(host),
-            26.. => self.more_trouble(host),
+            25..=26 => {
+                let seconds = i64::try_from(self.random.below(300)).unwrap();
+                let is_paused = self.is_paused(host);
+                self.pause(host, if is_paused { 0 } else { 1 + seconds });
+            }
+            27 => {
+                let error = self.random.below(7_200);
+                self.set_clock(i64::try_from(error).unwrap() - 3_600);
+            }
+            28 => self.hurry(host),
+            29 => {
+                self.note(host, "may be disturbed");
+                self.step(host, Event::Forced);
+            }
+            30..=35 => self.more_trouble(host),
             _ => {
                 let required = ImageName::new(&self.machines[host].required_image).unwrap();
                 self.models[host].reboots = Some(required);
@@ -501,12 +558,15 @@ impl World {
                     return self.crash(host);
                 }
                 let is_tree = matches!(request, Request::ReadTree(_));
+                let is_scan = matches!(request, Request::Scan);
                 let answer = self.models[host].ask(request, &mut self.random);
                 if is_commit && matches!(answer, Answer::Accepted) {
                     self.updating.insert(host);
                 }
                 let event = match answer {
                     Answer::Tree(tree) => Event::TreeRead(ticket, tree),
+                    Answer::Scanned(version) => Event::Scanned(ticket, Ok(version)),
+                    Answer::Failed(failure) if is_scan => Event::Scanned(ticket, Err(failure)),
                     Answer::Accepted => Event::Accepted(ticket),
                     Answer::Failed(failure) if is_tree => Event::TreeFailed(ticket, failure),
                     Answer::Failed(failure) => Event::CallFailed(ticket, failure),
@@ -553,6 +613,7 @@ impl World {
             | Event::TreeRead(ticket, _)
             | Event::Planned(ticket, _)
             | Event::TreeFailed(ticket, _)
+            | Event::Scanned(ticket, _)
             | Event::Accepted(ticket)
             | Event::CallFailed(ticket, _) => *ticket,
             _ => return,
@@ -570,13 +631,14 @@ impl World {
             self.step(host, Event::PollFailed(ticket, failure));
         } else {
             self.step(host, Event::CallFailed(ticket, failure.clone()));
-            self.step(host, Event::TreeFailed(ticket, failure));
+            self.step(host, Event::TreeFailed(ticket, failure.clone()));
+            self.step(host, Event::Scanned(ticket, Err(failure)));
         }
     }
 
     fn time(&self) -> Now {
         let seconds = i64::try_from(self.now.as_secs()).unwrap();
-        let seconds = (self.troubles.wall)(seconds);
+        let seconds = (self.troubles.wall)(seconds) + self.clock_error;
         Now { elapsed: self.now, wall: Time { seconds, nanoseconds: self.now.subsec_nanos() } }
     }
 
@@ -615,6 +677,7 @@ impl World {
             Effect::ReadTree(ticket, root) => {
                 ("read-tree", ticket, Message::Ask(Request::ReadTree(root)), CALL_LIMIT)
             }
+            Effect::Scan(ticket, _) => ("scan", ticket, Message::Ask(Request::Scan), CALL_LIMIT),
             Effect::Plan(ticket, job) => {
                 let planned = job.run().map(Arc::new).map_err(|error| error.to_string());
                 let event = Box::new(Event::Planned(ticket, planned));
@@ -691,8 +754,8 @@ impl World {
         let driver = self.drivers[host].as_mut().expect("only a driver has effects");
         assert!(driver.open.insert(ticket, is_poll).is_none(), "a ticket is used once");
         let polls = driver.open.values().filter(|is_poll| **is_poll).count();
-        // One poll; one call, one tree and two plans.
-        assert!(polls <= 1 && driver.open.len() <= 5, "too much at one time: {:?}", driver.open);
+        // One poll; one call, one tree, one scan and two plans.
+        assert!(polls <= 1 && driver.open.len() <= 6, "too much at one time: {:?}", driver.open);
     }
 }
 

@@ -8,5 +8,6 @@ mod converges;
 mod debian;
 mod events;
 mod faults;
+mod orders;
 mod simulated;
 mod trees;

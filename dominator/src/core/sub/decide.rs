@@ -17,7 +17,7 @@ use common::api::subd::{
     Activity, CleanupRequest, CommitRequest, Expects, FetchRequest, PollRequest, PrepareRequest,
     ScanReport, SetConfigurationRequest,
 };
-use common::plan::Plan;
+use common::plan::{Operation, Plan};
 use common::scope::Scope;
 use common::tree::Tree;
 use common::when::moment;
@@ -28,7 +28,7 @@ use super::{
     Call, Context, Effect, Fetch, ImageState, KnownScope, Now, Polling, Purpose, Reach, Sub,
     Ticket, Update, View,
 };
-use crate::core::pace::{HOLD_FIRST, POLL_WAIT, jittered};
+use crate::core::pace::{POLL_WAIT, jittered};
 use crate::core::planning::{PlanJob, PlanKey, Planned};
 use crate::core::required::RequiredImage;
 use crate::core::words::{counted, plain};
@@ -41,6 +41,10 @@ const REBOOT_LONGEST: Duration = Duration::from_secs(900);
 
 /// How many paths a status names.
 const PATHS_NAMED: usize = 3;
+
+/// How long the paths are together that `not-converging` names, in bytes: the rest of the sentence
+/// has room beside them.
+const NOT_CONVERGING_BYTES: usize = 800;
 
 /// The longest detail of a status, in bytes. Parts of it come from machines and image servers.
 const DETAIL_BYTES_MAX: usize = 1_000;
@@ -59,6 +63,7 @@ impl Sub {
     pub(super) fn decide(&mut self, now: Now, context: &Context<'_>, effects: &mut Vec<Effect>) {
         self.wake = None;
         self.tell_end(effects);
+        self.look_at_pause(now);
         self.keep_polling(now, context, effects);
         let verdict = match (&self.reach, self.view.take()) {
             (Reach::Bad(failure), view) => {
@@ -99,8 +104,10 @@ impl Sub {
         if status == Status::Synced {
             self.last_synced = Some(now.wall);
         }
+        let is_news = status != self.status || detail != self.detail;
         self.status = status;
         self.detail = detail;
+        self.count_version(is_news);
     }
 
     fn keep_polling(&mut self, now: Now, context: &Context<'_>, effects: &mut Vec<Effect>) {
@@ -134,6 +141,7 @@ impl Sub {
         self.recognized(view, effects)?;
         self.not_busy_by_itself(view)?;
         self.not_updating(view)?;
+        self.hurried(view, effects)?;
         let image = match &self.image {
             ImageState::Undefined => {
                 return stop(Status::ImageUndefined, "the machine database names no image for it");
@@ -155,18 +163,21 @@ impl Sub {
 
     /// True if the sub knows that it has this image. One that has the tree already, from another
     /// image or by chance, is told by an update without changes, so that it learns the triggers.
-    fn is_recorded(&self, view: &View, image: &RequiredImage) -> bool {
+    pub(super) fn is_recorded(&self, view: &View, image: &RequiredImage) -> bool {
         view.report.last_image.as_ref() == Some(image.name())
     }
 
     /// True if nothing must be carried out on the machine.
     fn is_held(&self, view: &View) -> bool {
-        self.brake.is_some() || self.machine.disable_updates || view.report.paused.is_some()
+        self.brake.is_some()
+            || self.machine.disable_updates
+            || self.pause_in_words().is_some()
+            || view.report.paused.is_some()
     }
 
     /// The machine does not have to finish what it began: it does so by itself, and refuses
     /// everything else meanwhile.
-    fn not_busy_by_itself(&self, view: &View) -> Stage<()> {
+    pub(super) fn not_busy_by_itself(&self, view: &View) -> Stage<()> {
         if let Some(why) = view.stuck() {
             let detail = format!(
                 "the update can neither be finished nor put back: {why}; the machine itself tries \
@@ -180,7 +191,7 @@ impl Sub {
         Continue(())
     }
 
-    fn not_updating(&self, view: &View) -> Stage<()> {
+    pub(super) fn not_updating(&self, view: &View) -> Stage<()> {
         let told = |purpose: Purpose| matches!(purpose, Purpose::Commit(_));
         if matches!(view.report.activity, Activity::Updating { .. }) {
             return stop(Status::Updating, "carries out the update; then its triggers run");
@@ -316,6 +327,7 @@ impl Sub {
         (self.hold, self.holds) = (None, 0);
         (self.update, self.fetch, self.done, self.cleared) = (None, None, None, None);
         self.settled(effects);
+        self.forget_force();
         let generation = view.report.version.generation;
         let is_idle = matches!(view.report.activity, Activity::Idle);
         let next = self.look_ahead(view, image, now, context, effects);
@@ -334,8 +346,8 @@ impl Sub {
         }
         let mut detail = format!("equals {}", image.name());
         if view.report.trigger_failures.is_empty() {
-            if let Some(next) = next {
-                write!(detail, "; {next}").expect("writing to a String cannot fail");
+            for more in next.into_iter().chain(self.pause_in_words()) {
+                write!(detail, "; {more}").expect("writing to a String cannot fail");
             }
             return Continue((Status::Synced, detail));
         }
@@ -405,19 +417,14 @@ impl Sub {
             let detail = format!(
                 "the update was carried out, and the same is to be done again: {}; does something \
                  on the machine undo it?",
-                paths(&planned.plan)
+                paths_within(&planned.plan, NOT_CONVERGING_BYTES)
             );
             self.hold_back(now, context, Status::NotConverging, detail);
         }
         let Some(hold) = &self.hold else { return Continue(()) };
         let is_same =
             hold.image == image.digest && hold.plan.is_none_or(|failed| failed == planned.digest);
-        let is_firm = hold.plan.is_some() || hold.status == Status::Held;
-        let until = if is_firm || hold.scan == planned.key.scan {
-            hold.until
-        } else {
-            hold.until.min(hold.since + HOLD_FIRST)
-        };
+        let until = hold.end(planned.key.scan);
         if is_same && now.elapsed < until {
             let verdict = (hold.status, format!("{}; is tried again later", hold.detail));
             self.wake_by(until);
@@ -491,6 +498,9 @@ impl Sub {
             let detail = format!("{todo}, all objects are there");
             return self.unless_braked(Status::UpdatesDisabled, detail);
         }
+        if let Some(why) = self.pause_in_words() {
+            return stop(Status::Paused, format!("{todo}, all objects are there; {why}"));
+        }
         if let Some(paused) = &view.report.paused {
             let (until, reason) = (moment(paused.until), &paused.reason);
             let detail = format!("{todo}; paused on the machine itself until {until}: {reason}");
@@ -527,7 +537,7 @@ impl Sub {
                     plan: Plan::clone(&planned.plan),
                     triggers: image.content.triggers.clone(),
                     health_check: image.content.health_check.clone(),
-                    force_disruption: false,
+                    force_disruption: self.is_forced(planned),
                     expires_seconds: EXPIRES_SECONDS,
                 };
                 let call = Call::Prepare(Box::new(request));
@@ -574,12 +584,13 @@ impl Sub {
 
     /// The verdict; while the brake is on, that it is on.
     fn unless_braked<T>(&self, status: Status, detail: String) -> Stage<T> {
-        match &self.brake {
-            None => self.waiting(status, detail),
-            Some(reason) => stop(
+        match (&self.brake, self.pause_in_words()) {
+            (None, None) => self.waiting(status, detail),
+            (Some(reason), _) => stop(
                 Status::UpdatesDisabled,
                 format!("{detail}; updates of all machines are disabled: {reason}"),
             ),
+            (None, Some(why)) => stop(Status::Paused, format!("{detail}; {why}")),
         }
     }
 }
@@ -595,15 +606,30 @@ fn describe(plan: &Plan) -> String {
 
 /// The first paths of a plan, with what is wrong with each.
 fn paths(plan: &Plan) -> String {
+    let named: Vec<String> = plan.operations.iter().take(PATHS_NAMED).map(path_of).collect();
+    let more = if plan.operations.len() > PATHS_NAMED { " ..." } else { "" };
+    named.join(", ") + more
+}
+
+/// As many paths of a plan as fit into so many bytes, but at least one, with what is wrong with
+/// each.
+fn paths_within(plan: &Plan, bytes: usize) -> String {
     let mut text = String::new();
-    for operation in plan.operations.iter().take(PATHS_NAMED) {
+    for (index, operation) in plan.operations.iter().enumerate() {
+        let path = path_of(operation);
+        if index > 0 && text.len() + path.len() > bytes {
+            write!(text, ", and {} more", plan.operations.len() - index)
+                .expect("writing to a String cannot fail");
+            break;
+        }
         let separator = if text.is_empty() { "" } else { ", " };
-        let reason: Vec<&str> = operation.reason.iter().map(|reason| reason.name()).collect();
-        write!(text, "{separator}{} ({})", operation.path, reason.join(" "))
-            .expect("writing to a String cannot fail");
-    }
-    if plan.operations.len() > PATHS_NAMED {
-        text.push_str(" ...");
+        write!(text, "{separator}{path}").expect("writing to a String cannot fail");
     }
     text
+}
+
+/// The path of an operation, with what is wrong with it.
+pub(super) fn path_of(operation: &Operation) -> String {
+    let reason: Vec<&str> = operation.reason.iter().map(|reason| reason.name()).collect();
+    format!("{} ({})", operation.path, reason.join(" "))
 }

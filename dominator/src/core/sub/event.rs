@@ -5,9 +5,10 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use common::api::dominator::Status;
+use common::api::dominator::orders::{DefaultImage, UpdatePause};
 use common::api::subd::{
     CleanupRequest, CommitRequest, FetchRequest, Outcome, PollReply, PollRequest, PrepareRequest,
-    SetConfigurationRequest,
+    SetConfigurationRequest, Version,
 };
 use common::mdb::Machine;
 use common::object::ObjectId;
@@ -91,7 +92,8 @@ pub enum FailureKind {
     Refused,
     /// The machine does not allow it for now: it is paused, or guarded from disruption.
     Held,
-    /// The brake was pulled before the call was sent, or while it was on its way.
+    /// The brake was pulled, or the machine paused, before the call was sent or while it was on its
+    /// way.
     Braked,
 }
 
@@ -144,6 +146,19 @@ pub enum Event {
     Retried,
     /// The roster has judged whether the machine is the one that is meant.
     Recognized(Verdict),
+    /// An operator has paused the updates of the machine, or lets them go on. A pause ends by
+    /// itself, by [`Now::wall`].
+    Pause(Option<Arc<UpdatePause>>),
+    /// This is the image of machines whose record names none; [`Event::Assigned`] follows.
+    DefaultImage(Option<Arc<DefaultImage>>),
+    /// The operator wants the pending plan carried out even if the machine does not want to be
+    /// disturbed.
+    Forced,
+    /// The operator wants the machine brought up to date now.
+    Hurried,
+    /// The machine has scanned, and its report of this version or a later one has what it found; or
+    /// it cannot scan at once.
+    Scanned(Ticket, Result<Version, Failure>),
     /// The sub answered a poll.
     Polled(Ticket, Box<PollReply>),
     /// The sub did not answer a poll.
@@ -176,6 +191,8 @@ pub enum Effect {
     /// Tell the roster. [`News::Seen`] is answered by [`Event::Recognized`], which also comes by
     /// itself.
     Tell(News),
+    /// Have the sub look at its whole tree at once, and wait until it has; this was its version.
+    Scan(Ticket, Version),
     /// The status has changed to this.
     Record(Status, String),
     /// The Commit that comes next in the same step orders this: it must be on record before the

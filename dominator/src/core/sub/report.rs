@@ -3,7 +3,9 @@
 
 use core::net::SocketAddr;
 
+use common::api::dominator::orders::UpdatePause;
 use common::api::dominator::{Status, SubDetail, SubSummary};
+use common::tree::Time;
 
 use super::missing::Missing;
 use super::{Sub, View};
@@ -47,7 +49,6 @@ impl Sub {
             detail: self.detail.clone(),
             since: self.since,
             required_image: self
-                .machine
                 .required()
                 .map_or_else(String::new, |name| name.as_str().to_owned()),
             planned_image: self
@@ -64,9 +65,9 @@ impl Sub {
         }
     }
 
-    /// All there is to tell.
+    /// All there is to tell, at this time of day.
     #[must_use]
-    pub fn detailed(&self, address: Option<SocketAddr>) -> SubDetail {
+    pub fn detailed(&self, address: Option<SocketAddr>, now: Time) -> SubDetail {
         let image = self.image.digest();
         let planned = self.planned.as_ref().filter(|planned| Some(planned.key.image) == image);
         let missing = match (planned, &self.view) {
@@ -89,6 +90,7 @@ impl Sub {
             missing_objects: u32::try_from(missing.count).unwrap_or(u32::MAX),
             missing_bytes: missing.bytes,
             history: self.history.newest_first(),
+            pause: self.paused(now).map(|pause| UpdatePause::clone(pause)),
         }
     }
 }

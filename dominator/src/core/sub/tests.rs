@@ -1,6 +1,8 @@
 //! Scripts of events, with what the state machine makes of each.
 
+mod explained;
 mod held;
+mod orders;
 mod script;
 
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use super::super::*;
 use super::script::{Script, image};
 
 /// As a sub that has the object of the only change, with the update about to be staged.
-fn ready() -> Script {
+pub(super) fn ready() -> Script {
     let mut script = Script::new(image("base", &[("/a", "1")]));
     script.cache(&["1"]);
     let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };

@@ -56,6 +56,10 @@ pub(super) fn image(name: &str, files: &[(&str, &str)]) -> ImageState {
 pub(super) struct Script {
     pub(super) sub: Sub,
     now: Duration,
+    /// How far the time of day is from [`Script::now`], in seconds.
+    pub(super) clock_error: i64,
+    /// The last question for a scan at once.
+    pub(super) scan_asked: Option<Ticket>,
     pub(super) image: ImageState,
     pub(super) planned: ImageState,
     /// What the sub would report.
@@ -96,6 +100,8 @@ impl Script {
         let mut script = Self {
             sub: Sub::new(machine, 0, now),
             now: Duration::ZERO,
+            clock_error: 0,
+            scan_asked: None,
             image,
             planned: ImageState::Undefined,
             reply,
@@ -168,6 +174,11 @@ impl Script {
         self.step("failed", Event::CallFailed(ticket, failure));
     }
 
+    pub(super) fn time(&self) -> Now {
+        let seconds = i64::try_from(self.now.as_secs()).unwrap() + self.clock_error;
+        Now { elapsed: self.now, wall: Time { seconds, nanoseconds: 0 } }
+    }
+
     pub(super) fn wait(&mut self, seconds: u64) {
         self.now += Duration::from_secs(seconds);
         self.step("wake", Event::Wake);
@@ -175,7 +186,7 @@ impl Script {
 
     /// Steps, and steps again with what the shell would bring at once: trees and plans.
     pub(super) fn step(&mut self, name: &str, event: Event) {
-        let now = Now { elapsed: self.now, wall: Time::default() };
+        let now = self.time();
         let sources = ["images:6971".to_owned()];
         let context = Context { jitter: 500, sources: &sources };
         let effects = self.sub.step(now, event, &context);
@@ -223,6 +234,10 @@ impl Script {
                     next.push(Event::Recognized(Verdict { number, wrong: None }));
                 }
                 Effect::Tell(_) => {}
+                Effect::Scan(ticket, _) => {
+                    self.scan_asked = Some(ticket);
+                    done.push("scan".to_owned());
+                }
             }
         }
         if next.is_empty() {
