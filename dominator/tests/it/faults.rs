@@ -168,6 +168,7 @@ fn the_time_of_day_decides_nothing() {
     let run = |wall: fn(i64) -> i64| {
         let mut world = world_of(20, 4, Faults { trouble_every: 2_000, ..BAD });
         world.troubles().wall = wall;
+        world.troubles().is_timeless = true;
         world.run_until(10 * MINUTE);
         world.trace
     };

@@ -263,6 +263,10 @@ impl World {
         self.step(host, Event::Pause(self.pauses[host].clone()));
     }
 
+    pub fn required(&self, host: usize) -> &str {
+        &self.machines[host].required_image
+    }
+
     pub fn is_paused(&self, host: usize) -> bool {
         self.pauses[host].as_ref().is_some_and(|pause| pause.holds(self.time().wall))
     }
@@ -492,6 +496,7 @@ impl World {
             }
             23 => self.models[host].sticks ^= true,
             24 => self.retry(host),
+            25..=27 if self.troubles.is_timeless => {}
             25..=26 => {
                 let seconds = i64::try_from(self.random.below(300)).unwrap();
                 let is_paused = self.is_paused(host);

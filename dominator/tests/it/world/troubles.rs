@@ -25,6 +25,8 @@ pub struct Troubles {
     exchanged: BTreeMap<usize, usize>,
     /// How often a subd is killed when it is told to carry out an update, in per cent.
     pub cut_commits: u64,
+    /// Nothing is ordered that has to do with the time of day.
+    pub is_timeless: bool,
     /// The time of day at each second of the simulation.
     pub wall: fn(i64) -> i64,
     /// Who answered the last poll of each machine.
@@ -44,6 +46,7 @@ impl Default for Troubles {
             babbling: BTreeSet::new(),
             exchanged: BTreeMap::new(),
             cut_commits: 0,
+            is_timeless: false,
             wall: |seconds| seconds,
             met: BTreeMap::new(),
             staged: BTreeMap::new(),
@@ -138,7 +141,9 @@ impl World {
             (model.fails, model.sticks, model.sick) = (false, false, None);
             model.pause(None);
         }
+        self.set_clock(0);
         for host in 0..self.models.len() {
+            self.pause(host, 0);
             self.disable(host, false);
             self.collect(host);
         }
