@@ -398,7 +398,12 @@ async fn put_on_record(
         return Err(braked("the brake was pulled"));
     }
     let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
-    recorded.map_err(|error| busy(error.to_string()))
+    recorded.map_err(|error| busy(error.to_string()))?;
+    // The disk takes its time: another machine may have shown meanwhile whose copy this is.
+    if shared.identities.is_doubted(host) {
+        return Err(busy("it may be another machine than the one that is meant".to_owned()));
+    }
+    Ok(())
 }
 
 fn braked(why: &str) -> Failure {

@@ -138,6 +138,12 @@ impl Identities {
         }
     }
 
+    /// True if what answers for the record may be another machine.
+    #[must_use]
+    pub fn is_doubted(&self, hostname: &str) -> bool {
+        self.locked().roster.is_doubted(hostname)
+    }
+
     /// Takes an operator's word that what answers for a record is the machine that is meant. Must
     /// not be called by a task: it waits for the disk.
     ///

@@ -380,6 +380,12 @@ impl Roster {
         self.change(&name, |entry| entry.known = Some(known))
     }
 
+    /// True if what answers for the record may be another machine.
+    #[must_use]
+    pub fn is_doubted(&self, name: &str) -> bool {
+        self.entries.get(name).is_some_and(|entry| entry.wrong.is_some())
+    }
+
     /// What is to be kept, or not any more, since this was last asked.
     pub fn take_dirty(&mut self) -> Vec<(Arc<str>, Option<Known>)> {
         let dirty = std::mem::take(&mut self.dirty).into_iter();
