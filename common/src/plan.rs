@@ -17,6 +17,7 @@ pub mod apply;
 pub mod diff;
 pub mod job;
 mod order;
+pub mod preview;
 pub mod safety;
 
 use std::collections::BTreeMap;

@@ -7,6 +7,8 @@
 //! ```
 // tidy: core
 
+pub mod services;
+
 use serde::{Deserialize, Serialize};
 
 use crate::filter::{PatternError, Patterns};

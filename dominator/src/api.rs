@@ -2,6 +2,8 @@
 
 mod events;
 mod orders;
+mod plan;
+mod settings;
 
 use std::sync::Arc;
 
@@ -29,6 +31,8 @@ use crate::identities::TrustOrderError;
 #[must_use]
 pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router {
     let router = events::methods(router, fleet);
+    let router = plan::methods(router, fleet);
+    let router = settings::methods(router, fleet, tracker);
     let fleet_of = || Arc::clone(fleet);
     let (list, show, status) = (fleet_of(), fleet_of(), fleet_of());
     let (disable, enable) = (fleet_of(), fleet_of());
@@ -112,8 +116,16 @@ async fn finish(
     tracker: TaskTracker,
     order: impl Future<Output = Result<(), OrderError>> + Send + 'static,
 ) -> Result<Done, Fault> {
+    to_the_end(tracker, order).await.map(|()| Done {})
+}
+
+/// As [`finish`], of an order that has a result.
+async fn to_the_end<T: Send + 'static>(
+    tracker: TaskTracker,
+    order: impl Future<Output = Result<T, OrderError>> + Send + 'static,
+) -> Result<T, Fault> {
     match tracker.spawn(order).await {
-        Ok(Ok(())) => Ok(Done {}),
+        Ok(Ok(result)) => Ok(result),
         Ok(Err(error)) => Err(fault_of(&error)),
         Err(error) => Err(Fault::new(FaultCode::Internal, error.to_string())),
     }
@@ -143,9 +155,12 @@ pub fn fault_of(error: &OrderError) -> Fault {
         OrderError::NoReason
         | OrderError::LongReason
         | OrderError::NoForceReason
+        | OrderError::Settings { .. }
         | OrderError::Filter { .. }
         | OrderError::Pause { .. } => FaultCode::BadRequest,
         OrderError::DefaultImage { .. } => FaultCode::Held,
+        OrderError::TooManyMachines => FaultCode::TooLarge,
+        OrderError::NoPlan { .. } => FaultCode::Unavailable,
         OrderError::Stopping => FaultCode::Unavailable,
     };
     Fault::new(code, report(error))

@@ -17,6 +17,7 @@ pub mod pace;
 pub mod pauses;
 pub mod remarks;
 pub mod selection;
+pub mod settings;
 pub mod sub;
 
 pub use common::image::required;

@@ -20,7 +20,7 @@ use crate::chance::Clock;
 use crate::core::herd::EditLimits;
 use crate::core::pauses::Pauses;
 use crate::driver::Shared;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, SETTINGS};
 use crate::gate::Gate;
 use crate::history::History;
 use crate::identities::Identities;
@@ -233,6 +233,8 @@ pub async fn run(
     let identities =
         Identities::open(Arc::clone(&state)).map_err(|source| StartError::State { source })?;
     let identities = Arc::new(identities);
+    let settings = state.get(SETTINGS).map_err(|source| StartError::State { source })?;
+    let settings = settings.unwrap_or_default();
     if let Some(brake) = &brake {
         tracing::warn!(reason = %brake.reason, who = %brake.who, "updates are disabled");
     }
@@ -270,6 +272,7 @@ pub async fn run(
         state,
         arguments.mdb_limits(),
         kept,
+        settings,
         tracker.clone(),
         stop.clone(),
     ));

@@ -5,6 +5,8 @@ pub mod explain;
 pub mod facts;
 mod machine_database;
 mod orders;
+mod plan;
+mod settings;
 mod trust;
 
 pub use common::when;
@@ -170,6 +172,28 @@ enum Command {
         /// Where to write it; nothing may be there
         file: std::path::PathBuf,
     },
+    /// Say what would be done to a machine, or under a whole machine database; nothing is done
+    ///
+    /// Nothing is written anywhere, and no machine is told anything. Exits with 0 if nothing would
+    /// change, and with 3 if something would, or if that is not known of a machine.
+    #[command(after_help = "Examples:\n  \
+        domtool --insecure plan web1\n  \
+        domtool --insecure plan web1 --image web/7\n  \
+        domtool --insecure plan --mdb fleet.json --verbose")]
+    Plan(plan::Command),
+    /// Say how much subs may take of their machines: for the fleet, for a tag, or for a machine
+    ///
+    /// The value for a host counts before those for its tags, and these before the one for the
+    /// fleet. Of several tags of a machine, the one whose name comes first in the alphabet counts,
+    /// and of one name NAME=VALUE before NAME. The machine's own configuration is a ceiling: a
+    /// higher value changes nothing there.
+    #[command(after_help = "Examples:\n  \
+        domtool --insecure set-config --fleet network-percent=5 --why \"slow links\"\n  \
+        domtool --insecure set-config --tag tier=front cpu-percent=2 --why \"busy by day\"\n  \
+        domtool --insecure set-config --host web1 --unset cpu-percent --why \"as the others\"")]
+    SetConfig(settings::Set),
+    /// Show how much subs may take of their machines, and where each value comes from
+    GetConfig(settings::Get),
     /// Show how the dominator itself is doing
     Status,
 }
@@ -221,6 +245,8 @@ enum ToolError {
     },
     #[error("the backup did not arrive as it was made: try again")]
     OtherCopy,
+    #[error("the dominator plans for none of the machines that it is asked about")]
+    NoProgress,
 }
 
 impl ToolError {
@@ -237,7 +263,8 @@ impl ToolError {
             | Self::NoNotice
             | Self::Moment { .. }
             | Self::Backup { .. }
-            | Self::OtherCopy => &[],
+            | Self::OtherCopy
+            | Self::NoProgress => &[],
         }
     }
 }
@@ -258,6 +285,9 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
         }
         Command::Trust(order) => return trust::run(client, format, order).await,
         Command::Order(command) => return orders::run(client, format, command).await,
+        Command::Plan(command) => return plan::run(client, format, command).await,
+        Command::SetConfig(set) => return Ok(settings::set(client, format, set).await?),
+        Command::GetConfig(get) => return Ok(settings::get(client, format, get).await?),
         Command::ListSubs { hosts, status, image, location, tag } => {
             let request = ListSubsRequest {
                 statuses: status.clone(),

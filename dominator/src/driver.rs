@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use common::api::dominator::orders::DefaultImage;
-use common::api::subd::{Cleanup, Commit, Fetch, Poll, PollRequest, Prepare, SetConfiguration};
+use common::api::subd::{
+    Cleanup, Commit, Fetch, Limits, Poll, PollRequest, Prepare, SetConfiguration,
+};
 use common::image::ImageName;
 use common::mdb::Machine;
 use common::object::ObjectId;
@@ -138,6 +140,11 @@ impl Handle {
     #[must_use]
     pub fn retry(&self) -> bool {
         self.order(Sub::retry)
+    }
+
+    /// Has the sub keep to `limits`.
+    pub fn configure(&self, limits: Limits) {
+        let _is_new = self.order(|sub| sub.configure(limits));
     }
 
     /// Gives an order to the state machine; it is acted on at once if it was of use.

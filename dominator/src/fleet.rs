@@ -2,13 +2,16 @@
 
 mod intake;
 mod orders;
+mod plan;
 mod records;
+mod settings;
 mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use common::api::dominator::orders::DefaultImage;
+use common::api::dominator::plan::{Gap, MACHINES_MAX};
 use common::api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSummary};
 use common::api::subd::Alarm;
 use common::image::ImageName;
@@ -26,10 +29,13 @@ use crate::core::order::{ORDER_TEXT_MAX, Order};
 use crate::core::pauses::PauseError;
 use crate::core::remarks::sentence;
 use crate::core::selection::Selection;
+use crate::core::settings::{Settings, SettingsError};
 use crate::core::sub::Sub;
 use crate::driver::{Handle, Shared, drive};
 use crate::identities::TrustOrderError;
 use crate::state::{State, StateError};
+
+pub use settings::SETTINGS;
 
 /// An order that cannot be carried out.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +101,26 @@ pub enum OrderError {
         /// Why.
         source: DefaultImageError,
     },
+    /// Values for subs are not accepted.
+    #[error("the configuration is not changed")]
+    Settings {
+        /// Why.
+        #[source]
+        source: SettingsError,
+    },
+    /// No plan can be made.
+    #[error("nobody can say what would be done to {hostname}: {}: {why}", gap.name())]
+    NoPlan {
+        /// The machine.
+        hostname: String,
+        /// What is missing.
+        gap: Gap,
+        /// The same in words.
+        why: String,
+    },
+    /// Too many machines are asked about at once.
+    #[error("at most {MACHINES_MAX} machines are planned for in one call")]
+    TooManyMachines,
     /// The brake was pulled without saying why.
     #[error("say why updates are to be disabled")]
     NoReason,
@@ -149,6 +175,7 @@ struct Watched {
 #[derive(Debug)]
 struct Inner {
     intake: Intake,
+    settings: Settings,
     watched: BTreeMap<String, Watched>,
     /// The image of machines whose record names none.
     default: Option<Arc<DefaultImage>>,
@@ -191,6 +218,10 @@ pub struct Fleet {
     intake: Mutex<()>,
     /// The copy of the database that is being read.
     copy: tokio::sync::Mutex<Option<records::KeptCopy>>,
+    /// Held while the configuration of subs changes, for the same reason.
+    configuring: tokio::sync::Mutex<()>,
+    /// Held while somebody is told what would be done: one at a time is enough beside the work.
+    planning: tokio::sync::Mutex<()>,
     tracker: TaskTracker,
     stop: CancellationToken,
     /// Why nobody could be told of alarms the last time.
@@ -198,19 +229,21 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A fleet without machines, which had `kept` before it was restarted; its tasks are in
-    /// `tracker` and end when `stop` is cancelled.
+    /// A fleet without machines, which had `kept` and `settings` before it was restarted; its tasks
+    /// are in `tracker` and end when `stop` is cancelled.
     #[must_use]
     pub fn new(
         shared: Arc<Shared>,
         state: Arc<State>,
         mdb_limits: EditLimits,
         kept: Option<Machines>,
+        settings: Settings,
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
         let inner = Inner {
             intake: Intake::new(mdb_limits, kept),
+            settings,
             watched: BTreeMap::new(),
             default: shared.default_image.borrow().clone(),
         };
@@ -222,6 +255,8 @@ impl Fleet {
             orders: tokio::sync::Mutex::default(),
             intake: Mutex::default(),
             copy: tokio::sync::Mutex::default(),
+            configuring: tokio::sync::Mutex::default(),
+            planning: tokio::sync::Mutex::default(),
             tracker,
             stop,
             alarm_error: Mutex::default(),
@@ -237,6 +272,7 @@ impl Fleet {
     fn start(&self, inner: &mut Inner, machine: Arc<Machine>) {
         let cancel = self.stop.child_token();
         let handle = Handle::new(Arc::clone(&machine), &self.shared);
+        handle.configure(inner.settings.limits_of(&machine));
         let hostname = machine.hostname.clone();
         handle.pause_updates(self.shared.pauses.of(&hostname));
         let watched = Watched { handle: Arc::clone(&handle), machine, cancel: cancel.clone() };

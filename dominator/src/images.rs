@@ -1,5 +1,7 @@
 //! Gets the images that machines must have from the image server, and keeps them at hand.
 
+mod asked;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -72,6 +74,7 @@ pub struct Images {
     formers: Mutex<VecDeque<Formerly>>,
     /// Held while one of them is asked for.
     asking: tokio::sync::Mutex<()>,
+    asked: Mutex<asked::Asked>,
     tracker: TaskTracker,
     stop: CancellationToken,
 }
@@ -93,6 +96,7 @@ impl Images {
             troubles: Mutex::default(),
             formers: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
+            asked: Mutex::default(),
             tracker,
             stop,
         })

@@ -359,6 +359,17 @@ impl Fleet {
         self.runtime.block_on(client.call::<M>(request)).context("a call failed")
     }
 
+    /// Gets a page of any daemon: its status and its content.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer.
+    pub fn get(&self, client: &Client, path: &str) -> anyhow::Result<(u16, Vec<u8>)> {
+        let (status, content) =
+            self.runtime.block_on(client.get(path)).context("a daemon does not answer")?;
+        Ok((status, content.to_vec()))
+    }
+
     /// What the dominator says of one machine.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use common::api::dominator::Status;
 use common::mdb::Machine;
 use common::wire::Method;
@@ -103,13 +103,15 @@ impl SimulatedFleet {
         self.ask::<GetMarks>(&())
     }
 
-    /// Replaces the machine database: it has all subs, each with the image that `image_of` gives
-    /// its number.
+    /// All subs as machines, each with the image that `image_of` gives its number.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written.
-    pub fn require<'name>(&self, image_of: impl Fn(usize) -> &'name String) -> anyhow::Result<()> {
+    /// If there are more subs than addresses.
+    pub fn machines<'name>(
+        &self,
+        image_of: impl Fn(usize) -> &'name String,
+    ) -> anyhow::Result<Vec<Machine>> {
         let mut machines = Vec::with_capacity(self.subs);
         for number in 0..self.subs {
             let address = address(FIRST, number).context("there are more subs than addresses")?;
@@ -121,7 +123,38 @@ impl SimulatedFleet {
                 ..Machine::default()
             });
         }
-        self.fleet.replace_mdb(&machines)
+        Ok(machines)
+    }
+
+    /// Replaces the machine database by [`SimulatedFleet::machines`].
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn require<'name>(&self, image_of: impl Fn(usize) -> &'name String) -> anyhow::Result<()> {
+        self.fleet.replace_mdb(&self.machines(image_of)?)
+    }
+
+    /// Has domtool say what would be done if [`SimulatedFleet::machines`] were the database: its
+    /// JSON, and how long that took.
+    ///
+    /// # Errors
+    ///
+    /// If it says that nothing would change, or fails.
+    pub fn plan<'name>(
+        &self,
+        image_of: impl Fn(usize) -> &'name String,
+    ) -> anyhow::Result<(serde_json::Value, Duration)> {
+        let candidate = self.fleet.mdb().with_file_name("candidate.json");
+        let text = serde_json::to_string(&self.machines(image_of)?)?;
+        std::fs::write(&candidate, text).context("cannot write a candidate")?;
+        let file = candidate.display().to_string();
+        let start = Instant::now();
+        let output = self.fleet.domtool(&["plan", "--mdb", &file, "--format", "json"])?;
+        let took = start.elapsed();
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(3), "domtool plan: {}: {said}", output.status);
+        Ok((serde_json::from_slice(&output.stdout)?, took))
     }
 
     /// How many machines have a status, by what the dominator says.

@@ -16,8 +16,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::api::subd::{
-    Activity, Alarm, CacheReport, Configuration, Identity, LastFetch, LastUpdate, Load, PollReply,
-    ScanCounters, ScanReport, Space, TriggerFailure, Version,
+    Activity, Alarm, CacheReport, Configuration, Identity, LastFetch, LastUpdate, Limits,
+    LimitsReport, Load, PollReply, ScanCounters, ScanReport, Space, TriggerFailure, Version,
 };
 use common::filter::Patterns;
 use common::object::ObjectId;
@@ -69,6 +69,8 @@ pub struct Measured {
     pub counters: ScanCounters,
     /// What subd takes of the machine.
     pub load: Load,
+    /// The machine's own ceilings.
+    pub ceilings: Limits,
     /// The clock.
     pub clock: Time,
 }
@@ -384,6 +386,10 @@ impl Board {
             space: measured.space,
             counters: measured.counters,
             load: measured.load,
+            limits: LimitsReport {
+                told: state.saved.configuration.limits,
+                ceilings: measured.ceilings,
+            },
             alarms: state.alarms(),
             paused: state.saved.paused.clone(),
             clock: measured.clock,

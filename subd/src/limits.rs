@@ -151,6 +151,18 @@ impl Budgets {
         self.inputs().speeds
     }
 
+    /// The machine's own ceilings, as polls report them.
+    #[must_use]
+    pub fn ceilings(&self) -> Limits {
+        let Ceilings { cpu_percent, scan_percent, write_percent, network_percent } = self.ceilings;
+        Limits {
+            cpu_percent: Some(cpu_percent),
+            scan_percent: Some(scan_percent),
+            write_percent: Some(write_percent),
+            network_percent: Some(network_percent),
+        }
+    }
+
     /// The limits in force, and what is used of them.
     #[must_use]
     pub fn load(&self) -> Load {

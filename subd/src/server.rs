@@ -154,7 +154,8 @@ impl Service {
         });
         let fetched_bytes = self.fetched_bytes.load(Ordering::Relaxed);
         let counters = ScanCounters { fetched_bytes, ..self.scanner.counters() };
-        Measured { space, counters, load: self.budgets.load(), clock: now() }
+        let (load, ceilings) = (self.budgets.load(), self.budgets.ceilings());
+        Measured { space, counters, load, ceilings, clock: now() }
     }
 
     fn directories(&self, digests: &[ObjectId]) -> Result<GetDirectoriesReply, Fault> {

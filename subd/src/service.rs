@@ -14,13 +14,10 @@ use std::time::Duration;
 
 use common::api::subd::TriggerFailure;
 use common::trigger::REBOOT;
+use common::trigger::services::{ServiceCall, Verb};
 
 use self::command::End;
 use self::outside::Outside;
-use crate::update::triggers::{ServiceCall, Verb};
-
-/// The name of subd's own service, unless the machine gives it another.
-pub const OWN_SERVICE: &str = "subd";
 
 /// How long one command may take.
 pub const TIME_MAX: Duration = Duration::from_secs(60);

@@ -6,7 +6,6 @@ pub mod error;
 pub mod facts;
 pub mod file;
 pub mod machine;
-pub mod preview;
 pub mod push;
 mod run;
 pub mod talk;

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `admission` | decides what is accepted (core) |
 //! | [`arrange`] | decides how a plan is staged and in which steps it becomes visible (core) |
-//! | [`triggers`] | decides what is done to which services (core) |
 //! | [`step`] | the steps as data (core) |
 //! | [`locking`] | decides which flags are taken away for them (core) |
 //! | `guard` | refuses what a read-only root or the kernel would, and sets flags |
@@ -44,7 +43,6 @@ mod reboot;
 pub mod recovery;
 pub mod stage;
 pub mod step;
-pub mod triggers;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};

@@ -6,6 +6,8 @@ pub mod explain;
 pub mod identity;
 pub mod machine_database;
 pub mod orders;
+pub mod plan;
+pub mod settings;
 
 use core::net::SocketAddr;
 
@@ -191,8 +193,8 @@ pub struct ListSubsRequest {
     pub tags: Vec<TagFilter>,
 }
 
-/// A tag that a machine must have to be listed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A tag that machines have.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TagFilter {
     /// Its name.
     pub name: String,

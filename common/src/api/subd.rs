@@ -27,7 +27,7 @@ pub use by_hand::{
     CheckHealth, CheckHealthReply, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX,
     PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, ScanNow, ScanNowRequest,
 };
-pub use limits::{Alarm, Limits, Load, Share};
+pub use limits::{Alarm, Limits, LimitsReport, Load, Share};
 
 /// Where a sub is in its own history. A poll answers when any of the three has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -360,6 +360,8 @@ pub struct PollReply {
     pub counters: ScanCounters,
     /// What subd takes of the machine.
     pub load: Load,
+    /// What it was told to take at most, and what its own configuration allows.
+    pub limits: LimitsReport,
     /// What an operator should know, sorted.
     pub alarms: Vec<Alarm>,
     /// Whether updates are paused on the machine itself.

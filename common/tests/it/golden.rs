@@ -136,6 +136,11 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::orders::FastUpdate>(samples::fast_update());
     pinned.method::<dominator::orders::WatchSub>(samples::watch_sub());
     pinned.method::<dominator::orders::SetDefaultImage>(samples::set_default_image());
+    pinned.method::<dominator::plan::PlanMachine>(samples::plan_machine());
+    pinned.method::<dominator::plan::PlanMachines>(samples::plan_machines());
+    pinned.method::<dominator::plan::CheckMdb>(samples::check_mdb());
+    pinned.method::<dominator::settings::SetSubConfiguration>(samples::set_sub_configuration());
+    pinned.method::<dominator::settings::GetSubConfiguration>(samples::get_sub_configuration());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 

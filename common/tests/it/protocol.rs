@@ -57,6 +57,11 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::orders::FastUpdate>(),
         row::<dominator::orders::WatchSub>(),
         row::<dominator::orders::SetDefaultImage>(),
+        row::<dominator::plan::PlanMachine>(),
+        row::<dominator::plan::PlanMachines>(),
+        row::<dominator::plan::CheckMdb>(),
+        row::<dominator::settings::SetSubConfiguration>(),
+        row::<dominator::settings::GetSubConfiguration>(),
         row::<mdb::GetMdb>(),
     ];
     let document = document();

@@ -11,6 +11,8 @@ use common::api::dominator::explain::*;
 use common::api::dominator::identity::TrustRequest;
 use common::api::dominator::machine_database::*;
 use common::api::dominator::orders::*;
+use common::api::dominator::plan::*;
+use common::api::dominator::settings::*;
 use common::api::dominator::*;
 use common::api::image_server::*;
 use common::api::mdb::{GetMdbReply, GetMdbRequest};
@@ -21,12 +23,14 @@ use common::filter::{Filter, Patterns};
 use common::image::{ComputedRule, Content, HealthCheck, Image, ImageName, Notes, Package};
 use common::object::{Algorithm, ObjectId};
 use common::path::TreePath;
+use common::plan::preview::{Changes, Preview, Summary};
 use common::plan::{Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan};
 use common::scope::{Attributes, Coverage, ScanSettings, Scope};
 use common::tree::{
     Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Times, Totals, Tree,
     TreeBuilder, Xattrs,
 };
+use common::trigger::services::{ServiceCall, ServiceCalls, Verb};
 use common::trigger::{Trigger, Triggers};
 
 /// An id of digits that are easy to find in a dump.
@@ -218,6 +222,17 @@ pub fn check_health() -> CheckHealthReply {
     CheckHealthReply { health: Some(Health::Passed) }
 }
 
+fn limits_report() -> LimitsReport {
+    let told = Limits { network_percent: Some(5), ..Limits::default() };
+    let ceilings = Limits {
+        cpu_percent: Some(5),
+        scan_percent: Some(2),
+        write_percent: Some(10),
+        network_percent: Some(3),
+    };
+    LimitsReport { told, ceilings }
+}
+
 fn space() -> Space {
     Space { free_bytes: 1 << 40, free_inodes: u64::MAX }
 }
@@ -255,6 +270,7 @@ pub fn poll() -> (PollRequest, PollReply) {
         space: space(),
         counters: counters(),
         load: load(),
+        limits: limits_report(),
         alarms: alarms(),
         paused: Some(paused()),
         clock: time(),
@@ -685,6 +701,110 @@ pub fn explain() -> (ExplainRequest, Explanation) {
         may: vec![Remedy { command, what: "tries again now".to_owned() }],
     };
     (ExplainRequest { hostname: "web-1".to_owned() }, reply)
+}
+
+fn summary_of_update() -> Summary {
+    let call = |service, verb| ServiceCall::new(service, verb);
+    Summary {
+        image: name("base/1"),
+        from: Some(name("base/0")),
+        same: false,
+        changes: changes(),
+        blocked: vec![Blocked { path: path("/var"), why: Obstacle::MountPoint }],
+        dangers: texts(&["it would take away the only kernel"]),
+        services: ServiceCalls {
+            before: vec![call("db", Verb::Stop)],
+            after: vec![call("db", Verb::Start), call("web", Verb::Reload)],
+            own: true,
+            reboot: false,
+            high_impact: true,
+        },
+        former_unknown: Some("it was deleted".to_owned()),
+    }
+}
+
+fn changes() -> Changes {
+    let reasons = [(Difference::Missing, 1), (Difference::Content, 2)].into();
+    Changes { create: 1, replace: 2, change: 3, remove: 4, reasons }
+}
+
+fn waits() -> Vec<(Status, String)> {
+    vec![(Status::UpdatesDisabled, "outage".to_owned())]
+}
+
+pub fn plan_machine() -> (PlanMachineRequest, PlanMachineReply) {
+    let Summary { image, from, same, changes, dangers, services, former_unknown, .. } =
+        summary_of_update();
+    let remove =
+        Operation { path: path("/g"), action: Action::Remove, reason: vec![Difference::Extra] };
+    let preview = Preview {
+        image,
+        from,
+        same,
+        changes,
+        plan: Plan { operations: vec![remove], blocked: Vec::new() },
+        dangers,
+        services,
+        former_unknown,
+        fetch_objects: 2,
+        fetch_bytes: 1 << 60,
+    };
+    let hostname = "web-1".to_owned();
+    let request = PlanMachineRequest { hostname, image: Some(name("base/1")) };
+    (request, PlanMachineReply { preview, waits: waits() })
+}
+
+pub fn plan_machines() -> (PlanMachinesRequest, PlanMachinesReply) {
+    let hostname = "web-1".to_owned();
+    let machine = common::mdb::Machine { hostname: hostname.clone(), ..Default::default() };
+    let update = Outlook::Update { update: 0, fetch_objects: 2, fetch_bytes: 1 << 60 };
+    let unknown = Outlook::Unknown { gap: Gap::NotReached, why: "refused".to_owned() };
+    let plan = |outlook| MachinePlan { hostname: hostname.clone(), outlook, waits: waits() };
+    let machines = vec![plan(update), plan(unknown)];
+    let reply = PlanMachinesReply { updates: vec![summary_of_update()], machines };
+    (PlanMachinesRequest { machines: vec![machine] }, reply)
+}
+
+pub fn check_mdb() -> (CheckMdbRequest, CheckMdbReply) {
+    let (reason, who) = ("outage".to_owned(), "ann".to_owned());
+    let hostname = "web-1".to_owned();
+    let machine = common::mdb::Machine { hostname, ..Default::default() };
+    let reply = CheckMdbReply {
+        held: Some("it lacks 6 of 10".to_owned()),
+        brake: Some(Brake { reason, who, since: time() }),
+        added: texts(&["a"]),
+        removed: texts(&["b"]),
+        changed: texts(&["c"]),
+    };
+    (CheckMdbRequest { machines: vec![machine] }, reply)
+}
+
+pub fn set_sub_configuration() -> (SetSubConfigurationRequest, SetSubConfigurationReply) {
+    let request = SetSubConfigurationRequest {
+        level: Level::Tag(TagFilter::parse("tier=front")),
+        values: [(Limit::NetworkPercent, Some(5)), (Limit::CpuPercent, None)].into(),
+        why: "slow links".to_owned(),
+        who: "ann".to_owned(),
+    };
+    (request, SetSubConfigurationReply { machines: 3 })
+}
+
+pub fn get_sub_configuration() -> (GetSubConfigurationRequest, GetSubConfigurationReply) {
+    let (who, why) = ("ann".to_owned(), "slow links".to_owned());
+    let setting = Setting { percent: 5, who, why, since: time() };
+    let hostname = "web-1".to_owned();
+    let level = Level::Host(hostname.clone());
+    let machine = MachineConfiguration {
+        hostname: hostname.clone(),
+        wanted: Limits { network_percent: Some(5), ..Limits::default() },
+        from: [(Limit::NetworkPercent, level.clone())].into(),
+        reported: Some(limits_report()),
+        trouble: Some("refused".to_owned()),
+    };
+    let values = [(Limit::NetworkPercent, setting)].into();
+    let levels = vec![LevelSettings { level, values }];
+    let reply = GetSubConfigurationReply { levels, machine: Some(machine) };
+    (GetSubConfigurationRequest { hostname: Some(hostname) }, reply)
 }
 
 pub fn clear_safety_shutoff() -> (ClearSafetyShutoffRequest, Done) {

@@ -13,7 +13,7 @@ use common::mdb::{Edit, Machine, Machines};
 use common::object::{Algorithm, ObjectId};
 use common::tree::Time;
 
-use super::herd::{Change, EditLimits, Herd};
+use super::herd::{Change, Doubt, EditLimits, Herd};
 
 /// A machine database that waits for an operator.
 #[derive(Clone, Debug)]
@@ -79,13 +79,9 @@ impl Intake {
 
     /// Is offered a machine database.
     pub fn offer(&mut self, machines: Machines, now: Time) -> Outcome {
-        let mut known = self.herd.clone();
-        if let Some(kept) = &self.kept {
-            known.take(kept.clone());
-        }
         self.error = None;
         self.read = Some(now);
-        let Some(doubt) = known.doubt(&machines, self.limits) else {
+        let Some(doubt) = self.doubt(&machines) else {
             (self.kept, self.held) = (None, None);
             let changes = self.herd.take(machines);
             return Outcome { keep: !changes.is_empty(), changes, news: None };
@@ -123,6 +119,19 @@ impl Intake {
             return Err(if is_held { AcceptError::OtherHeld } else { AcceptError::NothingHeld });
         };
         Ok(Outcome { changes: self.herd.take(held.machines), keep: true, news: None })
+    }
+
+    /// Why `machines` would be held, if they would.
+    #[must_use]
+    pub fn doubt(&self, machines: &Machines) -> Option<Doubt> {
+        match &self.kept {
+            None => self.herd.doubt(machines, self.limits),
+            Some(kept) => {
+                let mut known = self.herd.clone();
+                known.take(kept.clone());
+                known.doubt(machines, self.limits)
+            }
+        }
     }
 
     /// Goes on with what was in force before the restart, if nothing else is in force yet.

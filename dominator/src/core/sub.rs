@@ -16,11 +16,13 @@
 // tidy: core
 
 mod ahead;
+mod bounds;
 mod decide;
 mod event;
 mod explain;
 mod missing;
 mod orders;
+mod prospect;
 mod recognition;
 mod record;
 mod report;
@@ -39,9 +41,11 @@ use common::scope::Scope;
 use common::tree::{Time, Tree};
 
 pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Ticket};
+pub use prospect::Prospect;
 pub use view::{Unusable, View};
 
 use ahead::Ahead;
+use bounds::Bounds;
 use missing::Missing;
 use orders::Orders;
 use recognition::Recognition;
@@ -77,6 +81,7 @@ enum Polling {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Scan(Scope),
+    Limits,
     Fetch(u64),
     Ahead(u64),
     Prepare(u64),
@@ -152,6 +157,7 @@ pub struct Sub {
     machine: Arc<Machine>,
     image: ImageState,
     ahead: Ahead,
+    bounds: Bounds,
     brake: Option<Arc<str>>,
 
     last_ticket: u64,
@@ -215,6 +221,7 @@ impl Sub {
             machine,
             image: ImageState::Undefined,
             ahead: Ahead::default(),
+            bounds: Bounds::default(),
             brake: None,
             last_ticket: 0,
             last_id: first_id,
@@ -473,6 +480,9 @@ impl Sub {
         if let Purpose::Ahead(_) = purpose {
             return self.hold_ahead(failure.text, now, context);
         }
+        if let Purpose::Limits = purpose {
+            return self.not_configured(failure.text);
+        }
         self.calls_failed += 1;
         let pause = self.pause(self.calls_failed, context);
         match failure.kind {
@@ -490,7 +500,7 @@ impl Sub {
             | FailureKind::Held
             | FailureKind::Garbage => {
                 let what = match purpose {
-                    Purpose::Scan(_) | Purpose::Cleanup => {
+                    Purpose::Scan(_) | Purpose::Limits | Purpose::Cleanup => {
                         self.call_again = Some((now.elapsed + pause, failure.text));
                         return;
                     }
@@ -653,7 +663,7 @@ fn is_shown(purpose: Purpose, view: &View) -> bool {
                 || view.outcome_of(id).is_some()
         }
         // Nothing waits for it.
-        Purpose::Cleanup => true,
+        Purpose::Limits | Purpose::Cleanup => true,
     }
 }
 

@@ -129,6 +129,8 @@ impl Fleet {
                             if peer_of(&watched.machine, port) == peer_of(&machine, port) =>
                         {
                             watched.machine = Arc::clone(&machine);
+                            // Its tags may be others now.
+                            watched.handle.configure(inner.settings.limits_of(&machine));
                             watched.handle.assign(machine);
                         }
                         // Another address is another sub.

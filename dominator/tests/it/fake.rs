@@ -80,19 +80,29 @@ pub struct ImageServer {
 impl ImageServer {
     /// Adds an image; without filter lines nothing is kept, `None` makes it sparse.
     pub fn add(&self, name: &str, tree: &Tree, filter: Option<&[&str]>) {
+        self.add_with(name, tree, filter, "[]");
+    }
+
+    /// Adds an image with triggers, which are JSON.
+    pub fn add_with(&self, name: &str, tree: &Tree, filter: Option<&[&str]>, triggers: &str) {
         let name = ImageName::new(name).unwrap();
         let content = Content {
             format: FORMAT,
             name: name.clone(),
             root: tree.digest(),
             filter: filter.map(|lines| Filter::new(lines).unwrap()),
-            triggers: Triggers::default(),
+            triggers: Triggers::from_json(triggers).unwrap(),
             computed: Vec::new(),
             health_check: None,
         };
         self.objects.lock().unwrap().extend(directories(tree));
         self.images.lock().unwrap().insert(name, Image { content, notes: Notes::default() });
         self.added.notify_waiters();
+    }
+
+    /// Loses an image.
+    pub fn lose(&self, name: &str) {
+        self.images.lock().unwrap().remove(&ImageName::new(name).unwrap()).unwrap();
     }
 
     /// Marks an image as one that should not be used any more.

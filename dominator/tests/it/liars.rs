@@ -8,8 +8,8 @@ use common::api::Done;
 use common::api::dominator::{ListSubs, ListSubsRequest, Status};
 use common::api::subd::{
     Activity, CacheReport, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Identity,
-    Load, Poll, PollReply, Prepare, ScanCounters, ScanReport, SetConfiguration, Space,
-    TriggerFailure, Version,
+    LimitsReport, Load, Poll, PollReply, Prepare, ScanCounters, ScanReport, SetConfiguration,
+    Space, TriggerFailure, Version,
 };
 use common::escape::ByteText;
 use common::object::{Algorithm, ObjectId};
@@ -50,6 +50,7 @@ fn truth(instance: u64, scope: Scope, tree: &Tree) -> PollReply {
         space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
         counters: ScanCounters::default(),
         load: Load::default(),
+        limits: LimitsReport::default(),
         alarms: Vec::new(),
         paused: None,
         clock: Time::default(),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use common::api::subd::{
     Activity, Alarm, CacheReport, FetchFailure, FetchRequest, Identity, LastFetch, LastUpdate,
-    Load, Outcome, Paused, PollReply, PollRequest, PrepareRequest, ScanCounters, ScanReport, Space,
-    Version,
+    Limits, LimitsReport, Load, Outcome, Paused, PollReply, PollRequest, PrepareRequest,
+    ScanCounters, ScanReport, Space, Version,
 };
 use common::image::ImageName;
 use common::object::ObjectId;
@@ -103,6 +103,8 @@ pub struct Model {
 
     // On disk.
     settings: ScanSettings,
+    /// What it was told to take at most.
+    pub limits: Limits,
     pub cache: BTreeSet<ObjectId>,
     journal: Option<Box<PrepareRequest>>,
     last_image: Option<ImageName>,
@@ -146,6 +148,7 @@ impl Model {
             started: Vec::new(),
             waiting: Vec::new(),
             settings: ScanSettings::default(),
+            limits: Limits::default(),
             cache: BTreeSet::new(),
             journal: None,
             last_image: None,
@@ -266,6 +269,7 @@ impl Model {
             space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
             counters: ScanCounters { metadata_passes: self.passes, ..ScanCounters::default() },
             load: Load::default(),
+            limits: LimitsReport { told: self.limits, ..LimitsReport::default() },
             alarms: self
                 .is_stuck()
                 .then(|| Alarm::JournalStuck("full".into()))
@@ -348,6 +352,12 @@ impl Model {
                 Answer::Scanned(self.version())
             }
             Request::Call(Call::SetConfiguration(configuration)) => {
+                if let Some(limits) = configuration.limits
+                    && self.limits != limits
+                {
+                    self.limits = limits;
+                    self.status += 1;
+                }
                 if let Some(scan) = configuration.scan
                     && self.settings != scan
                 {

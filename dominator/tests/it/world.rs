@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::api::dominator::Status;
 use common::api::dominator::events::Reason;
 use common::api::dominator::orders::UpdatePause;
-use common::api::subd::{Outcome, PollReply, PollRequest};
+use common::api::subd::{Limits, Outcome, PollReply, PollRequest};
 use common::image::ImageName;
 use common::mdb::Machine;
 use common::tree::{Leaf, Node, Time, Tree, TreeBuilder};
@@ -100,6 +100,8 @@ pub struct World {
     images_loaded: bool,
     roster: Roster,
     updating: BTreeSet<usize>,
+    /// The limits that each sub is to keep to.
+    limits: Vec<Limits>,
     /// Updates that failed their health check, and that an operator lets be tried once more.
     retried: BTreeSet<(usize, u64)>,
     /// The last update of each machine that is on record, and how it ended.
@@ -123,6 +125,7 @@ impl World {
         let machines = (0..trees.len())
             .map(|host| Arc::new(machine(host, &names[random.below(2) as usize])))
             .collect();
+        let limits = vec![Limits::default(); trees.len()];
         let mut world = Self {
             drivers: trees.iter().map(|_| None).collect(),
             models: trees.into_iter().map(Model::new).collect(),
@@ -141,6 +144,7 @@ impl World {
             images_loaded: false,
             roster: Roster::default(),
             updating: BTreeSet::new(),
+            limits,
             retried: BTreeSet::new(),
             ledger: BTreeMap::new(),
             troubles: Troubles::default(),
@@ -191,7 +195,8 @@ impl World {
     pub fn is_host_converged(&self, host: usize) -> bool {
         let image = &self.images[&self.machines[host].required_image];
         let (seen, _) = self.models[host].seen(&image.scan);
-        seen == image.tree && self.status(host) == Some(Status::Synced)
+        let is_told = self.models[host].limits == self.limits[host];
+        is_told && seen == image.tree && self.status(host) == Some(Status::Synced)
     }
 
     pub fn status(&self, host: usize) -> Option<Status> {
@@ -222,6 +227,16 @@ impl World {
         self.machines[host] = Arc::new(Machine { planned_image: image.to_owned(), ..machine });
         let event = self.assignment(host);
         self.step(host, event);
+    }
+
+    /// An operator gives the sub another limit, or takes it back.
+    fn configure(&mut self, host: usize, network_percent: Option<u8>) {
+        self.note(host, &format!("may take {network_percent:?} % of the network"));
+        self.limits[host].network_percent = network_percent;
+        if let Some(driver) = &mut self.drivers[host] {
+            let _is_new = driver.sub.configure(self.limits[host]);
+            self.step(host, Event::Wake);
+        }
     }
 
     pub fn detail(&self, host: usize) -> &str {
@@ -449,6 +464,7 @@ impl World {
             }
             let (seat, changed) = self.roster.enter(&self.machines[host].hostname);
             self.tell(changed);
+            let _is_new = sub.configure(self.limits[host]);
             self.drivers[host] = Some(Driver { sub, open: BTreeMap::new(), wake: None, seat });
             self.step(host, Event::Brake(self.brake.clone()));
             self.step(host, Event::Pause(self.pauses[host].clone()));
@@ -463,7 +479,7 @@ impl World {
             return;
         }
         let host = self.random.below(self.models.len() as u64) as usize;
-        match self.random.below(37) {
+        match self.random.below(39) {
             0..=6 => self.crash(host),
             7..=13 => self.drift(host),
             14..=16 => {
@@ -512,6 +528,10 @@ impl World {
                 self.step(host, Event::Forced);
             }
             30..=35 => self.more_trouble(host),
+            36..=37 => {
+                let percent = u8::try_from(self.random.below(5)).expect("it is small");
+                self.configure(host, Some(percent).filter(|percent| *percent > 0));
+            }
             _ => {
                 let required = ImageName::new(&self.machines[host].required_image).unwrap();
                 self.models[host].reboots = Some(required);

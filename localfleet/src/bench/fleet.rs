@@ -101,6 +101,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     };
     let (first, second) = (of(&images), of(&updates));
     run.intake(&first, files)?;
+    run.plan(&second)?;
     run.idle()?;
     run.drift()?;
     run.update(&second, "")?;
@@ -240,6 +241,22 @@ impl Run {
         };
         let (half, count) = (shown(times.get(times.len() / 2)), times.len());
         self.row(what, format!("{} (half within {half}; {count} subs)", shown(times.last())));
+    }
+
+    /// Asks what an update of all machines would do, twice: with plans to make, and without.
+    fn plan(&mut self, image_of: &dyn Fn(usize) -> String) -> anyhow::Result<()> {
+        eprintln!("{}: planning an update of all that is not made", self.name);
+        let names: Vec<String> = (0..self.subs).map(image_of).collect();
+        for what in ["dry run of an update of all", "the same once more"] {
+            let before = self.cpu()?;
+            let (plan, took) = self.all.plan(|number| &names[number])?;
+            let machines = plan["machines"].as_array().map_or(0, Vec::len);
+            ensure!(machines == self.subs, "{machines} machines were planned for");
+            self.row(&format!("{what}, by domtool"), seconds(took.as_secs_f64()));
+            eprintln!("{}: {what}: {took:?}", self.name);
+            self.spent(what, before)?;
+        }
+        Ok(())
     }
 
     /// Watches the fleet for a while with nothing to do.

@@ -532,8 +532,12 @@ impl Machines {
             .method::<SetConfiguration, _, _>(move |caller, request| {
                 // The patterns of the filter would be kept for each machine.
                 let scope = request.scan.map(|settings| Scope::of(&settings, &[]));
-                let reply = configured
-                    .tell(&caller, |sub| Ok(scope.and_then(|scope| sub.configure(scope))));
+                let reply = configured.tell(&caller, |sub| {
+                    if let Some(limits) = request.limits {
+                        sub.limit(limits);
+                    }
+                    Ok(scope.and_then(|scope| sub.configure(scope)))
+                });
                 async move { reply }
             })
             .method::<Fetch, _, _>(move |caller, request| {

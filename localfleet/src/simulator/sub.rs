@@ -12,8 +12,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use common::api::subd::{
-    Activity, CacheReport, FetchFailure, FetchRequest, Identity, LastFetch, LastUpdate, Load,
-    Outcome, PollReply, PrepareRequest, ScanCounters, ScanReport, Space, Version,
+    Activity, CacheReport, FetchFailure, FetchRequest, Identity, LastFetch, LastUpdate, Limits,
+    LimitsReport, Load, Outcome, PollReply, PrepareRequest, ScanCounters, ScanReport, Space,
+    Version,
 };
 use common::image::ImageName;
 use common::object::ObjectId;
@@ -72,6 +73,8 @@ pub struct Sub {
     // On its disk.
     tree: Tree,
     scope: Scope,
+    /// What it was told to take at most.
+    limits: Limits,
     cache: BTreeSet<ObjectId>,
     last_update: Option<LastUpdate>,
     last_image: Option<ImageName>,
@@ -101,6 +104,7 @@ impl Sub {
             scan: Some(tree.clone()),
             tree,
             scope: Scope::of(&ScanSettings::default(), &[]),
+            limits: Limits::default(),
             cache: BTreeSet::new(),
             last_update: None,
             last_image: Some(image),
@@ -183,6 +187,7 @@ impl Sub {
             space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
             counters: ScanCounters::default(),
             load: Load::default(),
+            limits: LimitsReport { told: self.limits, ..LimitsReport::default() },
             alarms: Vec::new(),
             paused: None,
             clock,
@@ -204,6 +209,14 @@ impl Sub {
         self.scan = None;
         self.version.status += 1;
         Some(Work::Scan)
+    }
+
+    /// Is told what to take at most.
+    pub fn limit(&mut self, limits: Limits) {
+        if self.limits != limits {
+            self.limits = limits;
+            self.version.status += 1;
+        }
     }
 
     /// Is told to fetch.

@@ -9,5 +9,6 @@ mod debian;
 mod events;
 mod faults;
 mod orders;
+mod plan;
 mod simulated;
 mod trees;

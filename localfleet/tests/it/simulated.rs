@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use common::api::dominator::Status;
-use localfleet::fleet::{Addresses, Fleet, Options};
+use localfleet::fleet::{Addresses, Fleet, Options, client_of};
 use localfleet::programs::install;
 use localfleet::simulated::SimulatedFleet;
 use localfleet::simulator::control::{
@@ -54,6 +54,22 @@ fn simulated_machines_are_taken_in_repaired_and_updated() {
     let marks = all.marks().unwrap();
     // Each differed from its image in a file of its own.
     assert!(marks.iter().all(|marks| marks.order().is_some() && marks.verified.is_some()));
+
+    // What all of them would do is told of one plan.
+    let plans = |all: &SimulatedFleet| {
+        let metrics = client_of(all.fleet.addresses().dominator);
+        let (_, text) = all.fleet.get(&metrics, "/metrics").unwrap();
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        let line = text.lines().find(|line| line.contains("plan_seconds_count")).unwrap();
+        line.split_whitespace().last().unwrap().parse::<u64>().unwrap()
+    };
+    let before = plans(&all);
+    let (plan, took) = all.plan(|_| &second).unwrap();
+    println!("{SUBS} machines were planned for in {took:?}");
+    let pair = &plan["pairs"][0];
+    assert_eq!((&pair["machines"], &pair["same"]), (&SUBS.into(), &0.into()));
+    assert_eq!(plan["updates"].as_array().unwrap().len(), 1);
+    assert_eq!(plans(&all), before + 1);
 
     all.ask::<ClearMarks>(&()).unwrap();
     all.ask::<Drift>(&DriftRequest { sub: 7, chance: 0x1234_5678_9abc_def0 }).unwrap();

@@ -14,11 +14,12 @@ use common::daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD
 use common::image::ImageName;
 use common::image::required::RequiredImage;
 use common::object::ObjectId;
+use common::plan::preview::{Former, Preview};
+use common::report::report;
 use common::tool::{EXIT_DIFFERENT, Format, Output, json};
 use common::tree::text::to_text;
 use common::tree::{Leaf, Node};
 use common::trees::Reader;
-use common::trigger::Triggers;
 use common::when::written;
 use common::wire::client::{Client, Peer};
 use common::words::{counted, size};
@@ -27,7 +28,6 @@ use serde::Serialize;
 use super::error::ToolError;
 use super::facts::{self, Facts, cached, of_configuration, of_poll};
 use super::machine::Machine;
-use super::preview::Preview;
 use super::push::{Order, Report, push};
 use super::talk::Talk;
 use super::{Arguments, Command, LimitArgs, PauseArgs, file};
@@ -216,18 +216,17 @@ impl Session<'_> {
             compared = self.machine.compare(&image).await?;
         }
         let comparison = compared.ok_or(ToolError::OtherScope { image: name.clone() })?;
-        let old = match &comparison.reply.last_image {
+        let mut former = Former { image: comparison.reply.last_image.clone(), ..Former::default() };
+        match &former.image {
             Some(last) if last != name => match self.image(last).await {
-                Ok(image) => image.content.triggers.clone(),
-                Err(error) => {
-                    eprintln!("warning: the triggers of its last image are not known: {error}");
-                    Triggers::default()
-                }
+                Ok(image) => former.triggers = image.content.triggers.clone(),
+                Err(error) => former.unknown = Some(report(&error)),
             },
-            Some(_) => image.content.triggers.clone(),
-            None => Triggers::default(),
-        };
-        let preview = Preview::new(&image, &comparison.planned, cached(&comparison.reply), &old);
+            Some(_) => former.triggers = image.content.triggers.clone(),
+            None => {}
+        }
+        let cached = cached(&comparison.reply).iter().copied().collect();
+        let preview = Preview::new(&image, &comparison.planned, &cached, &former);
         let code = if preview.same { EXIT_DONE } else { EXIT_DIFFERENT };
         Ok(Output { text: self.data(&preview, || preview.text()), code })
     }

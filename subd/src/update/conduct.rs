@@ -10,7 +10,7 @@ use common::api::subd::{CheckHealthReply, Health, LastUpdate, Outcome, TriggerFa
 use common::image::HealthCheck;
 use common::path::TreePath;
 use common::trigger::Triggers;
-
+use common::trigger::services::ServiceCall;
 use common::wire::{Fault, FaultCode};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -19,7 +19,6 @@ use super::Updater;
 use super::executor::{Ended, Executor, Machine, Remains, Services, Settled, Undertaking};
 use super::prepared::{forget_taken, free};
 use super::recovery::Resumed;
-use super::triggers::ServiceCall;
 use crate::board::{UpdatePhase, note_reboot, note_update};
 use crate::health;
 use crate::saved::SavedError;

@@ -36,12 +36,12 @@ use common::image::HealthCheck;
 use common::path::TreePath;
 use common::report::report;
 use common::trigger::Triggers;
+use common::trigger::services::ServiceCall;
 
 use super::activate::{Stage, StepError};
 use super::journal::{self, Journal, JournalError};
 use super::now;
 use super::phase::Phase;
-use super::triggers::ServiceCall;
 use crate::home::{Home, directory_name, empty};
 use crate::root::{Directory, Root, RootError};
 use crate::saved::SavedError;

@@ -18,11 +18,11 @@ use common::image::{HealthCheck, ImageName};
 use common::object::{Algorithm, Hasher, ObjectId};
 use common::scope::Attributes;
 use common::trigger::Triggers;
+use common::trigger::services::ServiceCalls;
 use serde::{Deserialize, Serialize};
 
 use super::stage::Taken;
 use super::step::{Script, Step};
-use super::triggers::ServiceCalls;
 use crate::root::{Directory, RootError};
 
 /// The largest journal, in bytes.

@@ -11,6 +11,7 @@ use common::report::report;
 use common::scope::Attributes;
 use common::tree::Tree;
 use common::trigger::Triggers;
+use common::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
 
 use super::arrange::Arrangement;
 use super::executor::Undertaking;
@@ -19,11 +20,9 @@ use super::now;
 use super::phase::Phase;
 use super::stage::{self, StageError, Taken, Workshop};
 use super::step::Script;
-use super::triggers::{ServiceCalls, service_calls};
 use crate::cache::Cache;
 use crate::home::{Home, directory_name, remove_all};
 use crate::root::Root;
-use crate::service::OWN_SERVICE;
 
 /// What is known of an update besides its steps.
 #[derive(Clone, Debug)]

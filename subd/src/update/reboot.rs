@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use common::api::subd::TriggerFailure;
 use common::trigger::REBOOT;
+use common::trigger::services::Verb;
 
 use super::Updater;
-use super::triggers::Verb;
 use crate::board::{State, note_failures};
 
 impl Updater {

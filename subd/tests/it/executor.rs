@@ -11,6 +11,7 @@ use common::plan::{Have, plan};
 use common::scope::Attributes;
 use common::tree::{File, Leaf, Metadata, Node, Time, Times, Tree, TreeBuilder};
 use common::trigger::Triggers;
+use common::trigger::services::{ServiceCall, ServiceCalls, Verb};
 use subd::cache::Cache;
 use subd::home::Home;
 use subd::root::Root;
@@ -20,7 +21,6 @@ use subd::update::executor::{Ended, Executor, Machine, Remains, Services, Settle
 use subd::update::journal::Journal;
 use subd::update::phase::Phase;
 use subd::update::prepared::{Bench, Order, Prepared, free};
-use subd::update::triggers::{ServiceCall, ServiceCalls, Verb};
 
 use crate::fixture::path;
 

@@ -18,6 +18,34 @@ pub struct Limits {
     pub network_percent: Option<u8>,
 }
 
+/// What a sub was told to take at most, and what the machine's own configuration allows at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitsReport {
+    /// The limits that came over the wire last, as they came.
+    pub told: Limits,
+    /// The machine's own ceilings.
+    pub ceilings: Limits,
+}
+
+impl LimitsReport {
+    /// The limits in force: of each two the lower.
+    #[must_use]
+    pub fn in_force(&self) -> Limits {
+        let of = |told: Option<u8>, ceiling: Option<u8>| match (told, ceiling) {
+            (Some(told), Some(ceiling)) => Some(told.min(ceiling)),
+            (told, ceiling) => told.or(ceiling),
+        };
+        let Self { told, ceilings } = self;
+        Limits {
+            cpu_percent: of(told.cpu_percent, ceilings.cpu_percent),
+            scan_percent: of(told.scan_percent, ceilings.scan_percent),
+            write_percent: of(told.write_percent, ceilings.write_percent),
+            network_percent: of(told.network_percent, ceilings.network_percent),
+        }
+    }
+}
+
 /// One ceiling that is in force, and what is used of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {

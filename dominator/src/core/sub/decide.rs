@@ -142,6 +142,7 @@ impl Sub {
         self.not_busy_by_itself(view)?;
         self.not_updating(view)?;
         self.hurried(view, effects)?;
+        self.keep_bounds(view, now, context, effects);
         let image = match &self.image {
             ImageState::Undefined => {
                 return stop(Status::ImageUndefined, "the machine database names no image for it");

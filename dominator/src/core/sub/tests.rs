@@ -1,5 +1,6 @@
 //! Scripts of events, with what the state machine makes of each.
 
+mod bounds;
 mod explained;
 mod held;
 mod orders;

@@ -2,12 +2,12 @@
 
 use common::path::TreePath;
 use common::tree::{Metadata, Time};
+use common::trigger::services::{ServiceCall, Verb};
 
 use super::*;
 use crate::root::Root;
 use crate::update::arrange::Place;
 use crate::update::step::{Appearance, Former};
-use crate::update::triggers::{ServiceCall, Verb};
 
 fn path(text: &str) -> TreePath {
     text.parse().unwrap()

@@ -5,8 +5,8 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use common::api::subd::{
-    Activity, CacheReport, FetchFailure, Identity, LastFetch, LastUpdate, Load, Outcome, PollReply,
-    ScanCounters, ScanReport, Space, Version,
+    Activity, CacheReport, FetchFailure, Identity, LastFetch, LastUpdate, LimitsReport, Load,
+    Outcome, PollReply, ScanCounters, ScanReport, Space, Version,
 };
 use common::filter::Filter;
 use common::image::{Content, FORMAT, ImageName};
@@ -93,6 +93,7 @@ impl Script {
             space: Space { free_bytes: 1 << 30, free_inodes: 1_000 },
             counters: ScanCounters::default(),
             load: Load::default(),
+            limits: LimitsReport::default(),
             alarms: Vec::new(),
             paused: None,
             clock: Time::default(),

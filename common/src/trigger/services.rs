@@ -1,4 +1,5 @@
-//! Decides what is done to which services around an update.
+//! Decides what is done to which services around an update: for subd, which does it, and for those
+//! who tell beforehand what it would do.
 //!
 //! The triggers of the old and of the new image are taken together: a service is concerned if a
 //! trigger of either that names it fires. Those concerned are stopped before the tree changes; what
@@ -31,9 +32,13 @@
 
 use std::collections::BTreeSet;
 
-use common::path::TreePath;
-use common::trigger::{REBOOT, Trigger, Triggers, compare_versions};
 use serde::{Deserialize, Serialize};
+
+use super::{REBOOT, Trigger, Triggers, compare_versions};
+use crate::path::TreePath;
+
+/// The name of subd's own service, unless a machine gives it another.
+pub const OWN_SERVICE: &str = "subd";
 
 /// What is done to a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

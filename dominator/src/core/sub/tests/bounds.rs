@@ -1,0 +1,128 @@
+//! The limits that a sub is told to keep to.
+// tidy: core
+
+use common::api::subd::Limits;
+use expect_test::expect;
+
+use super::super::*;
+use super::script::{Script, image};
+
+fn network(percent: u8) -> Limits {
+    Limits { network_percent: Some(percent), ..Limits::default() }
+}
+
+/// A sub that has its image, and whose limits an operator sets.
+fn synced(percent: u8) -> Script {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
+    assert!(script.sub.configure(network(percent)));
+    assert!(!script.sub.configure(network(percent)), "that is no news");
+    script.wait(0);
+    script
+}
+
+fn told(call: &Call) -> Limits {
+    match call {
+        Call::SetConfiguration(request) if request.scan.is_none() => request.limits.unwrap(),
+        other => panic!("{other:?} tells no limits alone"),
+    }
+}
+
+#[test]
+fn a_sub_is_told_its_limits_once_whatever_it_makes_of_them() {
+    let mut script = synced(5);
+    assert_eq!(told(&script.accept()), network(5));
+    // Its own ceiling is lower, and what it was told is all that counts.
+    script.reply.limits.told = network(5);
+    script.reply.limits.ceilings = network(3);
+    script.poll();
+    script.wait(3_600);
+    script.poll();
+    // One that has forgotten is told again, at once.
+    script.reply.version.instance += 1;
+    script.reply.limits.told = Limits::default();
+    script.poll();
+    assert_eq!(told(&script.accept()), network(5));
+    script.reply.limits.told = network(5);
+    script.poll();
+    // The values are taken back.
+    assert!(script.sub.configure(Limits::default()));
+    script.wait(0);
+    assert_eq!(told(&script.accept()), Limits::default());
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   synced           equals base
+        0   wake     synced           equals base
+                     -> set-configuration
+        0   accepted synced           equals base
+        0   polled   synced           equals base
+        3600 wake     synced           equals base
+        3600 polled   synced           equals base
+                     -> set-configuration
+        3600 polled   synced           equals base
+        3600 accepted synced           equals base
+        3600 polled   synced           equals base
+        3600 wake     synced           equals base
+                     -> set-configuration
+        3600 accepted synced           equals base
+    "#]]);
+}
+
+#[test]
+fn a_sub_that_does_not_take_them_is_told_ever_less_often_and_works_on() {
+    let mut script = synced(5);
+    script.refuse(FailureKind::Refused, "no such thing");
+    assert_eq!(script.sub.configure_trouble(), Some("no such thing"));
+    assert_eq!(script.sub.status(), Status::Synced);
+    script.wait(9);
+    script.wait(1);
+    // It says yes, and does nothing.
+    script.accept();
+    assert_eq!(script.sub.configure_trouble(), None);
+    script.poll();
+    script.wait(19);
+    script.wait(1);
+    script.accept();
+    // Drift is repaired meanwhile.
+    script.scan(&[("/a", "1"), ("/b", "1")]);
+    script.poll();
+    assert!(matches!(script.accept(), Call::Prepare(_)));
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   synced           equals base
+        0   wake     synced           equals base
+                     -> set-configuration
+        0   failed   synced           equals base
+        9   wake     synced           equals base
+        10  wake     synced           equals base
+                     -> set-configuration
+        10  accepted synced           equals base
+        10  polled   synced           equals base
+        29  wake     synced           equals base
+        30  wake     synced           equals base
+                     -> set-configuration
+        30  accepted synced           equals base
+        30  polled   preparing        is told to stage 1 change: /b (extra)
+                     -> prepare 1: 1 operations
+        30  accepted preparing        is told to stage 1 change: /b (extra)
+    "#]]);
+}
+
+#[test]
+fn a_sub_is_not_told_while_it_carries_out_an_update() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    script.accept();
+    script.cache(&["1"]);
+    script.fetched(1, None);
+    script.poll();
+    script.commit();
+    assert!(script.sub.configure(network(5)));
+    script.wait(0);
+    assert!(script.called.is_none());
+    script.ended(2, common::api::subd::Outcome::Done, Some(4));
+    script.scan(&[("/a", "1")]);
+    script.cache(&[]);
+    script.poll();
+    assert_eq!(told(&script.accept()), network(5));
+}

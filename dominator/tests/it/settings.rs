@@ -1,0 +1,163 @@
+//! The limits of subs: given, told, kept, taken back.
+
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use common::api::subd::Limits;
+use serde_json::{Value, json};
+
+use crate::fake::{FakeSub, tree};
+use crate::stage::{PATIENCE, Stage};
+
+fn said(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+async fn set(stage: &Stage, words: &[&str]) -> (i32, String, String) {
+    let words: Vec<&str> = [&["set-config"], words, &["--why", "slow links"]].concat();
+    said(&stage.domtool(&words).await)
+}
+
+async fn get(stage: &Stage, words: &[&str]) -> Value {
+    let words: Vec<&str> = [&["get-config"], words, &["--format", "json"]].concat();
+    let (code, text, complaints) = said(&stage.domtool(&words).await);
+    assert_eq!(code, 0, "{complaints}");
+    serde_json::from_str(&text).unwrap()
+}
+
+fn limits(cpu: Option<u8>, network: Option<u8>) -> Limits {
+    Limits { cpu_percent: cpu, network_percent: network, ..Limits::default() }
+}
+
+/// Waits until the subs were told these limits.
+async fn wait(subs: &[&FakeSub], expected: &[Limits]) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let told: Vec<Limits> = subs.iter().map(|sub| sub.model.lock().unwrap().limits).collect();
+        if told == expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{told:?}, not {expected:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn times_told(sub: &FakeSub) -> usize {
+    sub.calls.lock().unwrap().iter().filter(|call| **call == "set-configuration").count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_reach_their_machines_and_outlive_a_kill() {
+    let mut stage = Stage::new("[]").await;
+    let (web, mail) = (FakeSub::new(tree("")), FakeSub::new(tree("")));
+    let records = [stage.sub("web", &web).await, stage.sub("mail", &mail).await];
+    let front = "\"Tags\": {\"tier\": \"front\"}";
+    let database = |tags: &str| format!("[{{{}, {tags}}}, {{{}}}]", records[0], records[1]);
+    stage.write_mdb(&database(front));
+    let subs = [&web, &mail];
+    for host in ["web", "mail"] {
+        stage.wait(host, common::api::dominator::Status::ImageUndefined, "").await;
+    }
+
+    let (code, _, text) = set(&stage, &["--fleet", "network-percent=8", "cpu-percent=4"]).await;
+    assert_eq!(code, 0, "{text}");
+    assert!(text.starts_with("Kept for fleet: 2 machines now."), "{text}");
+    wait(&subs, &[limits(Some(4), Some(8)); 2]).await;
+    let (_, _, text) = set(&stage, &["--tag", "tier=front", "network-percent=5"]).await;
+    assert!(text.starts_with("Kept for tag tier=front: 1 machine now."), "{text}");
+    set(&stage, &["--host", "mail", "cpu-percent=2"]).await;
+    let expected = [limits(Some(4), Some(5)), limits(Some(2), Some(8))];
+    wait(&subs, &expected).await;
+
+    let told = get(&stage, &["web"]).await;
+    let machine = &told["machine"];
+    assert_eq!(machine["wanted"], serde_json::to_value(expected[0]).unwrap());
+    let tag = json!({"tag": {"name": "tier", "value": "front"}});
+    assert_eq!(machine["from"], json!({"cpu-percent": "fleet", "network-percent": tag}));
+    let level = &told["levels"][0];
+    assert_eq!(level["level"], tag);
+    let setting = &level["values"]["network-percent"];
+    assert_eq!((&setting["percent"], &setting["why"]), (&json!(5), &json!("slow links")));
+    assert!(setting["who"].as_str().is_some_and(|who| !who.is_empty()), "{setting}");
+    assert_eq!(get(&stage, &[]).await["levels"].as_array().unwrap().len(), 3);
+
+    // Whoever was told is not told again, by a dominator that starts anew neither.
+    let before = subs.map(times_told);
+    stage.kill();
+    stage.start().await;
+    let deadline = Instant::now() + PATIENCE;
+    while get(&stage, &["web"]).await["machine"]["reported"] == Value::Null {
+        assert!(Instant::now() < deadline, "it is not polled");
+    }
+    assert_eq!(get(&stage, &["web"]).await["machine"]["wanted"], machine["wanted"]);
+    assert_eq!(get(&stage, &["web"]).await["levels"], told["levels"]);
+    assert_eq!(subs.map(times_told), before);
+
+    // A machine that loses its tag, values that are taken back.
+    stage.write_mdb(&database("\"Tags\": {}"));
+    wait(&subs, &[limits(Some(4), Some(8)), expected[1]]).await;
+    set(&stage, &["--host", "mail", "cpu-percent="]).await;
+    set(&stage, &["--fleet", "--unset", "network-percent"]).await;
+    wait(&subs, &[limits(Some(4), None); 2]).await;
+    stage.kill();
+    stage.start().await;
+    let words = ["audit", "--limit", "2", "--format", "json"];
+    let (_, text, _) = said(&stage.domtool(&words).await);
+    let orders: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let told: Vec<[&Value; 3]> = orders
+        .iter()
+        .map(|order| {
+            let what = &order["what"]["order"];
+            [&what["verb"], &order["about"], &what["why"]]
+        })
+        .collect();
+    let expected = [
+        ["set-config", "host mail: cpu-percent=", "slow links"],
+        ["set-config", "fleet: network-percent=", "slow links"],
+    ];
+    assert_eq!(told, expected);
+    assert_eq!(get(&stage, &[]).await["levels"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_kept_is_not_in_force() {
+    let mut stage = Stage::new("[]").await;
+    stage.kill();
+    // Without this the signal that tells of a file that gets too long ends the process.
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]);
+    command.arg(stage.command().get_program()).args(stage.command().get_args());
+    stage.start_as(command).await;
+    set(&stage, &["--fleet", "network-percent=8"]).await;
+    let before = get(&stage, &[]).await;
+    stage.limit_files("4096");
+    let (code, _, text) = set(&stage, &["--fleet", "network-percent=5"]).await;
+    assert!(code == 1 && text.contains("the order was not carried out"), "{text}");
+    assert!(text.contains("File too large"), "{text}");
+    assert_eq!(get(&stage, &[]).await, before);
+    stage.limit_files("unlimited");
+    stage.kill();
+    stage.start().await;
+    assert_eq!(get(&stage, &[]).await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_makes_no_sense_is_refused_and_nothing_is_kept() {
+    let stage = Stage::new("[{\"Hostname\": \"web\"}]").await;
+    let table: [(&[&str], i32, &str); 6] = [
+        (&["--host", "wbe", "cpu-percent=2"], 1, "there is no machine wbe"),
+        (&["--tag", "=x", "cpu-percent=2"], 1, "the name of a tag has 1 to 1000 bytes"),
+        (&["--fleet", "cpu-percent=101"], 2, "`101` is no number from 1 to 100"),
+        (&["--fleet", "disk-percent=2"], 2, "the limits are cpu-percent, scan-percent"),
+        (&["--fleet"], 2, "required arguments were not provided"),
+        (&["cpu-percent=2"], 2, "<--fleet|--tag <NAME[=VALUE]>|--host <HOST>>"),
+    ];
+    for (words, expected, complaint) in table {
+        let (code, _, text) = set(&stage, words).await;
+        assert!(code == expected && text.contains(complaint), "{words:?}: {code}: {text}");
+    }
+    // To take back what nobody gave, of a machine that nobody knows, does no harm.
+    assert_eq!(set(&stage, &["--host", "gone", "--unset", "cpu-percent"]).await.0, 0);
+    assert_eq!(get(&stage, &[]).await["levels"], json!([]));
+}

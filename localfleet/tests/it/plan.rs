@@ -1,0 +1,205 @@
+//! What real machines would do is told, is not done, and then is what they do; limits reach them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::api::subd::{CacheReport, Poll, PollRequest, Version};
+use serde_json::{Value, json};
+
+use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::trees;
+
+const OLD: &str = r#"[
+    {"MatchLines": ["/etc/.*"], "Service": "settings"},
+    {"MatchLines": ["/usr/bin/.*"], "Service": "programs"},
+    {"MatchLines": ["/boot/.*"], "Service": "gone", "HighImpact": true}
+]"#;
+const NEW: &str = r#"[
+    {"MatchLines": ["/etc/.*"], "Service": "settings", "DoReload": true},
+    {"MatchLines": ["/usr/bin/.*"], "Service": "programs", "SortName": "9"},
+    {"MatchLines": ["/opt/.*"], "Service": "fresh", "DoReload": true},
+    {"MatchLines": ["/never"], "Service": "idle"}
+]"#;
+
+/// What tells a file from one that was written since.
+type Stamp = (u64, u64, i64, i64);
+
+/// All files below `directory`.
+fn files(directory: &Path) -> BTreeMap<PathBuf, Stamp> {
+    let entries = walkdir::WalkDir::new(directory).into_iter().map(Result::unwrap);
+    let files = entries.filter(|entry| !entry.file_type().is_dir());
+    let stamp = |entry: walkdir::DirEntry| {
+        let data = entry.metadata().unwrap();
+        (entry.into_path(), (data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
+    };
+    files.map(stamp).collect()
+}
+
+/// All that a plan must leave as it is: the dominator's state, the machines' trees with their
+/// caches and journals, and what the subs say of them.
+#[derive(Debug, PartialEq)]
+struct All {
+    state: Vec<u8>,
+    machines: Vec<(BTreeMap<PathBuf, Stamp>, Version, Option<CacheReport>)>,
+}
+
+fn all(scenario: &Scenario) -> All {
+    let state = scenario.directory.path().join("dominator/dominator.redb");
+    let machine = |index: usize| {
+        let reply = scenario.fleet.ask_sub::<Poll>(index, &PollRequest::default()).unwrap();
+        // Alarms of a machine under load are news, and no change.
+        let version = Version { status: 0, ..reply.version };
+        (files(&scenario.fleet.subs[index].root), version, reply.cache)
+    };
+    let machines = (0..scenario.fleet.subs.len()).map(machine).collect();
+    All { state: fs::read(state).unwrap(), machines }
+}
+
+/// Runs domtool; gives its exit code and its data.
+fn domtool(scenario: &Scenario, words: &[&str]) -> (i32, Value) {
+    let words: Vec<&str> = words.iter().chain(&["--format", "json"]).copied().collect();
+    let output = scenario.fleet.domtool(&words).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let data = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{said}"));
+    (output.status.code().unwrap(), data)
+}
+
+#[test]
+fn what_is_planned_is_not_done_and_the_edit_does_what_was_planned() {
+    let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    trees::make(first.path(), 1);
+    trees::make(second.path(), 2);
+    let mut scenario = Scenario::start(2);
+    let triggers = scenario.directory.path().join("triggers");
+    fs::write(&triggers, OLD).unwrap();
+    scenario.add("test/1", first.path());
+    fs::write(&triggers, NEW).unwrap();
+    scenario.add("test/2", second.path());
+    scenario.converge("test/1");
+    scenario.services();
+
+    let database = fs::read_to_string(scenario.fleet.mdb()).unwrap();
+    let candidate = scenario.directory.path().join("candidate.json");
+    fs::write(&candidate, database.replace("test/1", "test/2")).unwrap();
+    let before = all(&scenario);
+    let words = ["plan", "--mdb", candidate.to_str().unwrap()];
+    let (code, plan) = domtool(&scenario, &words);
+    let (one, preview) = domtool(&scenario, &["plan", "sub-1", "--image", "test/2"]);
+    assert_eq!((code, one), (3, 3));
+    assert_eq!(all(&scenario), before, "a plan must write nothing");
+    assert_eq!(scenario.services(), Vec::<String>::new());
+    assert_eq!(plan["unknown"], json!({}));
+    assert_eq!(plan["updates"].as_array().unwrap().len(), 1, "the machines are alike: {plan}");
+    let update = &plan["updates"][0];
+    assert_eq!(update["services"], preview["preview"]["services"]);
+    assert_eq!(update["services"]["high_impact"], json!(true));
+    let (code, same) = domtool(&scenario, &["plan", "sub-2"]);
+    assert_eq!((code, &same["preview"]["same"]), (0, &json!(true)));
+
+    fs::rename(&candidate, scenario.fleet.mdb()).unwrap();
+    scenario.fleet.wait_synced("test/2", CONVERGE_MAX, |_| {}).unwrap();
+    scenario.verify(second.path());
+    let mut expected = Vec::new();
+    for sub in ["sub-1", "sub-2"] {
+        for when in ["before", "after"] {
+            for call in update["services"][when].as_array().unwrap() {
+                let word = |name: &str| call[name].as_str().unwrap().to_owned();
+                expected.push(format!("{sub} {} {}", word("service"), word("verb")));
+            }
+        }
+    }
+    assert_eq!(scenario.services(), expected);
+    let of_one: Vec<&str> =
+        expected.iter().filter_map(|line| line.strip_prefix("sub-1 ")).collect();
+    let by_hand = [
+        "programs stop",
+        "gone stop",
+        "settings stop",
+        "programs start",
+        "fresh reload",
+        "settings start",
+    ];
+    assert_eq!(of_one, by_hand);
+    let changes = &update["changes"];
+    let count = |name: &str| changes[name].as_u64().unwrap();
+    let operations: u64 = ["create", "replace", "change", "remove"].map(count).iter().sum();
+    for (sub, machine) in ["sub-1", "sub-2"].iter().zip(plan["machines"].as_array().unwrap()) {
+        let poll = scenario.fleet.detail(sub).unwrap().poll.unwrap();
+        assert_eq!(u64::from(poll.last_update.unwrap().operations), operations);
+        let fetch = poll.last_fetch.unwrap();
+        let planned = &machine["outlook"]["update"]["fetch_objects"];
+        // What the machine has elsewhere in its tree does not travel.
+        assert_eq!(json!(fetch.objects + fetch.reused), *planned, "{fetch:?}");
+    }
+    let mdb = scenario.fleet.mdb();
+    let words = ["plan", "--all", "--mdb", mdb.to_str().unwrap()];
+    let (code, plan) = domtool(&scenario, &words);
+    assert_eq!((code, &plan["pairs"][0]["same"]), (0, &json!(2)));
+    scenario.fleet.stop().unwrap();
+}
+
+/// Waits until the machine reports that it was told these limits.
+fn wait_told(scenario: &Scenario, hostname: &str, expected: &Value) -> Value {
+    let start = Instant::now();
+    loop {
+        let output = scenario.fleet.domtool(&["get-config", hostname, "--format", "json"]).unwrap();
+        let reply: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let machine = &reply["machine"];
+        if machine["reported"]["told"] == *expected && machine["wanted"] == *expected {
+            return machine.clone();
+        }
+        assert!(start.elapsed() < CONVERGE_MAX, "{reply:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn limits_reach_a_real_machine_and_outlive_its_restart_and_the_dominators() {
+    let tree = tempfile::tempdir().unwrap();
+    trees::make(tree.path(), 1);
+    let mut scenario = Scenario::start(1);
+    scenario.add("test/1", tree.path());
+    scenario.converge("test/1");
+    let set = |scenario: &Scenario, words: &[&str]| {
+        let words = [&["set-config"], words, &["--why", "slow links"]].concat();
+        assert_eq!(domtool(scenario, &words), (0, json!({"machines": 1})));
+    };
+    set(&scenario, &["--fleet", "network-percent=5", "scan-percent=1"]);
+    set(&scenario, &["--host", "sub-1", "scan-percent=50"]);
+    let limits = |network: Value| {
+        json!({"cpu_percent": null, "scan_percent": 50, "write_percent": null,
+               "network_percent": network})
+    };
+    let wanted = limits(json!(5));
+    let machine = wait_told(&scenario, "sub-1", &wanted);
+    assert_eq!(machine["from"]["scan-percent"], json!({"host": "sub-1"}));
+    assert_eq!(machine["reported"]["ceilings"]["scan_percent"], json!(2));
+    let shown = scenario.fleet.domtool(&["get-config", "sub-1"]).unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let line = shown.lines().find(|line| line.trim_start().starts_with("scan-percent")).unwrap();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let expected = ["scan-percent", "50", "host", "sub-1", "50", "2", "2", "cut", "by", "the"];
+    assert_eq!(words[..10], expected, "{shown}");
+
+    scenario.fleet.subs[0].daemon.stop().unwrap();
+    scenario.fleet.subs[0].daemon.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+    wait_told(&scenario, "sub-1", &wanted);
+    scenario.fleet.dominator.kill().unwrap();
+    scenario.fleet.dominator.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+    wait_told(&scenario, "sub-1", &wanted);
+
+    // What is set by hand holds until the dominator sees it.
+    let address = scenario.fleet.subs[0].address;
+    let by_hand = ["set-config", "--network-percent", "1"];
+    assert!(scenario.fleet.subtool(address, &by_hand).unwrap().status.success());
+    wait_told(&scenario, "sub-1", &wanted);
+    set(&scenario, &["--fleet", "--unset", "network-percent"]);
+    wait_told(&scenario, "sub-1", &limits(Value::Null));
+    scenario.verify(tree.path());
+    scenario.fleet.stop().unwrap();
+}
