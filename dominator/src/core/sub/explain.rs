@@ -213,7 +213,13 @@ impl Sub {
                 "what answers is another machine than the one that is meant, and is left alone",
                 "the right machine, or an operator who says that it is the right one",
                 "every answer is looked at, and it goes on when the machine is the right one",
-                vec![by_hand("correct its address in the machine database, or see the detail")],
+                vec![
+                    by_hand("see the detail; correct its address in the machine database"),
+                    self.remedy(
+                        "trust",
+                        "says that it is the right one, such as after a reinstall",
+                    ),
+                ],
             ),
             Status::ImageUndefined => tell(
                 "nobody says which image it must have: it is watched, and left as it is",
