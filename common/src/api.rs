@@ -57,6 +57,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::ClearSafetyShutoff>(),
         MethodInfo::of::<dominator::Retry>(),
         MethodInfo::of::<dominator::identity::Trust>(),
+        MethodInfo::of::<dominator::budgets::ResumeImage>(),
         MethodInfo::of::<dominator::machine_database::ShowMdb>(),
         MethodInfo::of::<dominator::machine_database::AcceptMdb>(),
         MethodInfo::of::<dominator::events::ListEvents>(),

@@ -8,6 +8,7 @@ mod settings;
 use std::sync::Arc;
 
 use common::api::Done;
+use common::api::dominator::budgets::ResumeImage;
 use common::api::dominator::identity::Trust;
 use common::api::dominator::machine_database::{AcceptMdb, ShowMdb};
 use common::api::dominator::{
@@ -41,6 +42,7 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
     let (trust, trusting) = (fleet_of(), tracker.clone());
     let router = orders::methods(router, fleet, tracker);
     let accepting = tracker.clone();
+    let (resume, resuming) = (fleet_of(), tracker.clone());
     let (disabling, enabling) = (tracker.clone(), tracker.clone());
     let (clearing, retrying) = (tracker.clone(), tracker.clone());
     router
@@ -86,6 +88,16 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
             });
             let order = async move { order.await.unwrap_or(Err(OrderError::Stopping)) };
             finish(trusting.clone(), order)
+        })
+        .method::<ResumeImage, _, _>(move |_, request| {
+            let fleet = Arc::clone(&resume);
+            let order = tokio::task::spawn_blocking(move || {
+                fleet.resume_image(&request.image, &request.why, &request.who)
+            });
+            finish(
+                resuming.clone(),
+                async move { order.await.unwrap_or(Err(OrderError::Stopping)) },
+            )
         })
         .method::<ShowMdb, _, _>(move |_, request| {
             let fleet = Arc::clone(&database);
@@ -140,6 +152,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::Pause { source: PauseError::Nobody { .. } | PauseError::NotPaused { .. } }
         | OrderError::NothingToClear { .. }
         | OrderError::NothingToRetry { .. }
+        | OrderError::NotStopped { .. }
         | OrderError::NoCopy
         | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,
         OrderError::Accept { source: AcceptError::OtherHeld } => FaultCode::Stale,
@@ -153,6 +166,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
             TrustOrderError::State { .. } => FaultCode::Internal,
         },
         OrderError::NoReason
+        | OrderError::NoWhy
         | OrderError::LongReason
         | OrderError::NoForceReason
         | OrderError::Settings { .. }

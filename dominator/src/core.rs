@@ -5,20 +5,25 @@
 // tidy: core
 
 pub mod alarms;
+pub mod budget;
 pub mod changes;
+pub mod claims;
 pub mod default_image;
 pub mod event_filter;
 pub mod herd;
 pub mod history;
 pub mod identity;
 pub mod intake;
+pub mod network;
 pub mod order;
 pub mod pace;
 pub mod pauses;
 pub mod remarks;
 pub mod selection;
 pub mod settings;
+pub mod sources;
 pub mod sub;
+pub mod trial;
 
 pub use common::image::required;
 pub use common::plan::{job as planning, safety};

@@ -16,9 +16,11 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::budgets::{BudgetArgs, sources};
 use crate::chance::Clock;
 use crate::core::herd::EditLimits;
 use crate::core::pauses::Pauses;
+use crate::desk::Desk;
 use crate::driver::Shared;
 use crate::fleet::{Fleet, SETTINGS};
 use crate::gate::Gate;
@@ -62,8 +64,9 @@ pub struct Arguments {
     pub imageserver: String,
 
     /// Object server that subs are told to fetch from, as they reach it; the image server if not
-    /// given. May be given several times: the first is tried first.
-    #[arg(long, value_name = "ADDR")]
+    /// given. May be given several times: the first is tried first. With a LOCATION it is for the
+    /// machines there and below, and is tried before those of wider locations and those of all
+    #[arg(long, value_name = "[LOCATION=]ADDR")]
     pub imageserver_for_subs: Vec<String>,
 
     /// Machine database
@@ -109,6 +112,10 @@ pub struct Arguments {
     /// Port of subs whose record in the machine database names none
     #[arg(long, value_name = "PORT", default_value_t = SUBD_PORT)]
     pub subd_port: u16,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub budgets: BudgetArgs,
 
     /// What is logged, and how.
     #[command(flatten)]
@@ -199,6 +206,7 @@ impl Arguments {
             mdb_drop_max: new.mdb_drop_max,
             mdb_reimage_max: new.mdb_reimage_max,
             alarm_command: new.alarm_command,
+            budgets: new.budgets,
             log: LogArgs { filter: new.log.filter, format: self.log.format },
             ..self
         }
@@ -220,7 +228,8 @@ pub async fn run(
     let address = |flag| move |source| StartError::Address { flag, source };
     let imageserver =
         Peer::parse(&arguments.imageserver, IMAGESERVER_PORT).map_err(address("--imageserver"))?;
-    let sources = sources(&arguments, &imageserver).map_err(address("--imageserver-for-subs"))?;
+    let sources = sources(&arguments.imageserver_for_subs, &imageserver, IMAGESERVER_PORT)
+        .map_err(address("--imageserver-for-subs"))?;
     let mdb_server = arguments.mdb_server.as_deref().map(|text| Peer::parse(text, MDBD_PORT));
     let mdb_server = mdb_server.transpose().map_err(address("--mdb-server"))?;
     let state = State::open(&arguments.state).map_err(|source| StartError::State { source })?;
@@ -229,6 +238,7 @@ pub async fn run(
     let default_image = state.default_image();
     let default_image = default_image.map_err(|source| StartError::State { source })?;
     let kept = state.machines().map_err(|source| StartError::State { source })?;
+    let stopped = state.stopped_images().map_err(|source| StartError::State { source })?;
     let state = Arc::new(state);
     let identities =
         Identities::open(Arc::clone(&state)).map_err(|source| StartError::State { source })?;
@@ -253,8 +263,11 @@ pub async fn run(
     let reader = Arc::new(Reader::new(processors));
     let images =
         Images::new(Client::new(imageserver), Arc::clone(&reader), tracker.clone(), stop.clone());
+    let clock = Clock::start();
+    let desk = Arc::new(Desk::new(clock, arguments.budgets.settings(), stopped));
+    tracker.spawn(Arc::clone(&desk).run(Arc::clone(&state), stop.clone()));
     let shared = Arc::new(Shared {
-        clock: Clock::start(),
+        clock,
         reader,
         images,
         gate: Gate::new(brake),
@@ -263,6 +276,7 @@ pub async fn run(
         pauses: PauseGate::new(Pauses::from_kept(pauses)),
         default_image: watch::Sender::new(default_image.map(Arc::new)),
         metrics: Metrics::default(),
+        desk,
         sources,
         subd_port: arguments.subd_port,
     });
@@ -305,14 +319,6 @@ async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>) {
         Some(server) => crate::mdb_server::follow(Client::new(server), fleet).await,
         None => crate::mdb_file::watch(file, fleet).await,
     }
-}
-
-fn sources(arguments: &Arguments, imageserver: &Peer) -> Result<Vec<String>, PeerError> {
-    if arguments.imageserver_for_subs.is_empty() {
-        return Ok(vec![imageserver.authority()]);
-    }
-    let given = arguments.imageserver_for_subs.iter();
-    given.map(|text| Ok(Peer::parse(text, IMAGESERVER_PORT)?.authority())).collect()
 }
 
 /// All that the daemon answers to.

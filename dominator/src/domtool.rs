@@ -1,5 +1,6 @@
 //! `domtool`: what operators ask of the dominator, on the command line.
 
+pub mod budgets;
 pub mod events;
 pub mod explain;
 pub mod facts;
@@ -148,6 +149,11 @@ enum Command {
     Trust(trust::Arguments),
     #[command(flatten)]
     Order(orders::Command),
+    /// List the images to which updates have stopped by themselves, because they failed too often
+    ListStopped,
+    /// Let updates to an image go on that have stopped by themselves, and count failures anew
+    #[command(after_help = "Example: domtool --insecure resume-image web/7 --why 'bad switch'")]
+    ResumeImage(budgets::Resume),
     /// Look at the machine database, and accept one that is held
     Mdb {
         #[command(subcommand)]
@@ -276,6 +282,8 @@ async fn call<M: Method>(client: &Client, request: &M::Request) -> Result<M::Rep
 async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError> {
     let format = arguments.format;
     let text = match &arguments.command {
+        Command::ListStopped => return budgets::list_stopped(client, format).await,
+        Command::ResumeImage(order) => return budgets::resume(client, format, order).await,
         Command::Mdb { command } => return machine_database::run(client, format, command).await,
         Command::Events(arguments) => events::list(client, format, arguments).await?,
         Command::Audit(arguments) => events::audit(client, format, arguments).await?,
@@ -463,6 +471,10 @@ fn text_of_status(status: &DominatorStatus) -> String {
             moment(default.since),
             default.who
         ));
+    }
+    for line in budgets::lines(&status.budgets) {
+        text.push_str(&line);
+        text.push('\n');
     }
     text.push_str(&format!("directories in memory: {}\n", status.directories));
     for (status, count) in &status.counts {

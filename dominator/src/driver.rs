@@ -27,12 +27,16 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, watch};
 
 use crate::chance::{Clock, random, wall};
+use crate::core::budget;
 use crate::core::changes::Ordered;
+use crate::core::claims::{Answer, Claim, Purpose};
 use crate::core::default_image::required;
 use crate::core::planning::PlanJob;
+use crate::core::sources::Sources;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
 };
+use crate::desk::Desk;
 use crate::gate::Gate;
 use crate::history::History;
 use crate::identities::{Identities, Seat};
@@ -71,8 +75,10 @@ pub struct Shared {
     pub default_image: watch::Sender<Option<Arc<DefaultImage>>>,
     /// What is counted.
     pub metrics: Metrics,
-    /// `host:port` of the object servers that subs fetch from.
-    pub sources: Vec<String>,
+    /// Where machines claim their turn.
+    pub desk: Arc<Desk>,
+    /// Where subs fetch from.
+    pub sources: Sources,
     /// The port of subs whose record names none.
     pub subd_port: u16,
 }
@@ -86,6 +92,15 @@ pub struct Handle {
     seat: Seat,
     /// Tells those who watch that there is something else to see.
     news: Notify,
+    /// By which the desk knows the machine.
+    claimant: budget::Seat,
+    desk: Arc<Desk>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.desk.leave(self.claimant);
+    }
 }
 
 impl Handle {
@@ -99,18 +114,28 @@ impl Handle {
             sub.recall(update);
         }
         let seat = shared.identities.enter(&machine.hostname);
-        Arc::new(Self {
+        let (desk, claimant) = (Arc::clone(&shared.desk), shared.desk.enroll());
+        let handle = Arc::new(Self {
             sub: Mutex::new(sub),
             machine: watch::Sender::new(machine),
             nudge: Notify::new(),
             seat,
             news: Notify::new(),
-        })
+            claimant,
+            desk,
+        });
+        shared.desk.watch(claimant, &handle);
+        handle
     }
 
     /// Tells that the record of the machine has changed.
     pub fn assign(&self, machine: Arc<Machine>) {
         self.machine.send_replace(machine);
+    }
+
+    /// Tells that the answer to a claim of the machine has changed.
+    pub fn nudge(&self) {
+        self.nudge.notify_one();
     }
 
     /// A fault in the decisions about one machine must not hide all others from the lists.
@@ -196,7 +221,7 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
                 driver.step(Event::DefaultImage(default));
                 driver.assigned(Arc::clone(&driver.machine))
             }
-            () = driver.handle.nudge.notified() => Event::Wake,
+            () = driver.handle.nudge.notified() => driver.nudged(),
             Some(event) = driver.running.next() => event,
             () = wake(driver.wake, driver.shared.clock) => Event::Wake,
         };
@@ -285,9 +310,20 @@ impl Driver {
         Event::Assigned { machine, image, planned }
     }
 
+    /// Takes the answers to the machine's claims, which may have changed.
+    fn nudged(&mut self) -> Event {
+        for purpose in [Purpose::Update, Purpose::Fetch] {
+            if let Some(answer) = self.shared.desk.answer(self.handle.claimant, purpose) {
+                self.step(Event::Claimed(purpose, answer));
+            }
+        }
+        Event::Wake
+    }
+
     fn step(&mut self, event: Event) {
         let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
-        let context = Context { jitter, sources: &self.shared.sources };
+        let sources = self.shared.sources.of(&self.machine.location);
+        let context = Context { jitter, sources: &sources };
         let now = self.shared.clock.now();
         let effects = {
             let mut sub = self.handle.locked();
@@ -314,13 +350,30 @@ impl Driver {
                 tracing::debug!(host = %self.machine.hostname, "{}", call.name());
                 let ordered = self.ordered.take();
                 let host = self.machine.hostname.clone();
-                Box::pin(call_sub(client, shared, ticket, call, host, ordered))
+                let claimant = self.handle.claimant;
+                Box::pin(call_sub(client, shared, ticket, call, (host, claimant), ordered))
             }
             Effect::Tell(news) => {
                 let hostname = &self.machine.hostname;
                 return self.shared.identities.hear(hostname, &self.handle.seat, news);
             }
             Effect::Scan(ticket, have) => Box::pin(orders::scan(client, ticket, have)),
+            Effect::Claim(claim) => {
+                let seat = self.handle.claimant;
+                let purpose = match &claim {
+                    Claim::Update(_) => Purpose::Update,
+                    Claim::Fetch(_) => Purpose::Fetch,
+                    Claim::UnderWay(_) => return shared.desk.claim(seat, claim),
+                };
+                shared.desk.claim(seat, claim);
+                // What is true when it is looked at, not now.
+                Box::pin(async move {
+                    let answer = shared.desk.answer(seat, purpose);
+                    answer.map_or(Event::Wake, |answer| Event::Claimed(purpose, answer))
+                })
+            }
+            Effect::Release(what) => return shared.desk.release(self.handle.claimant, what),
+            Effect::Met => return shared.desk.met(self.handle.claimant),
             Effect::Record(status, detail) => {
                 tracing::info!(host = %self.machine.hostname, %status, "{detail}");
                 shared.history.status(&self.machine.hostname, status, &detail);
@@ -393,16 +446,19 @@ async fn plan(shared: Arc<Shared>, ticket: Ticket, job: Box<PlanJob>) -> Event {
     Event::Planned(ticket, result)
 }
 
-/// Puts on record what a Commit orders, unless the brake is on.
+/// Puts on record what a Commit orders, unless the brake is on or leave was taken back.
 async fn put_on_record(
     shared: &Shared,
-    host: &str,
+    (host, claimant): (&str, budget::Seat),
     ordered: Option<Box<Ordered>>,
 ) -> Result<(), Failure> {
     let busy = |text: String| Failure { kind: FailureKind::Busy, text };
     let ordered = ordered.ok_or_else(|| busy("what it orders was not told".to_owned()))?;
     if shared.gate.brake().is_some() {
         return Err(braked("the brake was pulled"));
+    }
+    if shared.desk.answer(claimant, Purpose::Update) != Some(Answer::Granted) {
+        return Err(braked("leave was taken back"));
     }
     let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
     recorded.map_err(|error| busy(error.to_string()))?;
@@ -422,7 +478,7 @@ async fn call_sub(
     shared: Arc<Shared>,
     ticket: Ticket,
     call: Call,
-    host: String,
+    (host, claimant): (String, budget::Seat),
     ordered: Option<Box<Ordered>>,
 ) -> Event {
     let result = match &call {
@@ -433,13 +489,21 @@ async fn call_sub(
         Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
         Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
         Call::Commit(request) => {
-            if let Err(failure) = put_on_record(&shared, &host, ordered).await {
+            if let Err(failure) = put_on_record(&shared, (&host, claimant), ordered).await {
                 return Event::CallFailed(ticket, failure);
             }
-            let commit = client.call_within::<Commit>(request, ACCEPT_LIMIT);
+            let commit = async {
+                match shared.desk.begin(claimant) {
+                    true => Some(client.call_within::<Commit>(request, ACCEPT_LIMIT).await),
+                    false => None,
+                }
+            };
             let commit = shared.pauses.pass(&client.peer().host, wall(), commit);
             match shared.gate.pass(commit).await {
-                Some(Some(result)) => result,
+                Some(Some(Some(result))) => result,
+                Some(Some(None)) => {
+                    return Event::CallFailed(ticket, braked("leave was taken back"));
+                }
                 Some(None) => return Event::CallFailed(ticket, braked("the machine was paused")),
                 None => return Event::CallFailed(ticket, braked("the brake was pulled")),
             }

@@ -1,5 +1,6 @@
 //! All machines that are looked after, each by a task of its own.
 
+mod budgets;
 mod intake;
 mod orders;
 mod plan;
@@ -121,6 +122,15 @@ pub enum OrderError {
     /// Too many machines are asked about at once.
     #[error("at most {MACHINES_MAX} machines are planned for in one call")]
     TooManyMachines,
+    /// Updates to an image have not stopped.
+    #[error("updates to {image} have not stopped; domtool list-stopped tells which have")]
+    NotStopped {
+        /// The image.
+        image: ImageName,
+    },
+    /// An order was given without the reason that it needs.
+    #[error("say why")]
+    NoWhy,
     /// The brake was pulled without saying why.
     #[error("say why updates are to be disabled")]
     NoReason,
@@ -380,6 +390,7 @@ impl Fleet {
             image_server_error: self.shared.images.trouble(),
             alarm_error: self.alarm_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             history_error: self.shared.history.trouble(),
+            budgets: self.shared.desk.report(),
             directories: self.shared.reader.store.alive(),
             paused: self.shared.pauses.count(wall()),
             default_image: inner.default.as_deref().cloned(),

@@ -6,10 +6,12 @@
 
 pub mod alarm_program;
 pub mod api;
+pub mod budgets;
 pub mod chance;
 pub mod command;
 pub mod core;
 pub mod daemon;
+pub mod desk;
 pub mod domtool;
 pub mod driver;
 pub mod fleet;

@@ -103,6 +103,15 @@ impl Collector for FleetCollector {
             "Machines whose updates operators have paused on the dominator",
             status.paused.into(),
         )?;
+        let budgets = &status.budgets;
+        let help = "Machines that are being updated, or may be";
+        one("claims_held", help, budgets.under_way.into())?;
+        let help = "Machines that wait for their turn to be updated";
+        one("claims_waiting", help, budgets.waiting.into())?;
+        let help = "Machines that wait for their share of the network";
+        one("fetches_waiting", help, budgets.fetches_waiting.into())?;
+        let stopped = i64::try_from(budgets.stopped.len()).unwrap_or(i64::MAX);
+        one("images_stopped", "Images to which updates have stopped by themselves", stopped)?;
         one("updates_disabled", "1 while the brake is on", i64::from(status.brake.is_some()))?;
         one(
             "mdb_refused",

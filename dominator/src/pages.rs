@@ -5,6 +5,7 @@ mod events;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use common::api::dominator::budgets::{BudgetReport, LimitUse};
 use common::api::dominator::explain::Explanation;
 use common::api::dominator::{
     DominatorStatus, ListSubsRequest, Status, SubDetail, SubSummary, TagFilter,
@@ -206,6 +207,15 @@ fn start_body(
             "What happens cannot be put on record, and no update is ordered until it can: {error}"
         )));
     }
+    for stop in &status.budgets.stopped {
+        body.push_str(&warning(&format!(
+            "Updates to {} have stopped since {}: {}; to go on: domtool resume-image {}",
+            stop.image,
+            moment(stop.since),
+            stop.why,
+            stop.image
+        )));
+    }
     let counts: Vec<Vec<Cell>> = status
         .counts
         .iter()
@@ -223,6 +233,7 @@ fn start_body(
         status.mdb_read.map_or_else(|| "never".to_owned(), |read| ago(now, read)),
         status.directories
     ));
+    body.push_str(&budget_table(&status.budgets));
     if let [status] = statuses {
         body.push_str(&format!("<h2>{status}</h2>\n"));
     }
@@ -272,6 +283,26 @@ fn start_body(
         ));
     }
     body
+}
+
+/// The limits that are in use, or that somebody waits for.
+fn budget_table(budgets: &BudgetReport) -> String {
+    let used = budgets.limits.iter().filter(|limit| {
+        let LimitUse { repairs, rollouts, waiting, .. } = limit;
+        (*repairs, *rollouts, *waiting) != (0, 0, 0)
+    });
+    let rows: Vec<Vec<Cell>> = used
+        .map(|limit| {
+            let numbers = [limit.places, limit.rollouts, limit.repairs, limit.waiting];
+            let mut row = vec![Cell::Text(limit.limit.clone())];
+            row.extend(numbers.map(|number| Cell::Number(number.to_string())));
+            row
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    table(&["budget", "places", "rollouts", "repairs", "waiting"], &rows)
 }
 
 fn sub_body(detail: &SubDetail, why: &Explanation) -> String {

@@ -26,6 +26,7 @@ pub async fn follow(
             tracing::error!("the log goes on as it was: {error}");
         }
         fleet.set_mdb_limits(new.mdb_limits());
+        fleet.shared().desk.set(new.budgets.settings());
         alarms.send_if_modified(|program| {
             let new = new.alarm_program();
             let is_other = *program != new;

@@ -1,5 +1,6 @@
-//! What survives a restart: the brake, pauses, the default image, the machine database in force, by
-//! what machines were last known, and what happened, in an embedded database.
+//! What survives a restart: the brake, pauses, the default image, the machine database in force,
+//! the images to which updates have stopped, by what machines were last known, and what happened,
+//! in an embedded database.
 //!
 //! The database file is locked while it is open, so there is one dominator for each state
 //! directory.
@@ -21,6 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use common::api::dominator::Brake;
+use common::api::dominator::budgets::StoppedImage;
 use common::api::dominator::events::{ListEventsReply, ListEventsRequest};
 use common::mdb::Machines;
 use common::tree::Time;
@@ -55,6 +57,7 @@ const SETTINGS: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("settings");
 const BRAKE: &str = "brake";
 const MACHINES: &str = "machines";
+const STOPPED_IMAGES: &str = "stopped-images";
 
 /// State that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -206,6 +209,29 @@ impl State {
         order: Option<&Order>,
     ) -> Result<(), StateError> {
         self.set(MACHINES, Some(machines), order)
+    }
+
+    /// The images to which updates had stopped.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn stopped_images(&self) -> Result<Vec<StoppedImage>, StateError> {
+        Ok(self.get(STOPPED_IMAGES)?.unwrap_or_default())
+    }
+
+    /// Keeps the images to which updates have stopped, with the order that lets one go on if there
+    /// was one; it is on the disk when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn set_stopped_images(
+        &self,
+        stopped: &[StoppedImage],
+        order: Option<&Order>,
+    ) -> Result<(), StateError> {
+        self.set(STOPPED_IMAGES, Some(&stopped), order)
     }
 
     /// Records an order that changes no state of its own; it is on the disk when this returns.

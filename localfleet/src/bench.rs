@@ -209,6 +209,7 @@ impl Bench<'_> {
             programs: self.programs.clone(),
             directory,
             subs: 1,
+            dominator_flags: Vec::new(),
             subd_flags: if limited { Vec::new() } else { unlimited() },
             addresses: Addresses::private()?,
             stop: Arc::clone(&self.stop),

@@ -54,6 +54,7 @@ impl Demo {
             directory: self.directory.clone(),
             subs: self.subs,
             subd_flags: Vec::new(),
+            dominator_flags: Vec::new(),
             addresses: Addresses::standard(),
             stop: Arc::clone(&self.stop),
         };

@@ -98,6 +98,8 @@ pub struct Options {
     pub subs: usize,
     /// More flags for each of them.
     pub subd_flags: Vec<(&'static str, String)>,
+    /// More flags for the dominator.
+    pub dominator_flags: Vec<(&'static str, String)>,
     /// Where they listen.
     pub addresses: Addresses,
     /// Set when whoever waits for the fleet is to give up.
@@ -163,18 +165,15 @@ impl Fleet {
         for index in 0..options.subs {
             subs.push(start_sub(&options, index)?);
         }
-        let dominator = start(
-            &options,
-            "dominator",
-            "dominator",
-            &[
-                ("--listen", addresses.dominator.to_string()),
-                ("--imageserver", addresses.imageserver.to_string()),
-                ("--mdb", shown(&mdb_path(&options))),
-                ("--state", shown(&options.directory.join("dominator"))),
-                ("--subd-port", addresses.subd_port.to_string()),
-            ],
-        )?;
+        let mut flags = vec![
+            ("--listen", addresses.dominator.to_string()),
+            ("--imageserver", addresses.imageserver.to_string()),
+            ("--mdb", shown(&mdb_path(&options))),
+            ("--state", shown(&options.directory.join("dominator"))),
+            ("--subd-port", addresses.subd_port.to_string()),
+        ];
+        flags.extend(options.dominator_flags.iter().cloned());
+        let dominator = start(&options, "dominator", "dominator", &flags)?;
         let client = client_of(addresses.dominator);
         let mut fleet = Self { options, dominator, subs, imageserver, client, runtime };
         fleet.wait_ready()?;

@@ -1,6 +1,7 @@
 //! `Dominator`: what operators ask of the controller.
 // tidy: core
 
+pub mod budgets;
 pub mod events;
 pub mod explain;
 pub mod identity;
@@ -338,6 +339,8 @@ pub struct DominatorStatus {
     pub alarm_error: Option<String>,
     /// Why what happens cannot be put on record; no update is ordered until it can.
     pub history_error: Option<String>,
+    /// What is under way, what waits for its turn, and which images have stopped.
+    pub budgets: budgets::BudgetReport,
     /// Distinct directories held in memory for all images and machines together.
     #[serde(with = "crate::wide")]
     pub directories: u64,

@@ -12,6 +12,7 @@ use crate::filter::Patterns;
 use crate::object::{Algorithm, ObjectId};
 use crate::plan::{Have, Need, Plan, plan};
 use crate::tree::{Tree, TreeError};
+use crate::trigger::Trigger;
 use crate::wire::codec::{CodecError, Encoding, encode};
 
 use super::safety;
@@ -86,8 +87,20 @@ pub struct Planned {
     pub digest: ObjectId,
     /// The objects that the plan needs.
     pub needs: Arc<BTreeMap<ObjectId, Need>>,
+    /// True if it makes the machine reboot, or fires a trigger of high impact of the image.
+    pub is_high_impact: bool,
     /// Why it must not be carried out without an operator's word; empty if it may.
     pub dangers: Vec<String>,
+}
+
+/// True if carrying `plan` out disturbs the machine much. Triggers of the former image, which are
+/// not known here, do not count.
+fn is_high_impact(plan: &Plan, image: &RequiredImage) -> bool {
+    let triggers = image.content.triggers.0.iter();
+    let severe: Vec<&Trigger> =
+        triggers.filter(|trigger| trigger.reboots() || trigger.high_impact).collect();
+    !severe.is_empty()
+        && plan.changed_paths().any(|path| severe.iter().any(|trigger| trigger.fires_on(path)))
 }
 
 impl PlanJob {
@@ -128,6 +141,7 @@ impl PlanJob {
             key: self.key,
             digest: Algorithm::Blake3.digest(&bytes),
             needs: Arc::new(plan.objects()),
+            is_high_impact: is_high_impact(&plan, &self.image),
             dangers,
             plan: Arc::new(plan),
         })

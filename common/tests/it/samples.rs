@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use common::api::Done;
+use common::api::dominator::budgets::*;
 use common::api::dominator::events::{
     BackupReply, BackupRequest, Event, EventKind, ListEventsReply, ListEventsRequest, PathChange,
     Position, Reason, UpdateFacts, What,
@@ -504,6 +505,7 @@ pub fn get_status() -> ((), DominatorStatus) {
         image_server_error: Some("refused".to_owned()),
         alarm_error: Some("exit status: 1".to_owned()),
         history_error: Some("full".to_owned()),
+        budgets: budget_report(),
         directories: 4_000,
         paused: 3,
         default_image: Some(default_image()),
@@ -528,6 +530,30 @@ pub fn retry() -> (RetryRequest, Done) {
 pub fn trust() -> (TrustRequest, Done) {
     let (hostname, why) = ("web-1".to_owned(), "installed anew".to_owned());
     (TrustRequest { hostname, why, who: "ann".to_owned() }, Done {})
+}
+
+fn budget_report() -> BudgetReport {
+    let image = ImageName::new("web/7").unwrap();
+    BudgetReport {
+        under_way: 7,
+        waiting: 8,
+        fetches_waiting: 9,
+        bytes_waiting: 1 << 60,
+        limits: vec![LimitUse {
+            limit: "--max-updating nyc=8".to_owned(),
+            places: 8,
+            for_repairs: 2,
+            repairs: 1,
+            rollouts: 6,
+            waiting: 8,
+        }],
+        stopped: vec![StoppedImage { image, why: "3 of 4 failed".to_owned(), since: time() }],
+    }
+}
+
+pub fn resume_image() -> (ResumeImageRequest, Done) {
+    let (why, who) = ("the switch was down".to_owned(), "ann".to_owned());
+    (ResumeImageRequest { image: ImageName::new("web/7").unwrap(), why, who }, Done {})
 }
 
 fn held_mdb() -> HeldMdb {

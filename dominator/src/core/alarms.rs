@@ -22,6 +22,9 @@ pub const MDB_REFUSED: &str = "mdb-refused";
 /// The kind of the alarm that what happens cannot be put on record.
 pub const HISTORY_FAILING: &str = "history-failing";
 
+/// The kind of the alarm that updates to an image have stopped.
+pub const IMAGE_STOPPED: &str = "image-stopped";
+
 /// How many alarms that began, and how many that ended, one call lists.
 const LISTED_MAX: usize = 100;
 
@@ -62,6 +65,10 @@ impl Raised {
         if let Some(error) = &status.history_error {
             let text = format!("no update is ordered, as it cannot be put on record: {error}");
             raised.add(HISTORY_FAILING, "", None, text);
+        }
+        for stop in &status.budgets.stopped {
+            let text = format!("updates to {} have stopped: {}", stop.image, stop.why);
+            raised.add(IMAGE_STOPPED, stop.image.as_str(), Some(stop.since), text);
         }
         raised
     }
@@ -107,6 +114,7 @@ pub fn news(told: &Raised, now: &Raised) -> Option<News> {
 #[cfg(test)]
 mod tests {
     use common::api::dominator::Brake;
+    use common::api::dominator::budgets::BudgetReport;
     use common::api::dominator::machine_database::HeldMdb;
     use common::object::Algorithm;
 
@@ -134,6 +142,7 @@ mod tests {
             mdb_read: None,
             image_remarks: Vec::new(),
             image_server_error: None,
+            budgets: BudgetReport::default(),
             alarm_error: None,
             history_error: None,
             directories: 0,

@@ -7,8 +7,9 @@
 //! # Invariants
 //!
 //! * At most one poll, one reading of the tree, one plan and one call are under way.
-//! * No Commit while the brake is on; none but of an update whose Prepare the sub has accepted and
-//!   staged, made from the scan and the image that are still the latest.
+//! * No Commit while the brake is on, and none without a claim that is granted (`claim`).
+//! * No Commit but of an update whose Prepare the sub has accepted and staged, made from the scan
+//!   and the image that are still the latest.
 //! * Before each Commit, in the same step, what it orders is told, to be put on record.
 //! * No call to a machine that the roster has not recognised as the one that is meant.
 //! * `synced` means: the plan from a complete scan in the scope of the required image is empty,
@@ -17,6 +18,7 @@
 
 mod ahead;
 mod bounds;
+mod claim;
 mod decide;
 mod event;
 mod explain;
@@ -40,12 +42,14 @@ use common::report::report;
 use common::scope::Scope;
 use common::tree::{Time, Tree};
 
+pub use claim::{REBOOTING_MACHINE_VANISHED_AFTER, UNUSED_LONGEST, UPDATE_LONGEST, VANISHED_AFTER};
 pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Ticket};
 pub use prospect::Prospect;
 pub use view::{Unusable, View};
 
 use ahead::Ahead;
 use bounds::Bounds;
+use claim::Claims;
 use missing::Missing;
 use orders::Orders;
 use recognition::Recognition;
@@ -158,6 +162,7 @@ pub struct Sub {
     image: ImageState,
     ahead: Ahead,
     bounds: Bounds,
+    claims: Claims,
     brake: Option<Arc<str>>,
 
     last_ticket: u64,
@@ -222,6 +227,7 @@ impl Sub {
             image: ImageState::Undefined,
             ahead: Ahead::default(),
             bounds: Bounds::default(),
+            claims: Claims::default(),
             brake: None,
             last_ticket: 0,
             last_id: first_id,
@@ -398,6 +404,7 @@ impl Sub {
                     self.call_failed(now, context, purpose, failure);
                 }
             }
+            Event::Claimed(purpose, answer) => self.claims.answered(purpose, answer, now),
             Event::Wake => {}
         }
     }
@@ -445,6 +452,7 @@ impl Sub {
             self.call_again = None;
         }
         self.ask_all = false;
+        self.claims.polled();
         self.reach = Reach::Good;
         self.polls_failed = 0;
         self.answered = now.elapsed;
@@ -486,7 +494,10 @@ impl Sub {
         self.calls_failed += 1;
         let pause = self.pause(self.calls_failed, context);
         match failure.kind {
-            FailureKind::Braked => self.calls_failed = 0,
+            FailureKind::Braked => {
+                self.calls_failed = 0;
+                self.claims.refused();
+            }
             // The call may have been carried out; the same call with the same id does no harm.
             FailureKind::Unreachable | FailureKind::Busy | FailureKind::Stale => {
                 self.call_again = Some((now.elapsed + pause, failure.text));
@@ -540,7 +551,11 @@ impl Sub {
                 return;
             }
             // What is staged does not stay so for the whole of a pause: that is no failure.
-            Outcome::NotPrepared(_) if self.brake.is_some() || self.pause_in_words().is_some() => {
+            Outcome::NotPrepared(_)
+                if self.brake.is_some()
+                    || self.pause_in_words().is_some()
+                    || !self.claims.is_granted() =>
+            {
                 self.update = None;
                 return;
             }

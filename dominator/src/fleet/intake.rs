@@ -148,6 +148,7 @@ impl Fleet {
         }
         self.shared.images.want(&after);
         self.shared.identities.forget_the_others();
+        self.shared.desk.set_machines(inner.intake.herd().machines().values(), &after);
     }
 }
 

@@ -5,6 +5,7 @@
 mod alarms;
 mod bad_neighbours;
 mod brake;
+mod budgets;
 mod command_line;
 mod events;
 mod fake;

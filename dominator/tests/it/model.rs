@@ -87,6 +87,8 @@ pub struct Model {
     pub guarded: bool,
     /// Updates to this image do not pass their health check.
     pub sick: Option<ImageName>,
+    /// The machine is never seen again after an update to this image.
+    pub vanishes: Option<ImageName>,
     /// Updates to this image are complete only after a reboot.
     pub reboots: Option<ImageName>,
     /// Updates can neither be finished nor put back.
@@ -140,6 +142,7 @@ impl Model {
             stalls: None,
             guarded: false,
             sick: None,
+            vanishes: None,
             reboots: None,
             sticks: false,
             server: Server::Good,
@@ -291,6 +294,11 @@ impl Model {
         let until = Time { seconds: 1 << 40, nanoseconds: 0 };
         self.paused = reason.map(|reason| Paused { until, reason: reason.to_owned() });
         self.status += 1;
+    }
+
+    /// The image of the last update that has ended, however.
+    pub fn updated_to(&self) -> Option<&ImageName> {
+        self.last_update.as_ref().map(|last| &last.image)
     }
 
     pub fn is_paused(&self) -> bool {

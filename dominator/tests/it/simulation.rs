@@ -20,7 +20,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const BAD: Faults = Faults { lose: 5, repeat: 5, delay_max: 2_000, trouble_every: 1_000 };
 
 /// A tree of a few dozen entries, that has much in common with those of other seeds.
-fn tree(seed: u64, logs: bool) -> Tree {
+pub fn tree(seed: u64, logs: bool) -> Tree {
     let mut random = Random::new(seed);
     let mut text = String::from("d 755 0:0 /\n");
     for directory in ["/bin", "/etc", "/etc/app", "/lib", "/var", "/var/log"] {
@@ -51,7 +51,7 @@ fn tree(seed: u64, logs: bool) -> Tree {
     from_text(Algorithm::Blake3, &text).unwrap()
 }
 
-fn image(name: &str, tree: Tree, filter: Option<&[&str]>) -> Arc<RequiredImage> {
+pub fn image(name: &str, tree: Tree, filter: Option<&[&str]>) -> Arc<RequiredImage> {
     let content = Content {
         format: FORMAT,
         name: ImageName::new(name).unwrap(),

@@ -4,6 +4,7 @@
 //! All that happens is in one queue, ordered by time and then by number, and all chance comes from
 //! one generator: a seed gives the same run every time.
 
+mod claims;
 mod troubles;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,11 +20,15 @@ use common::image::ImageName;
 use common::mdb::Machine;
 use common::tree::{Leaf, Node, Time, Tree, TreeBuilder};
 use dominator::core::changes::{Former, Ordered, changes};
+use dominator::core::claims::{Claims, Purpose, Settings};
 use dominator::core::identity::{News, Roster, Verdict};
 use dominator::core::required::RequiredImage;
 use dominator::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
 };
+
+pub use claims::no_limits;
+use claims::{NEVER, Tally};
 
 use crate::model::{Answer, Model, Request, Work};
 use crate::random::Random;
@@ -58,6 +63,8 @@ enum Happening {
     PollWaited { host: usize, instance: u64, run: u64, ticket: Ticket },
     Wake { host: usize, run: u64, at: Duration },
     Recognized { host: usize, run: u64, verdict: Verdict },
+    Claimed { host: usize, run: u64, purpose: Purpose },
+    Grant { run: u64 },
     Work { host: usize, instance: u64, work: Work },
     StartSub { host: usize },
     StartDominator,
@@ -89,6 +96,12 @@ pub struct World {
     pub effects: BTreeMap<&'static str, u64>,
     pub brake: Option<Arc<str>>,
     pub faults: Faults,
+    pub claims: Claims,
+    /// What is under way, counted apart from the budgets.
+    pub tally: Tally,
+    settings: Settings,
+    /// When the desk is looked at next.
+    granting: Option<Duration>,
     now: Duration,
     queue: BTreeMap<(Duration, u64), Happening>,
     sequence: u64,
@@ -134,6 +147,10 @@ impl World {
             effects: BTreeMap::new(),
             brake: None,
             faults,
+            claims: Claims::new(no_limits(), Vec::new(), NEVER),
+            tally: Tally::default(),
+            settings: no_limits(),
+            granting: None,
             now: Duration::ZERO,
             queue: BTreeMap::new(),
             sequence: 0,
@@ -211,11 +228,8 @@ impl World {
 
     pub fn assign(&mut self, host: usize, image: &str) {
         self.note(host, &format!("must have {image}"));
-        let planned = self.machines[host].planned_image.clone();
-        let disable_updates = self.machines[host].disable_updates;
-        let machine = machine(host, image);
-        self.machines[host] =
-            Arc::new(Machine { planned_image: planned, disable_updates, ..machine });
+        let machine = Machine::clone(&self.machines[host]);
+        self.machines[host] = Arc::new(Machine { required_image: image.to_owned(), ..machine });
         let event = self.assignment(host);
         self.step(host, event);
     }
@@ -420,6 +434,9 @@ impl World {
                     model.over(&work, &mut self.random);
                     if matches!(work, Work::Update(_)) {
                         assert!(self.updating.remove(&host), "an update ended twice");
+                        if self.vanishes(host) {
+                            return self.kill(host);
+                        }
                     }
                     self.note(host, &format!("{work:?} is over"));
                     self.collect(host);
@@ -429,6 +446,8 @@ impl World {
                     }
                 }
             }
+            Happening::Claimed { host, run, purpose } => self.claimed(host, run, purpose),
+            Happening::Grant { run } => self.grant(run),
             Happening::StartSub { host } => {
                 if !self.models[host].is_up {
                     self.models[host].start(&mut self.random);
@@ -455,6 +474,7 @@ impl World {
     fn start_dominator(&mut self) {
         self.run += 1;
         self.images_loaded = false;
+        self.open_desk();
         let now = self.time();
         for host in 0..self.models.len() {
             let first_id = self.random.next() & !0xffff;
@@ -587,6 +607,7 @@ impl World {
                 let answer = self.models[host].ask(request, &mut self.random);
                 if is_commit && matches!(answer, Answer::Accepted) {
                     self.updating.insert(host);
+                    self.must_be_within_budget();
                 }
                 let event = match answer {
                     Answer::Tree(tree) => Event::TreeRead(ticket, tree),
@@ -721,10 +742,16 @@ impl World {
                     assert!(self.brake.is_none(), "a Commit while the brake is on: host {host}");
                     let known = self.ledger.get(&host).map(|(id, _)| *id);
                     assert_eq!(known, Some(request.update_id), "host {host}: not on record");
+                    if !self.begin_update(host, ticket) {
+                        return;
+                    }
                 }
                 (call.name(), ticket, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
             Effect::Tell(news) => return self.hear(host, news),
+            Effect::Claim(claim) => return self.claim(host, claim),
+            Effect::Release(what) => return self.release(host, what),
+            Effect::Met => return self.met(host),
             Effect::Record(status, detail) => {
                 self.note(host, &format!("is {status}: {detail}"));
                 return;

@@ -86,6 +86,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         directory,
         subs: 0,
         subd_flags: Vec::new(),
+        dominator_flags: Vec::new(),
         addresses: Addresses::private()?,
         stop: std::sync::Arc::clone(&bench.stop),
     })?;

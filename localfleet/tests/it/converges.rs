@@ -41,6 +41,11 @@ pub struct Scenario {
 
 impl Scenario {
     pub fn start(subs: usize) -> Self {
+        Self::start_with(subs, &[])
+    }
+
+    /// With more flags for the dominator.
+    pub fn start_with(subs: usize, dominator_flags: &[(&'static str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("filter"), FILTER).unwrap();
         fs::write(directory.path().join("triggers"), TRIGGERS).unwrap();
@@ -49,6 +54,10 @@ impl Scenario {
             directory: directory.path().to_owned(),
             subs,
             subd_flags: Vec::new(),
+            dominator_flags: dominator_flags
+                .iter()
+                .map(|(flag, value)| (*flag, (*value).to_owned()))
+                .collect(),
             addresses: Addresses::private().unwrap(),
             stop: Arc::new(AtomicBool::new(false)),
         })

@@ -11,4 +11,5 @@ mod faults;
 mod orders;
 mod plan;
 mod simulated;
+mod stopped;
 mod trees;

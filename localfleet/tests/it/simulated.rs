@@ -25,6 +25,7 @@ fn start(directory: &Path) -> SimulatedFleet {
         directory: directory.to_owned(),
         subs: 0,
         subd_flags: Vec::new(),
+        dominator_flags: Vec::new(),
         addresses: Addresses::private().unwrap(),
         stop: Arc::new(AtomicBool::new(false)),
     })

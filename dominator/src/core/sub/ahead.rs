@@ -15,6 +15,7 @@ use common::object::ObjectId;
 
 use super::missing::Missing;
 use super::{Call, Context, Effect, ImageState, Now, Purpose, Sub, Ticket, View};
+use crate::core::network::Urgency;
 use crate::core::pace::{HOLD_FIRST, HOLD_LONGEST, doubled, jittered};
 use crate::core::planning::{PlanKey, Planned};
 use crate::core::required::RequiredImage;
@@ -157,7 +158,14 @@ impl Sub {
         if let Some(shortage) = missing.shortage(view.report.space) {
             return Some(format!("nothing is fetched ahead for {name}: {shortage}"));
         }
-        if matches!(view.report.activity, Activity::Idle) {
+        if matches!(view.report.activity, Activity::Idle) && self.may_call(now) {
+            let (plan, bytes) = (planned.digest, missing.bytes);
+            if let Err(mut why) = self.fetch_claimed(plan, Urgency::Ahead, bytes, now, effects) {
+                if why.is_empty() {
+                    why.push_str("a share of the network is asked for");
+                }
+                return Some(format!("{wanted} are not fetched ahead yet: {why}"));
+            }
             let fetch_id = self.next_id();
             let sources = context.sources.to_vec();
             let objects = missing.objects;

@@ -91,6 +91,7 @@ impl Sub {
             }
         };
         self.set_status(now, verdict, effects);
+        self.settle_claims(now, self.status, effects);
     }
 
     fn set_status(&mut self, now: Now, verdict: Verdict, effects: &mut Vec<Effect>) {
@@ -158,7 +159,7 @@ impl Sub {
         self.healthy(view, &image)?;
         self.allowed(&planned)?;
         self.not_held(&image, &planned, now, context)?;
-        self.fetched(view, &planned, now, context, effects)?;
+        self.fetched(view, &image, &planned, now, context, effects)?;
         self.carried_out(view, &image, &scan, &planned, now, effects)
     }
 
@@ -439,6 +440,7 @@ impl Sub {
     fn fetched(
         &mut self,
         view: &View,
+        image: &RequiredImage,
         planned: &Planned,
         now: Now,
         context: &Context<'_>,
@@ -466,7 +468,11 @@ impl Sub {
         }
         let fetch = match self.fetch {
             Some(fetch) if fetch.plan == planned.digest => fetch,
-            _ => Fetch { id: self.next_id(), plan: planned.digest, missing: missing.count },
+            _ => {
+                let needed = (missing.bytes, &*wanted);
+                self.update_fetch_claimed(view, image, planned, needed, now, effects)?;
+                Fetch { id: self.next_id(), plan: planned.digest, missing: missing.count }
+            }
         };
         self.fetch = Some(fetch);
         let sources = context.sources.to_vec();
@@ -508,6 +514,15 @@ impl Sub {
             return stop(Status::Held, detail);
         }
         let is_ahead = self.ahead.is_fetching(&view.report.activity);
+        let is_free = match view.report.activity {
+            Activity::Fetching { .. } => is_ahead,
+            Activity::Preparing { update_id } => update_id == update.id,
+            Activity::Updating { .. } => false,
+            Activity::Idle | Activity::Prepared { .. } => true,
+        };
+        if is_free {
+            self.claimed(view, image, planned, now, effects)?;
+        }
         match view.report.activity {
             Activity::Fetching { .. } if !is_ahead => {
                 stop(Status::Fetching, "is finishing a fetch")
@@ -525,6 +540,7 @@ impl Sub {
                     let ordered = self.ordered(update_id, view, image, planned);
                     effects.insert(place, Effect::Ordered(Box::new(ordered)));
                     self.changing(effects);
+                    self.begun(update.id, now);
                     return stop(Status::Updating, format!("is told to carry out {todo}"));
                 }
                 self.waiting(Status::Preparing, format!("has staged {todo}"))
@@ -550,8 +566,7 @@ impl Sub {
 }
 
 impl Sub {
-    /// Sends a call, if none is under way or waits to be seen, and none failed just now. Says
-    /// whether it did.
+    /// Sends a call, if that may be now. Says whether it did.
     pub(super) fn call(
         &mut self,
         now: Now,
@@ -559,6 +574,18 @@ impl Sub {
         call: Call,
         effects: &mut Vec<Effect>,
     ) -> bool {
+        if !self.may_call(now) {
+            return false;
+        }
+        self.call_again = None;
+        let ticket = self.next_ticket();
+        self.calling = Some((ticket, purpose));
+        effects.push(Effect::Call(ticket, call));
+        true
+    }
+
+    /// No call is under way or waits to be seen, and none failed just now.
+    pub(super) fn may_call(&mut self, now: Now) -> bool {
         if self.calling.is_some() || self.pending.is_some() {
             return false;
         }
@@ -568,10 +595,6 @@ impl Sub {
             self.wake_by(at);
             return false;
         }
-        self.call_again = None;
-        let ticket = self.next_ticket();
-        self.calling = Some((ticket, purpose));
-        effects.push(Effect::Call(ticket, call));
         true
     }
 
@@ -597,7 +620,7 @@ impl Sub {
 }
 
 /// A plan in a few words: how many changes, and which if it is one. `show-sub` has them all.
-fn describe(plan: &Plan) -> String {
+pub(super) fn describe(plan: &Plan) -> String {
     match plan.operations.len() {
         0 => "no change but the name of the image and its triggers".to_owned(),
         1 => format!("1 change: {}", paths(plan)),

@@ -15,6 +15,7 @@ use common::object::ObjectId;
 use common::tree::{Time, Tree};
 
 use crate::core::changes::Ordered;
+use crate::core::claims::{Answer, Claim, Purpose, Release};
 use crate::core::identity::{News, Verdict};
 use crate::core::planning::{PlanJob, Planned};
 use crate::core::required::RequiredImage;
@@ -33,7 +34,7 @@ pub struct Now {
 pub struct Context<'a> {
     /// A number from 0 to 999, drawn for each event.
     pub jitter: u16,
-    /// `host:port` of the object servers that subs fetch from.
+    /// `host:port` of the object servers that this sub fetches from.
     pub sources: &'a [String],
 }
 
@@ -92,8 +93,8 @@ pub enum FailureKind {
     Refused,
     /// The machine does not allow it for now: it is paused, or guarded from disruption.
     Held,
-    /// The brake was pulled, or the machine paused, before the call was sent or while it was on its
-    /// way.
+    /// The brake was pulled, the machine paused, or leave taken back, before the call was sent or
+    /// while it was on its way.
     Braked,
 }
 
@@ -173,6 +174,8 @@ pub enum Event {
     Accepted(Ticket),
     /// The call failed, or nobody knows.
     CallFailed(Ticket, Failure),
+    /// The answer to the last claim for this, or another answer than before.
+    Claimed(Purpose, Answer),
     /// The time that [`super::Sub::wake_at`] asked for has come, or nothing happened at all.
     Wake,
 }
@@ -193,6 +196,13 @@ pub enum Effect {
     Tell(News),
     /// Have the sub look at its whole tree at once, and wait until it has; this was its version.
     Scan(Ticket, Version),
+    /// Ask for leave; [`Event::Claimed`] comes with the answer, unless it is for what is under way,
+    /// and again when the answer changes.
+    Claim(Claim),
+    /// This is not needed any more.
+    Release(Release),
+    /// It is known now what the machine is doing, or that it does not answer.
+    Met,
     /// The status has changed to this.
     Record(Status, String),
     /// The Commit that comes next in the same step orders this: it must be on record before the

@@ -1,6 +1,7 @@
 //! Scripts of events, with what the state machine makes of each.
 
 mod bounds;
+mod claims;
 mod explained;
 mod held;
 mod orders;

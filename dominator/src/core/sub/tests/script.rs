@@ -18,6 +18,7 @@ use common::tree::{Time, Tree};
 use common::trigger::Triggers;
 use expect_test::Expect;
 
+use crate::core::claims::{Answer, Claim, Purpose as For, Release};
 use crate::core::identity::{News, Verdict};
 use crate::core::required::RequiredImage;
 use crate::core::sub::{
@@ -70,6 +71,10 @@ pub(super) struct Script {
     /// The update that was put on record for the Commit that comes next.
     recorded: Option<u64>,
     lines: String,
+    /// What the desk says to every claim.
+    pub(super) answer: Answer,
+    /// Writes lines of ends of updates too.
+    pub(super) tells_ends: bool,
 }
 
 impl Script {
@@ -111,6 +116,8 @@ impl Script {
             called: None,
             recorded: None,
             lines: String::new(),
+            answer: Answer::Granted,
+            tells_ends: false,
         };
         script.scan(&[]);
         script.assign();
@@ -227,7 +234,6 @@ impl Script {
                     });
                     assert!(self.called.replace((ticket, call)).is_none(), "two calls at one time");
                 }
-                Effect::Record(..) | Effect::Ended(..) => {}
                 Effect::Ordered(ordered) => {
                     assert!(self.recorded.replace(ordered.update_id).is_none());
                 }
@@ -239,6 +245,24 @@ impl Script {
                     self.scan_asked = Some(ticket);
                     done.push("scan".to_owned());
                 }
+                Effect::Claim(claim) => {
+                    let purpose = match claim {
+                        Claim::Update(_) => For::Update,
+                        Claim::Fetch(_) => For::Fetch,
+                        Claim::UnderWay(_) => {
+                            done.push("is under way".to_owned());
+                            continue;
+                        }
+                    };
+                    next.push(Event::Claimed(purpose, self.answer.clone()));
+                }
+                Effect::Release(Release::Update(end)) => {
+                    if self.tells_ends {
+                        done.push(format!("release: {end:?}"));
+                    }
+                }
+                Effect::Release(Release::Fetch) | Effect::Met => {}
+                Effect::Record(..) | Effect::Ended(..) => {}
             }
         }
         if next.is_empty() {
@@ -288,6 +312,12 @@ impl Script {
         self.accept();
         self.reply.activity = Activity::Updating { update_id: request.update_id };
         self.poll();
+    }
+
+    /// How the last claim for an update has ended.
+    pub(super) fn last_end(&self) -> String {
+        let line = self.lines.lines().rfind(|line| line.contains("release: "));
+        line.and_then(|line| line.rsplit(": ").next()).unwrap_or_default().to_owned()
     }
 
     pub(super) fn check(&self, expected: Expect) {

@@ -1,0 +1,437 @@
+//! Claims of one machine: leave to be updated, and to fetch.
+//!
+//! The claim for an update is asked for when all objects are there, before anything is staged, and
+//! is kept until the end of the update is seen: the machine is as it must be, or failed, or has not
+//! answered for so long that it must not use up a budget. A machine that turns to something else
+//! meanwhile gives its claim back, but not its seniority.
+// tidy: core
+
+use core::ops::ControlFlow::{Break, Continue};
+use core::time::Duration;
+
+use common::api::dominator::Status;
+use common::api::subd::{Activity, Health, LastUpdate, Outcome};
+use common::image::ImageName;
+use common::object::ObjectId;
+
+use super::decide::{Stage, describe, stop};
+use super::{Effect, Now, Purpose, Reach, Sub, View};
+use crate::core::budget::{Class, Demand, Impact};
+use crate::core::claims::{Answer, Claim, End, Purpose as For, Release, Update};
+use crate::core::network::{Download, Urgency};
+use crate::core::planning::Planned;
+use crate::core::required::RequiredImage;
+use crate::core::trial::Failed;
+
+/// A machine that has not answered for so long after an update began has vanished.
+pub const VANISHED_AFTER: Duration = Duration::from_secs(300);
+
+/// The same if the update disturbs much, so that the machine may be rebooting.
+pub const REBOOTING_MACHINE_VANISHED_AFTER: Duration = Duration::from_secs(900);
+
+/// An update that has not ended after so long has failed.
+pub const UPDATE_LONGEST: Duration = Duration::from_secs(3_600);
+
+/// A claim that is granted and not used for so long is given back: somebody else is next.
+pub const UNUSED_LONGEST: Duration = Duration::from_secs(900);
+
+/// Where the claim for an update stands.
+#[derive(Debug, Default)]
+enum Leave {
+    #[default]
+    None,
+    /// Told, since when; `None` until there is an answer.
+    Asked(Box<Update>, Option<(Answer, Duration)>),
+    /// The Commit was sent.
+    Begun(Begun),
+}
+
+/// An update that was begun, or is believed to have been.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    update: u64,
+    impact: Impact,
+    since: Duration,
+}
+
+/// The claim for a fetch.
+#[derive(Debug)]
+struct FetchLeave {
+    /// The plan that it is for.
+    plan: ObjectId,
+    download: Download,
+    answer: Option<Answer>,
+}
+
+/// What is known of the claims of a machine.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    leave: Leave,
+    fetch: Option<FetchLeave>,
+    /// Since when the machine needs an update to this image.
+    needed: Option<(ObjectId, Duration)>,
+    /// The last update that failed: it may still be under way, but has no claim any more.
+    given_up: Option<u64>,
+    /// In this step the claim was needed.
+    is_needed: bool,
+    is_fetch_needed: bool,
+    /// What the answer was may have changed: ask once more.
+    is_stale: bool,
+    is_met: bool,
+}
+
+impl Claims {
+    /// Takes note of an answer.
+    pub(super) fn answered(&mut self, purpose: For, answer: Answer, now: Now) {
+        match purpose {
+            For::Update => {
+                if let Leave::Asked(_, told) = &mut self.leave {
+                    let since = match told {
+                        Some((known, since)) if *known == answer => *since,
+                        _ => now.elapsed,
+                    };
+                    *told = Some((answer, since));
+                }
+            }
+            For::Fetch => {
+                if let Some(fetch) = &mut self.fetch {
+                    fetch.answer = Some(answer);
+                }
+            }
+        }
+    }
+
+    /// The sub has answered a poll: time to look at the queue again.
+    pub(super) fn polled(&mut self) {
+        self.is_stale = true;
+    }
+
+    /// The Commit was not sent after all, because that was forbidden in the last moment.
+    pub(super) fn refused(&mut self) {
+        if let Leave::Begun(_) = self.leave {
+            self.leave = Leave::Asked(Box::new(unknown()), None);
+        }
+    }
+
+    /// True if nothing keeps an update from being carried out.
+    pub(super) fn is_granted(&self) -> bool {
+        match &self.leave {
+            Leave::None => false,
+            Leave::Asked(_, told) => matches!(told, Some((Answer::Granted, _))),
+            Leave::Begun(_) => true,
+        }
+    }
+
+    fn give_back(&mut self, end: End, effects: &mut Vec<Effect>) {
+        self.leave = Leave::None;
+        effects.push(Effect::Release(Release::Update(end)));
+    }
+
+    fn give_fetch_back(&mut self, effects: &mut Vec<Effect>) {
+        self.fetch = None;
+        effects.push(Effect::Release(Release::Fetch));
+    }
+}
+
+/// What no update is: it is asked for anew.
+fn unknown() -> Update {
+    let demand = Demand {
+        class: Class::Repair,
+        impact: Impact::Plain,
+        location: String::new(),
+        since: Duration::MAX,
+    };
+    Update { demand, image: None, is_new: false }
+}
+
+impl Sub {
+    /// The machine may be updated, as far as others are concerned.
+    pub(super) fn claimed(
+        &mut self,
+        view: &View,
+        image: &RequiredImage,
+        planned: &Planned,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Stage<()> {
+        self.claims.is_needed = true;
+        if let Leave::Begun(begun) = self.claims.leave {
+            let last = view.outcome_of(begun.update);
+            let is_same = self.update.is_some_and(|update| update.id == begun.update);
+            if last.is_none() && is_same {
+                // The Commit was lost, and is sent again.
+                return Continue(());
+            }
+            let end = last.and_then(|last| end_of(last, view, None)).unwrap_or(End::Withdrawn);
+            self.end_claim(end, effects);
+        }
+        let wanted = self.wanted(view, image, planned, now);
+        let is_stale = std::mem::take(&mut self.claims.is_stale);
+        let todo = describe(&planned.plan);
+        let (ask, verdict) = match &self.claims.leave {
+            Leave::Asked(asked, Some((answer, since))) if **asked == wanted => match answer {
+                Answer::Granted if now.elapsed.saturating_sub(*since) < UNUSED_LONGEST => {
+                    let until = *since + UNUSED_LONGEST;
+                    self.wake_by(until);
+                    return Continue(());
+                }
+                Answer::Granted => {
+                    let why = "its turn has passed, as nothing came of it; asks again";
+                    self.claims.give_back(End::Withdrawn, effects);
+                    self.claims.needed = None;
+                    return stop(Status::WaitingForBudget, format!("{todo}; {why}"));
+                }
+                Answer::Waits(why) => {
+                    (is_stale, (Status::WaitingForBudget, format!("{todo}; {why}")))
+                }
+                Answer::Stopped(why) => {
+                    let name = image.name();
+                    let detail = format!(
+                        "{todo}; updates to {name} have stopped: {why}; another image goes on, or: \
+                         domtool resume-image {name}"
+                    );
+                    (is_stale, (Status::ImageStopped, detail))
+                }
+            },
+            Leave::Asked(asked, None) if **asked == wanted => {
+                (false, (self.status, self.detail.clone()))
+            }
+            _ => (true, (self.status, self.detail.clone())),
+        };
+        if ask {
+            let told = match std::mem::take(&mut self.claims.leave) {
+                Leave::Asked(asked, told) if *asked == wanted => told,
+                _ => None,
+            };
+            effects.push(Effect::Claim(Claim::Update(wanted.clone())));
+            self.claims.leave = Leave::Asked(Box::new(wanted), told);
+        }
+        Break(verdict)
+    }
+
+    /// What the machine needs now.
+    fn wanted(
+        &mut self,
+        view: &View,
+        image: &RequiredImage,
+        planned: &Planned,
+        now: Now,
+    ) -> Update {
+        let is_new = !self.is_recorded(view, image);
+        let demand = Demand {
+            class: self.class(view, image),
+            impact: if planned.is_high_impact { Impact::High } else { Impact::Plain },
+            location: self.machine.location.clone(),
+            since: self.needed_since(image, now),
+        };
+        Update { demand, image: Some(image.name().clone()), is_new }
+    }
+
+    /// What brings a machine back to the image that it has is a repair; so is what failed and is
+    /// tried again, so that it is in nobody's way.
+    fn class(&self, view: &View, image: &RequiredImage) -> Class {
+        if self.is_recorded(view, image) || self.holds > 0 { Class::Repair } else { Class::Rollout }
+    }
+
+    fn needed_since(&mut self, image: &RequiredImage, now: Now) -> Duration {
+        let since = match self.claims.needed {
+            // An operator waits for it: it comes before all others, and stays there.
+            _ if self.is_urgent() => Duration::ZERO,
+            Some((known, since)) if known == image.digest => since,
+            _ => now.elapsed,
+        };
+        self.claims.needed = Some((image.digest, since));
+        since
+    }
+
+    /// The Commit of this update was sent.
+    pub(super) fn begun(&mut self, update: u64, now: Now) {
+        match &self.claims.leave {
+            Leave::Asked(asked, _) => {
+                let begun = Begun { update, impact: asked.demand.impact, since: now.elapsed };
+                self.claims.leave = Leave::Begun(begun);
+            }
+            Leave::None | Leave::Begun(_) => {}
+        }
+    }
+
+    /// The machine may fetch what it needs; otherwise why not yet, in words that are empty as long
+    /// as nobody knows.
+    pub(super) fn fetch_claimed(
+        &mut self,
+        plan: ObjectId,
+        urgency: Urgency,
+        bytes: u64,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), String> {
+        self.claims.is_fetch_needed = true;
+        let is_same = |fetch: &FetchLeave| {
+            fetch.plan == plan && (fetch.download.urgency, fetch.download.bytes) == (urgency, bytes)
+        };
+        if let Some(fetch) = self.claims.fetch.as_ref().filter(|fetch| is_same(fetch)) {
+            let why = match &fetch.answer {
+                Some(Answer::Granted) => {
+                    // It is ordered now.
+                    self.claims.give_fetch_back(effects);
+                    return Ok(());
+                }
+                Some(Answer::Waits(why) | Answer::Stopped(why)) => why.to_string(),
+                None => String::new(),
+            };
+            if !why.is_empty() && std::mem::take(&mut self.claims.is_stale) {
+                effects.push(Effect::Claim(Claim::Fetch(fetch.download)));
+            }
+            return Err(why);
+        }
+        let since = match self.claims.needed {
+            Some((_, since)) if urgency != Urgency::Ahead => since,
+            _ => now.elapsed,
+        };
+        let download = Download { urgency, since, bytes };
+        effects.push(Effect::Claim(Claim::Fetch(download)));
+        self.claims.fetch = Some(FetchLeave { plan, download, answer: None });
+        Err(String::new())
+    }
+
+    /// The machine may fetch what its update needs.
+    pub(super) fn update_fetch_claimed(
+        &mut self,
+        view: &View,
+        image: &RequiredImage,
+        planned: &Planned,
+        (bytes, wanted): (u64, &str),
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Stage<()> {
+        let urgency = match self.class(view, image) {
+            Class::Repair => Urgency::Repair,
+            Class::Rollout => Urgency::Rollout,
+        };
+        self.needed_since(image, now);
+        match self.fetch_claimed(planned.digest, urgency, bytes, now, effects) {
+            Ok(()) => Continue(()),
+            Err(why) if why.is_empty() => Break((self.status, self.detail.clone())),
+            Err(why) => stop(Status::WaitingForBudget, format!("is to fetch {wanted}; but {why}")),
+        }
+    }
+
+    /// Gives back what is not needed any more, and notes what is under way without a claim. Comes
+    /// at the end of each step, when the status is known.
+    pub(super) fn settle_claims(&mut self, now: Now, status: Status, effects: &mut Vec<Effect>) {
+        let is_needed = std::mem::take(&mut self.claims.is_needed);
+        let is_fetch_needed = std::mem::take(&mut self.claims.is_fetch_needed);
+        if self.claims.fetch.is_some() && !is_fetch_needed {
+            self.claims.give_fetch_back(effects);
+        }
+        match self.claims.leave {
+            Leave::None => self.note_under_way(now, effects),
+            Leave::Asked(..) if !is_needed => self.claims.give_back(End::Withdrawn, effects),
+            Leave::Asked(..) => {}
+            Leave::Begun(begun) => {
+                if let Some(end) = self.end_of(begun, is_needed, status, now) {
+                    self.end_claim(end, effects);
+                }
+            }
+        }
+        if matches!(status, Status::Synced | Status::TriggerFailed) {
+            self.claims.needed = None;
+        }
+        if !self.claims.is_met && self.reach != Reach::Unknown {
+            self.claims.is_met = true;
+            effects.push(Effect::Met);
+        }
+    }
+
+    fn end_claim(&mut self, end: End, effects: &mut Vec<Effect>) {
+        if let (Leave::Begun(begun), End::Failed(_)) = (&self.claims.leave, end) {
+            self.claims.given_up = Some(begun.update);
+        }
+        if end != End::Withdrawn {
+            self.claims.needed = None;
+        }
+        self.claims.give_back(end, effects);
+    }
+
+    /// Counts an update that was begun before this dominator was, or by hand.
+    fn note_under_way(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let Some(view) = self.view.as_ref().filter(|_| self.reach == Reach::Good) else { return };
+        let last = view.report.last_update.as_ref();
+        let (update, impact) = match (&view.report.activity, last) {
+            (Activity::Updating { update_id }, _) => (*update_id, Impact::Plain),
+            (_, Some(last)) if view.is_rebooting() => (last.update_id, Impact::High),
+            (_, Some(last)) if view.is_unverified() => (last.update_id, Impact::Plain),
+            _ => return,
+        };
+        if self.claims.given_up == Some(update) {
+            return;
+        }
+        let demand = Demand {
+            class: Class::Rollout,
+            impact,
+            location: self.machine.location.clone(),
+            since: now.elapsed,
+        };
+        let image: Option<ImageName> = None;
+        effects.push(Effect::Claim(Claim::UnderWay(Update { demand, image, is_new: false })));
+        self.claims.leave = Leave::Begun(Begun { update, impact, since: now.elapsed });
+    }
+
+    /// How an update that was begun has ended, if it has.
+    fn end_of(&mut self, begun: Begun, is_needed: bool, status: Status, now: Now) -> Option<End> {
+        if let Reach::Bad(_) = self.reach {
+            let patience = match begun.impact {
+                Impact::Plain => VANISHED_AFTER,
+                Impact::High => REBOOTING_MACHINE_VANISHED_AFTER,
+            };
+            let until = self.answered.max(begun.since) + patience;
+            if now.elapsed >= until {
+                return Some(End::Failed(Failed::Vanished));
+            }
+            self.wake_by(until);
+            return None;
+        }
+        let until = begun.since + UPDATE_LONGEST;
+        if now.elapsed >= until {
+            return Some(End::Failed(Failed::Overdue));
+        }
+        let view = self.view.as_ref()?;
+        let is_commit = |purpose: Purpose| matches!(purpose, Purpose::Commit(_));
+        let is_told = self.calling.is_some_and(|(_, purpose)| is_commit(purpose))
+            || self.pending.is_some_and(|pending| is_commit(pending.purpose));
+        let end = match view.outcome_of(begun.update) {
+            // It is begun soon, or told again.
+            _ if is_told || is_needed => None,
+            _ if matches!(view.report.activity, Activity::Updating { .. }) => None,
+            Some(last) => end_of(last, view, Some(status)),
+            None if status == Status::Rescanning => None,
+            None => Some(End::Withdrawn),
+        };
+        if end.is_none() {
+            self.wake_by(until);
+        }
+        end
+    }
+}
+
+/// How the update that ended as `last` says has ended for those who wait; `None` while that is not
+/// known, because the machine reboots or what was changed was not looked at again. Without a
+/// `status` something else than the same update is to be done now.
+fn end_of(last: &LastUpdate, view: &View, status: Option<Status>) -> Option<End> {
+    let failed = match &last.outcome {
+        Outcome::NotPrepared(_) => return Some(End::Withdrawn),
+        Outcome::RolledBack(_) => Failed::Update,
+        Outcome::Stuck(_) => Failed::Stuck,
+        Outcome::Undone(_) => Failed::Health,
+        Outcome::Done if view.is_rebooting() || view.is_unverified() => return None,
+        Outcome::Done if matches!(last.health, Some(Health::Failed(_))) => Failed::Health,
+        Outcome::Done if !last.trigger_failures.is_empty() => Failed::Trigger,
+        Outcome::Done => match status {
+            // The scan after the update is compared with the image.
+            Some(Status::Rescanning) => return None,
+            Some(Status::NotConverging) => Failed::NotConverging,
+            _ => return Some(End::Good),
+        },
+    };
+    Some(End::Failed(failed))
+}

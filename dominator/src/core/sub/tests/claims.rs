@@ -1,0 +1,226 @@
+//! When a machine asks for its turn, and when it gives that back.
+// tidy: core
+
+use common::api::subd::{Activity, Outcome, TriggerFailure};
+use common::scope::Scope;
+use expect_test::expect;
+
+use super::super::*;
+use super::script::{Script, image};
+use crate::core::claims::{Answer, Purpose as For};
+
+/// As a sub that has the object of the only change, with the update about to be claimed.
+fn ready(answer: Answer) -> Script {
+    let mut script = Script::new(image("base", &[("/a", "1")]));
+    script.cache(&["1"]);
+    let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };
+    script.reply.scope = Scope::of(&image.scan, &script.reply.exclusions);
+    script.scan(&[]);
+    (script.answer, script.tells_ends) = (answer, true);
+    script.poll();
+    script
+}
+
+fn waits() -> Answer {
+    Answer::Waits("9 machines are under way".into())
+}
+
+fn silent(script: &mut Script, seconds: u64) {
+    script.wait(seconds);
+    let failure = Failure { kind: FailureKind::Unreachable, text: "no answer".to_owned() };
+    script.step("silent", Event::PollFailed(script.polled, failure));
+}
+
+#[test]
+fn nothing_is_staged_before_the_claim_is_granted_and_it_is_kept_to_the_end() {
+    let mut script = ready(waits());
+    assert_eq!(script.sub.detail(), "1 change: /a (missing); 9 machines are under way");
+    script.poll();
+    script.step("granted", Event::Claimed(For::Update, Answer::Granted));
+    script.commit();
+    script.ended(1, Outcome::Done, None);
+    script.poll();
+    script.scan(&[("/a", "1")]);
+    script.ended(1, Outcome::Done, Some(3));
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   waiting-for-budget 1 change: /a (missing); 9 machines are under way
+        0   polled   waiting-for-budget 1 change: /a (missing); 9 machines are under way
+        0   granted  preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        is told to stage 1 change: /a (missing)
+        0   polled   updating         is told to carry out 1 change: /a (missing)
+                     -> commit 1
+        0   accepted updating         was told to carry out the update
+        0   polled   updating         carries out the update; then its triggers run
+        0   polled   rescanning       scans again what the update has touched
+        0   polled   synced           equals base
+                     -> cleanup of 1
+                     -> release: Good
+    "#]]);
+}
+
+#[test]
+fn whoever_turns_to_something_else_gives_the_claim_back() {
+    let mut script = ready(waits());
+    script.step("brake", Event::Brake(Some("storm".into())));
+    script.step("released", Event::Brake(None));
+    silent(&mut script, 1);
+    script.answer = Answer::Granted;
+    script.wait(1);
+    script.poll();
+    // Nothing came of it for a quarter of an hour.
+    script.accept();
+    script.reply.activity = Activity::Preparing { update_id: 1 };
+    script.poll();
+    script.wait(899);
+    script.wait(1);
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   waiting-for-budget 1 change: /a (missing); 9 machines are under way
+        0   brake    updates-disabled 1 change: /a (missing), all objects are there; upd
+                     -> release: Withdrawn
+        0   released waiting-for-budget 1 change: /a (missing); 9 machines are under way
+        1   wake     waiting-for-budget 1 change: /a (missing); 9 machines are under way
+        1   silent   unreachable      no answer
+                     -> release: Withdrawn
+        2   wake     unreachable      no answer
+        2   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        2   accepted preparing        is told to stage 1 change: /a (missing)
+        2   polled   preparing        stages 1 change: /a (missing)
+        901 wake     preparing        stages 1 change: /a (missing)
+        902 wake     waiting-for-budget 1 change: /a (missing); its turn has passed, as no
+                     -> release: Withdrawn
+    "#]]);
+}
+
+#[test]
+fn a_commit_that_is_forbidden_in_the_last_moment_is_not_sent_again() {
+    let mut script = ready(Answer::Granted);
+    let Call::Prepare(request) = script.accept() else { panic!("nothing to prepare") };
+    script.reply.activity = Activity::Prepared { update_id: request.update_id };
+    script.poll();
+    script.answer = Answer::Stopped("3 of 3 machines failed".into());
+    script.refuse(FailureKind::Braked, "leave was taken back");
+    assert_eq!(
+        script.sub.detail(),
+        "1 change: /a (missing); updates to base have stopped: 3 of 3 machines failed; another \
+         image goes on, or: domtool resume-image base"
+    );
+    // What is staged expires; that is no failure.
+    script.ended(1, Outcome::NotPrepared("expired".into()), None);
+    script.poll();
+    script.step("resumed", Event::Claimed(For::Update, Answer::Granted));
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        is told to stage 1 change: /a (missing)
+        0   polled   updating         is told to carry out 1 change: /a (missing)
+                     -> commit 1
+        0   failed   image-stopped    1 change: /a (missing); updates to base have stopp
+        0   polled   image-stopped    1 change: /a (missing); updates to base have stopp
+        0   resumed  preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 2: 1 operations
+    "#]]);
+}
+
+#[test]
+fn a_machine_that_vanishes_after_the_commit_is_waited_for_five_minutes() {
+    let mut script = ready(Answer::Granted);
+    script.commit();
+    silent(&mut script, 10);
+    silent(&mut script, 289);
+    silent(&mut script, 1);
+    script.wait(30);
+    script.poll();
+    script.ended(1, Outcome::Done, Some(3));
+    script.scan(&[("/a", "1")]);
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        is told to stage 1 change: /a (missing)
+        0   polled   updating         is told to carry out 1 change: /a (missing)
+                     -> commit 1
+        0   accepted updating         was told to carry out the update
+        0   polled   updating         carries out the update; then its triggers run
+        10  wake     updating         carries out the update; then its triggers run
+        10  silent   unreachable      no answer
+        299 wake     unreachable      no answer
+        299 silent   unreachable      no answer
+        300 wake     unreachable      no answer
+                     -> release: Failed(Vanished)
+        300 silent   unreachable      no answer
+        330 wake     unreachable      no answer
+        330 polled   updating         carries out the update; then its triggers run
+        330 polled   synced           equals base
+                     -> cleanup of 1
+    "#]]);
+}
+
+#[test]
+fn a_failure_is_told_as_what_it_is() {
+    let failed = |outcome: Outcome, spoil: &dyn Fn(&mut Script)| {
+        let mut script = ready(Answer::Granted);
+        script.commit();
+        script.ended(1, outcome, Some(3));
+        spoil(&mut script);
+        script.poll();
+        script.last_end()
+    };
+    let nothing = |_: &mut Script| {};
+    let trigger = |script: &mut Script| {
+        let failure =
+            TriggerFailure { service: "web".into(), verb: "start".into(), output: "no".into() };
+        script.scan(&[("/a", "1")]);
+        script.reply.last_update.as_mut().unwrap().trigger_failures.push(failure);
+    };
+    let text = || "why".to_owned();
+    let ends = [
+        failed(Outcome::RolledBack(text()), &nothing),
+        failed(Outcome::Stuck(text()), &nothing),
+        failed(Outcome::Undone(text()), &nothing),
+        failed(Outcome::Done, &nothing),
+        failed(Outcome::Done, &trigger),
+    ];
+    let expected = [
+        "Failed(Update)",
+        "Failed(Stuck)",
+        "Failed(Health)",
+        "Failed(NotConverging)",
+        "Failed(Trigger)",
+    ];
+    assert_eq!(ends, expected);
+}
+
+#[test]
+fn what_is_under_way_when_the_dominator_starts_is_counted() {
+    let mut script = Script::new(image("base", &[("/a", "1")]));
+    script.tells_ends = true;
+    let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };
+    script.reply.scope = Scope::of(&image.scan, &script.reply.exclusions);
+    script.reply.activity = Activity::Updating { update_id: 77 };
+    script.poll();
+    script.ended(77, Outcome::Done, None);
+    script.poll();
+    script.ended(77, Outcome::Done, Some(3));
+    script.scan(&[("/a", "1")]);
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   updating         carries out the update; then its triggers run
+                     -> is under way
+        0   polled   rescanning       scans again what the update has touched
+        0   polled   synced           equals base
+                     -> release: Good
+    "#]]);
+}

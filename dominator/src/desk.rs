@@ -1,0 +1,255 @@
+//! Where all machines claim their turn: one desk for the whole fleet, with the decisions of
+//! `core::claims` behind it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use common::api::dominator::budgets::{BudgetReport, StoppedImage};
+use common::image::ImageName;
+use common::mdb::Machine;
+use common::report::report;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::chance::Clock;
+use crate::core::budget::Seat;
+use crate::core::claims::{Answer, Claim, Claims, Purpose, Release, Settings};
+use crate::core::order::Order;
+use crate::driver::Handle;
+use crate::state::{State, StateError};
+
+/// How long after the list of stopped images could not be kept it is tried again.
+const KEEP_AGAIN: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+struct Inner {
+    claims: Claims,
+    machines: BTreeMap<Seat, Weak<Handle>>,
+    last: u64,
+    /// When [`Desk::run`] wakes.
+    wake: Option<Duration>,
+    /// The stopped images that the log has told of.
+    told: BTreeSet<ImageName>,
+    /// The number of the list of stopped images that is on the disk.
+    kept: u64,
+}
+
+impl Inner {
+    /// Logs which images have stopped.
+    fn tell(&mut self) {
+        let stopped = self.claims.stopped();
+        for stop in &stopped {
+            if !self.told.contains(&stop.image) {
+                tracing::error!(image = %stop.image, "updates to it have stopped: {}", stop.why);
+            }
+        }
+        self.told = stopped.into_iter().map(|stop| stop.image).collect();
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Desk {
+    clock: Clock,
+    inner: Mutex<Inner>,
+    /// Held while the list of stopped images is written, so that disk and memory say the same.
+    keeping: Mutex<()>,
+    changed: Notify,
+}
+
+impl Desk {
+    /// Nobody has a claim; updates to `stopped` had stopped before a restart.
+    #[must_use]
+    pub fn new(clock: Clock, settings: Settings, stopped: Vec<StoppedImage>) -> Self {
+        for stop in &stopped {
+            tracing::warn!(image = %stop.image, "updates to it have stopped: {}", stop.why);
+        }
+        let told = stopped.iter().map(|stop| stop.image.clone()).collect();
+        let claims = Claims::new(settings, stopped, clock.now());
+        let machines = BTreeMap::new();
+        let inner = Inner { claims, machines, last: 0, wake: None, told, kept: 0 };
+        Self { clock, inner: Mutex::new(inner), keeping: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// A number for a machine that is looked after from now on.
+    pub fn enroll(&self) -> Seat {
+        let mut inner = self.locked();
+        inner.last += 1;
+        let seat = Seat(inner.last);
+        inner.claims.enroll(seat, self.clock.now());
+        seat
+    }
+
+    /// Nudges `handle` whenever the answer to the claim of its machine changes.
+    pub fn watch(&self, seat: Seat, handle: &Arc<Handle>) {
+        self.locked().machines.insert(seat, Arc::downgrade(handle));
+    }
+
+    /// The machine is looked after no more.
+    pub fn leave(&self, seat: Seat) {
+        self.act(|claims, clock| claims.leave(seat, clock.now()));
+        self.locked().machines.remove(&seat);
+    }
+
+    /// The machines of the database in force.
+    pub fn set_machines<'all>(
+        &self,
+        machines: impl Iterator<Item = &'all Arc<Machine>>,
+        images: &BTreeSet<ImageName>,
+    ) {
+        let mut population: BTreeMap<String, u32> = BTreeMap::new();
+        for machine in machines {
+            *population.entry(machine.location.clone()).or_default() += 1;
+        }
+        self.act(|claims, clock| claims.set_machines(&population, images, clock.now()));
+    }
+
+    /// Other limits hold from now on. What is granted stays.
+    pub fn set(&self, settings: Settings) {
+        self.act(|claims, clock| claims.set(settings, clock.now()));
+    }
+
+    /// A machine asks for something.
+    pub fn claim(&self, seat: Seat, claim: Claim) {
+        self.act(|claims, clock| claims.claim(seat, claim, clock.now()));
+    }
+
+    /// A machine needs something no more.
+    pub fn release(&self, seat: Seat, what: Release) {
+        self.act(|claims, clock| claims.release(seat, what, clock.now()));
+    }
+
+    /// What a machine was doing when the dominator started is known.
+    pub fn met(&self, seat: Seat) {
+        self.act(|claims, clock| claims.met(seat, clock.now()));
+    }
+
+    /// A Commit is about to be sent: true if it may be.
+    #[must_use]
+    pub fn begin(&self, seat: Seat) -> bool {
+        self.locked().claims.begin(seat)
+    }
+
+    /// What a machine is told about its claim.
+    #[must_use]
+    pub fn answer(&self, seat: Seat, purpose: Purpose) -> Option<Answer> {
+        self.locked().claims.answer(seat, purpose, self.clock.now())
+    }
+
+    /// What operators are shown.
+    #[must_use]
+    pub fn report(&self) -> BudgetReport {
+        self.locked().claims.report()
+    }
+
+    /// Lets updates to an image go on; false if they had not stopped. Must not be called by a task:
+    /// it waits for the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`]; the image stays stopped then.
+    pub fn resume(
+        &self,
+        image: &ImageName,
+        state: &State,
+        order: &Order,
+    ) -> Result<bool, StateError> {
+        let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stopped = self.locked().claims.stopped();
+        let before = stopped.len();
+        stopped.retain(|stop| stop.image != *image);
+        if stopped.len() == before {
+            return Ok(false);
+        }
+        state.set_stopped_images(&stopped, Some(order))?;
+        Ok(self.act(|claims, clock| claims.resume(image, clock.now())))
+    }
+
+    /// Lets time pass and keeps the list of stopped images, until `stop` is cancelled.
+    pub async fn run(self: Arc<Self>, state: Arc<State>, stop: CancellationToken) {
+        let mut keep_again = None;
+        while !stop.is_cancelled() {
+            let wake = {
+                let mut inner = self.locked();
+                inner.wake = inner.claims.wake_at(self.clock.now());
+                inner.wake
+            };
+            let wake = wake.map(|at| self.clock.moment(at).into());
+            let next = [wake, keep_again].into_iter().flatten().min();
+            let sleep = async {
+                match next {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = self.changed.notified() => {}
+                () = sleep => self.act(|claims, clock| claims.advance(clock.now())),
+            }
+            if self.is_kept() {
+                continue;
+            }
+            let (desk, state) = (Arc::clone(&self), Arc::clone(&state));
+            let kept = tokio::task::spawn_blocking(move || desk.keep(&state)).await;
+            keep_again = match kept {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => {
+                    tracing::error!("stopped images are not kept: {}", report(&error));
+                    Some(tokio::time::Instant::now() + KEEP_AGAIN)
+                }
+                Err(_) => return,
+            };
+        }
+    }
+
+    /// True if the list of stopped images is on the disk.
+    fn is_kept(&self) -> bool {
+        let inner = self.locked();
+        inner.claims.stops() == inner.kept
+    }
+
+    /// Writes the list of stopped images if it is another one than on the disk. A stop that is not
+    /// on the disk when the dominator is killed is made again, upon the same failures.
+    fn keep(&self, state: &State) -> Result<(), StateError> {
+        let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+        let (number, stopped) = {
+            let inner = self.locked();
+            (inner.claims.stops(), inner.claims.stopped())
+        };
+        state.set_stopped_images(&stopped, None)?;
+        self.locked().kept = number;
+        Ok(())
+    }
+
+    /// Does something with the claims, and tells those machines for which that makes a difference.
+    fn act<T>(&self, act: impl FnOnce(&mut Claims, Clock) -> T) -> T {
+        let mut inner = self.locked();
+        let before = inner.claims.stops();
+        let result = act(&mut inner.claims, self.clock);
+        let has_stopped = inner.claims.stops() != before;
+        if has_stopped {
+            inner.tell();
+        }
+        let news = inner.claims.take_news();
+        let handles: Vec<Arc<Handle>> = news
+            .iter()
+            .filter_map(|seat| inner.machines.get(seat).and_then(Weak::upgrade))
+            .collect();
+        let wake = inner.claims.wake_at(self.clock.now());
+        let is_earlier = wake.is_some_and(|at| inner.wake.is_none_or(|known| at < known));
+        drop(inner);
+        for handle in handles {
+            handle.nudge();
+        }
+        if has_stopped || is_earlier {
+            self.changed.notify_one();
+        }
+        result
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,30 @@
+//! Carries out what operators order about stopped images.
+
+use common::image::ImageName;
+
+use super::{Fleet, OrderError};
+use crate::core::order::Order;
+
+impl Fleet {
+    /// Lets updates to an image go on that have stopped. Must not be called by a task: it waits for
+    /// the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`]; the image stays stopped then.
+    pub fn resume_image(&self, image: &ImageName, why: &str, who: &str) -> Result<(), OrderError> {
+        if why.trim().is_empty() {
+            return Err(OrderError::NoWhy);
+        }
+        let order = Order::of("resume-image", who).about(image).why(why);
+        if !order.is_short() {
+            return Err(OrderError::LongReason);
+        }
+        let resumed = self.shared.desk.resume(image, &self.state, &order);
+        if !resumed.map_err(|source| OrderError::State { source })? {
+            return Err(OrderError::NotStopped { image: image.clone() });
+        }
+        tracing::warn!(who, why, %image, "updates to it go on");
+        Ok(())
+    }
+}

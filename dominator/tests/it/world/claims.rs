@@ -1,0 +1,292 @@
+//! The desk of the simulation: machines claim their turn there, and what is under way is counted
+//! once more, apart from the budgets that are tested.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::image::ImageName;
+use common::mdb::Machine;
+use common::tree::Time;
+use dominator::core::budget::limits::{Limit, Limits, Places};
+use dominator::core::budget::{Class, Impact, Seat};
+use dominator::core::claims::{Claim, Claims, End, Purpose, Release, Settings, Update};
+use dominator::core::sub::{Event, Failure, FailureKind, Now, Ticket};
+use dominator::core::trial::FailureLimits;
+
+use super::{Happening, World};
+
+/// Before anything happens.
+pub const NEVER: Now = Now { elapsed: Duration::ZERO, wall: Time { seconds: 0, nanoseconds: 0 } };
+
+/// Everything may be under way at once, and no image is ever stopped.
+pub fn no_limits() -> Settings {
+    Settings {
+        updating: Limits::default(),
+        high_impact: Limits::default(),
+        network: None,
+        failures: FailureLimits { percent: 100, failures_min: u32::MAX },
+    }
+}
+
+/// What is known of updates apart from the budgets.
+#[derive(Default)]
+pub struct Tally {
+    asked: BTreeMap<usize, (Update, Duration)>,
+    under_way: BTreeMap<usize, Update>,
+    /// True if something is under way that this dominator has not begun.
+    has_adopted: bool,
+    /// The longest that a machine waited, from its first claim to its Commit, by class.
+    pub waited_longest: BTreeMap<Class, Duration>,
+    /// Machines that were told to go to an image that they did not have.
+    pub begun: BTreeMap<ImageName, u32>,
+    /// How updates ended.
+    pub ends: BTreeMap<String, u32>,
+    /// The most that were under way at once.
+    pub most: usize,
+}
+
+impl Tally {
+    pub fn is_empty(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// Forgets what is over.
+    pub fn clear(&mut self) {
+        assert!(self.under_way.is_empty(), "{:?}", self.under_way);
+        *self = Self::default();
+    }
+}
+
+impl World {
+    /// Limits what may be under way, from the first moment on.
+    pub fn limit(&mut self, settings: Settings) {
+        self.settings = settings;
+    }
+
+    /// The time that has passed.
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// Puts a machine somewhere.
+    pub fn locate(&mut self, host: usize, location: &str) {
+        let machine = Machine::clone(&self.machines[host]);
+        self.machines[host] = Arc::new(Machine { location: location.to_owned(), ..machine });
+    }
+
+    /// An operator lets updates to an image go on.
+    pub fn resume_image(&mut self, image: &ImageName) {
+        let now = self.time();
+        assert!(self.claims.resume(image, now), "updates to {image} have not stopped");
+        self.tell_claims();
+    }
+
+    /// The machine is gone.
+    pub fn kill(&mut self, host: usize) {
+        self.note(host, "dies");
+        self.models[host].crash();
+        self.updating.remove(&host);
+    }
+
+    /// A dead machine comes back.
+    pub fn revive(&mut self, host: usize) {
+        self.models[host].vanishes = None;
+        self.schedule(Duration::from_millis(1), Happening::StartSub { host });
+    }
+
+    pub(super) fn vanishes(&self, host: usize) -> bool {
+        let model = &self.models[host];
+        model.vanishes.is_some() && model.vanishes.as_ref() == model.updated_to()
+    }
+
+    /// A desk for the dominator that starts now. What has stopped stays stopped.
+    pub(super) fn open_desk(&mut self) {
+        let now = self.time();
+        self.claims = Claims::new(self.settings.clone(), self.claims.stopped(), now);
+        let tally = &mut self.tally;
+        (tally.asked, tally.under_way) = (BTreeMap::new(), BTreeMap::new());
+        for host in 0..self.models.len() {
+            self.claims.enroll(self.seat(host), now);
+        }
+        let images = self.images.keys().map(|name| ImageName::new(name).unwrap()).collect();
+        self.claims.set_machines(&self.population(), &images, now);
+        // Learning ends some time.
+        self.tell_claims();
+    }
+
+    fn population(&self) -> BTreeMap<String, u32> {
+        let mut population = BTreeMap::new();
+        for machine in &self.machines {
+            *population.entry(machine.location.clone()).or_default() += 1;
+        }
+        population
+    }
+
+    fn seat(&self, host: usize) -> Seat {
+        Seat(self.run * self.models.len() as u64 + host as u64)
+    }
+
+    /// Brings the answers of the desk to whom they matter.
+    fn tell_claims(&mut self) {
+        let (news, run) = (self.claims.take_news(), self.run);
+        for seat in news {
+            let host = usize::try_from(seat.0 % self.models.len() as u64).unwrap();
+            for purpose in [Purpose::Update, Purpose::Fetch] {
+                self.schedule(Duration::ZERO, Happening::Claimed { host, run, purpose });
+            }
+        }
+        if let Some(at) = self.claims.wake_at(self.time()) {
+            let delay = at.saturating_sub(self.now).max(Duration::from_millis(1));
+            if self.granting.is_none_or(|known| known <= self.now || known > self.now + delay) {
+                self.granting = Some(self.now + delay);
+                self.schedule(delay, Happening::Grant { run });
+            }
+        }
+    }
+
+    pub(super) fn claimed(&mut self, host: usize, run: u64, purpose: Purpose) {
+        if run != self.run {
+            return;
+        }
+        let answer = self.claims.answer(self.seat(host), purpose, self.time());
+        if let Some(answer) = answer {
+            self.step(host, Event::Claimed(purpose, answer));
+        }
+    }
+
+    pub(super) fn grant(&mut self, run: u64) {
+        if run == self.run {
+            let now = self.time();
+            self.claims.advance(now);
+            self.tell_claims();
+        }
+    }
+
+    pub(super) fn claim(&mut self, host: usize, claim: Claim) {
+        let (now, run) = (self.time(), self.run);
+        let purpose = match &claim {
+            Claim::Fetch(_) => Some(Purpose::Fetch),
+            Claim::Update(update) => {
+                let since = self.tally.asked.get(&host).map_or(self.now, |(_, since)| *since);
+                self.tally.asked.insert(host, (update.clone(), since));
+                Some(Purpose::Update)
+            }
+            Claim::UnderWay(update) => {
+                self.tally.under_way.insert(host, update.clone());
+                self.tally.has_adopted = true;
+                None
+            }
+        };
+        self.claims.claim(self.seat(host), claim, now);
+        self.tell_claims();
+        if let Some(purpose) = purpose {
+            self.schedule(Duration::ZERO, Happening::Claimed { host, run, purpose });
+        }
+    }
+
+    pub(super) fn release(&mut self, host: usize, what: Release) {
+        let now = self.time();
+        if let Release::Update(end) = what {
+            self.note(host, &format!("gives its claim back: {end:?}"));
+            self.tally.under_way.remove(&host);
+            *self.tally.ends.entry(format!("{end:?}")).or_default() += 1;
+            if end != End::Withdrawn {
+                self.tally.asked.remove(&host);
+            }
+        }
+        self.claims.release(self.seat(host), what, now);
+        self.tell_claims();
+    }
+
+    pub(super) fn met(&mut self, host: usize) {
+        let now = self.time();
+        self.claims.met(self.seat(host), now);
+        self.tell_claims();
+    }
+
+    /// A Commit is about to be sent; false if it must not be.
+    pub(super) fn begin_update(&mut self, host: usize, ticket: Ticket) -> bool {
+        if !self.claims.begin(self.seat(host)) {
+            let text = "leave was taken back".to_owned();
+            let failure = Failure { kind: FailureKind::Braked, text };
+            let (event, run) = (Box::new(Event::CallFailed(ticket, failure)), self.run);
+            self.open(host, ticket, false);
+            let soon = Duration::from_millis(1);
+            self.schedule(soon, Happening::ToDominator { host, run, event });
+            return false;
+        }
+        let Some((update, since)) = self.tally.asked.get(&host).cloned() else {
+            assert!(self.tally.under_way.contains_key(&host), "host {host} has no claim");
+            return true;
+        };
+        let tally = &mut self.tally;
+        let waited = tally.waited_longest.entry(update.demand.class).or_default();
+        *waited = (*waited).max(self.now - since);
+        if let Some(image) = update.image.as_ref().filter(|_| update.is_new) {
+            assert!(
+                self.claims.stopped().iter().all(|stop| stop.image != *image),
+                "host {host} is told to go to {image}, to which updates have stopped"
+            );
+            *tally.begun.entry(image.clone()).or_default() += 1;
+        }
+        if tally.under_way.insert(host, update).is_none() {
+            tally.most = tally.most.max(tally.under_way.len());
+        }
+        tally.asked.remove(&host);
+        self.must_be_within_budget();
+        true
+    }
+
+    /// No limit has more than it allows.
+    pub(super) fn must_be_within_budget(&self) {
+        let settings = &self.settings;
+        let is_high = |update: &&Update| update.demand.impact == Impact::High;
+        let all: Vec<&Update> = self.tally.under_way.values().collect();
+        let high: Vec<&Update> = all.iter().copied().filter(is_high).collect();
+        if !self.tally.has_adopted {
+            self.must_be_within(&settings.updating, &all);
+            self.must_be_within(&settings.high_impact, &high);
+        }
+        // What the machines really do, which no restart of the dominator changes.
+        if let Some(limit) = settings.updating.fleet {
+            let places = limit.of(u32::try_from(self.models.len()).unwrap());
+            assert!(self.updating.len() <= places as usize, "{} machines", self.updating.len());
+        }
+    }
+
+    fn must_be_within(&self, limits: &Limits, updates: &[&Update]) {
+        let check = |limit: Limit, covers: &dyn Fn(&str) -> bool| {
+            let population = self.population();
+            let machines = population.iter().filter(|(at, _)| covers(at)).map(|(_, n)| n).sum();
+            let places = Places::share(limit.of(machines));
+            let count = |class: Option<Class>| {
+                let updates = updates.iter().filter(|update| {
+                    covers(&update.demand.location)
+                        && class.is_none_or(|class| update.demand.class == class)
+                });
+                u32::try_from(updates.count()).unwrap()
+            };
+            assert!(count(None) <= places.all, "{limit}: {}", count(None));
+            if !places.is_common() {
+                assert!(count(Some(Class::Repair)) <= places.repairs, "{limit}: repairs");
+                let rollouts = places.all - places.repairs;
+                assert!(count(Some(Class::Rollout)) <= rollouts, "{limit}: rollouts");
+            }
+        };
+        if let Some(limit) = limits.fleet {
+            check(limit, &|_| true);
+        }
+        for (prefix, limit) in &limits.below {
+            let below = format!("{prefix}/");
+            check(*limit, &|at| at == prefix || at.starts_with(&below));
+        }
+        if let Some(limit) = limits.each {
+            let places: Vec<String> =
+                updates.iter().map(|update| update.demand.location.clone()).collect();
+            for place in places.iter().filter(|place| !place.is_empty()) {
+                check(limit, &|at| at == place);
+            }
+        }
+    }
+}
