@@ -7,7 +7,7 @@
 //! * when at least `failures_min` machines have failed, and they are more than `percent` of all
 //!   that were updated to it; or
 //! * when at least `failures_min` have failed, and that is so much more often than with other
-//!   images that chance would do it less than once in [`CHANCE`] times (Fisher's exact test,
+//!   images that chance would do it less than once in 10,000 times (Fisher's exact test,
 //!   one-sided). The bound is that low because the question is asked after each failure.
 //!
 //! An operator lets them go on; then counting begins anew.
@@ -333,7 +333,7 @@ mod tests {
         let why = "3 of 4 machines failed after the update to it (1 with failed triggers, 2 \
                    vanished), more than 10 %";
         let stop = StoppedImage { image: one.clone(), why: why.into(), since: wall };
-        assert_eq!(trials.stopped(), [stop.clone()]);
+        assert_eq!(trials.stopped(), std::slice::from_ref(&stop));
         assert!(!trials.note(Seat(7), &one, Some(Failed::Stuck), wall), "it has stopped already");
         // It outlasts a restart, and that nobody wants it for a while.
         let mut trials = Trials::new(LIMITS, trials.stopped());

@@ -87,7 +87,7 @@ fn a_damaged_object_is_put_aside_and_comes_back_with_the_next_upload() {
     let wanted = fs::read(second.join("usr/lib/libx.so.1")).unwrap();
     let store = scenario.directory.path().join("imageserver");
     let object = find(&store, &wanted).expect("the object is in the store");
-    let mut damaged = wanted.clone();
+    let mut damaged = wanted;
     damaged[0] ^= 1;
     fs::remove_file(&object).unwrap();
     fs::write(&object, &damaged).unwrap();

@@ -61,7 +61,7 @@ fn an_image_that_fails_its_health_check_stops_and_others_are_never_touched() {
         "json".into(),
         "add".into(),
         "test/2".into(),
-        second.clone().into_os_string(),
+        second.into_os_string(),
         rules("filter"),
         rules("triggers"),
         "--health-check".into(),
