@@ -15,7 +15,7 @@ use common::image::ImageName;
 use common::object::ObjectId;
 
 use super::decide::{Stage, describe, stop};
-use super::{Effect, Now, Purpose, Reach, Sub, View};
+use super::{Effect, ImageState, Now, Purpose, Reach, Sub, View};
 use crate::core::budget::{Class, Demand, Impact};
 use crate::core::claims::{Answer, Claim, End, Purpose as For, Release, Update};
 use crate::core::network::{Download, Urgency};
@@ -207,6 +207,14 @@ impl Sub {
             self.claims.leave = Leave::Asked(Box::new(wanted), told);
         }
         Break(verdict)
+    }
+
+    /// The name of the image that it must have; empty if that is not at hand.
+    pub(super) fn image_name(&self) -> &str {
+        match &self.image {
+            ImageState::Ready(image) => image.name().as_str(),
+            ImageState::Undefined | ImageState::Missing(_) => "",
+        }
     }
 
     /// What the machine needs now.

@@ -319,7 +319,15 @@ impl Sub {
                 "updates to its image have stopped, because they failed too often elsewhere",
                 "an operator's word, or another image",
                 "nothing, until then",
-                vec![by_hand("find out why the others failed; see the detail for how to go on")],
+                vec![
+                    by_hand(
+                        "find out why the others failed, and correct the image under a new name",
+                    ),
+                    Remedy {
+                        command: format!("domtool resume-image {} --why REASON", self.image_name()),
+                        what: "if the fault was elsewhere: lets updates to it go on".to_owned(),
+                    },
+                ],
             ),
             Status::NotConverging => tell(
                 "an update was carried out, and the same has to be done again",

@@ -70,13 +70,22 @@ impl Sub {
     }
 
     /// Why an update would not be made now, whatever is in it, if the record of the machine was
-    /// `machine`; the brake, which is not this machine's, aside.
+    /// `machine`; the brake and budgets, which are not this machine's, aside.
     #[must_use]
     pub fn would_wait(&self, machine: &Machine) -> Vec<(Status, String)> {
         let mut waits = Vec::new();
         if machine.disable_updates {
             let why = "the machine database says DisableUpdates".to_owned();
             waits.push((Status::UpdatesDisabled, why));
+        }
+        if let Some(why) = self.pause_in_words() {
+            waits.push((Status::Paused, why));
+        }
+        if self.status == Status::WrongMachine {
+            waits.push((self.status, self.detail.clone()));
+        }
+        if self.status == Status::ImageStopped && machine.required() == self.machine.required() {
+            waits.push((self.status, self.detail.clone()));
         }
         let Some(view) = &self.view else { return waits };
         if matches!(view.report.activity, Activity::Updating { .. }) || view.is_unverified() {

@@ -10,11 +10,26 @@ use expect_test::expect;
 use super::super::*;
 use super::held::ready;
 use super::script::{Script, image};
+use crate::core::identity::Verdict;
 
 fn pause(until: i64) -> Option<Arc<UpdatePause>> {
     let at = |seconds| Time { seconds, nanoseconds: 0 };
     let (reason, who) = ("works".to_owned(), "ann".to_owned());
     Some(Arc::new(UpdatePause { until: at(until), reason, who, since: at(0) }))
+}
+
+#[test]
+fn a_plan_tells_what_keeps_the_machine_from_being_updated() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    let would_wait = |script: &Script| script.sub.would_wait(&script.sub.machine);
+    assert_eq!(would_wait(&script), []);
+    script.step("pause", Event::Pause(pause(100)));
+    let paused = "updates are paused until 1970-01-01T00:01:40Z by ann: works".to_owned();
+    assert_eq!(would_wait(&script), [(Status::Paused, paused)]);
+    script.step("resume", Event::Pause(None));
+    let wrong = Some("answers as web2".into());
+    script.step("wrong", Event::Recognized(Verdict { number: 1, wrong }));
+    assert_eq!(would_wait(&script), [(Status::WrongMachine, "answers as web2".to_owned())]);
 }
 
 #[test]
