@@ -217,8 +217,8 @@ fn what_is_under_way_when_the_dominator_starts_is_counted() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   updating         carries out the update; then its triggers run
                      -> is under way
+        0   polled   updating         carries out the update; then its triggers run
         0   polled   rescanning       scans again what the update has touched
         0   polled   synced           equals base
                      -> release: Good
