@@ -9,9 +9,10 @@
 //!   lost. While nothing can be written the last of them wait in memory; how many were lost is
 //!   recorded when writing is possible again.
 
+mod lists;
 pub mod row;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -19,7 +20,6 @@ use std::time::{Duration, Instant};
 
 use common::api::dominator::Status;
 use common::api::subd::Outcome;
-use common::object::ObjectId;
 use common::report::report;
 use common::words::plain;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -29,6 +29,7 @@ use crate::core::changes::{Former, Ordered, changes};
 use crate::images::Images;
 use crate::state::{HistoryLimits, Record, State, StateError};
 use crate::trees::Reader;
+use lists::{Lists, Source};
 use row::{EndRow, List, StatusRow, UpdateRow};
 
 /// How many updates may wait to be written.
@@ -55,9 +56,6 @@ const IDLE: Duration = Duration::from_secs(600);
 /// The longest text of an outcome, in bytes. It comes from machines.
 const OUTCOME_BYTES_MAX: usize = 4_096;
 
-/// How many lists of changes are remembered: machines of one tree get the same.
-const LISTS_MAX: usize = 32;
-
 /// An update that is not on record, so that it must not be ordered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -81,15 +79,6 @@ struct Entry {
     _place: OwnedSemaphorePermit,
 }
 
-/// What a list of changes is made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Source {
-    tree: ObjectId,
-    image: ObjectId,
-    plan: ObjectId,
-    former: Option<ObjectId>,
-}
-
 /// See the module's text.
 #[derive(Debug)]
 pub struct History {
@@ -98,7 +87,7 @@ pub struct History {
     others: Arc<Semaphore>,
     lost: Arc<Mutex<u64>>,
     trouble: Arc<Mutex<Option<String>>>,
-    lists: Mutex<VecDeque<(Source, Arc<List>)>>,
+    lists: Arc<Lists>,
     /// The last update of each machine that was recorded.
     last: Mutex<BTreeMap<String, u64>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -137,7 +126,7 @@ impl History {
             others: Arc::new(Semaphore::new(OTHERS_WAITING)),
             lost,
             trouble,
-            lists: Mutex::default(),
+            lists: Arc::default(),
             last,
             thread: Mutex::new(Some(thread)),
         })
@@ -257,33 +246,23 @@ impl History {
                 (false, former) => former.as_ref().map(|image| image.digest),
             },
         };
-        if let Some(list) = self.known_list(source) {
+        if let Some(list) = self.lists.find(source) {
             return Ok(list);
         }
+        let lists = Arc::clone(&self.lists);
         let made = reader.compute(move || {
+            // Another may have made the same while this one waited for its turn.
+            if let Some(list) = lists.find(source) {
+                return list;
+            }
             let former = match (is_same, &former) {
                 (true, _) => Former::Same,
                 (false, Some(image)) => Former::Other(&image.tree),
                 (false, None) => Former::Unknown,
             };
-            Arc::new(List::of(&changes(&ordered, former)))
+            lists.keep(source, List::of(&changes(&ordered, former)))
         });
-        let list = made.await.map_err(|_| RecordError::Stopping)?;
-        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
-        lists.push_back((source, Arc::clone(&list)));
-        if lists.len() > LISTS_MAX {
-            lists.pop_front();
-        }
-        Ok(list)
-    }
-
-    fn known_list(&self, source: Source) -> Option<Arc<List>> {
-        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = lists.iter().position(|(known, _)| *known == source)?;
-        let found = lists.remove(at)?;
-        let list = Arc::clone(&found.1);
-        lists.push_back(found);
-        Some(list)
+        made.await.map_err(|_| RecordError::Stopping)
     }
 }
 
@@ -406,3 +385,6 @@ impl Writer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -89,7 +89,7 @@ pub fn changes(ordered: &Ordered, former: Former<'_>) -> Vec<PathChange> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::core::planning::{PlanJob, PlanKey};
     use common::api::subd::ScanReport;
@@ -109,7 +109,7 @@ mod tests {
         format!("f 644 0:0 1.000000000 {} {object} {path}\n", content.len())
     }
 
-    fn ordered(have: &Tree, want: &Tree, computed: &[&str]) -> Ordered {
+    pub(crate) fn ordered(have: &Tree, want: &Tree, computed: &[&str]) -> Ordered {
         let rule = |path: &&str| ComputedRule {
             path: TreePath::new(path).unwrap(),
             source: "filegen:6972".to_owned(),
