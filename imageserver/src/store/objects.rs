@@ -112,9 +112,7 @@ impl Objects {
     /// What the file-system says.
     pub fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
         match fs_err::symlink_metadata(self.path(id)) {
-            // A crash of the machine leaves files that were just made empty.
-            Ok(metadata) if metadata.len() == 0 && !is_empty_object(id) => Ok(None),
-            Ok(metadata) => Ok(Some(metadata.len())),
+            Ok(metadata) => Ok(length_of(id, &metadata)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failed(format!("look for object {id}"))(error)),
         }
@@ -214,7 +212,7 @@ impl Objects {
             let stays = |size_bytes| Change { before: size_bytes, after: size_bytes };
             match fs_err::symlink_metadata(&path) {
                 Ok(now) if now.ino() == bad.ino() => (),
-                Ok(now) => return Ok(stays(Some(now.len()))),
+                Ok(now) => return Ok(stays(length_of(id, &now))),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(stays(None)),
                 Err(error) => return Err(failed(format!("read object {id}"))(error)),
             }
@@ -224,7 +222,7 @@ impl Objects {
             );
             fs_err::rename(&path, &aside)
                 .map_err(failed(format!("put the corrupt object {id} aside")))?;
-            Ok(Change { before: Some(bad.len()), after: None })
+            Ok(Change { before: length_of(id, bad), after: None })
         })
     }
 
@@ -274,6 +272,46 @@ impl Objects {
     }
 }
 
+/// The length of the object that lies in such a file, in bytes. `None` if that is none: a crash of
+/// the machine leaves files that were just made empty.
+fn length_of(id: &ObjectId, metadata: &std::fs::Metadata) -> Option<u64> {
+    (metadata.len() > 0 || is_empty_object(id)).then_some(metadata.len())
+}
+
 pub(super) fn is_empty_object(id: &ObjectId) -> bool {
     id.algorithm().digest(&[]) == *id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use common::object::Algorithm;
+
+    #[test]
+    fn what_is_put_aside_is_counted_no_more_and_empty_files_never_were() {
+        let data = tempfile::tempdir().unwrap();
+        fs_err::create_dir(data.path().join(layout::INCOMING)).unwrap();
+        let objects = Objects::open(data.path()).unwrap();
+        let [good, cut, bad, empty] = [&b"good"[..], b"cut", b"bad", b""].map(|content| {
+            let id = Algorithm::Blake3.digest(content);
+            fs_err::write(objects.path(&id), content).unwrap();
+            id
+        });
+        // As after a power cut, and a fault of the disk.
+        fs_err::write(objects.path(&cut), b"").unwrap();
+        fs_err::write(objects.path(&bad), b"BAD").unwrap();
+        objects.count(|| false);
+        let held = |objects, bytes| Holdings { objects, bytes, complete: true };
+        assert_eq!(objects.holdings(), held(3, 7));
+        for (id, is_there, after) in [
+            (cut, false, held(3, 7)),
+            (bad, false, held(2, 4)),
+            (good, true, held(2, 4)),
+            (empty, true, held(2, 4)),
+        ] {
+            assert_eq!(objects.open_verified(&id).unwrap().is_some(), is_there);
+            assert_eq!(objects.holdings(), after);
+        }
+        assert_eq!(objects.corrupt(), 2);
+    }
 }
