@@ -6,8 +6,8 @@
 //!   recorded is not ordered.
 //! * How it ended is written within a second, and asked again of the machine after a crash.
 //! * Changes of status are written within a second. Those of the last second before a crash are
-//!   lost. While nothing can be written the last of them wait in memory; how many were lost is
-//!   recorded when writing is possible again.
+//!   lost. While nothing can be written the first of them wait in memory, and those that come when
+//!   there is no place left are lost; how many is recorded when writing is possible again.
 
 mod lists;
 pub mod row;
@@ -22,7 +22,7 @@ use common::api::dominator::Status;
 use common::api::subd::Outcome;
 use common::report::report;
 use common::words::plain;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::chance::wall;
 use crate::core::changes::{Former, Ordered, changes};
@@ -35,8 +35,15 @@ use row::{EndRow, List, StatusRow, UpdateRow};
 /// How many updates may wait to be written.
 const UPDATES_WAITING: usize = 1_024;
 
-/// How many other records may wait to be written, or wait for a disk that is full.
-const OTHERS_WAITING: usize = 16_384;
+/// How many changes the lists may have together that are being made, or wait to be written: each
+/// takes some hundred bytes.
+const CHANGES_WAITING: usize = 1 << 20;
+
+/// How many changes of status may wait to be written, or wait for a disk that is full.
+const STATUSES_WAITING: usize = 16_384;
+
+/// How many ends of updates may. Changes of status, which are many, must not take their places.
+const ENDS_WAITING: usize = 16_384;
 
 /// How many records are written in one transaction.
 const BATCH: usize = 1_024;
@@ -44,7 +51,8 @@ const BATCH: usize = 1_024;
 /// How long changes of status wait for others, to be written with them.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// The pause after something could not be written, unless an update is to be written.
+/// The pause after something could not be written, unless an update is to be written. Updates are
+/// not ordered before something was written again, so it is tried even if nothing waits.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// The shortest pause after something could not be written.
@@ -77,6 +85,8 @@ struct Entry {
     done: Option<oneshot::Sender<Result<(), String>>>,
     /// Gives the place in the queue back.
     _place: OwnedSemaphorePermit,
+    /// The same for that of a list that was made for this.
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 /// See the module's text.
@@ -84,9 +94,11 @@ struct Entry {
 pub struct History {
     queue: Mutex<Option<Sender<Entry>>>,
     updates: Arc<Semaphore>,
-    others: Arc<Semaphore>,
+    changes: Arc<Semaphore>,
+    statuses: Arc<Semaphore>,
+    ends: Arc<Semaphore>,
     lost: Arc<Mutex<u64>>,
-    trouble: Arc<Mutex<Option<String>>>,
+    trouble: watch::Sender<Option<Arc<str>>>,
     lists: Arc<Lists>,
     /// The last update of each machine that was recorded.
     last: Mutex<BTreeMap<String, u64>>,
@@ -109,13 +121,13 @@ impl History {
         let last = Mutex::new(state.last_updates()?);
         let (queue, entries) = channel();
         let lost = Arc::new(Mutex::new(0));
-        let trouble = Arc::new(Mutex::new(None));
+        let trouble = watch::Sender::new(None);
         let writer = Writer {
             state,
             limits,
             entries,
             lost: Arc::clone(&lost),
-            trouble: Arc::clone(&trouble),
+            trouble: trouble.clone(),
             told: None,
             has_more: true,
         };
@@ -123,7 +135,9 @@ impl History {
         Ok(Self {
             queue: Mutex::new(Some(queue)),
             updates: Arc::new(Semaphore::new(UPDATES_WAITING)),
-            others: Arc::new(Semaphore::new(OTHERS_WAITING)),
+            changes: Arc::new(Semaphore::new(CHANGES_WAITING)),
+            statuses: Arc::new(Semaphore::new(STATUSES_WAITING)),
+            ends: Arc::new(Semaphore::new(ENDS_WAITING)),
             lost,
             trouble,
             lists: Arc::default(),
@@ -145,7 +159,13 @@ impl History {
     /// Why nothing can be written, if it cannot.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.trouble.borrow().as_deref().map(str::to_owned)
+    }
+
+    /// The same, and each change of it.
+    #[must_use]
+    pub fn watch_trouble(&self) -> watch::Receiver<Option<Arc<str>>> {
+        self.trouble.subscribe()
     }
 
     /// The last update of this machine that is on record.
@@ -156,24 +176,25 @@ impl History {
 
     /// Records a change of status, soon.
     pub fn status(&self, hostname: &str, status: Status, detail: &str) {
-        self.later(Record::Status(StatusRow::Status {
+        let record = Record::Status(StatusRow::Status {
             time: wall(),
             host: hostname.to_owned(),
             status: status.name().to_owned(),
             detail: detail.to_owned(),
-        }));
+        });
+        self.later(&self.statuses, record);
     }
 
     /// Records how an update ended, soon.
     pub fn ended(&self, hostname: &str, update_id: u64, outcome: Outcome) {
         let row = EndRow { time: wall(), outcome: short(outcome) };
-        self.later(Record::End { host: hostname.to_owned(), update_id, row });
+        self.later(&self.ends, Record::End { host: hostname.to_owned(), update_id, row });
     }
 
-    fn later(&self, record: Record) {
-        let place = Arc::clone(&self.others).try_acquire_owned();
-        let sent = place.is_ok_and(|place| self.send(Entry { record, done: None, _place: place }));
-        if !sent {
+    fn later(&self, places: &Arc<Semaphore>, record: Record) {
+        let place = Arc::clone(places).try_acquire_owned();
+        let entry = |place| Entry { record, done: None, _place: place, _room: None };
+        if !place.is_ok_and(|place| self.send(entry(place))) {
             *self.lost.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         }
     }
@@ -200,9 +221,9 @@ impl History {
             return Ok(());
         }
         let (image, former) = (ordered.image.name().to_string(), ordered.former.clone());
-        let list = self.list(ordered, images, reader).await?;
         let place = Arc::clone(&self.updates).acquire_owned().await;
         let place = place.map_err(|_| RecordError::Stopping)?;
+        let (list, room) = self.list(ordered, images, reader).await?;
         let row = UpdateRow {
             time: wall(),
             host: hostname.to_owned(),
@@ -215,7 +236,7 @@ impl History {
         };
         let (done, is_done) = oneshot::channel();
         let record = Record::Update(row, list);
-        if !self.send(Entry { record, done: Some(done), _place: place }) {
+        if !self.send(Entry { record, done: Some(done), _place: place, _room: room }) {
             return Err(RecordError::Stopping);
         }
         let result = is_done.await.map_err(|_| RecordError::Stopping)?;
@@ -225,13 +246,13 @@ impl History {
         Ok(())
     }
 
-    /// What the update changes.
+    /// What the update changes, and the room that the list takes if it was made for this.
     async fn list(
         &self,
         ordered: Box<Ordered>,
         images: &Images,
         reader: &Reader,
-    ) -> Result<Arc<List>, RecordError> {
+    ) -> Result<(Arc<List>, Option<OwnedSemaphorePermit>), RecordError> {
         let is_same = ordered.former.as_ref() == Some(ordered.image.name());
         let former = match &ordered.former {
             Some(name) if !is_same => images.former(name).await,
@@ -247,20 +268,24 @@ impl History {
             },
         };
         if let Some(list) = self.lists.find(source) {
-            return Ok(list);
+            return Ok((list, None));
         }
+        let room = ordered.changes_count().min(CHANGES_WAITING);
+        let room = u32::try_from(room).expect("it is no more than there may be");
+        let room = Arc::clone(&self.changes).acquire_many_owned(room).await;
+        let room = room.map_err(|_| RecordError::Stopping)?;
         let lists = Arc::clone(&self.lists);
         let made = reader.compute(move || {
             // Another may have made the same while this one waited for its turn.
             if let Some(list) = lists.find(source) {
-                return list;
+                return (list, None);
             }
             let former = match (is_same, &former) {
                 (true, _) => Former::Same,
                 (false, Some(image)) => Former::Other(&image.tree),
                 (false, None) => Former::Unknown,
             };
-            lists.keep(source, List::of(&changes(&ordered, former)))
+            (lists.keep(source, List::of(&changes(&ordered, former))), Some(room))
         });
         made.await.map_err(|_| RecordError::Stopping)
     }
@@ -283,7 +308,7 @@ struct Writer {
     limits: HistoryLimits,
     entries: Receiver<Entry>,
     lost: Arc<Mutex<u64>>,
-    trouble: Arc<Mutex<Option<String>>>,
+    trouble: watch::Sender<Option<Arc<str>>>,
     /// What operators were told of why nothing can be written, and when it last could not.
     told: Option<(String, Instant)>,
     /// The last transaction may have left something to take away.
@@ -294,7 +319,7 @@ impl Writer {
     fn run(mut self) {
         let mut batch: Vec<Entry> = Vec::new();
         loop {
-            let wait = match (batch.is_empty(), self.has_more) {
+            let wait = match (batch.is_empty() && self.told.is_none(), self.has_more) {
                 (true, true) => Duration::ZERO,
                 (true, false) => IDLE,
                 (false, _) => PAUSE,
@@ -322,7 +347,7 @@ impl Writer {
         let until = Instant::now() + if self.told.is_some() { PAUSE } else { LINGER };
         let is_urgent = |entry: &Entry| entry.done.is_some();
         let mut has_urgent = batch.iter().any(is_urgent);
-        while batch.len() < BATCH + OTHERS_WAITING {
+        while batch.len() < BATCH + STATUSES_WAITING + ENDS_WAITING {
             let wait = match has_urgent || batch.len() >= BATCH {
                 true => Duration::ZERO,
                 false => until.saturating_duration_since(Instant::now()),
@@ -354,7 +379,7 @@ impl Writer {
             Ok(evicted) => {
                 if self.told.take().is_some() {
                     tracing::info!("the history is written again");
-                    *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                    self.trouble.send_replace(None);
                 }
                 *self.lost.lock().unwrap_or_else(PoisonError::into_inner) -= lost;
                 for done in batch.drain(..).filter_map(|entry| entry.done) {
@@ -371,14 +396,18 @@ impl Writer {
                          {why}"
                     );
                 }
+                // Before those are told who wait, so that they do not try again in vain.
+                self.trouble.send_if_modified(|trouble| {
+                    let is_news = trouble.as_deref() != Some(&why);
+                    *trouble = Some(why.as_str().into());
+                    is_news
+                });
                 for entry in batch.iter_mut() {
                     if let Some(done) = entry.done.take() {
                         let _gone = done.send(Err(why.clone()));
                     }
                 }
                 batch.retain(|entry| !matches!(entry.record, Record::Update(..)));
-                let trouble = Some(why.clone());
-                *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
                 self.told = Some((why, Instant::now()));
                 self.has_more = false;
             }

@@ -32,6 +32,19 @@ pub struct Ordered {
     pub planned: Arc<Planned>,
 }
 
+impl Ordered {
+    /// How many [`changes`] there are.
+    #[must_use]
+    pub fn changes_count(&self) -> usize {
+        let displaced = |action: &Action| match action {
+            Action::Replace { displaced, .. } => displaced.len(),
+            Action::Create(_) | Action::Change(_) | Action::Remove => 0,
+        };
+        let operations = &self.planned.plan.operations;
+        operations.iter().map(|operation| 1 + displaced(&operation.action)).sum()
+    }
+}
+
 /// What is known of the image that a machine had.
 #[derive(Clone, Copy, Debug)]
 pub enum Former<'a> {
@@ -197,5 +210,6 @@ pub(crate) mod tests {
             },
         ];
         assert_eq!(changes(&ordered, Former::Same), expected);
+        assert_eq!(ordered.changes_count(), 2);
     }
 }

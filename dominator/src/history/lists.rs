@@ -11,6 +11,10 @@ use super::row::List;
 /// How many lists are remembered.
 const LISTS_MAX: usize = 32;
 
+/// How long the remembered lists are together at most, in bytes, but for the last one: they are in
+/// memory when all machines are done with them.
+const BYTES_MAX: usize = 32 << 20;
+
 /// What a list of changes is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source {
@@ -41,8 +45,9 @@ impl Lists {
         }
         let list = Arc::new(list);
         made.push_back((source, Arc::clone(&list)));
-        if made.len() > LISTS_MAX {
-            made.pop_front();
+        let mut bytes: usize = made.iter().map(|(_, list)| list.bytes()).sum();
+        while made.len() > LISTS_MAX || (bytes > BYTES_MAX && made.len() > 1) {
+            bytes -= made.pop_front().map_or(0, |(_, oldest)| oldest.bytes());
         }
         list
     }
@@ -58,4 +63,46 @@ fn find(made: &mut VecDeque<(Source, Arc<List>)>, source: Source) -> Option<Arc<
     let list = Arc::clone(&found.1);
     made.push_back(found);
     Some(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use common::object::Algorithm;
+
+    fn source(number: usize) -> Source {
+        let id = Algorithm::Blake3.digest(&number.to_le_bytes());
+        Source { tree: id, image: id, plan: id, former: None }
+    }
+
+    fn list(bytes: usize) -> List {
+        let chunks = vec![([0; 32], vec![0; bytes])];
+        List { digest: [0; 32], chunks, marks: 0, reasons: [0; 3] }
+    }
+
+    /// The numbers of the lists that are held, of `lists` so many bytes long each.
+    fn held(lists: usize, bytes: usize) -> Vec<usize> {
+        let held = Lists::default();
+        for number in 0..lists {
+            held.keep(source(number), list(bytes));
+        }
+        (0..lists).filter(|&number| held.find(source(number)).is_some()).collect()
+    }
+
+    #[test]
+    fn few_lists_are_held_and_large_ones_one_at_a_time() {
+        assert_eq!(held(2 * LISTS_MAX, 10), Vec::from_iter(LISTS_MAX..2 * LISTS_MAX));
+        assert_eq!(held(9, BYTES_MAX / 4), [5, 6, 7, 8]);
+        assert_eq!(held(3, BYTES_MAX / 2 + 1), [2]);
+        assert_eq!(held(3, 2 * BYTES_MAX), [2]);
+    }
+
+    #[test]
+    fn the_first_of_two_equal_lists_is_the_one_that_all_have() {
+        let lists = Lists::default();
+        let first = lists.keep(source(1), list(1));
+        assert!(Arc::ptr_eq(&lists.keep(source(1), list(1)), &first));
+        assert!(Arc::ptr_eq(&lists.find(source(1)).unwrap(), &first));
+        assert_eq!(lists.locked().len(), 1);
+    }
 }

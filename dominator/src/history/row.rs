@@ -157,6 +157,12 @@ impl List {
         list
     }
 
+    /// How long its chunks are together.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.chunks.iter().map(|(_, bytes)| bytes.len()).sum()
+    }
+
     /// The digests of its chunks, one after the other.
     #[must_use]
     pub fn index(&self) -> Vec<u8> {

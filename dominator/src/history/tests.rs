@@ -48,7 +48,8 @@ async fn machines_that_change_the_same_share_one_list() {
         let name = ["one", "other"][usize::from(id % 2 == 1)];
         desk.history.list(update(id, name), &desk.images, &desk.reader)
     });
-    let lists: Vec<Arc<List>> = join_all(asked).await.into_iter().map(Result::unwrap).collect();
+    let lists = join_all(asked).await.into_iter().map(|list| list.unwrap().0);
+    let lists: Vec<Arc<List>> = lists.collect();
     assert_ne!(lists[0].digest, lists[1].digest);
     for (number, list) in lists.iter().enumerate() {
         assert!(Arc::ptr_eq(list, &lists[number % 2]), "{number}");
