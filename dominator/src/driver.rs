@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::api::dominator::orders::DefaultImage;
 use common::api::subd::{
-    Cleanup, Commit, Fetch, Limits, Poll, PollRequest, Prepare, SetConfiguration,
+    Cleanup, Commit, CommitRequest, Fetch, Limits, Poll, PollRequest, Prepare, SetConfiguration,
 };
 use common::image::ImageName;
 use common::mdb::Machine;
@@ -31,7 +31,7 @@ use crate::core::budget;
 use crate::core::changes::Ordered;
 use crate::core::claims::{Answer, Claim, Purpose};
 use crate::core::default_image::required;
-use crate::core::planning::PlanJob;
+use crate::core::planning::{PlanJob, Planned};
 use crate::core::sources::Sources;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
@@ -81,6 +81,38 @@ pub struct Shared {
     pub sources: Sources,
     /// The port of subs whose record names none.
     pub subd_port: u16,
+}
+
+impl Shared {
+    /// What is planned for a machine; machines that are alike share it.
+    ///
+    /// # Errors
+    ///
+    /// Why no plan can be made, in words.
+    pub async fn planned(self: &Arc<Self>, job: PlanJob) -> Result<Planned, String> {
+        if let Some(planned) = self.images.plans.find(&job) {
+            return Ok(planned);
+        }
+        let shared = Arc::clone(self);
+        let planned = self.reader.compute(move || {
+            // Another may have made the same while this one waited for its turn.
+            if let Some(planned) = shared.images.plans.find(&job) {
+                return Ok(planned);
+            }
+            let started = std::time::Instant::now();
+            let planned = job.run();
+            shared.metrics.planned(started.elapsed());
+            if let Ok(planned) = &planned {
+                shared.images.plans.keep(&job, planned);
+            }
+            planned
+        });
+        match planned.await {
+            Ok(Ok(planned)) => Ok(planned),
+            Ok(Err(error)) => Err(report(&error)),
+            Err(error) => Err(error.text()),
+        }
+    }
 }
 
 /// What others hold of a machine that is looked after.
@@ -194,6 +226,10 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     let mut machines = handle.machine.subscribe();
     let mut brakes = shared.gate.watch();
     brakes.mark_changed();
+    let mut recorder = shared.history.watch_trouble();
+    if recorder.borrow().is_some() {
+        recorder.mark_changed();
+    }
     let mut verdicts = handle.seat.verdicts();
     let mut driver = Driver::new(handle, shared);
     let mut defaults = driver.shared.default_image.subscribe();
@@ -213,6 +249,7 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
                 let brake = brakes.borrow_and_update();
                 Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))
             }
+            Ok(()) = recorder.changed() => Event::Recorder(recorder.borrow_and_update().clone()),
             Ok(()) = verdicts.changed() => {
                 Event::Recognized(verdicts.borrow_and_update().clone())
             }
@@ -280,8 +317,6 @@ struct Driver {
     image: WatchedImage,
     planned: WatchedImage,
     running: FuturesUnordered<BoxFuture<'static, Event>>,
-    /// What the Commit orders that comes next.
-    ordered: Option<Box<Ordered>>,
     wake: Option<Duration>,
 }
 
@@ -296,7 +331,6 @@ impl Driver {
             image: WatchedImage::default(),
             planned: WatchedImage::default(),
             running: FuturesUnordered::new(),
-            ordered: None,
             wake: None,
         }
     }
@@ -348,10 +382,17 @@ impl Driver {
             Effect::Plan(ticket, job) => Box::pin(plan(shared, ticket, job)),
             Effect::Call(ticket, call) => {
                 tracing::debug!(host = %self.machine.hostname, "{}", call.name());
-                let ordered = self.ordered.take();
-                let host = self.machine.hostname.clone();
-                let claimant = self.handle.claimant;
-                Box::pin(call_sub(client, shared, ticket, call, (host, claimant), ordered))
+                Box::pin(call_sub(client, ticket, call))
+            }
+            Effect::Commit(ticket, ordered) => {
+                tracing::debug!(host = %self.machine.hostname, "commit");
+                let (host, handle) = (self.machine.hostname.clone(), Arc::clone(&self.handle));
+                Box::pin(async move {
+                    match commit(&client, &shared, &host, &handle, ordered).await {
+                        Ok(()) => Event::Accepted(ticket),
+                        Err(failure) => Event::CallFailed(ticket, failure),
+                    }
+                })
             }
             Effect::Tell(news) => {
                 let hostname = &self.machine.hostname;
@@ -377,10 +418,6 @@ impl Driver {
             Effect::Record(status, detail) => {
                 tracing::info!(host = %self.machine.hostname, %status, "{detail}");
                 shared.history.status(&self.machine.hostname, status, &detail);
-                return;
-            }
-            Effect::Ordered(ordered) => {
-                self.ordered = Some(ordered);
                 return;
             }
             Effect::Ended(update_id, outcome) => {
@@ -421,66 +458,10 @@ async fn read_tree(client: Client, shared: Arc<Shared>, ticket: Ticket, root: Ob
 }
 
 async fn plan(shared: Arc<Shared>, ticket: Ticket, job: Box<PlanJob>) -> Event {
-    if let Some(planned) = shared.images.plans.find(&job) {
-        return Event::Planned(ticket, Ok(Arc::new(planned)));
-    }
-    let counted = Arc::clone(&shared);
-    let planned = shared.reader.compute(move || {
-        // Another may have made the same while this one waited for its turn.
-        if let Some(planned) = counted.images.plans.find(&job) {
-            return Ok(planned);
-        }
-        let started = std::time::Instant::now();
-        let planned = job.run();
-        counted.metrics.planned(started.elapsed());
-        if let Ok(planned) = &planned {
-            counted.images.plans.keep(&job, planned);
-        }
-        planned
-    });
-    let result = match planned.await {
-        Ok(Ok(planned)) => Ok(Arc::new(planned)),
-        Ok(Err(error)) => Err(report(&error)),
-        Err(error) => Err(error.text()),
-    };
-    Event::Planned(ticket, result)
+    Event::Planned(ticket, shared.planned(*job).await.map(Arc::new))
 }
 
-/// Puts on record what a Commit orders, unless the brake is on or leave was taken back.
-async fn put_on_record(
-    shared: &Shared,
-    (host, claimant): (&str, budget::Seat),
-    ordered: Option<Box<Ordered>>,
-) -> Result<(), Failure> {
-    let busy = |text: String| Failure { kind: FailureKind::Busy, text };
-    let ordered = ordered.ok_or_else(|| busy("what it orders was not told".to_owned()))?;
-    if shared.gate.brake().is_some() {
-        return Err(braked("the brake was pulled"));
-    }
-    if shared.desk.answer(claimant, Purpose::Update) != Some(Answer::Granted) {
-        return Err(braked("leave was taken back"));
-    }
-    let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
-    recorded.map_err(|error| busy(error.to_string()))?;
-    // The disk takes its time: another machine may have shown meanwhile whose copy this is.
-    if shared.identities.is_doubted(host) {
-        return Err(busy("it may be another machine than the one that is meant".to_owned()));
-    }
-    Ok(())
-}
-
-fn braked(why: &str) -> Failure {
-    Failure { kind: FailureKind::Braked, text: why.to_owned() }
-}
-
-async fn call_sub(
-    client: Client,
-    shared: Arc<Shared>,
-    ticket: Ticket,
-    call: Call,
-    (host, claimant): (String, budget::Seat),
-    ordered: Option<Box<Ordered>>,
-) -> Event {
+async fn call_sub(client: Client, ticket: Ticket, call: Call) -> Event {
     let result = match &call {
         Call::SetConfiguration(configuration) => {
             client.call_within::<SetConfiguration>(configuration, ACCEPT_LIMIT).await
@@ -488,31 +469,54 @@ async fn call_sub(
         Call::Fetch(request) => client.call_within::<Fetch>(request, ACCEPT_LIMIT).await,
         Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
         Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
-        Call::Commit(request) => {
-            if let Err(failure) = put_on_record(&shared, (&host, claimant), ordered).await {
-                return Event::CallFailed(ticket, failure);
-            }
-            let commit = async {
-                match shared.desk.begin(claimant) {
-                    true => Some(client.call_within::<Commit>(request, ACCEPT_LIMIT).await),
-                    false => None,
-                }
-            };
-            let commit = shared.pauses.pass(&client.peer().host, wall(), commit);
-            match shared.gate.pass(commit).await {
-                Some(Some(Some(result))) => result,
-                Some(Some(None)) => {
-                    return Event::CallFailed(ticket, braked("leave was taken back"));
-                }
-                Some(None) => return Event::CallFailed(ticket, braked("the machine was paused")),
-                None => return Event::CallFailed(ticket, braked("the brake was pulled")),
-            }
-        }
     };
     match result {
         Ok(_done) => Event::Accepted(ticket),
         Err(error) => Event::CallFailed(ticket, failure_of(&error)),
     }
+}
+
+/// Puts on record what a Commit orders, and sends it.
+async fn commit(
+    client: &Client,
+    shared: &Shared,
+    host: &str,
+    handle: &Handle,
+    ordered: Box<Ordered>,
+) -> Result<(), Failure> {
+    if shared.gate.brake().is_some() {
+        return Err(braked("the brake was pulled"));
+    }
+    if shared.desk.answer(handle.claimant, Purpose::Update) != Some(Answer::Granted) {
+        return Err(braked("leave was taken back"));
+    }
+    let update_id = ordered.update_id;
+    let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
+    recorded.map_err(|error| Failure { kind: FailureKind::Unsent, text: error.to_string() })?;
+    let commit = async {
+        // The disk takes its time: whatever was so before may be otherwise by now.
+        if shared.identities.is_doubted(host) {
+            return Err(braked("it may be another machine than the one that is meant"));
+        }
+        if !handle.look(|sub| sub.still_orders(update_id)) {
+            return Err(braked("something else is wanted now"));
+        }
+        if !shared.desk.begin(handle.claimant) {
+            return Err(braked("leave was taken back"));
+        }
+        let sent = client.call_within::<Commit>(&CommitRequest { update_id }, ACCEPT_LIMIT).await;
+        sent.map(|_done| ()).map_err(|error| failure_of(&error))
+    };
+    let commit = shared.pauses.pass(&client.peer().host, wall(), commit);
+    match shared.gate.pass(commit).await {
+        Some(Some(result)) => result,
+        Some(None) => Err(braked("the machine was paused")),
+        None => Err(braked("the brake was pulled")),
+    }
+}
+
+fn braked(why: &str) -> Failure {
+    Failure { kind: FailureKind::Braked, text: why.to_owned() }
 }
 
 /// What the state machine makes of a failed call.
@@ -533,3 +537,6 @@ fn failure_of(error: &CallError) -> Failure {
     };
     Failure { kind, text: report(error) }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -10,7 +10,8 @@
 //! * No Commit while the brake is on, and none without a claim that is granted (`claim`).
 //! * No Commit but of an update whose Prepare the sub has accepted and staged, made from the scan
 //!   and the image that are still the latest.
-//! * Before each Commit, in the same step, what it orders is told, to be put on record.
+//! * Each Commit comes with what it orders, to be put on record first; none while that cannot be.
+//!   Recording takes time: what is sent then must still be wanted ([`Sub::still_orders`]).
 //! * No call to a machine that the roster has not recognised as the one that is meant.
 //! * `synced` means: the plan from a complete scan in the scope of the required image is empty,
 //!   and what the last update touched has been scanned since.
@@ -164,6 +165,8 @@ pub struct Sub {
     bounds: Bounds,
     claims: Claims,
     brake: Option<Arc<str>>,
+    /// Why nothing can be put on record.
+    unrecordable: Option<Arc<str>>,
 
     last_ticket: u64,
     last_id: u64,
@@ -195,6 +198,8 @@ pub struct Sub {
     calls_failed: u32,
 
     update: Option<Update>,
+    /// The update whose last Commit was not sent: what was staged for it may go without harm.
+    unsent: Option<u64>,
     fetch: Option<Fetch>,
     done: Option<ObjectId>,
     hold: Option<Hold>,
@@ -229,6 +234,7 @@ impl Sub {
             bounds: Bounds::default(),
             claims: Claims::default(),
             brake: None,
+            unrecordable: None,
             last_ticket: 0,
             last_id: first_id,
             reach: Reach::Unknown,
@@ -252,6 +258,7 @@ impl Sub {
             call_again: None,
             calls_failed: 0,
             update: None,
+            unsent: None,
             fetch: None,
             done: None,
             hold: None,
@@ -338,6 +345,7 @@ impl Sub {
                 }
                 self.brake = brake;
             }
+            Event::Recorder(trouble) => self.unrecordable = trouble,
             Event::SafetyCleared => {
                 let _there_was_one = self.clear_danger();
             }
@@ -389,6 +397,9 @@ impl Sub {
             }
             Event::Accepted(ticket) => {
                 if let Some((_, purpose)) = self.calling.take_if(|(asked, _)| *asked == ticket) {
+                    if let Purpose::Commit(id) = purpose {
+                        self.await_end(id);
+                    }
                     // A poll may have overtaken the answer to the call.
                     let is_seen = self.view.as_ref().is_some_and(|view| is_shown(purpose, view));
                     if !is_seen {
@@ -493,10 +504,20 @@ impl Sub {
         }
         self.calls_failed += 1;
         let pause = self.pause(self.calls_failed, context);
-        match failure.kind {
-            FailureKind::Braked => {
-                self.calls_failed = 0;
+        if let Purpose::Commit(id) = purpose {
+            if matches!(failure.kind, FailureKind::Braked | FailureKind::Unsent) {
                 self.claims.refused();
+                self.unsent = Some(id);
+            }
+            // It may have been carried out, unless it is not even on record.
+            if failure.kind != FailureKind::Unsent {
+                self.await_end(id);
+            }
+        }
+        match failure.kind {
+            FailureKind::Braked => self.calls_failed = 0,
+            FailureKind::Unsent => {
+                self.call_again = Some((now.elapsed + pause, failure.text));
             }
             // The call may have been carried out; the same call with the same id does no harm.
             FailureKind::Unreachable | FailureKind::Busy | FailureKind::Stale => {
@@ -553,6 +574,7 @@ impl Sub {
             // What is staged does not stay so for the whole of a pause: that is no failure.
             Outcome::NotPrepared(_)
                 if self.brake.is_some()
+                    || self.unsent == Some(update.id)
                     || self.pause_in_words().is_some()
                     || !self.claims.is_granted() =>
             {
@@ -683,4 +705,4 @@ fn is_shown(purpose: Purpose, view: &View) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -225,11 +225,11 @@ impl FakeSub {
         }
     }
 
-    fn ask(&self, name: &'static str, call: Call) -> Result<Done, Fault> {
+    fn ask(&self, name: &'static str, request: Request) -> Result<Done, Fault> {
         self.calls.lock().unwrap().push(name);
         let answer = {
             let mut random = self.random.lock().unwrap();
-            self.model.lock().unwrap().ask(Request::Call(call), &mut random)
+            self.model.lock().unwrap().ask(request, &mut random)
         };
         self.work();
         self.news.notify_waiters();
@@ -297,15 +297,17 @@ impl FakeSub {
             })
             .method::<SetConfiguration, _, _>(move |_, request| {
                 let sub = configure.clone();
-                async move { sub.ask("set-configuration", Call::SetConfiguration(request)) }
+                async move {
+                    sub.ask("set-configuration", Request::Call(Call::SetConfiguration(request)))
+                }
             })
             .method::<Fetch, _, _>(move |_, request| {
                 let sub = fetch.clone();
-                async move { sub.ask("fetch", Call::Fetch(request)) }
+                async move { sub.ask("fetch", Request::Call(Call::Fetch(request))) }
             })
             .method::<Prepare, _, _>(move |_, request| {
                 let sub = prepare.clone();
-                async move { sub.ask("prepare", Call::Prepare(Box::new(request))) }
+                async move { sub.ask("prepare", Request::Call(Call::Prepare(Box::new(request)))) }
             })
             .method::<Commit, _, _>(move |_, request| {
                 let sub = commit.clone();
@@ -315,7 +317,7 @@ impl FakeSub {
                         sub.calls.lock().unwrap().push("commit");
                         std::future::pending::<()>().await;
                     }
-                    sub.ask("commit", Call::Commit(request))
+                    sub.ask("commit", Request::Commit(request.update_id))
                 }
             })
             .method::<ScanNow, _, _>(move |_, _request| {
@@ -329,7 +331,7 @@ impl FakeSub {
             })
             .method::<Cleanup, _, _>(move |_, request| {
                 let sub = clean.clone();
-                async move { sub.ask("cleanup", Call::Cleanup(request)) }
+                async move { sub.ask("cleanup", Request::Call(Call::Cleanup(request))) }
             })
     }
 }

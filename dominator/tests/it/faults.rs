@@ -4,10 +4,12 @@
 use std::time::{Duration, Instant};
 
 use common::api::dominator::Status;
+use dominator::core::claims::Settings;
+use dominator::core::trial::FailureLimits;
 
 use crate::model::Server;
 use crate::simulation::world_of;
-use crate::world::{Faults, NONE, World};
+use crate::world::{Faults, NONE, World, no_limits};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -79,6 +81,9 @@ fn small_fleets_survive_everything_at_once() {
         "hangs, or not any more",
         "the dominator crashes",
         "DisableUpdates",
+        "the disk is full: true",
+        "gets no commit: no space left on device",
+        "gets no commit: something else is wanted now",
     ] {
         assert!(traces.contains(words), "there was no `{words}`");
     }
@@ -161,6 +166,37 @@ fn a_thousand_machines_that_come_back_at_the_same_moment_are_no_herd() {
         assert!(polls < 700 && calls < 400, "{polls} polls and {calls} calls in one second");
     }
     must_be_quiet(&mut world, now);
+}
+
+#[test]
+fn a_full_disk_of_the_dominator_is_the_fault_of_no_machine_and_no_image() {
+    let mut world = world_of(300, 5, NONE);
+    let failures = FailureLimits { percent: 10, failures_min: 3 };
+    world.limit(Settings { failures, ..no_limits() });
+    let now = converge(&mut world, 3 * MINUTE);
+    world.tally.clear();
+    world.fill_disk(true);
+    for host in hosts(&world) {
+        let image = if world.required(host) == "base/one" { "base/two" } else { "base/one" };
+        world.assign(host, image);
+    }
+    // What is staged expires meanwhile, and machines would count as vanished.
+    world.run_until(now + HOUR);
+    for host in hosts(&world) {
+        assert_eq!(world.status(host), Some(Status::UpdatesDisabled), "{}", world.describe(host));
+        let why = "the update cannot be recorded, and is not ordered before it is: no space left";
+        assert!(world.detail(host).contains(why), "{}", world.describe(host));
+    }
+    let refused = world.disk.refused;
+    assert!((1..300).contains(&refused), "asked in vain {refused} times");
+    world.fill_disk(false);
+    let converged = converge(&mut world, now + HOUR + 3 * MINUTE);
+    assert_eq!(world.disk.refused, refused);
+    assert_eq!(world.claims.stopped(), []);
+    let ends: Vec<&str> = world.tally.ends.keys().map(String::as_str).collect();
+    assert_eq!(ends, ["Good", "Withdrawn"]);
+    assert!(!world.trace.contains("is update-failed"), "it was no machine's fault");
+    must_be_quiet(&mut world, converged);
 }
 
 #[test]

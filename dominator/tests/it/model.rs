@@ -53,6 +53,7 @@ pub enum Request {
     ReadTree(ObjectId),
     Scan,
     Call(Call),
+    Commit(u64),
 }
 
 /// What it answers.
@@ -378,7 +379,7 @@ impl Model {
             }
             Request::Call(Call::Fetch(request)) => self.fetch(request, random),
             Request::Call(Call::Prepare(request)) => self.prepare(request, random),
-            Request::Call(Call::Commit(request)) => self.commit(request.update_id, random),
+            Request::Commit(update_id) => self.commit(update_id, random),
             Request::Call(Call::Cleanup(request)) => {
                 if self.activity != Activity::Idle {
                     return failed(FailureKind::Busy, "busy");

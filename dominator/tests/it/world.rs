@@ -5,6 +5,7 @@
 //! one generator: a seed gives the same run every time.
 
 mod claims;
+mod disk;
 mod troubles;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,11 +25,12 @@ use dominator::core::claims::{Claims, Purpose, Settings};
 use dominator::core::identity::{News, Roster, Verdict};
 use dominator::core::required::RequiredImage;
 use dominator::core::sub::{
-    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket, View,
 };
 
 pub use claims::no_limits;
 use claims::{NEVER, Tally};
+use disk::Disk;
 
 use crate::model::{Answer, Model, Request, Work};
 use crate::random::Random;
@@ -64,6 +66,7 @@ enum Happening {
     Wake { host: usize, run: u64, at: Duration },
     Recognized { host: usize, run: u64, verdict: Verdict },
     Claimed { host: usize, run: u64, purpose: Purpose },
+    Recorded { host: usize, run: u64, ticket: Ticket, ordered: Box<Ordered> },
     Grant { run: u64 },
     Work { host: usize, instance: u64, work: Work },
     StartSub { host: usize },
@@ -120,6 +123,7 @@ pub struct World {
     /// The last update of each machine that is on record, and how it ended.
     pub ledger: BTreeMap<usize, (u64, Option<Outcome>)>,
     troubles: Troubles,
+    pub disk: Disk,
     /// The pauses that operators ordered; the dominator keeps them over a crash.
     pauses: Vec<Option<Arc<UpdatePause>>>,
     /// How far the time of day is from that of the simulation, in seconds.
@@ -165,6 +169,7 @@ impl World {
             retried: BTreeSet::new(),
             ledger: BTreeMap::new(),
             troubles: Troubles::default(),
+            disk: Disk::default(),
             pauses: Vec::new(),
             clock_error: 0,
         };
@@ -313,14 +318,15 @@ impl World {
         self.step(host, Event::Hurried);
     }
 
+    /// Nothing is ordered of a machine before it is known.
+    fn must_be_known(&self, host: usize) -> &View {
+        let view = self.drivers[host].as_ref().and_then(|driver| driver.sub.view());
+        view.unwrap_or_else(|| panic!("host {host} is told what to do before it is known"))
+    }
+
     /// No update is begun that the machine, as far as it is known, does not allow.
-    fn must_be_allowed(&self, host: usize, call: &Call) {
-        let Some(view) = self.drivers[host].as_ref().and_then(|driver| driver.sub.view()) else {
-            panic!("host {host} is told what to do before it is known");
-        };
-        if !matches!(call, Call::Prepare(_) | Call::Commit(_)) {
-            return;
-        }
+    fn must_be_allowed(&self, host: usize) {
+        let view = self.must_be_known(host);
         assert!(view.report.paused.is_none(), "host {host} is paused");
         assert!(!self.is_paused(host), "host {host} is paused by an operator");
         assert!(view.stuck().is_none(), "host {host} has an update to finish");
@@ -334,8 +340,7 @@ impl World {
 
     /// Puts an update on record: what it changes is the plan, no more and no less.
     fn on_record(&mut self, host: usize, ordered: &Ordered) {
-        let image = &self.images[&self.machines[host].required_image];
-        assert_eq!(ordered.image.digest, image.digest, "host {host}: an update to another image");
+        let image = &ordered.image;
         let former = match &ordered.former {
             Some(name) if name == image.name() => Former::Same,
             Some(name) => Former::Other(&self.images[name.as_str()].tree),
@@ -447,6 +452,11 @@ impl World {
                 }
             }
             Happening::Claimed { host, run, purpose } => self.claimed(host, run, purpose),
+            Happening::Recorded { host, run, ticket, ordered } => {
+                if run == self.run {
+                    self.recorded(host, ticket, &ordered);
+                }
+            }
             Happening::Grant { run } => self.grant(run),
             Happening::StartSub { host } => {
                 if !self.models[host].is_up {
@@ -488,6 +498,7 @@ impl World {
             self.drivers[host] = Some(Driver { sub, open: BTreeMap::new(), wake: None, seat });
             self.step(host, Event::Brake(self.brake.clone()));
             self.step(host, Event::Pause(self.pauses[host].clone()));
+            self.step(host, self.recorder());
             let event = self.assignment(host);
             self.step(host, event);
         }
@@ -598,7 +609,7 @@ impl World {
                 self.schedule(wait, Happening::PollWaited { host, instance, run, ticket });
             }
             Message::Ask(request) => {
-                let is_commit = matches!(request, Request::Call(Call::Commit(_)));
+                let is_commit = matches!(request, Request::Commit(_));
                 if is_commit && self.is_cut_before_commit() {
                     return self.crash(host);
                 }
@@ -736,28 +747,21 @@ impl World {
                 return;
             }
             Effect::Call(ticket, call) => {
-                self.must_be_allowed(host, &call);
-                self.must_be_in_order(host, &call);
-                if let Call::Commit(request) = &call {
-                    assert!(self.brake.is_none(), "a Commit while the brake is on: host {host}");
-                    let known = self.ledger.get(&host).map(|(id, _)| *id);
-                    assert_eq!(known, Some(request.update_id), "host {host}: not on record");
-                    if !self.begin_update(host, ticket) {
-                        return;
-                    }
+                self.must_be_known(host);
+                self.must_be_met(host, call.name());
+                if let Call::Prepare(request) = &call {
+                    self.must_be_allowed(host);
+                    self.stages(host, request);
                 }
                 (call.name(), ticket, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
+            Effect::Commit(ticket, ordered) => return self.record(host, ticket, ordered),
             Effect::Tell(news) => return self.hear(host, news),
             Effect::Claim(claim) => return self.claim(host, claim),
             Effect::Release(what) => return self.release(host, what),
             Effect::Met => return self.met(host),
             Effect::Record(status, detail) => {
                 self.note(host, &format!("is {status}: {detail}"));
-                return;
-            }
-            Effect::Ordered(ordered) => {
-                self.on_record(host, &ordered);
                 return;
             }
             Effect::Ended(update_id, outcome) => {
@@ -767,12 +771,23 @@ impl World {
                 return;
             }
         };
+        self.open(host, ticket, name == "poll");
+        self.send(host, name, ticket, message, limit);
+    }
+
+    fn send(
+        &mut self,
+        host: usize,
+        name: &'static str,
+        ticket: Ticket,
+        message: Message,
+        limit: Duration,
+    ) {
         *self.effects.entry(name).or_default() += 1;
         self.count(name);
         if name != "poll" {
             self.note(host, name);
         }
-        self.open(host, ticket, name == "poll");
         let run = self.run;
         self.schedule(limit, Happening::GiveUp { host, run, ticket });
         let copies = self.deliveries();

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use common::api::dominator::Status;
 use common::api::object_server::IDS_MAX;
 use common::api::subd::{
-    Activity, CleanupRequest, CommitRequest, Expects, FetchRequest, PollRequest, PrepareRequest,
-    ScanReport, SetConfigurationRequest,
+    Activity, CleanupRequest, Expects, FetchRequest, PollRequest, PrepareRequest, ScanReport,
+    SetConfigurationRequest,
 };
 use common::plan::{Operation, Plan};
 use common::scope::Scope;
@@ -172,6 +172,7 @@ impl Sub {
     /// True if nothing must be carried out on the machine.
     fn is_held(&self, view: &View) -> bool {
         self.brake.is_some()
+            || self.unrecordable.is_some()
             || self.machine.disable_updates
             || self.pause_in_words().is_some()
             || view.report.paused.is_some()
@@ -513,6 +514,11 @@ impl Sub {
             let detail = format!("{todo}; paused on the machine itself until {until}: {reason}");
             return stop(Status::Held, detail);
         }
+        if let Some(why) = &self.unrecordable {
+            let unordered = "the update cannot be recorded, and is not ordered before it is";
+            let detail = format!("{todo}, all objects are there; {unordered}: {why}");
+            return stop(Status::UpdatesDisabled, detail);
+        }
         let is_ahead = self.ahead.is_fetching(&view.report.activity);
         let is_free = match view.report.activity {
             Activity::Fetching { .. } => is_ahead,
@@ -534,13 +540,12 @@ impl Sub {
                 stop(Status::Preparing, "is still staging another update")
             }
             Activity::Prepared { update_id } if update_id == update.id => {
-                let call = Call::Commit(CommitRequest { update_id });
-                let place = effects.len();
-                if self.call(now, Purpose::Commit(update.id), call, effects) {
+                if let Some(ticket) = self.ask(now, Purpose::Commit(update_id)) {
+                    self.unsent = None;
                     let ordered = self.ordered(update_id, view, image, planned);
-                    effects.insert(place, Effect::Ordered(Box::new(ordered)));
+                    effects.push(Effect::Commit(ticket, Box::new(ordered)));
                     self.changing(effects);
-                    self.begun(update.id, now);
+                    self.begun(update_id, now);
                     return stop(Status::Updating, format!("is told to carry out {todo}"));
                 }
                 self.waiting(Status::Preparing, format!("has staged {todo}"))
@@ -566,6 +571,27 @@ impl Sub {
 }
 
 impl Sub {
+    /// True if the Commit of this update, which was put on record meanwhile, is still to be sent:
+    /// it is staged on the machine that is meant, and made from the scan, the image and the record
+    /// of the machine that are the latest.
+    #[must_use]
+    pub fn still_orders(&self, update_id: u64) -> bool {
+        let (Some(update), Some(view)) = (self.update, &self.view) else { return false };
+        let is_latest = self.image.digest() == Some(update.key.image)
+            && update.key.scan == view.scan_number
+            && update.instance == view.report.version.instance;
+        let is_staged = matches!(
+            view.report.activity,
+            Activity::Prepared { update_id: staged } if staged == update_id
+        );
+        update.id == update_id
+            && is_latest
+            && is_staged
+            && self.recognition.is_good()
+            && !self.machine.disable_updates
+            && view.report.paused.is_none()
+    }
+
     /// Sends a call, if that may be now. Says whether it did.
     pub(super) fn call(
         &mut self,
@@ -574,14 +600,20 @@ impl Sub {
         call: Call,
         effects: &mut Vec<Effect>,
     ) -> bool {
+        let ticket = self.ask(now, purpose);
+        effects.extend(ticket.map(|ticket| Effect::Call(ticket, call)));
+        ticket.is_some()
+    }
+
+    /// The ticket for a call that is sent now, if that may be.
+    fn ask(&mut self, now: Now, purpose: Purpose) -> Option<Ticket> {
         if !self.may_call(now) {
-            return false;
+            return None;
         }
         self.call_again = None;
         let ticket = self.next_ticket();
         self.calling = Some((ticket, purpose));
-        effects.push(Effect::Call(ticket, call));
-        true
+        Some(ticket)
     }
 
     /// No call is under way or waits to be seen, and none failed just now.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::api::dominator::Status;
 use common::api::dominator::orders::{DefaultImage, UpdatePause};
 use common::api::subd::{
-    CleanupRequest, CommitRequest, FetchRequest, Outcome, PollReply, PollRequest, PrepareRequest,
+    CleanupRequest, FetchRequest, Outcome, PollReply, PollRequest, PrepareRequest,
     SetConfigurationRequest, Version,
 };
 use common::mdb::Machine;
@@ -93,12 +93,15 @@ pub enum FailureKind {
     Refused,
     /// The machine does not allow it for now: it is paused, or guarded from disruption.
     Held,
-    /// The brake was pulled, the machine paused, or leave taken back, before the call was sent or
-    /// while it was on its way.
+    /// The brake was pulled, the machine paused, leave taken back, or something else wanted, before
+    /// the Commit was sent or while it was on its way.
     Braked,
+    /// The Commit was not sent, because what it orders cannot be put on record.
+    Unsent,
 }
 
-/// A call that changes something on the sub. At most one is under way.
+/// A call that changes something on the sub, beside the Commit ([`Effect::Commit`]). At most one is
+/// under way, the Commit included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Tells the sub how to scan.
@@ -107,8 +110,6 @@ pub enum Call {
     Fetch(FetchRequest),
     /// Stages an update.
     Prepare(Box<PrepareRequest>),
-    /// Carries a staged update out. Never sent while the brake is on.
-    Commit(CommitRequest),
     /// Takes objects out of the cache.
     Cleanup(CleanupRequest),
 }
@@ -121,7 +122,6 @@ impl Call {
             Self::SetConfiguration(_) => "set-configuration",
             Self::Fetch(_) => "fetch",
             Self::Prepare(_) => "prepare",
-            Self::Commit(_) => "commit",
             Self::Cleanup(_) => "cleanup",
         }
     }
@@ -141,6 +141,8 @@ pub enum Event {
     },
     /// The brake is on, for this reason, or off.
     Brake(Option<Arc<str>>),
+    /// Nothing can be put on record, for this reason, or it can again: what cannot is not ordered.
+    Recorder(Option<Arc<str>>),
     /// The operator lets the pending unsafe update pass.
     SafetyCleared,
     /// The operator wants what failed to be tried again now.
@@ -191,6 +193,10 @@ pub enum Effect {
     Plan(Ticket, Box<PlanJob>),
     /// Call the sub.
     Call(Ticket, Call),
+    /// Have the sub carry out the update that it has staged; never while the brake is on. What is
+    /// ordered must be on record before the Commit is sent, and [`super::Sub::still_orders`] is
+    /// asked between the two.
+    Commit(Ticket, Box<Ordered>),
     /// Tell the roster. [`News::Seen`] is answered by [`Event::Recognized`], which also comes by
     /// itself.
     Tell(News),
@@ -205,9 +211,6 @@ pub enum Effect {
     Met,
     /// The status has changed to this.
     Record(Status, String),
-    /// The Commit that comes next in the same step orders this: it must be on record before the
-    /// Commit is sent.
-    Ordered(Box<Ordered>),
     /// The update with this id, of which a Commit was sent, ended so. May be told again, and
     /// otherwise: an update that was done may be undone.
     Ended(u64, Outcome),

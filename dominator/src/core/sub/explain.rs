@@ -386,6 +386,10 @@ impl Sub {
         let (waits_for, may) = if self.machine.disable_updates {
             let record = by_hand("take DisableUpdates out of its record in the machine database");
             ("its record in the machine database to say otherwise", record)
+        } else if self.brake.is_none() && self.unrecordable.is_some() {
+            let room = "see what `domtool status` says of the history; make room in the state \
+                        directory of the dominator, or see to its medium";
+            ("the dominator to be able to put on record what it orders", by_hand(room))
         } else {
             let brake = Remedy {
                 command: "domtool enable-updates".to_owned(),
@@ -444,6 +448,8 @@ impl Story {
             self.next.push_str("; but nothing is carried out before the brake is released");
         } else if is_on_its_way && sub.paused(now.wall).is_some() {
             self.next.push_str("; but nothing is carried out before the end of the pause");
+        } else if is_on_its_way && sub.unrecordable.is_some() {
+            self.next.push_str("; but nothing is carried out before it can be put on record");
         }
         self
     }

@@ -32,6 +32,11 @@ impl Recognition {
             self.verdict = Some(verdict);
         }
     }
+
+    /// True if what answered last is the machine that is meant.
+    pub(super) fn is_good(&self) -> bool {
+        self.verdict.as_ref().is_some_and(|verdict| verdict.wrong.is_none())
+    }
 }
 
 impl Sub {

@@ -27,17 +27,21 @@ impl Sub {
         self.awaited = Some(Awaited { id: update_id, told: None });
     }
 
+    /// The Commit of this update is over, and may have been carried out: how it ends is to be told.
+    pub(super) fn await_end(&mut self, update_id: u64) {
+        if self.awaited.is_none_or(|awaited| awaited.id != update_id) {
+            self.recall(update_id);
+        }
+    }
+
     /// What is put on record of an update that is about to be ordered.
     pub(super) fn ordered(
-        &mut self,
+        &self,
         update_id: u64,
         view: &View,
         image: &Arc<RequiredImage>,
         planned: &Arc<Planned>,
     ) -> Ordered {
-        if self.awaited.is_none_or(|awaited| awaited.id != update_id) {
-            self.recall(update_id);
-        }
         // There is a plan, so its tree was read; without it all would count as new.
         let tree = self.tree.clone().unwrap_or_else(|| Tree::empty(image.tree.algorithm()));
         Ordered {

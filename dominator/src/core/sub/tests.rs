@@ -5,6 +5,7 @@ mod claims;
 mod explained;
 mod held;
 mod orders;
+pub(crate) mod recorder;
 mod script;
 
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use script::{Script, image, object, tree};
 fn the_whole_loop() {
     let mut script = Script::new(image("base", &[("/a", "1")]));
     script.poll();
-    let Call::SetConfiguration(configuration) = script.accept() else { panic!() };
+    let Some(Call::SetConfiguration(configuration)) = script.accept() else { panic!() };
     script.reply.scope = Scope::of(configuration.scan.as_ref().unwrap(), &script.reply.exclusions);
     (script.reply.scanned, script.reply.scan) = (false, None);
     script.poll();
@@ -441,13 +442,13 @@ fn what_was_fetched_ahead_stays_until_nothing_is_planned() {
     assert_eq!(script.sub.detail(), "equals base; has all objects of next, which comes next");
     // What neither needs is in nobody's way any more.
     let cleanup = |content| Call::Cleanup(CleanupRequest { objects: vec![object(content)] });
-    assert_eq!(script.accept(), cleanup("3"));
+    assert_eq!(script.accept(), Some(cleanup("3")));
     script.cache(&["2"]);
     script.poll();
     assert!(script.called.is_none(), "{:?}", script.called);
     script.planned = ImageState::Undefined;
     script.assign();
-    assert_eq!(script.accept(), cleanup("2"));
+    assert_eq!(script.accept(), Some(cleanup("2")));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use common::tree::Time;
 use dominator::core::budget::limits::{Limit, Limits, Places};
 use dominator::core::budget::{Class, Impact, Seat};
 use dominator::core::claims::{Claim, Claims, End, Purpose, Release, Settings, Update};
-use dominator::core::sub::{Event, Failure, FailureKind, Now, Ticket};
+use dominator::core::sub::{Event, Now};
 use dominator::core::trial::FailureLimits;
 
 use super::{Happening, World};
@@ -206,14 +206,8 @@ impl World {
     }
 
     /// A Commit is about to be sent; false if it must not be.
-    pub(super) fn begin_update(&mut self, host: usize, ticket: Ticket) -> bool {
+    pub(super) fn begin_update(&mut self, host: usize) -> bool {
         if !self.claims.begin(self.seat(host)) {
-            let text = "leave was taken back".to_owned();
-            let failure = Failure { kind: FailureKind::Braked, text };
-            let (event, run) = (Box::new(Event::CallFailed(ticket, failure)), self.run);
-            self.open(host, ticket, false);
-            let soon = Duration::from_millis(1);
-            self.schedule(soon, Happening::ToDominator { host, run, event });
             return false;
         }
         let Some((update, since)) = self.tally.asked.get(&host).cloned() else {

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::subd::{Activity, CacheReport, Identity, PollReply};
+use common::api::subd::{Activity, CacheReport, Identity, PollReply, PrepareRequest};
 use common::mdb::Machine;
 use common::object::ObjectId;
-use dominator::core::sub::{Call, Event, Failure, FailureKind, Ticket};
+use dominator::core::sub::{Event, Failure, FailureKind, Ticket};
 
 use super::{Faults, Happening, World};
 use crate::model::{Model, Server};
@@ -142,6 +142,8 @@ impl World {
             model.pause(None);
         }
         self.set_clock(0);
+        self.fill_disk(false);
+        self.disk.delay_max = 5;
         for host in 0..self.models.len() {
             self.pause(host, 0);
             self.disable(host, false);
@@ -161,7 +163,7 @@ impl World {
     pub(super) fn more_trouble(&mut self, host: usize) {
         let other = self.random.below(self.models.len() as u64) as usize;
         let is_moved = |host| self.troubles.exchanged.contains_key(&host);
-        match self.random.below(9) {
+        match self.random.below(10) {
             0 => {
                 let servers = [Server::Good, Server::Away, Server::Slow, Server::Lying];
                 let server = servers[self.random.below(4) as usize];
@@ -183,6 +185,11 @@ impl World {
             }
             6 => self.troubles.cut_commits = self.random.below(60),
             7 => self.disable(host, !self.machines[host].disable_updates),
+            8 => {
+                self.disk.delay_max = 1 + self.random.below(20_000);
+                let is_full = self.random.chance(50);
+                self.fill_disk(is_full);
+            }
             _ => {
                 // It is killed between the fetch and the end of the update.
                 let is_staged =
@@ -242,35 +249,36 @@ impl World {
         }
     }
 
-    /// Nothing is ordered of another machine than the one that is meant, nor what the record
-    /// forbids; and no update is carried out before all that it needs is there.
-    pub(super) fn must_be_in_order(&mut self, host: usize, call: &Call) {
+    /// Nothing is ordered of another machine than the one that is meant.
+    pub(super) fn must_be_met(&self, host: usize, name: &str) {
         let met = &self.troubles.met[&host];
-        assert_eq!(*met, identity(host).hostname, "{} to a wrong machine", call.name());
-        match call {
-            Call::Prepare(request) => {
-                let needs = request.plan.objects().keys().copied().collect();
-                self.troubles.staged.insert(host, (request.update_id, needs));
-            }
-            Call::Commit(request) => {
-                let (staged, needs) = &self.troubles.staged[&host];
-                assert_eq!(*staged, request.update_id, "host {host} has staged another update");
-                let view = self.drivers[host].as_ref().and_then(|driver| driver.sub.view());
-                let view = view.expect("it was polled");
-                let lacks = |object: &&ObjectId| !view.cache.contains(*object);
-                let missing = needs.iter().find(lacks);
-                assert_eq!(missing, None, "host {host} is told to go without an object");
-                // The same by the machine itself, as long as it is the one that was polled.
-                let model = &self.models[host];
-                let is_same = model.is_up && model.instance == view.report.version.instance;
-                if is_same && !self.troubles.babbling.contains(&host) {
-                    let missing = needs.iter().find(|object| !model.cache.contains(*object));
-                    assert_eq!(missing, None, "host {host} does not have an object");
-                }
-            }
-            Call::SetConfiguration(_) | Call::Fetch(_) | Call::Cleanup(_) => return,
-        }
+        assert_eq!(*met, identity(host).hostname, "{name} to a wrong machine");
+    }
+
+    /// Takes note of what a machine is told to stage, which the record does not forbid.
+    pub(super) fn stages(&mut self, host: usize, request: &PrepareRequest) {
+        let needs = request.plan.objects().keys().copied().collect();
+        self.troubles.staged.insert(host, (request.update_id, needs));
         assert!(!self.machines[host].disable_updates, "host {host} is not to be updated");
+    }
+
+    /// No update is carried out before all that it needs is there, nor if the record forbids it.
+    pub(super) fn must_be_staged(&self, host: usize, update_id: u64) {
+        self.must_be_met(host, "commit");
+        assert!(!self.machines[host].disable_updates, "host {host} is not to be updated");
+        let (staged, needs) = &self.troubles.staged[&host];
+        assert_eq!(*staged, update_id, "host {host} has staged another update");
+        let view = self.must_be_known(host);
+        let lacks = |object: &&ObjectId| !view.cache.contains(*object);
+        let missing = needs.iter().find(lacks);
+        assert_eq!(missing, None, "host {host} is told to go without an object");
+        // The same by the machine itself, as long as it is the one that was polled.
+        let model = &self.models[host];
+        let is_same = model.is_up && model.instance == view.report.version.instance;
+        if is_same && !self.troubles.babbling.contains(&host) {
+            let missing = needs.iter().find(|object| !model.cache.contains(*object));
+            assert_eq!(missing, None, "host {host} does not have an object");
+        }
     }
 
     pub(super) fn count(&mut self, name: &str) {

@@ -20,9 +20,9 @@ fn synced(percent: u8) -> Script {
     script
 }
 
-fn told(call: &Call) -> Limits {
+fn told(call: &Option<Call>) -> Limits {
     match call {
-        Call::SetConfiguration(request) if request.scan.is_none() => request.limits.unwrap(),
+        Some(Call::SetConfiguration(request)) if request.scan.is_none() => request.limits.unwrap(),
         other => panic!("{other:?} tells no limits alone"),
     }
 }
@@ -86,7 +86,7 @@ fn a_sub_that_does_not_take_them_is_told_ever_less_often_and_works_on() {
     // Drift is repaired meanwhile.
     script.scan(&[("/a", "1"), ("/b", "1")]);
     script.poll();
-    assert!(matches!(script.accept(), Call::Prepare(_)));
+    assert!(matches!(script.accept(), Some(Call::Prepare(_))));
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all

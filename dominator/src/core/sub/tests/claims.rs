@@ -101,7 +101,7 @@ fn whoever_turns_to_something_else_gives_the_claim_back() {
 #[test]
 fn a_commit_that_is_forbidden_in_the_last_moment_is_not_sent_again() {
     let mut script = ready(Answer::Granted);
-    let Call::Prepare(request) = script.accept() else { panic!("nothing to prepare") };
+    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
     script.reply.activity = Activity::Prepared { update_id: request.update_id };
     script.poll();
     script.answer = Answer::Stopped("3 of 3 machines failed".into());

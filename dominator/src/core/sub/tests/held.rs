@@ -34,7 +34,7 @@ fn a_machine_that_does_not_allow_an_update_is_asked_again_in_a_minute() {
     script.poll();
     script.wait(59);
     script.wait(1);
-    let Call::Prepare(request) = script.accept() else { panic!("nothing to prepare") };
+    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
     script.reply.activity = Activity::Prepared { update_id: request.update_id };
     script.poll();
     script.refuse(FailureKind::Held, "the database is being moved");

@@ -143,7 +143,7 @@ fn what_is_forced_is_staged_anew_and_once() {
     assert!(!script.sub.force_disruptive(), "nothing is pending");
     script.scan(&[]);
     script.poll();
-    let Call::Prepare(request) = script.accept() else { panic!() };
+    let Some(Call::Prepare(request)) = script.accept() else { panic!() };
     assert!(!request.force_disruption);
     script.reply.activity = Activity::Prepared { update_id: 1 };
     script.poll();
@@ -151,13 +151,13 @@ fn what_is_forced_is_staged_anew_and_once() {
     script.refuse(FailureKind::Held, "somebody is logged in");
     script.wait(1);
     script.step("forced", Event::Forced);
-    let Some((_, Call::Prepare(request))) = &script.called else { panic!() };
+    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!() };
     assert!(request.force_disruption);
     script.commit();
     script.ended(2, Outcome::RolledBack("no space".into()), Some(4));
     script.poll();
     script.wait(10);
-    let Some((_, Call::Prepare(request))) = &script.called else { panic!() };
+    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!() };
     assert!(!request.force_disruption, "it was forced once");
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
@@ -192,7 +192,7 @@ fn a_force_is_for_the_pending_plan_alone() {
     script.scan(&[("/b", "2")]);
     script.poll();
     script.poll();
-    let Some((_, Call::Prepare(request))) = &script.called else { panic!() };
+    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!() };
     assert_eq!((request.plan.operations.len(), request.force_disruption), (2, false));
 }
 

@@ -67,9 +67,8 @@ pub(super) struct Script {
     pub(super) reply: PollReply,
     scanned: Tree,
     pub(super) polled: Ticket,
-    pub(super) called: Option<(Ticket, Call)>,
-    /// The update that was put on record for the Commit that comes next.
-    recorded: Option<u64>,
+    /// The call that is under way; that of a Commit is none of the others.
+    pub(super) called: Option<(Ticket, Option<Call>)>,
     lines: String,
     /// What the desk says to every claim.
     pub(super) answer: Answer,
@@ -114,7 +113,6 @@ impl Script {
             scanned,
             polled: Ticket(0),
             called: None,
-            recorded: None,
             lines: String::new(),
             answer: Answer::Granted,
             tells_ends: false,
@@ -170,7 +168,7 @@ impl Script {
         self.step("polled", Event::Polled(self.polled, reply));
     }
 
-    pub(super) fn accept(&mut self) -> Call {
+    pub(super) fn accept(&mut self) -> Option<Call> {
         let (ticket, call) = self.called.take().expect("a call is under way");
         self.step("accepted", Event::Accepted(ticket));
         call
@@ -225,17 +223,16 @@ impl Script {
                             request.update_id,
                             request.plan.operations.len()
                         ),
-                        Call::Commit(request) => {
-                            assert_eq!(self.recorded.take(), Some(request.update_id));
-                            format!("commit {}", request.update_id)
-                        }
                         Call::Cleanup(request) => format!("cleanup of {}", request.objects.len()),
                         Call::SetConfiguration(_) => "set-configuration".to_owned(),
                     });
-                    assert!(self.called.replace((ticket, call)).is_none(), "two calls at one time");
+                    let former = self.called.replace((ticket, Some(call)));
+                    assert!(former.is_none(), "two calls at one time");
                 }
-                Effect::Ordered(ordered) => {
-                    assert!(self.recorded.replace(ordered.update_id).is_none());
+                Effect::Commit(ticket, ordered) => {
+                    done.push(format!("commit {}", ordered.update_id));
+                    let former = self.called.replace((ticket, None));
+                    assert!(former.is_none(), "two calls at one time");
                 }
                 Effect::Tell(News::Seen(number, _)) => {
                     next.push(Event::Recognized(Verdict { number, wrong: None }));
@@ -306,7 +303,7 @@ impl Script {
 
     /// From the plan to the update that was told to go.
     pub(super) fn commit(&mut self) {
-        let Call::Prepare(request) = self.accept() else { panic!("nothing to prepare") };
+        let Some(Call::Prepare(request)) = self.accept() else { panic!("nothing to prepare") };
         self.reply.activity = Activity::Prepared { update_id: request.update_id };
         self.poll();
         self.accept();

@@ -1,0 +1,137 @@
+//! Commits wait to be put on record, and are not sent if that fails, or if something else is wanted
+//! by then.
+// tidy: core
+
+use std::sync::Arc;
+
+use common::api::subd::{Activity, Outcome, Paused};
+use common::mdb::Machine;
+use common::tree::Time;
+use expect_test::expect;
+
+use super::super::*;
+use super::held::ready;
+use super::script::{Script, image};
+
+/// A machine that has staged the update with id 1, of which the Commit waits to be recorded.
+fn staged() -> Script {
+    let mut script = ready();
+    script.tells_ends = true;
+    script.scan(&[]);
+    script.poll();
+    script.accept();
+    script.reply.activity = Activity::Prepared { update_id: 1 };
+    script.poll();
+    script
+}
+
+/// The same, for those who test what becomes of the Commit.
+pub(crate) fn staged_sub() -> Sub {
+    staged().sub
+}
+
+#[test]
+fn an_update_that_cannot_be_recorded_is_not_ordered_and_has_not_failed() {
+    let mut script = staged();
+    script.step("full", Event::Recorder(Some("no space left".into())));
+    script.refuse(FailureKind::Unsent, "no space left");
+    assert_eq!(
+        script.sub.detail(),
+        "1 change: /a (missing), all objects are there; the update cannot be recorded, and is not \
+         ordered before it is: no space left"
+    );
+    // Nothing is asked for meanwhile, and what is staged expires, which is no failure.
+    script.wait(300);
+    script.ended(1, Outcome::NotPrepared("expired".into()), None);
+    script.poll();
+    script.reply.last_update = None;
+    script.step("room", Event::Recorder(None));
+    script.accept();
+    script.reply.activity = Activity::Prepared { update_id: 2 };
+    script.poll();
+    // It may fail before that is known of the disk, and expire just when there is room again.
+    script.refuse(FailureKind::Unsent, "no space left");
+    script.ended(2, Outcome::NotPrepared("expired".into()), None);
+    script.poll();
+    script.wait(60);
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        is told to stage 1 change: /a (missing)
+        0   polled   updating         is told to carry out 1 change: /a (missing)
+                     -> commit 1
+        0   full     updating         was told to carry out the update
+        0   failed   updates-disabled 1 change: /a (missing), all objects are there; the
+                     -> release: Withdrawn
+        300 wake     updates-disabled 1 change: /a (missing), all objects are there; the
+        300 polled   updates-disabled 1 change: /a (missing), all objects are there; the
+        300 room     preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 2: 1 operations
+        300 accepted preparing        is told to stage 1 change: /a (missing)
+        300 polled   updating         is told to carry out 1 change: /a (missing)
+                     -> commit 2
+        300 failed   preparing        has staged 1 change: /a (missing); is told again, 
+        300 polled   preparing        is told to stage 1 change: /a (missing); is told a
+        360 wake     preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 3: 1 operations
+    "#]]);
+}
+
+#[test]
+fn a_commit_that_was_recorded_is_sent_only_if_it_is_still_wanted() {
+    type Change = fn(&mut Script);
+    let assign: fn(&mut Script, Machine) = |script, machine| {
+        let (machine, image) = (Arc::new(machine), script.image.clone());
+        let planned = ImageState::Undefined;
+        script.step("assigned", Event::Assigned { machine, image, planned });
+    };
+    let changes: [(&str, bool, Change); 9] = [
+        ("nothing", true, |_| {}),
+        ("polled", true, Script::poll),
+        ("another image", false, |script| {
+            script.image = image("other", &[("/a", "1")]);
+            script.assign();
+        }),
+        ("no image", false, |script| {
+            script.image = ImageState::Undefined;
+            script.assign();
+        }),
+        ("another scan", false, |script| {
+            script.scan(&[("/b", "1")]);
+            script.poll();
+        }),
+        ("another instance", false, |script| {
+            script.reply.version.instance += 1;
+            script.poll();
+        }),
+        ("nothing staged", false, |script| {
+            script.reply.activity = Activity::Idle;
+            script.poll();
+        }),
+        ("paused", false, |script| {
+            let until = Time { seconds: 1_700_000_000, nanoseconds: 0 };
+            script.reply.paused = Some(Paused { until, reason: "moving".to_owned() });
+            script.poll();
+        }),
+        ("silent", false, |script| {
+            let failure = Failure { kind: FailureKind::Unreachable, text: "silent".to_owned() };
+            script.wait(60);
+            script.step("silent", Event::PollFailed(script.polled, failure));
+        }),
+    ];
+    for (what, is_sent, change) in changes {
+        let mut script = staged();
+        change(&mut script);
+        assert_eq!(script.sub.still_orders(1), is_sent, "{what}");
+        assert!(!script.sub.still_orders(2), "{what}");
+    }
+    for (disable_updates, tags) in [(true, ""), (false, "a")] {
+        let mut script = staged();
+        let tags = [("role".to_owned(), tags.to_owned())].into();
+        let machine = Machine::clone(&script.sub.machine);
+        assign(&mut script, Machine { disable_updates, tags, ..machine });
+        assert_eq!(script.sub.still_orders(1), !disable_updates);
+    }
+}
