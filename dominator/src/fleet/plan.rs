@@ -67,6 +67,10 @@ impl Fleet {
             let preview = Preview::new(&made.image, &made.planned, cached, &made.former);
             (preview, sub.would_wait(&machine))
         });
+        if let Some(why) = self.shared.history.trouble() {
+            let why = format!("what is ordered cannot be put on record: {why}");
+            waits.push((Status::UpdatesDisabled, why));
+        }
         if let Some(brake) = self.shared.gate.brake() {
             let why = format!("updates of all machines are disabled: {}", brake.reason);
             waits.push((Status::UpdatesDisabled, why));
@@ -148,7 +152,7 @@ struct Counted {
 
 /// The work for one caller: what is found for one machine serves the next.
 struct Round<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     images: BTreeMap<ImageName, Result<Arc<RequiredImage>, String>>,
     formers: BTreeMap<ImageName, Arc<Former>>,
     scopes: Vec<(ObjectId, Patterns, Scope)>,
@@ -158,7 +162,7 @@ struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    fn new(shared: &'a Shared) -> Self {
+    fn new(shared: &'a Arc<Shared>) -> Self {
         Self {
             shared,
             images: BTreeMap::new(),
@@ -227,6 +231,11 @@ impl<'a> Round<'a> {
         }
         let tree = match &prospect.tree {
             Some(tree) => tree.clone(),
+            None if !prospect.is_recognized => {
+                let why = "it may be another machine than the one that is meant, and is not asked \
+                           for its tree";
+                return Err((Gap::NotReached, why.to_owned()));
+            }
             None => self.read(machine, &prospect).await?,
         };
         let job = PlanJob {
@@ -236,7 +245,8 @@ impl<'a> Round<'a> {
             exclusions: prospect.exclusions,
             image: Arc::clone(&image),
         };
-        let planned = self.run(job).await.map_err(|why| (Gap::Impossible, why))?;
+        let planned = self.shared.planned(job).await.map_err(|why| (Gap::Impossible, why))?;
+        let planned = self.held(planned);
         let former = self.former(prospect.last_image).await;
         Ok(Made { image, planned, former })
     }
@@ -287,31 +297,6 @@ impl<'a> Round<'a> {
             Err(_) => format!("it did not come within {} s", READ_LIMIT.as_secs()),
         };
         Err((Gap::NotScanned, format!("its tree cannot be read: {why}")))
-    }
-
-    async fn run(&mut self, job: PlanJob) -> Result<Arc<Planned>, String> {
-        let images = &self.shared.images;
-        if let Some(planned) = images.plans.find(&job) {
-            return Ok(self.held(planned));
-        }
-        let kept = Arc::clone(images);
-        let work = move || {
-            let start = Instant::now();
-            let planned = job.run();
-            if let Ok(planned) = &planned {
-                kept.plans.keep(&job, planned);
-            }
-            (planned, start.elapsed())
-        };
-        let made = self.shared.reader.compute(work).await;
-        match made.map(|(planned, took)| {
-            self.shared.metrics.planned(took);
-            planned
-        }) {
-            Ok(Ok(planned)) => Ok(self.held(planned)),
-            Ok(Err(error)) => Err(report(&error)),
-            Err(error) => Err(error.text()),
-        }
     }
 
     /// The same as was found for the last machine, if it is the same.

@@ -52,6 +52,13 @@ async fn a_machine_that_took_over_an_address_is_left_alone_until_it_is_trusted()
     }
     stage.wait("web", Status::WrongMachine, "base").await;
     assert_eq!(*other.calls.lock().unwrap(), Vec::<&str>::new());
+    // Nor is it asked for its tree by those who want to know what would be done.
+    stage.images.add("plain", &tree(""), Some(&[]));
+    let planned = stage.domtool(&["plan", "web", "--image", "plain"]).await;
+    let said = String::from_utf8(planned.stderr).unwrap();
+    let why = "not-reached: it may be another machine than the one that is meant";
+    assert!(said.contains(why), "{said}");
+    assert_eq!(*other.calls.lock().unwrap(), Vec::<&str>::new());
 
     let misuse = stage.domtool(&["trust", "web"]).await;
     assert_eq!(misuse.status.code(), Some(2), "{misuse:?}");

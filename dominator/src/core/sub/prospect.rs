@@ -26,6 +26,8 @@ pub struct Prospect {
     pub scan_number: u64,
     /// The tree that it found, if it was read.
     pub tree: Option<Tree>,
+    /// True if what answers is the machine that is meant: another is asked nothing.
+    pub is_recognized: bool,
     /// The machine's own exclusions.
     pub exclusions: Patterns,
     /// What the machine scans.
@@ -54,6 +56,7 @@ impl Sub {
             scan: Arc::clone(scan),
             scan_number: view.scan_number,
             tree: self.tree.clone().filter(|tree| tree.digest() == scan.root),
+            is_recognized: self.recognition.is_good(),
             exclusions: view.exclusions.clone(),
             scope: view.report.scope,
             last_image: view.report.last_image.clone(),
