@@ -55,7 +55,10 @@ pub struct Desk {
     inner: Mutex<Inner>,
     /// Held while the list of stopped images is written, so that disk and memory say the same.
     keeping: Mutex<()>,
+    /// There is an earlier moment to wake at.
     changed: Notify,
+    /// The list of stopped images is another one.
+    stopped: Notify,
 }
 
 impl Desk {
@@ -69,7 +72,13 @@ impl Desk {
         let claims = Claims::new(settings, stopped, clock.now());
         let machines = BTreeMap::new();
         let inner = Inner { claims, machines, last: 0, wake: None, told, kept: 0 };
-        Self { clock, inner: Mutex::new(inner), keeping: Mutex::default(), changed: Notify::new() }
+        Self {
+            clock,
+            inner: Mutex::new(inner),
+            keeping: Mutex::default(),
+            changed: Notify::new(),
+            stopped: Notify::new(),
+        }
     }
 
     /// A number for a machine that is looked after from now on.
@@ -168,18 +177,21 @@ impl Desk {
 
     /// Lets time pass and keeps the list of stopped images, until `stop` is cancelled.
     pub async fn run(self: Arc<Self>, state: Arc<State>, stop: CancellationToken) {
-        let mut keep_again = None;
+        let keep = move |stopped: &[StoppedImage]| state.set_stopped_images(stopped, None);
+        // Apart, so that no machine waits for the disk.
+        tokio::join!(self.advance(&stop), self.keep_stopped(keep, &stop));
+    }
+
+    async fn advance(&self, stop: &CancellationToken) {
         while !stop.is_cancelled() {
             let wake = {
                 let mut inner = self.locked();
                 inner.wake = inner.claims.wake_at(self.clock.now());
                 inner.wake
             };
-            let wake = wake.map(|at| self.clock.moment(at).into());
-            let next = [wake, keep_again].into_iter().flatten().min();
             let sleep = async {
-                match next {
-                    Some(at) => tokio::time::sleep_until(at).await,
+                match wake {
+                    Some(at) => tokio::time::sleep_until(self.clock.moment(at).into()).await,
                     None => std::future::pending().await,
                 }
             };
@@ -188,19 +200,36 @@ impl Desk {
                 () = self.changed.notified() => {}
                 () = sleep => self.act(|claims, clock| claims.advance(clock.now())),
             }
+        }
+    }
+
+    /// Has `keep` write the list of stopped images whenever it is another one than on the disk.
+    async fn keep_stopped(
+        self: &Arc<Self>,
+        keep: impl Fn(&[StoppedImage]) -> Result<(), StateError> + Send + Sync + 'static,
+        stop: &CancellationToken,
+    ) {
+        let keep = Arc::new(keep);
+        while !stop.is_cancelled() {
             if self.is_kept() {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = self.stopped.notified() => {}
+                }
                 continue;
             }
-            let (desk, state) = (Arc::clone(&self), Arc::clone(&state));
-            let kept = tokio::task::spawn_blocking(move || desk.keep(&state)).await;
-            keep_again = match kept {
-                Ok(Ok(())) => None,
+            let (desk, keep) = (Arc::clone(self), Arc::clone(&keep));
+            match tokio::task::spawn_blocking(move || desk.keep(&*keep)).await {
+                Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     tracing::error!("stopped images are not kept: {}", report(&error));
-                    Some(tokio::time::Instant::now() + KEEP_AGAIN)
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = tokio::time::sleep(KEEP_AGAIN) => {}
+                    }
                 }
                 Err(_) => return,
-            };
+            }
         }
     }
 
@@ -210,15 +239,18 @@ impl Desk {
         inner.claims.stops() == inner.kept
     }
 
-    /// Writes the list of stopped images if it is another one than on the disk. A stop that is not
-    /// on the disk when the dominator is killed is made again, upon the same failures.
-    fn keep(&self, state: &State) -> Result<(), StateError> {
+    /// Writes the list of stopped images. A stop that is not on the disk when the dominator is
+    /// killed is made again, upon the same failures.
+    fn keep(
+        &self,
+        keep: impl Fn(&[StoppedImage]) -> Result<(), StateError>,
+    ) -> Result<(), StateError> {
         let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         let (number, stopped) = {
             let inner = self.locked();
             (inner.claims.stops(), inner.claims.stopped())
         };
-        state.set_stopped_images(&stopped, None)?;
+        keep(&stopped)?;
         self.locked().kept = number;
         Ok(())
     }
@@ -243,7 +275,10 @@ impl Desk {
         for handle in handles {
             handle.nudge();
         }
-        if has_stopped || is_earlier {
+        if has_stopped {
+            self.stopped.notify_one();
+        }
+        if is_earlier {
             self.changed.notify_one();
         }
         result
@@ -251,5 +286,69 @@ impl Desk {
 
     fn locked(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::budget::limits::Limits;
+    use crate::core::budget::{Class, Demand, Impact};
+    use crate::core::claims::{End, Update};
+    use crate::core::trial::{Failed, FailureLimits};
+
+    /// A desk at which updates to an image stop upon the first failure.
+    fn desk() -> Arc<Desk> {
+        let settings = Settings {
+            updating: Limits::default(),
+            high_impact: Limits::default(),
+            network: None,
+            failures: FailureLimits { percent: 0, failures_min: 1 },
+        };
+        Arc::new(Desk::new(Clock::start(), settings, Vec::new()))
+    }
+
+    fn fail(desk: &Desk, image: &str) {
+        let demand = Demand {
+            class: Class::Rollout,
+            impact: Impact::Plain,
+            location: String::new(),
+            since: Duration::ZERO,
+        };
+        let image = Some(ImageName::new(image).unwrap());
+        let seat = desk.enroll();
+        desk.claim(seat, Claim::UnderWay(Update { demand, image, is_new: true }));
+        desk.release(seat, Release::Update(End::Failed(Failed::Stuck)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_cannot_be_kept_is_tried_again_in_a_while_whatever_else_happens() {
+        let desk = desk();
+        let tries: Arc<Mutex<Vec<(u64, usize)>>> = Arc::default();
+        let (noted, started) = (Arc::clone(&tries), tokio::time::Instant::now());
+        let keep = move |stopped: &[StoppedImage]| {
+            let mut tries = noted.lock().unwrap();
+            tries.push((started.elapsed().as_secs(), stopped.len()));
+            match tries.len() {
+                0..=3 => Err(StateError::InUse { path: "full".into() }),
+                _ => Ok(()),
+            }
+        };
+        let stop = CancellationToken::new();
+        let (keeping, stopping) = (Arc::clone(&desk), stop.clone());
+        let keeping = tokio::spawn(async move { keeping.keep_stopped(keep, &stopping).await });
+        fail(&desk, "one");
+        // The fleet goes on meanwhile: each of these would have the disk asked again.
+        for _ in 0..25 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            desk.changed.notify_one();
+            desk.stopped.notify_one();
+        }
+        fail(&desk, "two");
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(*tries.lock().unwrap(), [(0, 1), (10, 1), (20, 1), (30, 2)]);
+        assert!(desk.is_kept());
+        stop.cancel();
+        keeping.await.unwrap();
     }
 }
