@@ -156,9 +156,10 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::NoCopy
         | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,
         OrderError::Accept { source: AcceptError::OtherHeld } => FaultCode::Stale,
-        OrderError::State { .. } | OrderError::Unkept { .. } | OrderError::ReadCopy { .. } => {
-            FaultCode::Internal
-        }
+        OrderError::State { .. }
+        | OrderError::Read { .. }
+        | OrderError::Unkept { .. }
+        | OrderError::ReadCopy { .. } => FaultCode::Internal,
         OrderError::Trust(error) => match error {
             TrustOrderError::NoReason | TrustOrderError::LongReason => FaultCode::BadRequest,
             TrustOrderError::Refused(TrustError::SameSubd { .. }) => FaultCode::Held,

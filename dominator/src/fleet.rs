@@ -144,6 +144,13 @@ pub enum OrderError {
         #[source]
         source: StateError,
     },
+    /// What is on record cannot be read.
+    #[error("what is on record cannot be read")]
+    Read {
+        /// Why.
+        #[source]
+        source: StateError,
+    },
     /// The brake is on, and cannot be kept over a restart.
     #[error(
         "updates are disabled, but only until the dominator restarts, because that cannot be kept"
@@ -455,7 +462,7 @@ impl Fleet {
         self.write(move |state| state.record(&order)).await
     }
 
-    /// Works with the state, on a thread that may wait for the disk.
+    /// Writes to the state, on a thread that may wait for the disk.
     ///
     /// # Errors
     ///
@@ -464,11 +471,27 @@ impl Fleet {
         &self,
         write: impl FnOnce(&State) -> Result<T, StateError> + Send + 'static,
     ) -> Result<T, OrderError> {
+        self.with_state(write).await?.map_err(|source| OrderError::State { source })
+    }
+
+    /// Reads from the state, on a thread that may wait for the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError::Read`].
+    pub async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&State) -> Result<T, StateError> + Send + 'static,
+    ) -> Result<T, OrderError> {
+        self.with_state(read).await?.map_err(|source| OrderError::Read { source })
+    }
+
+    async fn with_state<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&State) -> T + Send + 'static,
+    ) -> Result<T, OrderError> {
         let state = Arc::clone(&self.state);
-        tokio::task::spawn_blocking(move || write(&state))
-            .await
-            .map_err(|_| OrderError::Stopping)?
-            .map_err(|source| OrderError::State { source })
+        tokio::task::spawn_blocking(move || work(&state)).await.map_err(|_| OrderError::Stopping)
     }
 
     /// Lets the pending unsafe update of one machine pass.

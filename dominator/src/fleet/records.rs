@@ -34,7 +34,7 @@ impl Fleet {
     /// [`OrderError::Filter`], or that they cannot be read.
     pub async fn events(&self, request: ListEventsRequest) -> Result<ListEventsReply, OrderError> {
         let filter = EventFilter::new(&request).map_err(|source| OrderError::Filter { source })?;
-        self.write(move |state| state.events(filter, &request)).await
+        self.read(move |state| state.events(filter, &request)).await
     }
 
     /// A piece of a copy of the database.
@@ -70,7 +70,7 @@ impl Fleet {
         // One at a time: each takes as much of the disk as the database.
         let mut kept = self.copy.lock().await;
         *kept = None;
-        let copy = Arc::new(self.write(|state| state.copy()).await?);
+        let copy = Arc::new(self.read(|state| state.copy()).await?);
         tracing::warn!(who, bytes = copy.size_bytes, digest = %copy.digest, "a backup is taken");
         let id = random() | 1;
         *kept = Some(KeptCopy { id, copy: Arc::clone(&copy), used: Instant::now() });
@@ -92,5 +92,40 @@ impl Fleet {
                 _ => return,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::herd::EditLimits;
+    use crate::core::settings::Settings;
+    use crate::driver::tests::shared;
+    use crate::state::{FILE, State};
+    use common::report::report;
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
+
+    #[tokio::test]
+    async fn what_cannot_be_read_is_no_order_that_was_not_carried_out() {
+        let (directory, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+        let state = Arc::new(State::open(directory.path()).unwrap());
+        let shared = Arc::new(shared(&state, &stop));
+        let limits = EditLimits { drop_percent: 50, reimage_percent: None };
+        let settings = Settings::default();
+        let tracker = TaskTracker::new();
+        let broken = Arc::clone(&state);
+        let fleet = Fleet::new(shared, state, limits, None, settings, tracker, stop);
+        assert!(fleet.events(ListEventsRequest::default()).await.unwrap().events.is_empty());
+        // A database that has failed is opened again.
+        fs_err::remove_file(directory.path().join(FILE)).unwrap();
+        fs_err::create_dir(directory.path().join(FILE)).unwrap();
+        let failed = broken.transact(None, |_| Err::<(), _>(redb::Error::DatabaseAlreadyOpen));
+        assert!(failed.is_err());
+        let unread = fleet.events(ListEventsRequest::default()).await.unwrap_err();
+        let unread = report(&unread);
+        assert!(unread.starts_with("what is on record cannot be read: cannot open"), "{unread}");
+        let unkept = report(&fleet.audit(Order::of("retry", "ann")).await.unwrap_err());
+        assert!(unkept.starts_with("the order was not carried out, because"), "{unkept}");
     }
 }
