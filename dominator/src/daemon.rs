@@ -299,7 +299,8 @@ pub async fn run(
     let (alarms, programs) = watch::channel(arguments.alarm_program());
     let telling = crate::alarm_program::tell(Arc::clone(&fleet), programs);
     let following = crate::reload::follow(Arc::clone(&fleet), arguments, changed, alarms);
-    for work in [telling.boxed(), following.boxed()] {
+    let keeping = Arc::clone(&fleet).keep_mdb();
+    for work in [telling.boxed(), following.boxed(), keeping.boxed()] {
         let stop = stop.clone();
         tracker.spawn(async move {
             stop.run_until_cancelled(work).await;

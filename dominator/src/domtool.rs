@@ -438,6 +438,9 @@ fn text_of_status(status: &DominatorStatus) -> String {
         (None, None) => text.push_str("machine database: not read yet\n"),
         (Some(error), _) => text.push_str(&format!("machine database: NOT TAKEN: {error}\n")),
     }
+    if let Some(error) = &status.mdb_unkept {
+        text.push_str(&format!("machine database: NOT KEPT over a restart: {error}\n"));
+    }
     if let Some(held) = &status.mdb_held {
         text.push_str(&format!(
             "machine database: mdb-held since {}: {}; look at it: domtool mdb diff\n",

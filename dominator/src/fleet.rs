@@ -17,6 +17,7 @@ use common::api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSumma
 use common::api::subd::Alarm;
 use common::image::ImageName;
 use common::mdb::{Machine, Machines};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -233,6 +234,8 @@ pub struct Fleet {
     orders: tokio::sync::Mutex<()>,
     /// Held while a machine database is taken, for the same reason. Taken before `orders`.
     intake: Mutex<()>,
+    /// Why the machine database in force is not on the disk, if it is not.
+    unkept: watch::Sender<Option<String>>,
     /// The copy of the database that is being read.
     copy: tokio::sync::Mutex<Option<records::KeptCopy>>,
     /// Held while the configuration of subs changes, for the same reason.
@@ -271,6 +274,7 @@ impl Fleet {
             ordering: tokio::sync::Mutex::default(),
             orders: tokio::sync::Mutex::default(),
             intake: Mutex::default(),
+            unkept: watch::Sender::new(None),
             copy: tokio::sync::Mutex::default(),
             configuring: tokio::sync::Mutex::default(),
             planning: tokio::sync::Mutex::default(),
@@ -393,6 +397,7 @@ impl Fleet {
             mdb_error: inner.intake.error().map(str::to_owned),
             mdb_held: inner.intake.held().map(|(notice, _)| notice.clone()),
             mdb_read: inner.intake.read(),
+            mdb_unkept: self.unkept.borrow().clone(),
             image_remarks: inner.image_remarks(&self.shared.images.remarks()),
             image_server_error: self.shared.images.trouble(),
             alarm_error: self.alarm_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),

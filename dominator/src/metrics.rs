@@ -124,6 +124,11 @@ impl Collector for FleetCollector {
             i64::from(status.mdb_held.is_some()),
         )?;
         one(
+            "mdb_not_kept",
+            "1 while the machine database in force is not kept over a restart",
+            i64::from(status.mdb_unkept.is_some()),
+        )?;
+        one(
             "image_server_failing",
             "1 while the image server does not give an image that is wanted",
             i64::from(status.image_server_error.is_some()),

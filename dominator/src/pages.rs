@@ -170,6 +170,11 @@ fn start_body(
             "The machine database is not taken, the last good one is in force: {error}"
         )));
     }
+    if let Some(error) = &status.mdb_unkept {
+        body.push_str(&warning(&format!(
+            "The machine database in force is not kept over a restart: {error}"
+        )));
+    }
     if let Some(held) = &status.mdb_held {
         body.push_str(&format!(
             "<p class=\"bad\">A machine database is held since {}, the last one is in force: {} \

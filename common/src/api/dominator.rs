@@ -331,6 +331,8 @@ pub struct DominatorStatus {
     pub mdb_held: Option<machine_database::HeldMdb>,
     /// When the machine database in force was read.
     pub mdb_read: Option<Time>,
+    /// Why the machine database in force is not kept over a restart; that is tried again.
+    pub mdb_unkept: Option<String>,
     /// Images that machines must have and that are missing, deleted, deprecated or about to expire.
     pub image_remarks: Vec<String>,
     /// What is wrong with the image server.

@@ -501,6 +501,7 @@ pub fn get_status() -> ((), DominatorStatus) {
         mdb_error: Some("line 1: no".to_owned()),
         mdb_held: Some(held_mdb()),
         mdb_read: Some(time()),
+        mdb_unkept: Some("full".to_owned()),
         image_remarks: texts(&["web/7, for 2 machines: is deprecated"]),
         image_server_error: Some("refused".to_owned()),
         alarm_error: Some("exit status: 1".to_owned()),

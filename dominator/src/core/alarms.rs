@@ -19,6 +19,9 @@ pub const MDB_HELD: &str = "mdb-held";
 /// The kind of the alarm that the machine database cannot be taken.
 pub const MDB_REFUSED: &str = "mdb-refused";
 
+/// The kind of the alarm that the machine database in force is not kept over a restart.
+pub const MDB_NOT_KEPT: &str = "mdb-not-kept";
+
 /// The kind of the alarm that what happens cannot be put on record.
 pub const HISTORY_FAILING: &str = "history-failing";
 
@@ -61,6 +64,10 @@ impl Raised {
         if let Some(error) = &status.mdb_error {
             let text = format!("the machine database is not taken: {error}");
             raised.add(MDB_REFUSED, "", None, text);
+        }
+        if let Some(error) = &status.mdb_unkept {
+            let text = format!("the machine database in force is not kept over a restart: {error}");
+            raised.add(MDB_NOT_KEPT, "", None, text);
         }
         if let Some(error) = &status.history_error {
             let text = format!("no update is ordered, as it cannot be put on record: {error}");
@@ -140,6 +147,7 @@ mod tests {
                 why: "it lists no machine at all".into(),
             }),
             mdb_read: None,
+            mdb_unkept: Some("the disk is full".into()),
             image_remarks: Vec::new(),
             image_server_error: None,
             budgets: BudgetReport::default(),
@@ -163,6 +171,12 @@ mod tests {
                 Some("1970-01-01T00:01:00Z"),
                 "a machine database is held: it lists no machine at all",
             ),
+            alarm(
+                "mdb-not-kept",
+                "",
+                None,
+                "the machine database in force is not kept over a restart: the disk is full",
+            ),
             alarm("mdb-refused", "", None, "the machine database is not taken: line 3: no comma"),
             alarm("scanner-stalled", "web1", None, "the scanner stalls: at /srv"),
             alarm(
@@ -182,7 +196,7 @@ mod tests {
         let News { begun, ended, .. } = news(&now, &later).unwrap();
         assert_eq!(begun, [alarm("updates-disabled", "", Some("1970-01-01T00:00:07Z"), "again")]);
         let kinds: Vec<&str> = ended.iter().map(|alarm| alarm.kind.as_str()).collect();
-        assert_eq!(kinds, ["mdb-held", "mdb-refused", "updates-disabled"]);
+        assert_eq!(kinds, ["mdb-held", "mdb-not-kept", "mdb-refused", "updates-disabled"]);
     }
 
     #[test]

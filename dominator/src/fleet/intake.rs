@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use common::api::dominator::machine_database::{HeldMdb, ShowMdbReply};
 use common::image::ImageName;
@@ -16,6 +17,9 @@ use crate::core::herd::Change;
 use crate::core::intake::{AcceptError, Intake, News, Outcome};
 use crate::core::order::Order;
 use crate::driver::peer_of;
+
+/// How long after a machine database could not be kept it is tried again.
+const KEEP_AGAIN: Duration = Duration::from_secs(5);
 
 impl Fleet {
     /// Takes a new machine database, or holds it if it would change too much at once. Must not be
@@ -49,6 +53,7 @@ impl Fleet {
         self.state
             .set_machines(&accepted.in_force(), Some(&order))
             .map_err(|source| OrderError::State { source })?;
+        self.unkept.send_replace(None);
         tracing::warn!(who, %digest, "the machine database that was held is accepted");
         {
             let mut inner = self.inner.lock().expect("no holder panics");
@@ -87,24 +92,58 @@ impl Fleet {
         // One at a time, so that the disk and memory say the same.
         let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
         let has_changed;
-        let in_force = {
+        let is_new = {
             let mut inner = self.inner.lock().expect("no holder panics");
             let before = inner.wanted();
             let outcome = decide(&mut inner.intake);
             tell(outcome.news);
             has_changed = !outcome.changes.is_empty();
             self.carry_out(&mut inner, outcome.changes, before);
-            outcome.keep.then(|| inner.intake.in_force())
+            outcome.keep
         };
         if has_changed {
             self.forget_pauses();
         }
-        // A database that cannot be kept is in force all the same: after a restart the next one is
-        // compared with the one before it.
-        if let Some(machines) = in_force
-            && let Err(error) = self.state.set_machines(&machines, None)
-        {
-            tracing::error!("the machine database in force is not kept: {}", report(&error));
+        if is_new {
+            self.keep_in_force();
+        }
+    }
+
+    /// Keeps the machine database in force. One that cannot be kept is in force all the same, and
+    /// kept later; if there is a restart before, the next one is compared with the one before it.
+    fn keep_in_force(&self) {
+        let machines = self.inner.lock().expect("no holder panics").intake.in_force();
+        let error = self.state.set_machines(&machines, None).err().map(|error| report(&error));
+        self.unkept.send_if_modified(|unkept| {
+            match (&error, &unkept) {
+                (Some(error), None) => {
+                    tracing::error!("the machine database in force is not kept: {error}");
+                }
+                (None, Some(_)) => tracing::info!("the machine database in force is kept by now"),
+                _ => {}
+            }
+            let is_other = *unkept != error;
+            *unkept = error;
+            is_other
+        });
+    }
+
+    /// Tries again to keep what could not be kept, for ever.
+    pub async fn keep_mdb(self: Arc<Self>) {
+        let mut unkept = self.unkept.subscribe();
+        while unkept.wait_for(Option::is_some).await.is_ok() {
+            tokio::time::sleep(KEEP_AGAIN).await;
+            let fleet = Arc::clone(&self);
+            let keep = move || {
+                let _intake = fleet.intake.lock().unwrap_or_else(PoisonError::into_inner);
+                // Another one may have been kept meanwhile.
+                if fleet.unkept.borrow().is_some() {
+                    fleet.keep_in_force();
+                }
+            };
+            if tokio::task::spawn_blocking(keep).await.is_err() {
+                return;
+            }
         }
     }
 

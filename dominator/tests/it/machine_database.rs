@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use common::api::dominator::machine_database::HeldMdb;
 
 use crate::fake::tree;
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{PATIENCE, Stage, wait_until};
 
 async fn wait_for_hosts(stage: &Stage, hosts: &[&str]) {
     let deadline = Instant::now() + PATIENCE;
@@ -220,4 +220,28 @@ async fn images_that_machines_should_not_depend_on_are_told() {
     let (_, page) = stage.client.get("/").await.unwrap();
     let page = String::from_utf8(page.to_vec()).unwrap();
     assert!(page.contains(expected[1]), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_cannot_be_kept_is_kept_when_there_is_room() {
+    let mut stage = Stage::new(&database(3, "")).await;
+    stage.kill();
+    stage.start_for_limits().await;
+    let names = hosts(5);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    wait_for_hosts(&stage, &names[..3]).await;
+    stage.limit_files("4096");
+    stage.write_mdb(&database(5, ""));
+    wait_for_hosts(&stage, &names).await;
+    wait_until(async || stage.status().await.mdb_unkept.is_some()).await;
+    let status = stage.domtool(&["status"]).await;
+    let (_, text) = said(&status);
+    assert!(text.contains("machine database: NOT KEPT over a restart: "), "{text}");
+    stage.limit_files("unlimited");
+    // Nobody writes it again.
+    wait_until(async || stage.status().await.mdb_unkept.is_none()).await;
+    stage.kill();
+    stage.write_mdb("[");
+    stage.start().await;
+    wait_for_hosts(&stage, &names).await;
 }
