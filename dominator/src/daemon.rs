@@ -182,19 +182,39 @@ impl Arguments {
     /// The flags in which `new` differs, and that are in force from the start to the end.
     #[must_use]
     pub fn fixed_that_differ(&self, new: &Self) -> Vec<&'static str> {
+        // All are named, so that a new one is not forgotten: what is not compared here is taken in
+        // `with_changeable`, and where the configuration is does not matter once it is read.
+        let Self {
+            listen,
+            imageserver,
+            imageserver_for_subs,
+            mdb,
+            mdb_server,
+            mdb_drop_max: _,
+            mdb_reimage_max: _,
+            alarm_command: _,
+            state,
+            history_max_mib,
+            history_days,
+            subd_port,
+            budgets: _,
+            log: LogArgs { filter: _, format },
+            security: SecurityArgs { insecure, tls },
+            config: ConfigArgs { config: _ },
+        } = self;
         let differ = [
-            ("listen", self.listen != new.listen),
-            ("imageserver", self.imageserver != new.imageserver),
-            ("imageserver-for-subs", self.imageserver_for_subs != new.imageserver_for_subs),
-            ("mdb", self.mdb != new.mdb),
-            ("mdb-server", self.mdb_server != new.mdb_server),
-            ("state", self.state != new.state),
-            ("history-max-mib", self.history_max_mib != new.history_max_mib),
-            ("history-days", self.history_days != new.history_days),
-            ("subd-port", self.subd_port != new.subd_port),
-            ("log-format", self.log.format != new.log.format),
-            ("insecure", self.security.insecure != new.security.insecure),
-            ("tls", self.security.tls != new.security.tls),
+            ("listen", *listen != new.listen),
+            ("imageserver", *imageserver != new.imageserver),
+            ("imageserver-for-subs", *imageserver_for_subs != new.imageserver_for_subs),
+            ("mdb", *mdb != new.mdb),
+            ("mdb-server", *mdb_server != new.mdb_server),
+            ("state", *state != new.state),
+            ("history-max-mib", *history_max_mib != new.history_max_mib),
+            ("history-days", *history_days != new.history_days),
+            ("subd-port", *subd_port != new.subd_port),
+            ("log-format", *format != new.log.format),
+            ("insecure", *insecure != new.security.insecure),
+            ("tls", *tls != new.security.tls),
         ];
         differ.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect()
     }
