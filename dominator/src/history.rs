@@ -213,7 +213,7 @@ impl History {
         &self,
         hostname: &str,
         ordered: Box<Ordered>,
-        images: &Images,
+        images: &Arc<Images>,
         reader: &Reader,
     ) -> Result<(), RecordError> {
         let update_id = ordered.update_id;
@@ -250,7 +250,7 @@ impl History {
     async fn list(
         &self,
         ordered: Box<Ordered>,
-        images: &Images,
+        images: &Arc<Images>,
         reader: &Reader,
     ) -> Result<(Arc<List>, Option<OwnedSemaphorePermit>), RecordError> {
         let is_same = ordered.former.as_ref() == Some(ordered.image.name());

@@ -1,14 +1,13 @@
 //! Gets the images that machines must have from the image server, and keeps them at hand.
 
-mod asked;
+mod known;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::ImageName;
-use common::image::required::RequiredImage;
 use common::report::report;
 use common::trees::Reader;
 use common::trees::image::GetImageError;
@@ -38,20 +37,6 @@ fn jitter() -> u16 {
     u16::try_from(random() % 1_000).unwrap_or_default()
 }
 
-/// How many images are remembered that machines had before.
-const FORMERS_MAX: usize = 4;
-
-/// After how long one that nobody gave is asked for again.
-const FORGOTTEN: Duration = Duration::from_secs(60);
-
-/// An image that machines had before.
-#[derive(Debug)]
-struct Formerly {
-    name: ImageName,
-    image: Option<Arc<RequiredImage>>,
-    asked: Instant,
-}
-
 #[derive(Debug)]
 struct Wanted {
     state: watch::Sender<ImageState>,
@@ -70,11 +55,10 @@ pub struct Images {
     wanted: Mutex<BTreeMap<ImageName, Arc<Wanted>>>,
     /// What is wrong with the image server itself, by the image that met it.
     troubles: Mutex<BTreeMap<ImageName, String>>,
-    /// The last images that machines had before.
-    formers: Mutex<VecDeque<Formerly>>,
+    /// What is known of others.
+    known: Mutex<known::Known>,
     /// Held while one of them is asked for.
     asking: tokio::sync::Mutex<()>,
-    asked: Mutex<asked::Asked>,
     tracker: TaskTracker,
     stop: CancellationToken,
 }
@@ -94,9 +78,8 @@ impl Images {
             reader,
             wanted: Mutex::default(),
             troubles: Mutex::default(),
-            formers: Mutex::default(),
+            known: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
-            asked: Mutex::default(),
             tracker,
             stop,
         })
@@ -111,7 +94,7 @@ impl Images {
             if !keep {
                 // Machines that had it are compared with it when they get the next one.
                 if let ImageState::Ready(former) = &*image.state.borrow() {
-                    self.remember(name.clone(), Some(Arc::clone(former)));
+                    self.was_wanted(name, former);
                 }
                 image.cancel.cancel();
                 troubles.remove(name);
@@ -143,47 +126,6 @@ impl Images {
     pub fn watch(&self, name: &ImageName) -> Option<watch::Receiver<ImageState>> {
         let wanted = self.wanted.lock().expect("no holder panics");
         Some(wanted.get(name)?.state.subscribe())
-    }
-
-    /// The image called `name`, which a machine had before; `None` if nobody gives it.
-    pub async fn former(&self, name: &ImageName) -> Option<Arc<RequiredImage>> {
-        if let Some(state) = self.watch(name)
-            && let ImageState::Ready(image) = &*state.borrow()
-        {
-            return Some(Arc::clone(image));
-        }
-        if let Some(former) = self.known_former(name) {
-            return former;
-        }
-        let _asking = self.asking.lock().await;
-        // Another may have got it while this one waited.
-        if let Some(former) = self.known_former(name) {
-            return former;
-        }
-        let got = self.reader.image(&self.client, name, Duration::ZERO).await;
-        if let Err(error) = &got {
-            let why = report(error);
-            tracing::warn!(image = %name, "what changes because of drift is not known: {why}");
-        }
-        let image = got.ok();
-        self.remember(name.clone(), image.clone());
-        image
-    }
-
-    fn known_former(&self, name: &ImageName) -> Option<Option<Arc<RequiredImage>>> {
-        let mut formers = self.formers.lock().expect("no holder panics");
-        formers.retain(|former| former.image.is_some() || former.asked.elapsed() < FORGOTTEN);
-        let former = formers.iter().find(|former| former.name == *name)?;
-        Some(former.image.clone())
-    }
-
-    fn remember(&self, name: ImageName, image: Option<Arc<RequiredImage>>) {
-        let mut formers = self.formers.lock().expect("no holder panics");
-        formers.retain(|former| former.name != name);
-        if formers.len() == FORMERS_MAX {
-            formers.pop_front();
-        }
-        formers.push_back(Formerly { name, image, asked: Instant::now() });
     }
 
     /// What is wrong with the image server, if something is.

@@ -238,7 +238,15 @@ async fn what_is_not_known_of_the_former_image_is_said() {
     stage.domtool(&["disable-updates", "only looking"]).await;
     stage.write_mdb(&format!("[{}]", required(&record, "base/2")));
     stage.wait("host", Status::UpdatesDisabled, "base/2").await;
-    // The former image is no machine's any more, and its triggers are asked for by its name.
+    // The former image is no machine's any more, but is at hand even if the server loses it.
+    stage.images.lose("base/1");
+    let (_, plan) = planned(&stage, &["plan", "host"]).await;
+    assert_eq!(plan["preview"]["services"]["before"][0]["service"], json!("db"));
+    // A dominator that starts anew asks for its triggers by its name.
+    stage.images.add_with("base/1", &numbered(0), Some(&[]), RESTART);
+    stage.kill();
+    stage.start().await;
+    stage.wait("host", Status::UpdatesDisabled, "base/2").await;
     let (_, plan) = planned(&stage, &["plan", "host"]).await;
     assert_eq!(plan["preview"]["services"]["before"][0]["service"], json!("db"));
     stage.images.lose("base/1");
