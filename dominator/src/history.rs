@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use common::api::dominator::Status;
 use common::api::subd::Outcome;
+use common::image::required::RequiredImage;
 use common::report::report;
 use common::words::plain;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -221,9 +222,11 @@ impl History {
             return Ok(());
         }
         let (image, former) = (ordered.image.name().to_string(), ordered.former.clone());
+        // It may have to be asked for: whoever waits for that has no place.
+        let had = Had::of(&ordered, images).await;
         let place = Arc::clone(&self.updates).acquire_owned().await;
         let place = place.map_err(|_| RecordError::Stopping)?;
-        let (list, room) = self.list(ordered, images, reader).await?;
+        let (list, room) = self.list(ordered, had, reader).await?;
         let row = UpdateRow {
             time: wall(),
             host: hostname.to_owned(),
@@ -250,21 +253,17 @@ impl History {
     async fn list(
         &self,
         ordered: Box<Ordered>,
-        images: &Arc<Images>,
+        had: Had,
         reader: &Reader,
     ) -> Result<(Arc<List>, Option<OwnedSemaphorePermit>), RecordError> {
-        let is_same = ordered.former.as_ref() == Some(ordered.image.name());
-        let former = match &ordered.former {
-            Some(name) if !is_same => images.former(name).await,
-            _ => None,
-        };
         let source = Source {
             tree: ordered.tree.digest(),
             image: ordered.image.digest,
             plan: ordered.planned.digest,
-            former: match (is_same, &former) {
-                (true, _) => Some(ordered.image.digest),
-                (false, former) => former.as_ref().map(|image| image.digest),
+            former: match &had {
+                Had::Same => Some(ordered.image.digest),
+                Had::Other(image) => Some(image.digest),
+                Had::Unknown => None,
             },
         };
         if let Some(list) = self.lists.find(source) {
@@ -280,14 +279,34 @@ impl History {
             if let Some(list) = lists.find(source) {
                 return (list, None);
             }
-            let former = match (is_same, &former) {
-                (true, _) => Former::Same,
-                (false, Some(image)) => Former::Other(&image.tree),
-                (false, None) => Former::Unknown,
+            let former = match &had {
+                Had::Same => Former::Same,
+                Had::Other(image) => Former::Other(&image.tree),
+                Had::Unknown => Former::Unknown,
             };
             (lists.keep(source, List::of(&changes(&ordered, former))), Some(room))
         });
         made.await.map_err(|_| RecordError::Stopping)
+    }
+}
+
+/// The image that a machine had.
+enum Had {
+    /// The one that it gets.
+    Same,
+    /// This one.
+    Other(Arc<RequiredImage>),
+    /// None, or nobody gives it any more.
+    Unknown,
+}
+
+impl Had {
+    async fn of(ordered: &Ordered, images: &Arc<Images>) -> Self {
+        let Some(name) = &ordered.former else { return Self::Unknown };
+        if name == ordered.image.name() {
+            return Self::Same;
+        }
+        images.former(name).await.map_or(Self::Unknown, Self::Other)
     }
 }
 

@@ -4,35 +4,9 @@ use super::*;
 use crate::core::changes::tests::ordered;
 use common::object::Algorithm;
 use common::tree::text::from_text;
-use common::wire::client::{Client, Peer};
 use futures_util::future::join_all;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 const ROOM: HistoryLimits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
-
-/// A history on a disk of its own, and what it needs to list changes.
-struct Desk {
-    history: History,
-    images: Arc<Images>,
-    reader: Arc<Reader>,
-    _directory: tempfile::TempDir,
-}
-
-fn desk() -> Desk {
-    let directory = tempfile::tempdir().unwrap();
-    let state = Arc::new(State::open(directory.path()).unwrap());
-    let reader = Arc::new(Reader::new(2));
-    // Nobody is asked there.
-    let nobody = Peer { host: "nobody".to_owned(), port: 1, address: None };
-    let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
-    Desk {
-        history: History::start(state, ROOM).unwrap(),
-        images: Images::new(Client::new(nobody), Arc::clone(&reader), tracker, stop),
-        reader,
-        _directory: directory,
-    }
-}
 
 /// An update that makes a directory of this name.
 fn update(id: u64, name: &str) -> Box<Ordered> {
@@ -42,11 +16,13 @@ fn update(id: u64, name: &str) -> Box<Ordered> {
 
 #[tokio::test]
 async fn machines_that_change_the_same_share_one_list() {
-    let desk = desk();
+    let directory = tempfile::tempdir().unwrap();
+    let state = Arc::new(State::open(directory.path()).unwrap());
+    let (history, reader) = (History::start(state, ROOM).unwrap(), Reader::new(2));
     // All ask before the first has its answer.
     let asked = (0..100).map(|id| {
         let name = ["one", "other"][usize::from(id % 2 == 1)];
-        desk.history.list(update(id, name), &desk.images, &desk.reader)
+        history.list(update(id, name), Had::Unknown, &reader)
     });
     let lists = join_all(asked).await.into_iter().map(|list| list.unwrap().0);
     let lists: Vec<Arc<List>> = lists.collect();
@@ -54,4 +30,30 @@ async fn machines_that_change_the_same_share_one_list() {
     for (number, list) in lists.iter().enumerate() {
         assert!(Arc::ptr_eq(list, &lists[number % 2]), "{number}");
     }
+}
+
+#[test]
+fn ends_of_updates_are_not_lost_when_changes_of_status_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = Arc::new(State::open(directory.path()).unwrap());
+    let history = History::start(Arc::clone(&state), ROOM).unwrap();
+    let (held, is_held) = channel();
+    let (go_on, goes_on) = channel::<()>();
+    let disk = std::thread::spawn(move || {
+        state.transact(None, |_| {
+            held.send(()).unwrap();
+            goes_on.recv().unwrap();
+            Ok(())
+        })
+    });
+    is_held.recv().unwrap();
+    for _ in 0..STATUSES_WAITING + 10 {
+        history.status("web", Status::Synced, "");
+    }
+    history.ended("web", 1, Outcome::Done);
+    assert_eq!(*history.lost.lock().unwrap(), 10);
+    go_on.send(()).unwrap();
+    disk.join().unwrap().unwrap();
+    history.close();
+    assert_eq!(*history.lost.lock().unwrap(), 0, "how many were lost is on record");
 }
