@@ -16,6 +16,7 @@ pub mod daemon;
 pub mod escape;
 pub mod filter;
 pub mod image;
+pub mod lock;
 pub mod mdb;
 pub mod object;
 pub mod path;

@@ -19,6 +19,7 @@ use common::api::subd::{
     Activity, Alarm, CacheReport, Configuration, Identity, LastFetch, LastUpdate, Limits,
     LimitsReport, Load, PollReply, ScanCounters, ScanReport, Space, TriggerFailure, Version,
 };
+pub use common::api::subd::{FetchProgress, UpdatePhase};
 use common::filter::Patterns;
 use common::object::ObjectId;
 use common::scope::Scope;
@@ -32,33 +33,6 @@ use crate::scan::Snapshot;
 
 /// The most trigger failures that are remembered.
 const TRIGGER_FAILURES_MAX: usize = 64;
-
-/// What the update machinery is at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UpdatePhase {
-    /// Nothing.
-    #[default]
-    Idle,
-    /// Staging.
-    Preparing(u64),
-    /// Staged.
-    Prepared(u64),
-    /// Changing the tree or driving services.
-    Updating(u64),
-}
-
-/// A fetch that is running.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FetchProgress {
-    /// Which fetch.
-    pub fetch_id: u64,
-    /// Nobody waits for it: one that is needed ends it.
-    pub ahead: bool,
-    /// Objects it has got so far.
-    pub objects: u64,
-    /// Bytes it has got so far.
-    pub bytes: u64,
-}
 
 /// What is measured at the moment of a reply.
 #[derive(Clone, Debug, Default)]
@@ -104,18 +78,7 @@ impl State {
     /// What the sub is doing, in the words of the wire.
     #[must_use]
     pub fn activity(&self) -> Activity {
-        match (self.update, self.fetch) {
-            (UpdatePhase::Preparing(update_id), _) => Activity::Preparing { update_id },
-            (UpdatePhase::Updating(update_id), _) => Activity::Updating { update_id },
-            // Whoever waits for a staged update must not wait for what nobody needs.
-            (UpdatePhase::Prepared(update_id), None | Some(FetchProgress { ahead: true, .. })) => {
-                Activity::Prepared { update_id }
-            }
-            (_, Some(FetchProgress { fetch_id, objects, bytes, .. })) => {
-                Activity::Fetching { fetch_id, objects, bytes }
-            }
-            (UpdatePhase::Idle, None) => Activity::Idle,
-        }
+        Activity::of(self.update, self.fetch)
     }
 
     /// What an operator should know, sorted.

@@ -8,6 +8,7 @@
 //! Each may be repeated with the same id: what is done already is not done again.
 // tidy: core
 
+mod activity;
 mod by_hand;
 mod limits;
 
@@ -23,6 +24,7 @@ use crate::tree::{Time, Times, Totals, Tree};
 use crate::trigger::Triggers;
 use crate::wire::{Access, Method};
 
+pub use activity::{Activity, FetchProgress, UpdatePhase};
 pub use by_hand::{
     CheckHealth, CheckHealthReply, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX,
     PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, ScanNow, ScanNowRequest,
@@ -56,44 +58,6 @@ pub struct PollRequest {
     pub have: Option<Version>,
     /// How long to wait for news, in milliseconds: at most [`POLL_WAIT_MS_MAX`].
     pub wait_ms: u32,
-}
-
-/// What a sub is doing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Activity {
-    /// Nothing but scanning.
-    Idle,
-    /// Getting objects.
-    Fetching {
-        /// Which fetch.
-        #[serde(with = "crate::wide")]
-        fetch_id: u64,
-        /// Objects it has got so far.
-        #[serde(with = "crate::wide")]
-        objects: u64,
-        /// Bytes it has got so far.
-        #[serde(with = "crate::wide")]
-        bytes: u64,
-    },
-    /// Staging an update.
-    Preparing {
-        /// Which update.
-        #[serde(with = "crate::wide")]
-        update_id: u64,
-    },
-    /// An update is staged and waits for its Commit.
-    Prepared {
-        /// Which update.
-        #[serde(with = "crate::wide")]
-        update_id: u64,
-    },
-    /// Changing the tree, or running triggers.
-    Updating {
-        /// Which update.
-        #[serde(with = "crate::wide")]
-        update_id: u64,
-    },
 }
 
 /// What a scan found.
@@ -273,6 +237,27 @@ pub struct LastUpdate {
     pub ended: Time,
 }
 
+impl LastUpdate {
+    /// An update that has ended so, at a time that nobody knows; there is nothing to remark, and
+    /// what it touched is not scanned again yet.
+    #[must_use]
+    pub fn new(update_id: u64, image: ImageName, outcome: Outcome) -> Self {
+        Self {
+            update_id,
+            image,
+            outcome,
+            verified_generation: None,
+            operations: 0,
+            window_ns: 0,
+            trigger_failures: Vec::new(),
+            health: None,
+            awaits_boot: false,
+            unlocked: Vec::new(),
+            ended: Time::default(),
+        }
+    }
+}
+
 /// Free space of the root file-system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {
@@ -368,6 +353,35 @@ pub struct PollReply {
     pub paused: Option<Paused>,
     /// The machine's clock.
     pub clock: Time,
+}
+
+impl PollReply {
+    /// The reply of a sub that has scanned in `scope`, does nothing, and has no news of its tree
+    /// and its cache; it has had no update, and has space for all that comes.
+    #[must_use]
+    pub fn idle(version: Version, scope: Scope) -> Self {
+        Self {
+            version,
+            identity: Identity::default(),
+            activity: Activity::Idle,
+            scan: None,
+            scanned: true,
+            scope,
+            exclusions: Vec::new(),
+            cache: None,
+            last_fetch: None,
+            last_update: None,
+            last_image: None,
+            trigger_failures: Vec::new(),
+            space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
+            counters: ScanCounters::default(),
+            load: Load::default(),
+            limits: LimitsReport::default(),
+            alarms: Vec::new(),
+            paused: None,
+            clock: Time::default(),
+        }
+    }
 }
 
 impl Method for Poll {

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 use common::api::Done;
 use common::api::dominator::{ListSubs, ListSubsRequest, Status};
 use common::api::subd::{
-    Activity, CacheReport, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Identity,
-    LimitsReport, Load, Poll, PollReply, Prepare, ScanCounters, ScanReport, SetConfiguration,
-    Space, TriggerFailure, Version,
+    Activity, CacheReport, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Poll,
+    PollReply, Prepare, ScanReport, SetConfiguration, Space, TriggerFailure, Version,
 };
 use common::escape::ByteText;
 use common::object::{Algorithm, ObjectId};
 use common::scope::{ScanSettings, Scope};
-use common::tree::{Child, Directory, Entry, Metadata, Name, Time, Totals, Tree};
+use common::tree::{Child, Directory, Entry, Metadata, Name, Totals, Tree};
 use common::wire::server::Router;
 use common::wire::{Fault, FaultCode};
 use tokio::io::AsyncWriteExt as _;
@@ -34,26 +33,12 @@ fn random_object(number: u64) -> ObjectId {
 }
 
 fn truth(instance: u64, scope: Scope, tree: &Tree) -> PollReply {
+    let version = Version { instance, generation: 1, status: 1 };
     PollReply {
-        version: Version { instance, generation: 1, status: 1 },
-        identity: Identity::default(),
-        activity: Activity::Idle,
         scan: Some(ScanReport::of(scope, tree)),
-        scanned: true,
-        scope,
-        exclusions: Vec::new(),
         cache: Some(CacheReport::Full(Vec::new())),
-        last_fetch: None,
-        last_update: None,
         last_image: Some("base".parse().unwrap()),
-        trigger_failures: Vec::new(),
-        space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
-        counters: ScanCounters::default(),
-        load: Load::default(),
-        limits: LimitsReport::default(),
-        alarms: Vec::new(),
-        paused: None,
-        clock: Time::default(),
+        ..PollReply::idle(version, scope)
     }
 }
 

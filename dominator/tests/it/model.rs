@@ -1,13 +1,13 @@
 //! A sub as the dominator sees it, without disk, network or time: it scans, fetches, stages and
 //! updates a small tree in memory, with `common::plan::apply`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use common::api::subd::{
-    Activity, Alarm, CacheReport, FetchFailure, FetchRequest, Identity, LastFetch, LastUpdate,
-    Limits, LimitsReport, Load, Outcome, Paused, PollReply, PollRequest, PrepareRequest,
-    ScanCounters, ScanReport, Space, Version,
+    Activity, Alarm, CacheReport, FetchFailure, FetchProgress, FetchRequest, Identity, LastFetch,
+    LastUpdate, Limits, LimitsReport, Outcome, Paused, PollReply, PollRequest, PrepareRequest,
+    ScanCounters, ScanReport, UpdatePhase, Version,
 };
 use common::image::ImageName;
 use common::object::ObjectId;
@@ -120,10 +120,9 @@ pub struct Model {
     status: u64,
     scan: Option<(ScanReport, Tree)>,
     last_scan: Option<(ObjectId, Vec<TreePath>)>,
-    activity: Activity,
+    update: UpdatePhase,
     staged: Option<Box<PrepareRequest>>,
     fetching: Option<FetchRequest>,
-    fetched: BTreeMap<u64, ()>,
     last_fetch: Option<LastFetch>,
 }
 
@@ -163,10 +162,9 @@ impl Model {
             status: 0,
             scan: None,
             last_scan: None,
-            activity: Activity::Idle,
+            update: UpdatePhase::Idle,
             staged: None,
             fetching: None,
-            fetched: BTreeMap::new(),
             last_fetch: None,
         }
     }
@@ -180,8 +178,7 @@ impl Model {
         self.last_scan = None;
         self.staged = None;
         self.fetching = None;
-        self.fetched.clear();
-        self.activity = Activity::Idle;
+        self.update = UpdatePhase::Idle;
         self.last_fetch = None;
     }
 
@@ -215,8 +212,13 @@ impl Model {
     }
 
     /// What it is doing.
-    pub fn activity(&self) -> &Activity {
-        &self.activity
+    pub fn activity(&self) -> Activity {
+        let fetch = self.fetching.as_ref().map(|request| FetchProgress {
+            fetch_id: request.fetch_id,
+            ahead: request.ahead,
+            ..FetchProgress::default()
+        });
+        Activity::of(self.update, fetch)
     }
 
     fn version(&self) -> Version {
@@ -258,21 +260,15 @@ impl Model {
         let scan = self.scan.as_ref().filter(|_| is_news).map(|(report, _)| report.clone());
         let cache = self.cache.iter().copied().collect();
         PollReply {
-            version: self.version(),
             identity: self.identity.clone(),
-            activity: self.activity.clone(),
+            activity: self.activity(),
             scan,
             scanned: self.scan.is_some(),
-            scope: self.scope(),
-            exclusions: Vec::new(),
             cache: is_news.then_some(CacheReport::Full(cache)),
             last_fetch: self.last_fetch.clone(),
             last_update: self.last_update.clone(),
             last_image: self.last_image.clone(),
-            trigger_failures: Vec::new(),
-            space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
             counters: ScanCounters { metadata_passes: self.passes, ..ScanCounters::default() },
-            load: Load::default(),
             limits: LimitsReport { told: self.limits, ..LimitsReport::default() },
             alarms: self
                 .is_stuck()
@@ -281,13 +277,17 @@ impl Model {
                 .chain(self.stalls.clone().map(Alarm::ScannerStalled))
                 .collect(),
             paused: self.paused.clone(),
-            clock: Time::default(),
+            ..PollReply::idle(self.version(), self.scope())
         }
     }
 
     /// True if there is an update that nobody carries out.
     fn is_stuck(&self) -> bool {
-        self.journal.is_some() && !matches!(self.activity, Activity::Updating { .. })
+        self.journal.is_some() && !self.is_updating()
+    }
+
+    fn is_updating(&self) -> bool {
+        matches!(self.update, UpdatePhase::Updating(_))
     }
 
     /// Somebody on the machine pauses updates, or lets them go on.
@@ -381,7 +381,7 @@ impl Model {
             Request::Call(Call::Prepare(request)) => self.prepare(request, random),
             Request::Commit(update_id) => self.commit(update_id, random),
             Request::Call(Call::Cleanup(request)) => {
-                if self.activity != Activity::Idle {
+                if self.activity() != Activity::Idle {
                     return failed(FailureKind::Busy, "busy");
                 }
                 let before = self.cache.len();
@@ -395,20 +395,20 @@ impl Model {
     }
 
     fn fetch(&mut self, request: FetchRequest, random: &mut Random) -> Answer {
-        if self.fetched.contains_key(&request.fetch_id) {
+        let id = request.fetch_id;
+        if !request.ahead {
+            self.make_way(id);
+        }
+        let current = self.fetching.as_ref().map(|fetching| fetching.fetch_id);
+        let last = self.last_fetch.as_ref().map(|last| last.fetch_id);
+        if current.or(last) == Some(id) {
             return Answer::Accepted;
         }
-        if !request.ahead {
-            self.make_way();
+        let is_updating =
+            matches!(self.update, UpdatePhase::Preparing(_) | UpdatePhase::Updating(_));
+        if current.is_some() || is_updating {
+            return failed(FailureKind::Busy, "busy");
         }
-        match self.activity {
-            Activity::Idle | Activity::Prepared { .. } => {}
-            _ => return failed(FailureKind::Busy, "busy"),
-        }
-        self.staged = None;
-        let id = request.fetch_id;
-        self.fetched.insert(id, ());
-        self.activity = Activity::Fetching { fetch_id: id, objects: 0, bytes: 0 };
         self.fetching = Some(request);
         self.status += 1;
         self.server_before = self.server;
@@ -417,31 +417,34 @@ impl Model {
         Answer::Accepted
     }
 
-    /// Ends a fetch that nobody waits for.
-    fn make_way(&mut self) {
-        if let Some(fetching) = self.fetching.take_if(|fetching| fetching.ahead) {
+    /// Ends a fetch that is ahead of need and is not the one with this id.
+    fn make_way(&mut self, fetch_id: u64) {
+        let is_in_the_way =
+            |fetching: &mut FetchRequest| fetching.ahead && fetching.fetch_id != fetch_id;
+        if let Some(fetching) = self.fetching.take_if(is_in_the_way) {
             let (fetch_id, error) = (fetching.fetch_id, Some(FetchFailure::GaveWay));
             self.last_fetch = Some(LastFetch { fetch_id, error, ..LastFetch::default() });
-            self.activity = Activity::Idle;
             self.status += 1;
         }
     }
 
     fn prepare(&mut self, request: Box<PrepareRequest>, random: &mut Random) -> Answer {
-        self.make_way();
         let id = request.update_id;
         let known = self.last_update.as_ref().is_some_and(|last| last.update_id == id);
-        match self.activity {
-            Activity::Preparing { update_id }
-            | Activity::Prepared { update_id }
-            | Activity::Updating { update_id }
-                if update_id == id =>
+        match self.update {
+            UpdatePhase::Preparing(current)
+            | UpdatePhase::Prepared(current)
+            | UpdatePhase::Updating(current)
+                if current == id =>
             {
                 return Answer::Accepted;
             }
+            UpdatePhase::Preparing(_) | UpdatePhase::Updating(_) => {
+                return failed(FailureKind::Busy, "busy");
+            }
             _ if known => return Answer::Accepted,
-            Activity::Idle | Activity::Prepared { .. } if !self.is_stuck() => {}
-            _ => return failed(FailureKind::Busy, "busy"),
+            _ if self.is_stuck() => return failed(FailureKind::Busy, "stuck"),
+            UpdatePhase::Idle | UpdatePhase::Prepared(_) => {}
         }
         if let Some(held) = self.held(random, request.force_disruption) {
             return held;
@@ -455,7 +458,7 @@ impl Model {
             return failed(FailureKind::Stale, "planned upon another tree");
         }
         self.staged = Some(request);
-        self.activity = Activity::Preparing { update_id: id };
+        self.update = UpdatePhase::Preparing(id);
         self.status += 1;
         self.work(20 + random.below(500), Work::Prepare(id));
         Answer::Accepted
@@ -463,9 +466,9 @@ impl Model {
 
     fn commit(&mut self, id: u64, random: &mut Random) -> Answer {
         let done = self.last_update.as_ref().is_some_and(|last| last.update_id == id);
-        match self.activity {
-            Activity::Updating { update_id } if update_id == id => Answer::Accepted,
-            Activity::Prepared { update_id } if update_id == id => {
+        match self.update {
+            UpdatePhase::Updating(current) if current == id => Answer::Accepted,
+            UpdatePhase::Prepared(current) if current == id => {
                 let is_forced = self.staged.as_ref().is_some_and(|staged| staged.force_disruption);
                 if let Some(held) = self.held(random, is_forced) {
                     return held;
@@ -474,7 +477,7 @@ impl Model {
                 let staged = self.staged.take().expect("a prepared update is staged");
                 assert_eq!(staged.update_id, id);
                 self.journal = Some(staged);
-                self.activity = Activity::Updating { update_id: id };
+                self.update = UpdatePhase::Updating(id);
                 self.status += 1;
                 self.work(50 + random.below(1_000), Work::Update(id));
                 Answer::Accepted
@@ -490,14 +493,14 @@ impl Model {
             Work::Scan => self.scan_is_over(),
             Work::Fetch(id) => self.fetch_is_over(id, random),
             Work::Prepare(id) => {
-                if self.activity != (Activity::Preparing { update_id: id }) {
+                if self.update != UpdatePhase::Preparing(id) {
                     return;
                 }
                 let staged = self.staged.as_ref().expect("what is prepared is staged");
                 let needs = staged.plan.objects();
                 self.status += 1;
                 if needs.keys().all(|object| self.cache.contains(object)) {
-                    self.activity = Activity::Prepared { update_id: id };
+                    self.update = UpdatePhase::Prepared(id);
                     self.work(1_000 * u64::from(staged.expires_seconds), Work::Expire(id));
                 } else {
                     let staged = self.staged.take().expect("it was there just now");
@@ -505,7 +508,7 @@ impl Model {
                 }
             }
             Work::Update(id) => {
-                if self.activity != (Activity::Updating { update_id: id }) {
+                if self.update != UpdatePhase::Updating(id) {
                     return;
                 }
                 let request = self.journal.take().expect("an update has a journal");
@@ -529,7 +532,7 @@ impl Model {
             }
             Work::Boot => {}
             Work::Expire(id) => {
-                if self.activity == (Activity::Prepared { update_id: id }) {
+                if self.update == UpdatePhase::Prepared(id) {
                     let staged = self.staged.take().expect("what is prepared is staged");
                     self.ended(&staged, Outcome::NotPrepared("expired".into()));
                 }
@@ -539,7 +542,7 @@ impl Model {
 
     /// A pass over the tree has come to its end.
     pub fn scan_is_over(&mut self) {
-        if matches!(self.activity, Activity::Updating { .. }) {
+        if self.is_updating() {
             return;
         }
         self.passes += 1;
@@ -563,10 +566,7 @@ impl Model {
     }
 
     fn fetch_is_over(&mut self, id: u64, random: &mut Random) {
-        if !matches!(self.activity, Activity::Fetching { fetch_id, .. } if fetch_id == id) {
-            return;
-        }
-        let request = self.fetching.take().expect("a fetch has a request");
+        let Some(request) = self.fetching.take_if(|request| request.fetch_id == id) else { return };
         let why = match self.server {
             Server::Away => Some("images:6971 does not answer"),
             Server::Lying => Some("images:6971 gives other bytes than it was asked for"),
@@ -586,7 +586,6 @@ impl Model {
         self.generation += u64::from(self.cache.len() != before);
         self.status += 1;
         self.last_fetch = Some(LastFetch { fetch_id: id, error, ..LastFetch::default() });
-        self.activity = Activity::Idle;
     }
 
     fn finish(&mut self, request: &PrepareRequest) {
@@ -611,20 +610,10 @@ impl Model {
     }
 
     fn ended(&mut self, request: &PrepareRequest, outcome: Outcome) {
-        self.activity = Activity::Idle;
+        self.update = UpdatePhase::Idle;
         self.status += 1;
-        self.last_update = Some(LastUpdate {
-            update_id: request.update_id,
-            image: request.image.clone(),
-            outcome,
-            verified_generation: None,
-            operations: u32::try_from(request.plan.operations.len()).unwrap(),
-            window_ns: 0,
-            trigger_failures: Vec::new(),
-            health: None,
-            awaits_boot: false,
-            unlocked: Vec::new(),
-            ended: Time::default(),
-        });
+        let operations = u32::try_from(request.plan.operations.len()).unwrap();
+        let last = LastUpdate::new(request.update_id, request.image.clone(), outcome);
+        self.last_update = Some(LastUpdate { operations, ..last });
     }
 }

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use common::api::subd::{
-    Activity, CacheReport, FetchFailure, FetchRequest, Identity, LastFetch, LastUpdate, Limits,
-    LimitsReport, Load, Outcome, PollReply, PrepareRequest, ScanCounters, ScanReport, Space,
+    Activity, CacheReport, FetchFailure, FetchProgress, FetchRequest, Identity, LastFetch,
+    LastUpdate, Limits, LimitsReport, Outcome, PollReply, PrepareRequest, ScanReport, UpdatePhase,
     Version,
 };
 use common::image::ImageName;
@@ -82,7 +82,7 @@ pub struct Sub {
     // In the memory of its subd.
     version: Version,
     scan: Option<Tree>,
-    activity: Activity,
+    update: UpdatePhase,
     staged: Option<Box<PrepareRequest>>,
     fetching: Option<Box<FetchRequest>>,
     last_fetch: Option<LastFetch>,
@@ -109,7 +109,7 @@ impl Sub {
             last_update: None,
             last_image: Some(image),
             version: Version { instance, generation: 1, status: 1 },
-            activity: Activity::Idle,
+            update: UpdatePhase::Idle,
             staged: None,
             fetching: None,
             last_fetch: None,
@@ -141,10 +141,20 @@ impl Sub {
         self.fetching = None;
         self.last_fetch = None;
         // An update that was under way has a journal.
-        if !matches!(self.activity, Activity::Updating { .. }) {
+        if !matches!(self.update, UpdatePhase::Updating(_)) {
             self.staged = None;
         }
-        self.activity = Activity::Idle;
+        self.update = UpdatePhase::Idle;
+    }
+
+    /// What it is doing.
+    fn activity(&self) -> Activity {
+        let fetch = self.fetching.as_ref().map(|request| FetchProgress {
+            fetch_id: request.fetch_id,
+            ahead: request.ahead,
+            ..FetchProgress::default()
+        });
+        Activity::of(self.update, fetch)
     }
 
     /// Comes up as `instance`, and finishes the update that was under way.
@@ -172,25 +182,17 @@ impl Sub {
         let scan = self.scan.as_ref().filter(|_| is_news);
         let cache = || CacheReport::Full(self.cache.iter().copied().collect());
         PollReply {
-            version: self.version,
             identity: Identity::clone(&self.identity),
-            activity: self.activity.clone(),
+            activity: self.activity(),
             scan: scan.map(|tree| ScanReport::of(self.scope, tree)),
             scanned: self.scan.is_some(),
-            scope: self.scope,
-            exclusions: Vec::new(),
             cache: is_news.then(cache),
             last_fetch: self.last_fetch.clone(),
             last_update: self.last_update.clone(),
             last_image: self.last_image.clone(),
-            trigger_failures: Vec::new(),
-            space: Space { free_bytes: 1 << 40, free_inodes: u64::MAX },
-            counters: ScanCounters::default(),
-            load: Load::default(),
             limits: LimitsReport { told: self.limits, ..LimitsReport::default() },
-            alarms: Vec::new(),
-            paused: None,
             clock,
+            ..PollReply::idle(self.version, self.scope)
         }
     }
 
@@ -226,56 +228,59 @@ impl Sub {
     /// That it is busy.
     pub fn fetch(&mut self, request: FetchRequest, at: u64) -> Result<Option<Work>, Fault> {
         let id = request.fetch_id;
-        if self.last_fetch.as_ref().is_some_and(|last| last.fetch_id == id) {
+        if !request.ahead {
+            self.make_way(id);
+        }
+        let current = self.fetching.as_ref().map(|fetching| fetching.fetch_id);
+        let last = self.last_fetch.as_ref().map(|last| last.fetch_id);
+        if current.or(last) == Some(id) {
             return Ok(None);
         }
-        if !request.ahead {
-            self.make_way();
+        if current.is_some() {
+            return Err(refuse(FaultCode::Busy, "another fetch is under way"));
         }
-        match self.activity {
-            Activity::Fetching { fetch_id, .. } if fetch_id == id => return Ok(None),
-            Activity::Idle | Activity::Prepared { .. } => {}
-            _ => return Err(refuse(FaultCode::Busy, "another fetch or update is under way")),
+        if let UpdatePhase::Preparing(_) | UpdatePhase::Updating(_) = self.update {
+            return Err(refuse(FaultCode::Busy, "an update is under way"));
         }
         self.marks.fetch.get_or_insert(at);
-        self.staged = None;
-        self.activity = Activity::Fetching { fetch_id: id, objects: 0, bytes: 0 };
         self.fetching = Some(Box::new(request));
         self.version.status += 1;
         Ok(Some(Work::Fetch(id)))
     }
 
-    /// Ends a fetch that nobody waits for.
-    fn make_way(&mut self) {
-        if let Some(fetching) = self.fetching.take_if(|fetching| fetching.ahead) {
+    /// Ends a fetch that is ahead of need and is not the one with this id.
+    fn make_way(&mut self, fetch_id: u64) {
+        let is_in_the_way =
+            |fetching: &mut Box<FetchRequest>| fetching.ahead && fetching.fetch_id != fetch_id;
+        if let Some(fetching) = self.fetching.take_if(is_in_the_way) {
             let (fetch_id, error) = (fetching.fetch_id, Some(FetchFailure::GaveWay));
             self.last_fetch = Some(LastFetch { fetch_id, error, ..LastFetch::default() });
-            self.activity = Activity::Idle;
             self.version.status += 1;
         }
     }
 
-    /// Is told to stage an update.
+    /// Is told to stage an update. A fetch goes on meanwhile.
     ///
     /// # Errors
     ///
     /// That it is busy, or that it is not what the plan was made for.
     pub fn prepare(&mut self, request: PrepareRequest, at: u64) -> Result<Option<Work>, Fault> {
         let id = request.update_id;
-        if self.last_update.as_ref().is_some_and(|last| last.update_id == id) {
-            return Ok(None);
-        }
-        self.make_way();
-        match self.activity {
-            Activity::Preparing { update_id }
-            | Activity::Prepared { update_id }
-            | Activity::Updating { update_id }
-                if update_id == id =>
+        match self.update {
+            UpdatePhase::Preparing(current)
+            | UpdatePhase::Prepared(current)
+            | UpdatePhase::Updating(current)
+                if current == id =>
             {
                 return Ok(None);
             }
-            Activity::Idle | Activity::Prepared { .. } => {}
-            _ => return Err(refuse(FaultCode::Busy, "another fetch or update is under way")),
+            UpdatePhase::Preparing(_) | UpdatePhase::Updating(_) => {
+                return Err(refuse(FaultCode::Busy, "another update is under way"));
+            }
+            UpdatePhase::Idle | UpdatePhase::Prepared(_) => {}
+        }
+        if self.last_update.as_ref().is_some_and(|last| last.update_id == id) {
+            return Ok(None);
         }
         let expects = request.expects;
         let root = self.scan.as_ref().map(Tree::digest);
@@ -286,7 +291,7 @@ impl Sub {
         }
         self.marks.prepare.get_or_insert(at);
         self.staged = Some(Box::new(request));
-        self.activity = Activity::Preparing { update_id: id };
+        self.update = UpdatePhase::Preparing(id);
         self.version.status += 1;
         Ok(Some(Work::Prepare(id)))
     }
@@ -297,11 +302,11 @@ impl Sub {
     ///
     /// That no such update is staged.
     pub fn commit(&mut self, id: u64, at: u64) -> Result<Option<Work>, Fault> {
-        match self.activity {
-            Activity::Updating { update_id } if update_id == id => Ok(None),
-            Activity::Prepared { update_id } if update_id == id => {
+        match self.update {
+            UpdatePhase::Updating(current) if current == id => Ok(None),
+            UpdatePhase::Prepared(current) if current == id => {
                 self.marks.commit.get_or_insert(at);
-                self.activity = Activity::Updating { update_id: id };
+                self.update = UpdatePhase::Updating(id);
                 self.version.status += 1;
                 Ok(Some(Work::Update(id)))
             }
@@ -316,7 +321,7 @@ impl Sub {
     ///
     /// That it is busy.
     pub fn clean(&mut self, objects: &[ObjectId]) -> Result<(), Fault> {
-        if self.activity != Activity::Idle {
+        if self.activity() != Activity::Idle {
             return Err(refuse(FaultCode::Busy, "a fetch or update is under way"));
         }
         let before = self.cache.len();
@@ -338,7 +343,7 @@ impl Sub {
             Work::Scan => self.scan_is_over(at),
             Work::Fetch(id) => self.fetch_is_over(id),
             Work::Prepare(id) => self.prepare_is_over(id),
-            Work::Update(id) if self.activity == (Activity::Updating { update_id: id }) => {
+            Work::Update(id) if self.update == UpdatePhase::Updating(id) => {
                 if let Some(request) = self.staged.take() {
                     self.finish(&request, patch);
                     return Some(Work::Scan);
@@ -380,18 +385,17 @@ impl Sub {
             bytes: request.objects.iter().map(|object| object.size_bytes).sum(),
             ..LastFetch::default()
         });
-        self.activity = Activity::Idle;
     }
 
     fn prepare_is_over(&mut self, id: u64) {
-        if self.activity != (Activity::Preparing { update_id: id }) {
+        if self.update != UpdatePhase::Preparing(id) {
             return;
         }
         let Some(staged) = self.staged.take() else { return };
         self.version.status += 1;
         if staged.plan.objects().keys().all(|object| self.cache.contains(object)) {
             self.staged = Some(staged);
-            self.activity = Activity::Prepared { update_id: id };
+            self.update = UpdatePhase::Prepared(id);
         } else {
             self.ended(&staged, Outcome::NotPrepared("an object is missing".to_owned()));
         }
@@ -409,21 +413,11 @@ impl Sub {
     }
 
     fn ended(&mut self, request: &PrepareRequest, outcome: Outcome) {
-        self.activity = Activity::Idle;
+        self.update = UpdatePhase::Idle;
         self.version.status += 1;
-        self.last_update = Some(LastUpdate {
-            update_id: request.update_id,
-            image: request.image.clone(),
-            outcome,
-            verified_generation: None,
-            operations: u32::try_from(request.plan.operations.len()).unwrap_or(u32::MAX),
-            window_ns: 0,
-            trigger_failures: Vec::new(),
-            health: None,
-            awaits_boot: false,
-            unlocked: Vec::new(),
-            ended: Time::default(),
-        });
+        let operations = u32::try_from(request.plan.operations.len()).unwrap_or(u32::MAX);
+        let last = LastUpdate::new(request.update_id, request.image.clone(), outcome);
+        self.last_update = Some(LastUpdate { operations, ..last });
     }
 }
 
@@ -498,7 +492,8 @@ mod tests {
         let work = sub.fetch(fetch.clone(), 20).unwrap().unwrap();
         must_be_news(&sub);
         assert_eq!(sub.fetch(fetch.clone(), 21), Ok(None), "a repeated call does nothing");
-        assert_eq!(sub.prepare(request.clone(), 22).unwrap_err().code, FaultCode::Busy);
+        let another = FetchRequest { fetch_id: 2, ..fetch.clone() };
+        assert_eq!(sub.fetch(another, 22).unwrap_err().code, FaultCode::Busy);
         assert_eq!(sub.over(work, 25, patch), None);
         must_be_news(&sub);
         assert_eq!(sub.fetch(fetch, 26), Ok(None));
@@ -525,6 +520,39 @@ mod tests {
         assert_eq!((sub.marks, sub.marks.order()), (marks, Some(20)));
         sub.clean(&[tree().digest()]).unwrap();
         assert!(!sub.has_news(Some(known)), "nothing of that was in the cache");
+    }
+
+    #[test]
+    fn an_update_does_not_end_what_is_fetched_ahead_of_need() {
+        let want = tree();
+        let mut sub = sub(drifted(&want, 5).unwrap());
+        let request = update(&sub, &want);
+        sub.cache.extend(request.plan.objects().into_keys());
+        let fetch = |fetch_id, ahead| FetchRequest {
+            fetch_id,
+            sources: Vec::new(),
+            objects: Vec::new(),
+            ahead,
+        };
+        let fetching = |fetch_id| Activity::Fetching { fetch_id, objects: 0, bytes: 0 };
+        let ahead = sub.fetch(fetch(1, true), 1).unwrap().unwrap();
+        assert_eq!(sub.activity(), fetching(1));
+        let work = sub.prepare(request, 2).unwrap().unwrap();
+        assert_eq!(sub.activity(), Activity::Preparing { update_id: 3 });
+        sub.over(work, 3, patch);
+        // Whoever waits for the update is not kept waiting.
+        assert_eq!(sub.activity(), Activity::Prepared { update_id: 3 });
+        let work = sub.commit(3, 4).unwrap().unwrap();
+        sub.over(work, 5, patch);
+        assert_eq!((sub.activity(), sub.last_fetch.clone()), (fetching(1), None));
+        sub.over(ahead, 6, patch);
+        let ended = |fetch_id, error| Some(LastFetch { fetch_id, error, ..LastFetch::default() });
+        assert_eq!((sub.activity(), sub.last_fetch.clone()), (Activity::Idle, ended(1, None)));
+        // One that is needed does.
+        sub.fetch(fetch(2, true), 7).unwrap().unwrap();
+        sub.fetch(fetch(4, false), 8).unwrap().unwrap();
+        let gave_way = ended(2, Some(FetchFailure::GaveWay));
+        assert_eq!((sub.activity(), sub.last_fetch.clone()), (fetching(4), gave_way));
     }
 
     #[test]

@@ -127,18 +127,11 @@ fn failures_of_triggers_stay_until_a_good_update() {
         verb: "start".to_owned(),
         output: output.to_owned(),
     };
+    let image = common::image::ImageName::new("a").unwrap();
     let update = |operations, outcome, trigger_failures| LastUpdate {
-        update_id: 1,
-        image: common::image::ImageName::new("a").unwrap(),
-        outcome,
-        verified_generation: None,
         operations,
-        window_ns: 0,
         trigger_failures,
-        health: None,
-        awaits_boot: false,
-        unlocked: Vec::new(),
-        ended: Time::default(),
+        ..LastUpdate::new(1, image.clone(), outcome)
     };
     let last = |outcome, trigger_failures| update(1, outcome, trigger_failures);
     use common::api::subd::Outcome::{Done, RolledBack};

@@ -71,19 +71,8 @@ impl Order {
     /// What is reported if it cannot be staged.
     #[must_use]
     pub fn not_prepared(&self, why: String) -> LastUpdate {
-        LastUpdate {
-            update_id: self.update_id,
-            image: self.image.clone(),
-            outcome: Outcome::NotPrepared(why),
-            verified_generation: None,
-            operations: self.operations,
-            window_ns: 0,
-            trigger_failures: Vec::new(),
-            health: None,
-            awaits_boot: false,
-            unlocked: Vec::new(),
-            ended: now(),
-        }
+        let last = LastUpdate::new(self.update_id, self.image.clone(), Outcome::NotPrepared(why));
+        LastUpdate { operations: self.operations, ended: now(), ..last }
     }
 }
 

@@ -5,8 +5,8 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use common::api::subd::{
-    Activity, CacheReport, FetchFailure, Identity, LastFetch, LastUpdate, LimitsReport, Load,
-    Outcome, PollReply, ScanCounters, ScanReport, Space, Version,
+    Activity, CacheReport, FetchFailure, LastFetch, LastUpdate, Outcome, PollReply, ScanReport,
+    Space, Version,
 };
 use common::filter::Filter;
 use common::image::{Content, FORMAT, ImageName};
@@ -81,26 +81,11 @@ impl Script {
         let machine = Arc::new(Machine { hostname: "web".into(), ..Machine::default() });
         let now = Now { elapsed: Duration::ZERO, wall: Time::default() };
         let scanned = tree(&[]);
+        let version = Version { instance: 7, generation: 1, status: 1 };
         let reply = PollReply {
-            version: Version { instance: 7, generation: 1, status: 1 },
-            identity: Identity::default(),
-            activity: Activity::Idle,
-            scan: None,
-            scanned: true,
-            scope: Scope::of(&ScanSettings::default(), &[]),
-            exclusions: Vec::new(),
             cache: Some(CacheReport::Full(Vec::new())),
-            last_fetch: None,
-            last_update: None,
-            last_image: None,
-            trigger_failures: Vec::new(),
             space: Space { free_bytes: 1 << 30, free_inodes: 1_000 },
-            counters: ScanCounters::default(),
-            load: Load::default(),
-            limits: LimitsReport::default(),
-            alarms: Vec::new(),
-            paused: None,
-            clock: Time::default(),
+            ..PollReply::idle(version, Scope::of(&ScanSettings::default(), &[]))
         };
         let mut script = Self {
             sub: Sub::new(machine, 0, now),
@@ -282,17 +267,9 @@ impl Script {
             self.reply.last_image = Some(image.clone());
         }
         self.reply.last_update = Some(LastUpdate {
-            update_id,
-            image,
-            outcome,
             verified_generation: verified,
             operations: 1,
-            window_ns: 0,
-            trigger_failures: Vec::new(),
-            health: None,
-            awaits_boot: false,
-            unlocked: Vec::new(),
-            ended: Time::default(),
+            ..LastUpdate::new(update_id, image, outcome)
         });
     }
 
