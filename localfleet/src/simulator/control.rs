@@ -21,8 +21,6 @@ pub struct ReportReply {
     pub connections: u64,
     /// Polls that were answered since the start.
     pub polls: u64,
-    /// Other calls that were answered since the start.
-    pub calls: u64,
     /// Subs that were told to do something since the marks were cleared.
     pub ordered: u32,
     /// Subs whose update was verified since the marks were cleared.

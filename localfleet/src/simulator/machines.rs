@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::api::Done;
@@ -14,6 +14,7 @@ use common::api::subd::{
 };
 use common::escape::ByteText;
 use common::image::required::RequiredImage;
+use common::lock::locked;
 use common::object::{Algorithm, ObjectId};
 use common::plan::Plan;
 use common::report::report;
@@ -81,6 +82,15 @@ struct Machine {
     line: Mutex<Line>,
 }
 
+impl Machine {
+    /// Its sub, to be asked. What came before the machine went down must not be heard after it:
+    /// nobody would do the work.
+    fn up(&self) -> Result<MutexGuard<'_, Sub>, Fault> {
+        let sub = locked(&self.sub);
+        if sub.is_up { Ok(sub) } else { Err(Fault::new(FaultCode::Unavailable, "it is down")) }
+    }
+}
+
 /// What a machine does with its connections.
 #[derive(Default)]
 struct Line {
@@ -106,7 +116,6 @@ pub enum Taken {
 struct Counts {
     connections: AtomicU64,
     polls: AtomicU64,
-    calls: AtomicU64,
 }
 
 /// See the module's text.
@@ -152,10 +161,6 @@ pub struct Plenty {
     pub updates: Vec<Arc<RequiredImage>>,
     /// What has read all of them.
     pub reader: Arc<Reader>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Nanoseconds on the monotonic clock of the system, which all processes share.
@@ -286,7 +291,6 @@ impl Machines {
             subs: u32::try_from(self.machines.len()).unwrap_or(u32::MAX),
             connections: self.counts.connections.load(Ordering::Relaxed),
             polls: self.counts.polls.load(Ordering::Relaxed),
-            calls: self.counts.calls.load(Ordering::Relaxed),
             ordered: count(|sub| sub.marks.order().is_some()),
             verified: count(|sub| sub.marks.verified.is_some()),
         }
@@ -318,13 +322,13 @@ impl Machines {
     pub fn disturb(self: &Arc<Self>, request: DisturbRequest) {
         for number in 0..self.machines.len() {
             let fate = request.fate(number);
-            let before = std::mem::replace(&mut locked(&self.machines[number].line).fate, fate);
-            if before == fate {
+            let mut line = locked(&self.machines[number].line);
+            if std::mem::replace(&mut line.fate, fate) == fate {
                 continue;
             }
             match fate {
-                Fate::Refusing | Fate::Silent => self.go_down(number),
-                Fate::Steady | Fate::Flapping => self.come_up(number),
+                Fate::Refusing | Fate::Silent => self.go_down(number, &mut line),
+                Fate::Steady | Fate::Flapping => self.come_up(number, &mut line),
             }
         }
     }
@@ -337,11 +341,9 @@ impl Machines {
             interval.tick().await;
             let now = Instant::now();
             for (number, next) in next.iter_mut().enumerate() {
-                let (fate, is_down) = {
-                    let line = locked(&self.machines[number].line);
-                    (line.fate, line.is_down)
-                };
-                if fate != Fate::Flapping {
+                // Held to the end: nobody else may decide meanwhile that it is to be up.
+                let mut line = locked(&self.machines[number].line);
+                if line.fate != Fate::Flapping {
                     *next = None;
                     continue;
                 }
@@ -349,13 +351,13 @@ impl Machines {
                     continue;
                 }
                 // A change that is due is made; the first only gets its time.
-                let (least, more) = match (next.is_some(), is_down) {
+                let (least, more) = match (next.is_some(), line.is_down) {
                     (true, false) => {
-                        self.go_down(number);
+                        self.go_down(number, &mut line);
                         FLAP_DOWN_MS
                     }
                     (true, true) => {
-                        self.come_up(number);
+                        self.come_up(number, &mut line);
                         FLAP_UP_MS
                     }
                     (false, _) => FLAP_UP_MS,
@@ -366,25 +368,22 @@ impl Machines {
         }
     }
 
-    fn go_down(&self, number: usize) {
-        let machine = &self.machines[number];
-        locked(&machine.sub).crash();
-        let mut line = locked(&machine.line);
+    /// `line` is that of the machine, and held as long as the machine changes, so that they agree.
+    fn go_down(&self, number: usize, line: &mut Line) {
+        locked(&self.machines[number].sub).crash();
         line.is_down = true;
         line.open.drain(..).for_each(|open| open.cancel());
     }
 
-    fn come_up(self: &Arc<Self>, number: usize) {
-        let machine = &self.machines[number];
-        {
-            let mut line = locked(&machine.line);
-            line.silent.clear();
-            if !std::mem::take(&mut line.is_down) {
-                return;
-            }
+    /// As [`Machines::go_down`].
+    fn come_up(self: &Arc<Self>, number: usize, line: &mut Line) {
+        line.silent.clear();
+        if !std::mem::take(&mut line.is_down) {
+            return;
         }
         let instance = locked(&self.chance).next();
-        let work = locked(&machine.sub).start(instance, |have, plan| self.patch(have, plan));
+        let sub = &self.machines[number].sub;
+        let work = locked(sub).start(instance, |have, plan| self.patch(have, plan));
         self.work(number, instance, work);
     }
 
@@ -436,7 +435,6 @@ impl Machines {
     }
 
     fn called(&self, caller: &Caller) -> Result<(usize, &Machine), Fault> {
-        self.counts.calls.fetch_add(1, Ordering::Relaxed);
         let nobody = || Fault::new(FaultCode::Unavailable, "no machine has this address");
         let number = self.at(caller.local.ip()).ok_or_else(nobody)?;
         let machine = &self.machines[number];
@@ -451,7 +449,7 @@ impl Machines {
             let news = machine.news.notified();
             let is_late = Instant::now() >= deadline;
             {
-                let sub = locked(&machine.sub);
+                let sub = machine.up()?;
                 if sub.has_news(request.have) || is_late {
                     self.counts.polls.fetch_add(1, Ordering::Relaxed);
                     return Ok(sub.report(request.have, wall()));
@@ -473,7 +471,7 @@ impl Machines {
         request: GetDirectoriesRequest,
     ) -> Result<GetDirectoriesReply, Fault> {
         let (_, machine) = self.called(caller)?;
-        let scanned = locked(&machine.sub).scanned().cloned();
+        let scanned = machine.up()?.scanned().cloned();
         let own = scanned.map(|tree| {
             own_directories(&tree, |directory| self.reader.store.get(&directory.digest()).is_some())
         });
@@ -504,7 +502,7 @@ impl Machines {
     ) -> Result<Done, Fault> {
         let (number, machine) = self.called(caller)?;
         let (work, instance) = {
-            let mut sub = locked(&machine.sub);
+            let mut sub = machine.up()?;
             (order(&mut sub)?, sub.instance())
         };
         machine.news.notify_waiters();
@@ -564,12 +562,71 @@ impl Machines {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use common::api::subd::{Activity, FetchRequest};
+    use common::image::{Content, FORMAT, ImageName};
+    use common::tree::text::from_text;
+    use common::trigger::Triggers;
+    use std::net::SocketAddr;
+
+    const FIRST: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
+
+    /// One machine, whose work takes no time.
+    fn one() -> Arc<Machines> {
+        let object = Algorithm::Blake3.digest(b"one");
+        let text = format!("f 644 0:0 1.000000000 3 {object} /one\n");
+        let tree = from_text(Algorithm::Blake3, &text).unwrap();
+        let content = Content {
+            format: FORMAT,
+            name: ImageName::new("base").unwrap(),
+            root: tree.digest(),
+            filter: None,
+            triggers: Triggers::default(),
+            computed: Vec::new(),
+            health_check: None,
+        };
+        let no = Duration::ZERO;
+        let plenty = Plenty {
+            count: 1,
+            first: FIRST,
+            port: 6969,
+            pace: Pace { scan: no, fetch: no, prepare: no, update: no },
+            drifted_percent: 0,
+            images: vec![Arc::new(RequiredImage::new(content, tree))],
+            updates: Vec::new(),
+            reader: Arc::new(Reader::new(1)),
+        };
+        Machines::new(plenty, TaskTracker::new(), CancellationToken::new())
+    }
+
+    #[tokio::test]
+    async fn what_comes_after_a_machine_went_down_is_refused_and_forgotten() {
+        let machines = one();
+        let local = SocketAddr::from((FIRST, 6969));
+        let caller = || Caller { address: local, local };
+        let fetch = |fetch_id| FetchRequest {
+            fetch_id,
+            sources: Vec::new(),
+            objects: Vec::new(),
+            ahead: false,
+        };
+        let tell = |id| machines.tell(&caller(), |sub| sub.fetch(fetch(id), 1));
+        let poll = || machines.poll(caller(), PollRequest { have: None, wait_ms: 0 });
+        machines.disturb(DisturbRequest { dead_percent: 100, flapping_percent: 0 });
+        let refused = tell(1).unwrap_err();
+        assert_eq!(refused, Fault::new(FaultCode::Unavailable, "it is down"));
+        assert_eq!(poll().await, Err(refused.clone()));
+        let request = GetDirectoriesRequest { digests: Vec::new() };
+        assert_eq!(machines.directories(&caller(), request), Err(refused));
+        // It is not left in the middle of what it was told.
+        machines.disturb(DisturbRequest::default());
+        assert_eq!(poll().await.unwrap().activity, Activity::Idle);
+        assert_eq!(tell(2), Ok(Done {}));
+    }
 
     #[test]
     fn each_number_has_a_name_and_an_address() {
-        let first = Ipv4Addr::new(127, 64, 0, 1);
-        assert_eq!(address(first, 0), Some(first));
-        assert_eq!(address(first, 9_999), Some(Ipv4Addr::new(127, 64, 39, 16)));
+        assert_eq!(address(FIRST, 0), Some(FIRST));
+        assert_eq!(address(FIRST, 9_999), Some(Ipv4Addr::new(127, 64, 39, 16)));
         assert_eq!(address(Ipv4Addr::new(127, 255, 255, 255), 1), None);
         assert_eq!(hostname(9_999), "sub-10000.sim.example");
         let identity = identity(3);
