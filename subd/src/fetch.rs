@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use common::api::object_server::IDS_MAX;
 use common::api::subd::{FetchFailure, FetchObject, FetchRequest, LastFetch};
+use common::lock::locked;
 use common::report::report;
 use common::wire::{Fault, FaultCode};
 use tokio_util::sync::CancellationToken;
@@ -109,6 +110,7 @@ impl Fetcher {
             self.make_way(request.fetch_id).await;
         }
         let (fetch_id, ahead) = (request.fetch_id, request.ahead);
+        let stop = self.stop.child_token();
         let started = self.board.try_change(|state| {
             let current = state.fetch.map(|fetch| fetch.fetch_id);
             let last = state.last_fetch.as_ref().map(|last| last.fetch_id);
@@ -124,14 +126,14 @@ impl Fetcher {
                 return Err(Fault::new(FaultCode::Busy, text));
             }
             state.fetch = Some(FetchProgress { fetch_id, ahead, ..FetchProgress::default() });
+            if ahead {
+                // Whoever sees the fetch on the board can end it.
+                *locked(&self.way) = stop.clone();
+            }
             Ok(Some(()))
         })?;
         if started.is_some() {
-            let mut fetcher = self.clone();
-            fetcher.stop = self.stop.child_token();
-            if ahead {
-                *self.way.lock().expect("no holder panics") = fetcher.stop.clone();
-            }
+            let fetcher = Self { stop, ..self.clone() };
             self.tasks.spawn(async move { fetcher.run(request).await });
         }
         Ok(())
@@ -143,7 +145,7 @@ impl Fetcher {
             state.fetch.is_some_and(|fetch| fetch.ahead && fetch.fetch_id != fetch_id)
         };
         if self.board.read(is_in_the_way) {
-            self.way.lock().expect("no holder panics").cancel();
+            locked(&self.way).cancel();
             let mut news = self.board.watch();
             let gone =
                 async { while self.board.read(is_in_the_way) && news.changed().await.is_ok() {} };

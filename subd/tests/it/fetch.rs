@@ -303,8 +303,16 @@ async fn what_is_fetched_ahead_of_need_gives_way_to_what_is_needed() {
     assert_eq!(refused.code(), Some(FaultCode::Busy), "{refused:?}");
     assert!(runs(&sub.poll().await));
 
-    let last = fetch(&sub, 3, &[&host.address], &[object(b"needed")]).await;
+    let held = Line::start(&host.address, &[Break::Wait(1)], false).await;
+    begin(&sub, 3, &[&held.address], &[object(b"needed")]).await;
+    held.waits.notified().await;
+    let last = sub.poll().await.last_fetch.unwrap();
+    let gave_way = (1, Some(FetchFailure::GaveWay), 0, Vec::new());
+    assert_eq!((last.fetch_id, last.error, last.objects, last.complaints), gave_way);
+    held.go.notify_one();
+    let last = ended(&sub, 3).await;
     assert_eq!((last.error, last.objects), (None, 1));
+    held.stop().await;
     // It can be asked for again, and comes.
     let again = request(4, &[object(&large)], true, &host.address);
     sub.client.call::<Fetch>(&again).await.unwrap();
