@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::core::identity::TrustError;
 use crate::core::intake::AcceptError;
+use crate::core::meaning::HostsError;
 use crate::core::pauses::PauseError;
 use crate::core::selection::Selection;
 use crate::fleet::{Fleet, OrderError};
@@ -123,7 +124,7 @@ pub fn selection(request: ListSubsRequest) -> Result<Selection, Fault> {
     Selection::new(request).map_err(|error| Fault::new(FaultCode::BadRequest, error.to_string()))
 }
 
-/// Carries an order out to its end, whether or not the caller waits for it.
+/// As [`to_the_end`], of an order that has no result.
 async fn finish(
     tracker: TaskTracker,
     order: impl Future<Output = Result<(), OrderError>> + Send + 'static,
@@ -131,7 +132,7 @@ async fn finish(
     to_the_end(tracker, order).await.map(|()| Done {})
 }
 
-/// As [`finish`], of an order that has a result.
+/// Carries an order out to its end, whether or not the caller waits for it.
 async fn to_the_end<T: Send + 'static>(
     tracker: TaskTracker,
     order: impl Future<Output = Result<T, OrderError>> + Send + 'static,
@@ -149,7 +150,8 @@ pub fn fault_of(error: &OrderError) -> Fault {
     let code = match error {
         OrderError::Unknown { .. }
         | OrderError::NothingToForce { .. }
-        | OrderError::Pause { source: PauseError::Nobody { .. } | PauseError::NotPaused { .. } }
+        | OrderError::Hosts(HostsError::Nobody { .. })
+        | OrderError::Pause { source: PauseError::NotPaused { .. } }
         | OrderError::NothingToClear { .. }
         | OrderError::NothingToRetry { .. }
         | OrderError::NotStopped { .. }
@@ -161,15 +163,13 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::Unkept { .. }
         | OrderError::ReadCopy { .. } => FaultCode::Internal,
         OrderError::Trust(error) => match error {
-            TrustOrderError::NoReason | TrustOrderError::LongReason => FaultCode::BadRequest,
+            TrustOrderError::Text(_) => FaultCode::BadRequest,
             TrustOrderError::Refused(TrustError::SameSubd { .. }) => FaultCode::Held,
             TrustOrderError::Refused(_) => FaultCode::NotFound,
             TrustOrderError::State { .. } => FaultCode::Internal,
         },
-        OrderError::NoReason
-        | OrderError::NoWhy
-        | OrderError::LongReason
-        | OrderError::NoForceReason
+        OrderError::Text(_)
+        | OrderError::Hosts(_)
         | OrderError::Settings { .. }
         | OrderError::Filter { .. }
         | OrderError::Pause { .. } => FaultCode::BadRequest,

@@ -14,6 +14,7 @@ pub mod herd;
 pub mod history;
 pub mod identity;
 pub mod intake;
+pub mod meaning;
 pub mod network;
 pub mod order;
 pub mod pace;

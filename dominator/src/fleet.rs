@@ -27,7 +27,8 @@ use crate::core::default_image::DefaultImageError;
 use crate::core::event_filter::FilterError;
 use crate::core::herd::{EditLimits, count, images_of};
 use crate::core::intake::{AcceptError, Intake};
-use crate::core::order::{ORDER_TEXT_MAX, Order};
+use crate::core::meaning::HostsError;
+use crate::core::order::{Order, OrderTextError};
 use crate::core::pauses::PauseError;
 use crate::core::remarks::sentence;
 use crate::core::selection::Selection;
@@ -94,9 +95,6 @@ pub enum OrderError {
         /// The same in words.
         detail: String,
     },
-    /// An update was forced without saying why.
-    #[error("say why the machine is to be disturbed")]
-    NoForceReason,
     /// The default image is not set.
     #[error(transparent)]
     DefaultImage {
@@ -129,15 +127,12 @@ pub enum OrderError {
         /// The image.
         image: ImageName,
     },
-    /// An order was given without the reason that it needs.
-    #[error("say why")]
-    NoWhy,
-    /// The brake was pulled without saying why.
-    #[error("say why updates are to be disabled")]
-    NoReason,
-    /// A text of the order is too long.
-    #[error("a reason, and each other text of an order, has at most {ORDER_TEXT_MAX} bytes")]
-    LongReason,
+    /// The texts of the order will not do.
+    #[error(transparent)]
+    Text(#[from] OrderTextError),
+    /// What is named are no machines.
+    #[error(transparent)]
+    Hosts(#[from] HostsError),
     /// The order cannot be kept over a restart.
     #[error("the order was not carried out, because it cannot be kept")]
     State {
@@ -200,6 +195,11 @@ struct Inner {
 }
 
 impl Inner {
+    fn watched(&self, hostname: &str) -> Result<&Watched, OrderError> {
+        let unknown = || OrderError::Unknown { hostname: hostname.to_owned() };
+        self.watched.get(hostname).ok_or_else(unknown)
+    }
+
     fn image_remarks(&self, remarks: &[(ImageName, String)]) -> Vec<String> {
         let mut machines: BTreeMap<&ImageName, usize> =
             remarks.iter().map(|(name, _)| (name, 0)).collect();
@@ -416,13 +416,8 @@ impl Fleet {
     /// [`OrderError`]; the brake is not on then, but with [`OrderError::Unkept`]: whoever pulls it
     /// is in need of it, even if the disk is full.
     pub async fn disable_updates(&self, reason: String, who: String) -> Result<(), OrderError> {
-        if reason.trim().is_empty() {
-            return Err(OrderError::NoReason);
-        }
         let order = Order::of("disable-updates", &who).why(&reason);
-        if !order.is_short() {
-            return Err(OrderError::LongReason);
-        }
+        let order = order.reasoned("updates are to be disabled")?;
         let brake = Brake { reason, who, since: wall() };
         let _ordering = self.ordering.lock().await;
         tracing::warn!(who = %brake.who, reason = %brake.reason, "updates are disabled");
@@ -439,10 +434,7 @@ impl Fleet {
     ///
     /// [`OrderError`]; the brake stays on then.
     pub async fn enable_updates(&self, who: String, why: String) -> Result<(), OrderError> {
-        let order = Order::of("enable-updates", &who).why(&why);
-        if !order.is_short() {
-            return Err(OrderError::LongReason);
-        }
+        let order = Order::of("enable-updates", &who).why(&why).checked()?;
         let _ordering = self.ordering.lock().await;
         self.keep(None, order).await?;
         tracing::warn!(%who, %why, "updates are enabled");
@@ -461,9 +453,7 @@ impl Fleet {
     ///
     /// [`OrderError`]; the order must not be carried out then.
     pub async fn audit(&self, order: Order) -> Result<(), OrderError> {
-        if !order.is_short() {
-            return Err(OrderError::LongReason);
-        }
+        let order = order.checked()?;
         self.write(move |state| state.record(&order)).await
     }
 
@@ -510,16 +500,41 @@ impl Fleet {
         who: &str,
         why: &str,
     ) -> Result<(), OrderError> {
-        let handle = self.handle(hostname)?;
-        if handle.look(Sub::has_pending_danger) {
-            self.audit(Order::of("clear-safety-shutoff", who).about(hostname).why(why)).await?;
-            if handle.clear_safety() {
-                tracing::warn!(who, why, host = hostname, "the pending unsafe update may pass");
-                return Ok(());
-            }
+        let order = Order::of("clear-safety-shutoff", who).about(hostname).why(why).checked()?;
+        if self.order_if(hostname, order, Sub::has_pending_danger, Handle::clear_safety).await? {
+            return Ok(());
         }
+        let (hostname, status, detail) = self.state_of(hostname)?;
+        Err(OrderError::NothingToClear { hostname, status, detail })
+    }
+
+    /// Has one machine do what is ordered, if that `is_of_use`: it is recorded before it is carried
+    /// out. False if there is nothing to do, or nothing any more.
+    async fn order_if(
+        &self,
+        hostname: &str,
+        order: Order,
+        is_of_use: fn(&Sub) -> bool,
+        carry_out: fn(&Handle) -> bool,
+    ) -> Result<bool, OrderError> {
+        let handle = self.handle(hostname)?;
+        if !handle.look(is_of_use) {
+            return Ok(false);
+        }
+        self.audit(order.clone()).await?;
+        let is_done = carry_out(&handle);
+        if is_done {
+            let Order { verb, who, why, .. } = &order;
+            tracing::warn!(who, why, host = hostname, "{verb} is carried out");
+        }
+        Ok(is_done)
+    }
+
+    /// A machine, and its status also in words: for those whose order was of no use.
+    fn state_of(&self, hostname: &str) -> Result<(String, Status, String), OrderError> {
+        let handle = self.handle(hostname)?;
         let (status, detail) = handle.look(|sub| (sub.status(), sub.detail().to_owned()));
-        Err(OrderError::NothingToClear { hostname: hostname.to_owned(), status, detail })
+        Ok((hostname.to_owned(), status, detail))
     }
 
     /// Tries again now what is held back on one machine because it failed.
@@ -529,23 +544,17 @@ impl Fleet {
     /// [`OrderError`] if there is no such machine, nothing is held back, or the order cannot be
     /// recorded.
     pub async fn retry(&self, hostname: &str, who: &str, why: &str) -> Result<(), OrderError> {
-        let handle = self.handle(hostname)?;
-        if handle.look(Sub::can_retry) {
-            self.audit(Order::of("retry", who).about(hostname).why(why)).await?;
-            if handle.retry() {
-                tracing::warn!(who, why, host = hostname, "what failed is tried again");
-                return Ok(());
-            }
+        let order = Order::of("retry", who).about(hostname).why(why).checked()?;
+        if self.order_if(hostname, order, Sub::can_retry, Handle::retry).await? {
+            return Ok(());
         }
-        let (status, detail) = handle.look(|sub| (sub.status(), sub.detail().to_owned()));
-        Err(OrderError::NothingToRetry { hostname: hostname.to_owned(), status, detail })
+        let (hostname, status, detail) = self.state_of(hostname)?;
+        Err(OrderError::NothingToRetry { hostname, status, detail })
     }
 
     fn handle(&self, hostname: &str) -> Result<Arc<Handle>, OrderError> {
         let inner = self.inner.lock().expect("no holder panics");
-        let watched = inner.watched.get(hostname);
-        let unknown = || OrderError::Unknown { hostname: hostname.to_owned() };
-        Ok(Arc::clone(&watched.ok_or_else(unknown)?.handle))
+        Ok(Arc::clone(&inner.watched(hostname)?.handle))
     }
 }
 

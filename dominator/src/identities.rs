@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chance::wall;
 use crate::core::identity::{News, Roster, Trust, TrustError, Verdict};
-use crate::core::order::{ORDER_TEXT_MAX, Order};
+use crate::core::order::{Order, OrderTextError};
 use crate::state::{State, StateError};
 
 /// How long changes are gathered before they are written.
@@ -27,12 +27,9 @@ const RECOVERING: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrustOrderError {
-    /// It was not said why.
-    #[error("say why the machine is to be trusted")]
-    NoReason,
-    /// The reason, or who gives it, is too long.
-    #[error("a reason has at most {ORDER_TEXT_MAX} bytes")]
-    LongReason,
+    /// The texts of the order will not do.
+    #[error(transparent)]
+    Text(#[from] OrderTextError),
     /// It cannot be.
     #[error(transparent)]
     Refused(#[from] TrustError),
@@ -151,13 +148,8 @@ impl Identities {
     ///
     /// [`TrustOrderError`]; nothing is changed then.
     pub fn trust(&self, hostname: &str, who: &str, why: &str) -> Result<(), TrustOrderError> {
-        if why.trim().is_empty() {
-            return Err(TrustOrderError::NoReason);
-        }
         let order = Order::of("trust", who).about(hostname).why(why);
-        if !order.is_short() {
-            return Err(TrustOrderError::LongReason);
-        }
+        let order = order.reasoned("the machine is to be trusted")?;
         let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.locked().roster.trusted(hostname, who, why, wall())?;
         let name: Arc<str> = hostname.into();

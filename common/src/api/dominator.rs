@@ -212,6 +212,13 @@ impl TagFilter {
             None => Self { name: text.into(), value: None },
         }
     }
+
+    /// True if `machine` has it.
+    #[must_use]
+    pub fn is_of(&self, machine: &crate::mdb::Machine) -> bool {
+        let value = machine.tags.get(&self.name);
+        value.is_some_and(|value| self.value.as_ref().is_none_or(|wanted| wanted == value))
+    }
 }
 
 /// See [`ListSubs`].

@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use common::api::Done;
 use common::api::dominator::explain::Explain;
 use common::api::dominator::orders::{
     FastUpdate, ForceDisruptiveUpdate, PauseUpdates, ResumeUpdates, SetDefaultImage, WatchSub,
 };
 use common::wire::server::Router;
-use common::wire::{Fault, FaultCode};
 use tokio_util::task::TaskTracker;
 
-use super::fault_of;
-use crate::fleet::{Fleet, OrderError};
+use super::{fault_of, finish, to_the_end};
+use crate::fleet::Fleet;
 
 /// Adds these methods to `router`. Orders that were begun are finished as tasks in `tracker`, even
 /// if the caller goes away.
@@ -34,41 +32,28 @@ pub(super) fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker)
         })
         .method::<PauseUpdates, _, _>(move |_, request| {
             let fleet = Arc::clone(&pause);
-            finish(pausing.clone(), async move { fleet.pause_updates(request).await })
+            to_the_end(pausing.clone(), async move { fleet.pause_updates(request).await })
         })
         .method::<ResumeUpdates, _, _>(move |_, request| {
             let fleet = Arc::clone(&resume);
-            finish(resuming.clone(), async move { fleet.resume_updates(request).await })
+            to_the_end(resuming.clone(), async move { fleet.resume_updates(request).await })
         })
         .method::<ForceDisruptiveUpdate, _, _>(move |_, request| {
             let fleet = Arc::clone(&force);
             let order = async move {
-                fleet.force_disruptive(&request.hostname, &request.who, &request.reason).await?;
-                Ok(Done {})
+                fleet.force_disruptive(&request.hostname, &request.who, &request.reason).await
             };
             finish(forcing.clone(), order)
         })
         .method::<FastUpdate, _, _>(move |_, request| {
             let fleet = Arc::clone(&fast);
             let order = async move {
-                fleet.fast_update(&request.hostname, &request.who, &request.why).await?;
-                Ok(Done {})
+                fleet.fast_update(&request.hostname, &request.who, &request.why).await
             };
             finish(hurrying.clone(), order)
         })
         .method::<SetDefaultImage, _, _>(move |_, request| {
             let fleet = Arc::clone(&default);
-            finish(setting.clone(), async move { fleet.set_default_image(request).await })
+            to_the_end(setting.clone(), async move { fleet.set_default_image(request).await })
         })
-}
-
-/// Carries an order out to its end, whether or not the caller waits for it.
-async fn finish<T: Send + 'static>(
-    tracker: TaskTracker,
-    order: impl Future<Output = Result<T, OrderError>> + Send + 'static,
-) -> Result<T, Fault> {
-    match tracker.spawn(order).await {
-        Ok(result) => result.map_err(|error| fault_of(&error)),
-        Err(error) => Err(Fault::new(FaultCode::Internal, error.to_string())),
-    }
 }

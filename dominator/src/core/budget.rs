@@ -23,7 +23,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::api::dominator::budgets::LimitUse;
 
-use self::limits::{Limit, Limits, Places, is_within, machines, trimmed};
+use self::limits::{Limit, Limits, Places, machines};
+use super::meaning::{is_within, trimmed};
 
 /// After so long, nobody overtakes the oldest claim of its class any more.
 pub const STARVING: Duration = Duration::from_secs(600);

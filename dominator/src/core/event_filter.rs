@@ -6,7 +6,9 @@ use common::api::dominator::events::{
 };
 use common::path::TreePath;
 use common::tree::Time;
-use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+
+use super::meaning::{HostPatterns, is_within};
 
 /// A request for events that is none.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +30,7 @@ pub enum FilterError {
 /// What is asked for, ready to look at records with.
 #[derive(Clone, Debug)]
 pub struct EventFilter {
-    hosts: Option<GlobSet>,
+    hosts: Option<HostPatterns>,
     paths: Option<Paths>,
     reasons: Vec<Reason>,
     kinds: Vec<EventKind>,
@@ -61,22 +63,19 @@ impl EventFilter {
         if !texts.into_iter().all(is_short) || !is_few {
             return Err(FilterError::TooMuch);
         }
-        let host = |text: &String| Glob::new(text);
-        let path = |text: &String| GlobBuilder::new(text).literal_separator(true).build();
-        let marks = marks_of(&request.paths);
-        let paths = globs(&request.paths, path)?.map(|patterns| Paths { patterns, marks });
+        let no_pattern = |source| FilterError::Pattern { source };
+        let paths = paths_of(&request.paths).map_err(no_pattern)?;
         let kinds = match (request.kinds.is_empty(), &paths) {
             (false, _) => request.kinds.clone(),
             (true, Some(_)) => vec![EventKind::Change],
             (true, None) => vec![EventKind::Status, EventKind::Update, EventKind::Order],
         };
-        let with_slashes = |image: &String| image.trim_matches('/').to_owned();
         Ok(Self {
-            hosts: globs(&request.hosts, host)?,
+            hosts: HostPatterns::new(&request.hosts).map_err(no_pattern)?,
             paths,
             reasons: request.reasons.clone(),
             kinds,
-            images: request.images.iter().map(with_slashes).collect(),
+            images: request.images.clone(),
             who: request.who.clone(),
             since: request.since,
             until: request.until,
@@ -110,11 +109,7 @@ impl EventFilter {
     /// True if updates to this image are asked for.
     #[must_use]
     pub fn wants_image(&self, image: &str) -> bool {
-        let within = |wanted: &String| {
-            let rest = image.strip_prefix(wanted.as_str());
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        self.images.is_empty() || self.images.iter().any(within)
+        self.images.is_empty() || self.images.iter().any(|wanted| is_within(image, wanted))
     }
 
     /// True if orders by `who` are asked for.
@@ -147,18 +142,15 @@ impl EventFilter {
     }
 }
 
-fn globs(
-    texts: &[String],
-    glob: impl Fn(&String) -> Result<Glob, globset::Error>,
-) -> Result<Option<GlobSet>, FilterError> {
+fn paths_of(texts: &[String]) -> Result<Option<Paths>, globset::Error> {
     if texts.is_empty() {
         return Ok(None);
     }
-    let mut globs = GlobSetBuilder::new();
+    let mut patterns = GlobSetBuilder::new();
     for text in texts {
-        globs.add(glob(text).map_err(|source| FilterError::Pattern { source })?);
+        patterns.add(GlobBuilder::new(text).literal_separator(true).build()?);
     }
-    globs.build().map(Some).map_err(|source| FilterError::Pattern { source })
+    Ok(Some(Paths { patterns: patterns.build()?, marks: marks_of(texts) }))
 }
 
 /// The marks of plain paths; `None` if some text is a pattern.

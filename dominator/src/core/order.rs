@@ -24,6 +24,20 @@ pub struct Order {
     pub why: String,
 }
 
+/// Why an order with such texts is not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OrderTextError {
+    /// It is not said why, and has to be.
+    #[error("say why {ordered}")]
+    NoReason {
+        /// What is ordered, in words.
+        ordered: &'static str,
+    },
+    /// A text is too long to be recorded.
+    #[error("a reason, and each other text of an order, has at most {ORDER_TEXT_MAX} bytes")]
+    TooLong,
+}
+
 impl Order {
     /// The order `verb`, given by `who`, about the whole fleet and without a reason.
     #[must_use]
@@ -43,10 +57,28 @@ impl Order {
         Self { why: why.to_owned(), ..self }
     }
 
-    /// True if all of its texts are short enough to be recorded.
-    #[must_use]
-    pub fn is_short(&self) -> bool {
-        [&self.about, &self.who, &self.why].iter().all(|text| text.len() <= ORDER_TEXT_MAX)
+    /// The same, if all of its texts are short enough to be recorded.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderTextError::TooLong`].
+    pub fn checked(self) -> Result<Self, OrderTextError> {
+        let is_short = |text: &String| text.len() <= ORDER_TEXT_MAX;
+        let are_short = [&self.about, &self.who, &self.why].into_iter().all(is_short);
+        if are_short { Ok(self) } else { Err(OrderTextError::TooLong) }
+    }
+
+    /// As [`Order::checked`], of an order that needs a reason; `ordered` is what is ordered, in
+    /// words that follow upon "say why".
+    ///
+    /// # Errors
+    ///
+    /// [`OrderTextError`].
+    pub fn reasoned(self, ordered: &'static str) -> Result<Self, OrderTextError> {
+        if self.why.trim().is_empty() {
+            return Err(OrderTextError::NoReason { ordered });
+        }
+        self.checked()
     }
 }
 
@@ -55,14 +87,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_are_put_together_and_are_short() {
+    fn orders_are_put_together_and_their_texts_are_short_and_say_why() {
         let order = Order::of("retry", "ann").about("web1").why("repaired");
         let (about, who, why) = ("web1".to_owned(), "ann".to_owned(), "repaired".to_owned());
         assert_eq!(order, Order { verb: "retry", about, who, why });
         let long = "x".repeat(ORDER_TEXT_MAX + 1);
-        assert!(order.is_short() && order.clone().why(&long[1..]).is_short());
+        assert_eq!(order.clone().checked(), Ok(order.clone()));
+        assert_eq!(order.clone().reasoned("it is"), Ok(order.clone()));
+        assert!(order.clone().why(&long[1..]).checked().is_ok());
         for order in [order.clone().about(&long), order.why(&long), Order::of("x", &long)] {
-            assert!(!order.is_short());
+            assert_eq!(order.checked(), Err(OrderTextError::TooLong));
+        }
+        for why in ["", " \t"] {
+            let order = Order::of("resume-image", "ann").why(why);
+            assert!(order.clone().checked().is_ok());
+            let error = order.reasoned("it is to go on").unwrap_err();
+            assert_eq!(error.to_string(), "say why it is to go on");
         }
     }
 }

@@ -1,40 +1,22 @@
-//! Which machines an operator has paused: names and patterns, and what is kept over a restart.
+//! Which machines an operator has paused: what a pause is, and what is kept over a restart.
 //!
 //! A pause ends by the time of day, so nothing has to happen for it to end; those that are over are
 //! left out when the record is next written.
 // tidy: core
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::api::dominator::orders::{
-    PATTERNS_MAX, PAUSE_REASON_BYTES_MAX, PAUSE_SECONDS_MAX, PauseEnd, UpdatePause,
+    PAUSE_REASON_BYTES_MAX, PAUSE_SECONDS_MAX, PauseEnd, UpdatePause,
 };
 use common::tree::Time;
 use common::when::moment;
 use common::when::written::later;
-use globset::Glob;
 
 /// Why machines are not paused, or do not go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PauseError {
-    /// No machine is named, or too many are.
-    #[error("name 1 to {PATTERNS_MAX} machines or patterns")]
-    Count,
-    /// Something is no pattern.
-    #[error("`{pattern}` is no pattern of host names: {why}")]
-    Pattern {
-        /// What was given.
-        pattern: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// A name or pattern means no machine.
-    #[error("no machine of the machine database is called {pattern}")]
-    Nobody {
-        /// What was given.
-        pattern: String,
-    },
     /// It does not say why.
     #[error("a pause needs a reason, for those who will wonder")]
     NoReason,
@@ -97,38 +79,6 @@ pub fn pause(
         return Err(PauseError::TooFar { until });
     }
     Ok(UpdatePause { until, reason, who, since: now })
-}
-
-/// The machines of `known`, sorted, that `hosts` mean. A name comes before a pattern.
-///
-/// # Errors
-///
-/// [`PauseError`] if one of them is no pattern, or means no machine.
-pub fn hosts_of<V>(
-    hosts: &[String],
-    known: &BTreeMap<String, V>,
-) -> Result<Vec<String>, PauseError> {
-    if hosts.is_empty() || hosts.len() > PATTERNS_MAX {
-        return Err(PauseError::Count);
-    }
-    let mut chosen = BTreeSet::new();
-    for pattern in hosts {
-        if known.contains_key(pattern) {
-            chosen.insert(pattern.clone());
-            continue;
-        }
-        let glob = Glob::new(pattern).map_err(|error| PauseError::Pattern {
-            pattern: pattern.clone(),
-            why: error.kind().to_string(),
-        })?;
-        let glob = glob.compile_matcher();
-        let mut meant = known.keys().filter(|hostname| glob.is_match(hostname.as_str())).peekable();
-        if meant.peek().is_none() {
-            return Err(PauseError::Nobody { pattern: pattern.clone() });
-        }
-        chosen.extend(meant.cloned());
-    }
-    Ok(chosen.into_iter().collect())
 }
 
 /// A pause, and the machines that have it: how it is kept over a restart.
@@ -249,25 +199,6 @@ mod tests {
         let expected = "1970-01-01T00:16:40Z is over: the dominator's clock says \
                         1970-01-01T00:16:41Z";
         assert_eq!(said, expected);
-    }
-
-    #[test]
-    fn names_come_before_patterns_and_each_must_mean_a_machine() {
-        let known = known(&["db1", "web*", "web1", "web2"]);
-        let hosts = |hosts: &[&str]| {
-            let hosts: Vec<String> = hosts.iter().map(|host| text(host)).collect();
-            hosts_of(&hosts, &known)
-        };
-        let nobody = |pattern: &str| Err(PauseError::Nobody { pattern: text(pattern) });
-        let chosen = |hosts: &[&str]| Ok(hosts.iter().map(|host| text(host)).collect::<Vec<_>>());
-        assert_eq!(hosts(&["web1"]), chosen(&["web1"]));
-        assert_eq!(hosts(&["web?", "web1", "db1"]), chosen(&["db1", "web*", "web1", "web2"]));
-        // It is the name of a machine.
-        assert_eq!(hosts(&["web*"]), chosen(&["web*"]));
-        assert_eq!(hosts(&["web1", "mail"]), nobody("mail"));
-        assert_eq!(hosts(&["mail*"]), nobody("mail*"));
-        assert_eq!(hosts(&[]), Err(PauseError::Count));
-        assert!(matches!(hosts(&["web["]), Err(PauseError::Pattern { .. })));
     }
 
     #[test]

@@ -3,13 +3,14 @@
 
 use common::api::dominator::{ListSubsRequest, Status, TagFilter};
 use common::mdb::Machine;
-use globset::{Glob, GlobSet, GlobSetBuilder};
+
+use super::meaning::{HostPatterns, is_within};
 
 /// What is asked for, ready to look at machines with.
 #[derive(Clone, Debug)]
 pub struct Selection {
     statuses: Vec<Status>,
-    hosts: Option<GlobSet>,
+    hosts: Option<HostPatterns>,
     images: Vec<String>,
     locations: Vec<String>,
     tags: Vec<TagFilter>,
@@ -22,11 +23,7 @@ impl Selection {
     ///
     /// If a pattern of host names is none.
     pub fn new(request: ListSubsRequest) -> Result<Self, globset::Error> {
-        let mut globs = GlobSetBuilder::new();
-        for host in &request.hosts {
-            globs.add(Glob::new(host)?);
-        }
-        let hosts = if request.hosts.is_empty() { None } else { Some(globs.build()?) };
+        let hosts = HostPatterns::new(&request.hosts)?;
         let ListSubsRequest { statuses, images, locations, tags, .. } = request;
         Ok(Self { statuses, hosts, images, locations, tags })
     }
@@ -40,24 +37,14 @@ impl Selection {
             _ => &machine.required_image,
         };
         let within = |wanted: &[String], path: &str| {
-            wanted.is_empty() || wanted.iter().any(|wanted| is_within(wanted, path))
+            wanted.is_empty() || wanted.iter().any(|wanted| is_within(path, wanted))
         };
         (self.statuses.is_empty() || self.statuses.contains(&status))
             && self.hosts.as_ref().is_none_or(|hosts| hosts.is_match(&machine.hostname))
             && within(&self.images, image)
             && within(&self.locations, &machine.location)
-            && self.tags.iter().all(|tag| {
-                let value = machine.tags.get(&tag.name);
-                value.is_some_and(|value| tag.value.as_ref().is_none_or(|wanted| wanted == value))
-            })
+            && self.tags.iter().all(|tag| tag.is_of(machine))
     }
-}
-
-/// True if `path` is `wanted`, or below it.
-fn is_within(wanted: &str, path: &str) -> bool {
-    let (wanted, path) = (wanted.trim_matches('/'), path.trim_matches('/'));
-    path.strip_prefix(wanted)
-        .is_some_and(|rest| !wanted.is_empty() && (rest.is_empty() || rest.starts_with('/')))
 }
 
 #[cfg(test)]

@@ -207,10 +207,7 @@ fn levels_of(machine: &Machine) -> impl Iterator<Item = Level> {
 pub fn is_about(level: &Level, machine: &Machine) -> bool {
     match level {
         Level::Fleet => true,
-        Level::Tag(TagFilter { name, value }) => machine
-            .tags
-            .get(name)
-            .is_some_and(|has| value.as_ref().is_none_or(|wanted| wanted == has)),
+        Level::Tag(tag) => tag.is_of(machine),
         Level::Host(hostname) => *hostname == machine.hostname,
     }
 }

@@ -13,13 +13,8 @@ impl Fleet {
     ///
     /// [`OrderError`]; the image stays stopped then.
     pub fn resume_image(&self, image: &ImageName, why: &str, who: &str) -> Result<(), OrderError> {
-        if why.trim().is_empty() {
-            return Err(OrderError::NoWhy);
-        }
         let order = Order::of("resume-image", who).about(image).why(why);
-        if !order.is_short() {
-            return Err(OrderError::LongReason);
-        }
+        let order = order.reasoned("updates to the image are to go on")?;
         let resumed = self.shared.desk.resume(image, &self.state, &order);
         if !resumed.map_err(|source| OrderError::State { source })? {
             return Err(OrderError::NotStopped { image: image.clone() });

@@ -40,10 +40,7 @@ impl Fleet {
     ///
     /// [`OrderError::Accept`], or that the order cannot be recorded; the database is held on then.
     pub fn accept(&self, digest: &ObjectId, who: &str) -> Result<(), OrderError> {
-        let order = Order::of("mdb-accept", who).about(digest);
-        if !order.is_short() {
-            return Err(OrderError::LongReason);
-        }
+        let order = Order::of("mdb-accept", who).about(digest).checked()?;
         let accept = |intake: &mut Intake| {
             intake.accept(digest).map_err(|source| OrderError::Accept { source })
         };

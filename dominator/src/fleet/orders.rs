@@ -16,9 +16,11 @@ use common::words::{counted, plain};
 use super::{Fleet, Inner, OrderError};
 use crate::chance::wall;
 use crate::core::default_image::{DefaultImageError, moved};
+use crate::core::meaning::hosts_of;
 use crate::core::order::Order;
-use crate::core::pauses::{PauseError, Pauses, hosts_of, pause};
+use crate::core::pauses::{PauseError, Pauses, pause};
 use crate::core::sub::Sub;
+use crate::driver::Handle;
 
 /// The longest list of names and patterns that is recorded, in bytes.
 const ABOUT_BYTES_MAX: usize = 2_000;
@@ -41,7 +43,7 @@ impl Fleet {
         let new = Arc::new(pause(end, reason, who, now).map_err(paused)?);
         let (hostnames, pauses) = {
             let inner = self.inner.lock().expect("no holder panics");
-            let hostnames = hosts_of(&hosts, &inner.watched).map_err(paused)?;
+            let hostnames = hosts_of(&hosts, &inner.watched)?;
             let mut pauses = self.shared.pauses.pauses();
             pauses.tidy(&inner.watched, now);
             pauses.pause(hostnames.clone(), &new);
@@ -73,7 +75,7 @@ impl Fleet {
         let ResumeUpdatesRequest { hosts, who, why } = request;
         let (hostnames, pauses) = {
             let inner = self.inner.lock().expect("no holder panics");
-            let hostnames = hosts_of(&hosts, &inner.watched).map_err(refused)?;
+            let hostnames = hosts_of(&hosts, &inner.watched)?;
             let mut pauses = self.shared.pauses.pauses();
             let hostnames = pauses.resume(hostnames, now);
             pauses.tidy(&inner.watched, now);
@@ -92,9 +94,7 @@ impl Fleet {
     }
 
     async fn keep_pauses(&self, pauses: &Pauses, order: Order) -> Result<(), OrderError> {
-        if !order.is_short() {
-            return Err(OrderError::LongReason);
-        }
+        let order = order.checked()?;
         let kept = pauses.kept();
         self.write(move |state| state.set_pauses(&kept, Some(&order))).await
     }
@@ -137,19 +137,14 @@ impl Fleet {
         who: &str,
         why: &str,
     ) -> Result<(), OrderError> {
-        if why.trim().is_empty() {
-            return Err(OrderError::NoForceReason);
+        let order = Order::of("force-disruptive", who).about(hostname).why(why);
+        let order = order.reasoned("the machine is to be disturbed")?;
+        let pending = Sub::has_pending_plan;
+        if self.order_if(hostname, order, pending, Handle::force_disruptive).await? {
+            return Ok(());
         }
-        let handle = self.handle(hostname)?;
-        if handle.look(Sub::has_pending_plan) {
-            self.audit(Order::of("force-disruptive", who).about(hostname).why(why)).await?;
-            if handle.force_disruptive() {
-                tracing::warn!(who, why, host = hostname, "the pending update is forced");
-                return Ok(());
-            }
-        }
-        let (status, detail) = handle.look(|sub| (sub.status(), sub.detail().to_owned()));
-        Err(OrderError::NothingToForce { hostname: hostname.to_owned(), status, detail })
+        let (hostname, status, detail) = self.state_of(hostname)?;
+        Err(OrderError::NothingToForce { hostname, status, detail })
     }
 
     /// Brings one machine up to date now; [`Fleet::watch`] tells how it goes.
@@ -205,10 +200,7 @@ impl Fleet {
     ) -> Result<SetDefaultImageReply, OrderError> {
         let SetDefaultImageRequest { image, machines_max, who, why } = request;
         let named = image.as_ref().map_or("none", |image| image.as_str()).to_owned();
-        let order = Order::of("set-default-image", &who).about(&named).why(&why);
-        if !order.is_short() {
-            return Err(OrderError::LongReason);
-        }
+        let order = Order::of("set-default-image", &who).about(&named).why(&why).checked()?;
         let _ordering = self.orders.lock().await;
         let (machines, new) = {
             let inner = self.inner.lock().expect("no holder panics");

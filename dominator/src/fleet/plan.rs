@@ -123,9 +123,7 @@ impl Fleet {
 
     fn find(&self, hostname: &str) -> Result<(Arc<Handle>, Machine), OrderError> {
         let inner = self.inner.lock().expect("no holder panics");
-        let watched = inner.watched.get(hostname);
-        let unknown = || OrderError::Unknown { hostname: hostname.to_owned() };
-        let watched = watched.ok_or_else(unknown)?;
+        let watched = inner.watched(hostname)?;
         Ok((Arc::clone(&watched.handle), Machine::clone(&watched.machine)))
     }
 }

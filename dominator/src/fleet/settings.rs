@@ -27,9 +27,8 @@ impl Fleet {
             let gives = request.values.values().any(Option::is_some);
             if let Level::Host(hostname) = &request.level
                 && gives
-                && !inner.watched.contains_key(hostname)
             {
-                return Err(OrderError::Unknown { hostname: hostname.clone() });
+                inner.watched(hostname)?;
             }
             inner.settings.clone()
         };
@@ -74,8 +73,7 @@ impl Fleet {
         let Some(hostname) = hostname else {
             return Ok(GetSubConfigurationReply { levels: inner.settings.all(), machine: None });
         };
-        let unknown = || OrderError::Unknown { hostname: hostname.to_owned() };
-        let watched = inner.watched.get(hostname).ok_or_else(unknown)?;
+        let watched = inner.watched(hostname)?;
         let (reported, trouble) = watched.handle.look(|sub| {
             let reported = sub.view().map(|view| view.report.limits);
             (reported, sub.configure_trouble().map(str::to_owned))

@@ -7,6 +7,8 @@ use std::fmt;
 
 use common::words::counted;
 
+use crate::core::meaning::trimmed;
+
 /// How many machines may do something at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
@@ -159,18 +161,6 @@ impl Places {
     }
 }
 
-/// A location without slashes at its ends, which mean nothing.
-#[must_use]
-pub fn trimmed(location: &str) -> &str {
-    location.trim_matches('/')
-}
-
-/// True if `location` is `prefix` or below it; both [`trimmed`].
-#[must_use]
-pub fn is_within(location: &str, prefix: &str) -> bool {
-    location.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
 /// How many machines, in words.
 pub(super) fn machines(count: u32) -> String {
     counted(u64::from(count), "machine")
@@ -219,13 +209,5 @@ mod tests {
         assert_eq!([0, 3, 10, 11, 10_000].map(of), [1, 1, 1, 2, 1_000]);
         let repairs = [1, 2, 3, 7, 8, 100].map(|all| Places::share(all).repairs);
         assert_eq!(repairs, [0, 1, 1, 1, 2, 25]);
-    }
-
-    #[test]
-    fn locations_end_at_slashes() {
-        let table = [("nyc", true), ("nyc/r1", true), ("nyc2", false), ("", false)];
-        for (location, expected) in table {
-            assert_eq!(is_within(location, "nyc"), expected, "{location}");
-        }
     }
 }
