@@ -43,7 +43,7 @@ async fn operators_are_told_of_the_brake_and_of_alarms_of_machines() {
     let pulled = stage.domtool(&["disable-updates", "storm"]).await;
     assert!(pulled.status.success(), "{pulled:?}");
     let who = stage.status().await.brake.unwrap().who;
-    wait_until(async || stage.status().await.alarm_error.is_some()).await;
+    wait_until("the command fails", async || stage.status().await.alarm_error.is_some()).await;
     assert_eq!(stage.status().await.alarm_error.unwrap(), "/bin/sh: exit status: 1");
     assert_eq!(told(stage.directory.path()), Vec::<Value>::new());
 
@@ -52,19 +52,19 @@ async fn operators_are_told_of_the_brake_and_of_alarms_of_machines() {
         "kind": "updates-disabled", "about": "",
         "text": format!("updates are disabled by {who}: storm"),
     });
-    wait_until(async || !told(stage.directory.path()).is_empty()).await;
+    wait_until("the brake is told", async || !told(stage.directory.path()).is_empty()).await;
     assert_eq!(told(stage.directory.path()), [call(vec![&brake], vec![])]);
-    wait_until(async || stage.status().await.alarm_error.is_none()).await;
+    wait_until("the command succeeds", async || stage.status().await.alarm_error.is_none()).await;
 
     let released = stage.domtool(&["enable-updates"]).await;
     assert!(released.status.success(), "{released:?}");
-    wait_until(async || told(stage.directory.path()).len() > 1).await;
+    wait_until("its end is told", async || told(stage.directory.path()).len() > 1).await;
     let sub = FakeSub::new(tree(""));
     sub.model.lock().unwrap().stalls = Some("at /srv".to_owned());
     let record = stage.sub("host", &sub).await;
     stage.write_mdb(&format!("[{{{record}}}]"));
     stage.wait("host", Status::ImageUndefined, "").await;
-    wait_until(async || told(stage.directory.path()).len() > 2).await;
+    wait_until("the alarm is told", async || told(stage.directory.path()).len() > 2).await;
     let stall = json!({
         "kind": "scanner-stalled", "about": "host", "text": "the scanner stalls: at /srv",
     });

@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 
 use crate::fake::{FakeSub, file, start, tree};
-use crate::stage::{Stage, free_port, record};
+use crate::stage::{Stage, free_port, record, wait_until};
 
 /// Listens, and does `act` with every connection.
 pub async fn listen<F, Fut>(act: F) -> u16
@@ -82,9 +82,6 @@ async fn a_good_machine_converges_beside_bad_ones() {
     let others: Vec<String> =
         machines.into_iter().filter(|record| !record.contains("silent")).collect();
     stage.write_mdb(&format!("[{}]", others.join(",")));
-    let deadline = Instant::now() + crate::stage::PATIENCE;
-    while stage.list().await.len() > others.len() {
-        assert!(Instant::now() < deadline);
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let are_gone = async || stage.list().await.len() <= others.len();
+    wait_until("the silent machines are let go of", are_gone).await;
 }

@@ -8,7 +8,7 @@ use common::api::dominator::{
 };
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::Stage;
+use crate::stage::{Stage, said};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_brake_outlives_a_kill_and_holds_until_it_is_released() {
@@ -62,8 +62,8 @@ async fn a_second_dominator_on_the_same_state_does_not_start() {
     let mut command = stage.command();
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("another dominator runs with this state directory"), "{said}");
+    let (_, _, talk) = said(&output);
+    assert!(talk.contains("another dominator runs with this state directory"), "{talk}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,9 +105,9 @@ async fn the_brake_can_be_pulled_on_a_full_disk_and_is_kept_once_there_is_room()
     stage.limit_files("4096");
     for reason in ["first", "second"] {
         let pulled = stage.domtool(&["disable-updates", reason]).await;
-        let said = String::from_utf8(pulled.stderr).unwrap();
-        assert!(said.contains("updates are disabled, but only until"), "{said}");
-        assert!(said.contains("File too large"), "{said}");
+        let (_, _, talk) = said(&pulled);
+        assert!(talk.contains("updates are disabled, but only until"), "{talk}");
+        assert!(talk.contains("File too large"), "{talk}");
         assert_eq!(stage.status().await.brake.unwrap().reason, reason);
     }
     let released = stage.domtool(&["enable-updates"]).await;

@@ -5,7 +5,7 @@ use std::process::Command;
 use common::api::dominator::Status;
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::Stage;
+use crate::stage::{Stage, said};
 
 #[test]
 fn both_programs_refuse_to_run_unprotected_by_accident() {
@@ -16,9 +16,9 @@ fn both_programs_refuse_to_run_unprotected_by_accident() {
         }
         let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{program}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.starts_with("error: TLS is not available"), "{said}");
-        assert!(said.contains("hint: start with --insecure"), "{said}");
+        let (_, _, talk) = said(&output);
+        assert!(talk.starts_with("error: TLS is not available"), "{talk}");
+        assert!(talk.contains("hint: start with --insecure"), "{talk}");
     }
 }
 
@@ -81,8 +81,8 @@ async fn operators_see_every_machine_as_table_json_page_and_metric() {
     }
     let bad = stage.domtool(&["list-subs", "web["]).await;
     assert_eq!(bad.status.code(), Some(1));
-    let said = String::from_utf8(bad.stderr).unwrap();
-    assert!(said.contains("error parsing glob 'web['"), "{said}");
+    let (_, _, talk) = said(&bad);
+    assert!(talk.contains("error parsing glob 'web['"), "{talk}");
     let shown = stage.domtool(&["show-sub", "host"]).await;
     let shown = String::from_utf8(shown.stdout).unwrap();
     let told = "host: synced: equals base; the planned image: the image server has no image next";
@@ -90,9 +90,9 @@ async fn operators_see_every_machine_as_table_json_page_and_metric() {
     assert!(shown.contains("history, the newest first:"), "{shown}");
     let unknown = stage.domtool(&["show-sub", "nobody"]).await;
     assert_eq!(unknown.status.code(), Some(1));
-    let said = String::from_utf8(unknown.stderr).unwrap();
-    assert!(said.contains("there is no machine nobody"), "{said}");
-    assert!(said.contains("hint: domtool list-subs"), "{said}");
+    let (_, _, talk) = said(&unknown);
+    assert!(talk.contains("there is no machine nobody"), "{talk}");
+    assert!(talk.contains("hint: domtool list-subs"), "{talk}");
 
     for (path, code, part) in [
         ("/", 200, "href=\"/sub?host=host\""),

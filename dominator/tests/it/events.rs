@@ -13,7 +13,7 @@ use common::tree::{Leaf, Node};
 
 use crate::fake::{FakeSub, file, tree};
 use crate::random::Random;
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{PATIENCE, Stage, said};
 
 async fn ask(stage: &Stage, request: ListEventsRequest) -> Vec<Event> {
     let (mut request, mut events) = (request, Vec::new());
@@ -163,11 +163,11 @@ async fn orders_are_on_record_with_who_and_why_also_over_a_kill() {
         .collect();
     assert_eq!(brief, [("disable-updates", false, "storm"), ("enable-updates", false, "over")]);
     let bad = stage.domtool(&["events", "--since", "noon"]).await;
-    let said = String::from_utf8(bad.stderr).unwrap();
-    assert!(said.contains("`noon` is no time"), "{said}");
+    let (_, _, talk) = said(&bad);
+    assert!(talk.contains("`noon` is no time"), "{talk}");
     let bad = stage.domtool(&["events", "--host", "web["]).await;
-    let said = String::from_utf8(bad.stderr).unwrap();
-    assert!(said.contains("bad question for events"), "{said}");
+    let (_, _, talk) = said(&bad);
+    assert!(talk.contains("bad question for events"), "{talk}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,11 +180,7 @@ async fn a_full_disk_stops_updates_and_orders_and_not_the_brake() {
     stage.wait("host", Status::Synced, "base").await;
     wait_for_ends(&stage, 1).await;
     stage.kill();
-    // Without this the signal that tells of a file that gets too long ends the process.
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]);
-    command.arg(stage.command().get_program()).args(stage.command().get_args());
-    stage.start_as(command).await;
+    stage.start_for_limits().await;
     stage.wait("host", Status::Synced, "base").await;
 
     stage.limit_files("4096");
@@ -206,11 +202,11 @@ async fn a_full_disk_stops_updates_and_orders_and_not_the_brake() {
     let error = stage.status().await.history_error.unwrap();
     assert!(error.contains("File too large"), "{error}");
     let refused = stage.domtool(&["retry", "host"]).await;
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(said.contains("cannot write the database"), "{said}");
+    let (_, _, talk) = said(&refused);
+    assert!(talk.contains("cannot write the database"), "{talk}");
     let pulled = stage.domtool(&["disable-updates", "full"]).await;
-    let said = String::from_utf8(pulled.stderr).unwrap();
-    assert!(said.contains("updates are disabled, but only until"), "{said}");
+    let (_, _, talk) = said(&pulled);
+    assert!(talk.contains("updates are disabled, but only until"), "{talk}");
     assert_eq!(stage.status().await.brake.unwrap().reason, "full");
     assert_eq!(updates(&stage).await.len(), 1, "what was recorded is there to be read");
 

@@ -28,19 +28,6 @@ fn converge(world: &mut World, until: Duration) -> Duration {
     converged.unwrap_or_else(|| panic!("at {until:?}: {behind:#?}"))
 }
 
-/// Nothing but polls from `from` on, and few of them.
-fn must_be_quiet(world: &mut World, from: Duration) {
-    // Staged updates that expire, and the cleaning up.
-    world.run_until(from + 7 * MINUTE);
-    world.effects.clear();
-    world.run_until(from + 17 * MINUTE);
-    let others: Vec<_> = world.effects.iter().filter(|(name, _)| **name != "poll").collect();
-    assert_eq!(others, [], "a fleet that is in place must be left alone");
-    let (polls, machines) = (world.effects["poll"], world.models.len() as u64);
-    assert!(polls <= machines * 13, "{polls} polls of {machines} machines in ten minutes");
-    assert!(world.is_converged());
-}
-
 /// A bad time of `long`, then peace.
 fn bad_run(seed: u64, machines: usize, long: Duration, faults: Faults) -> World {
     let mut world = world_of(machines, seed, NONE);
@@ -55,7 +42,7 @@ fn bad_run(seed: u64, machines: usize, long: Duration, faults: Faults) -> World 
     world.run_until(known + long + 3 * MINUTE);
     hosts(&world).for_each(|host| world.retry(host));
     let converged = converge(&mut world, known + long + 30 * MINUTE);
-    must_be_quiet(&mut world, converged);
+    world.must_be_quiet(converged);
     world
 }
 
@@ -142,7 +129,7 @@ fn a_thousand_machines_wait_an_hour_for_their_image_server() {
         world.set_server(Server::Good);
         now = converge(&mut world, now + HOUR + 13 * MINUTE);
     }
-    must_be_quiet(&mut world, now);
+    world.must_be_quiet(now);
 }
 
 #[test]
@@ -165,7 +152,7 @@ fn a_thousand_machines_that_come_back_at_the_same_moment_are_no_herd() {
         // They come within half a minute or so; each has some ten polls and four calls to do.
         assert!(polls < 700 && calls < 400, "{polls} polls and {calls} calls in one second");
     }
-    must_be_quiet(&mut world, now);
+    world.must_be_quiet(now);
 }
 
 #[test]
@@ -196,7 +183,7 @@ fn a_full_disk_of_the_dominator_is_the_fault_of_no_machine_and_no_image() {
     let ends: Vec<&str> = world.tally.ends.keys().map(String::as_str).collect();
     assert_eq!(ends, ["Good", "Withdrawn"]);
     assert!(!world.trace.contains("is update-failed"), "it was no machine's fault");
-    must_be_quiet(&mut world, converged);
+    world.must_be_quiet(converged);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use common::api::dominator::Status;
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::Stage;
+use crate::stage::{Stage, wait_until};
 
 /// A tree of two hundred files, `changed` of which have another content.
 fn numbered(changed: usize) -> common::tree::Tree {
@@ -55,11 +55,8 @@ async fn machines_follow_the_database_and_drift_is_repaired() {
 
     // Someone changes a file, and it is put right.
     subs[1].change(numbered(51));
-    let deadline = Instant::now() + crate::stage::PATIENCE;
-    while subs[1].model.lock().unwrap().tree != numbered(50) {
-        assert!(Instant::now() < deadline, "drift was not repaired");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let is_repaired = async || subs[1].model.lock().unwrap().tree == numbered(50);
+    wait_until("the drift is repaired", is_repaired).await;
     stage.wait("host1", Status::Synced, "base/2").await;
     let calls = subs[1].calls.lock().unwrap().clone();
     let updates = calls.iter().filter(|call| **call == "commit").count();
@@ -74,11 +71,10 @@ async fn an_image_that_comes_later_is_waited_for() {
     let record = stage.sub("host", &sub).await;
     stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"late\"}}]"));
     // First it is asked for.
-    let deadline = Instant::now() + crate::stage::PATIENCE;
     let not_there = "the image server has no image late yet";
-    while stage.wait("host", Status::ImageNotReady, "late").await.detail != not_there {
-        assert!(Instant::now() < deadline);
-    }
+    let is_missed =
+        async || stage.wait("host", Status::ImageNotReady, "late").await.detail == not_there;
+    wait_until("the image is missed", is_missed).await;
     stage.images.add("late", &numbered(1), Some(&[]));
     stage.wait("host", Status::Synced, "late").await;
 }

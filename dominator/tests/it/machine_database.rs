@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use common::api::dominator::machine_database::HeldMdb;
 
 use crate::fake::tree;
-use crate::stage::{PATIENCE, Stage, wait_until};
+use crate::stage::{PATIENCE, Stage, said, wait_until};
 
 async fn wait_for_hosts(stage: &Stage, hosts: &[&str]) {
     let deadline = Instant::now() + PATIENCE;
@@ -45,8 +45,10 @@ async fn wait_for_held(stage: &Stage, why: &str) -> HeldMdb {
     }
 }
 
-fn said(output: &Output) -> (Option<i32>, String) {
-    (output.status.code(), String::from_utf8(output.stdout.clone()).unwrap())
+/// The exit code of domtool, and what it gave.
+fn gave(output: &Output) -> (Option<i32>, String) {
+    let (code, data, _) = said(output);
+    (code, data)
 }
 
 /// A database of the first `count` of twelve machines, with this image.
@@ -84,12 +86,12 @@ async fn a_database_that_changes_too_much_waits_for_an_operator_also_over_a_rest
 
     let gone: Vec<String> = hosts(12)[3..].iter().map(|host| format!("- {host} x\n")).collect();
     let diff = stage.domtool(&["mdb", "diff"]).await;
-    assert_eq!(said(&diff), (Some(3), gone.concat()));
+    assert_eq!(gave(&diff), (Some(3), gone.concat()));
     let (_, page) = stage.client.get("/mdb").await.unwrap();
     let page = String::from_utf8(page.to_vec()).unwrap();
     assert!(page.contains(why) && page.contains("- m11 x"), "{page}");
     let shown = stage.domtool(&["status"]).await;
-    assert!(said(&shown).1.contains("machine database: mdb-held since"), "{shown:?}");
+    assert!(gave(&shown).1.contains("machine database: mdb-held since"), "{shown:?}");
 
     // Another one than was looked at is not accepted.
     let other = "blake3:0000000000000000000000000000000000000000000000000000000000000000";
@@ -115,7 +117,8 @@ async fn a_database_that_changes_too_much_waits_for_an_operator_also_over_a_rest
 async fn a_restart_beside_a_bad_file_goes_on_with_what_was_in_force() {
     let mut stage = Stage::new(&database(2, "x")).await;
     wait_for_first(&stage, 2).await;
-    stage.kill();
+    // A database is in force a moment before it is kept.
+    assert!(stage.terminate().success());
     stage.write_mdb("[{\"Hostname\": \"m00\"},\n{\"Hostname\": \"m00\"},\n{\"Hostname\": \" \"}]");
     stage.start().await;
     let error = wait_for_error(&stage, "line 2").await;
@@ -143,7 +146,7 @@ async fn a_database_that_moves_too_many_machines_is_held_if_that_is_asked_for() 
     let file = stage.directory.path().join("candidate");
     std::fs::write(&file, database(12, "x")).unwrap();
     let diff = stage.domtool(&["mdb", "diff", file.to_str().unwrap()]).await;
-    assert_eq!(said(&diff), (Some(0), String::new()));
+    assert_eq!(gave(&diff), (Some(0), String::new()));
     // One that changes little is taken, and nothing is held any more.
     stage.write_mdb(&database(11, "x"));
     wait_for_first(&stage, 11).await;
@@ -215,7 +218,7 @@ async fn images_that_machines_should_not_depend_on_are_told() {
         assert!(Instant::now() < deadline, "{remarks:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let shown = said(&stage.domtool(&["status"]).await).1;
+    let shown = gave(&stage.domtool(&["status"]).await).1;
     assert!(shown.contains(&format!("image: {}\n", expected[1])), "{shown}");
     let (_, page) = stage.client.get("/").await.unwrap();
     let page = String::from_utf8(page.to_vec()).unwrap();
@@ -233,13 +236,13 @@ async fn a_database_that_cannot_be_kept_is_kept_when_there_is_room() {
     stage.limit_files("4096");
     stage.write_mdb(&database(5, ""));
     wait_for_hosts(&stage, &names).await;
-    wait_until(async || stage.status().await.mdb_unkept.is_some()).await;
+    wait_until("it is not kept", async || stage.status().await.mdb_unkept.is_some()).await;
     let status = stage.domtool(&["status"]).await;
-    let (_, text) = said(&status);
+    let (_, text) = gave(&status);
     assert!(text.contains("machine database: NOT KEPT over a restart: "), "{text}");
     stage.limit_files("unlimited");
     // Nobody writes it again.
-    wait_until(async || stage.status().await.mdb_unkept.is_none()).await;
+    wait_until("it is kept", async || stage.status().await.mdb_unkept.is_none()).await;
     stage.kill();
     stage.write_mdb("[");
     stage.start().await;

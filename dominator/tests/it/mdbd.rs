@@ -11,7 +11,7 @@ use common::wire::FaultCode;
 use common::wire::client::{CallError, Client, Peer};
 use tempfile::TempDir;
 
-use crate::stage::{PATIENCE, free_port};
+use crate::stage::{PATIENCE, end_of, free_port, said, wait_until, wait_until_up};
 use crate::web::Web;
 
 struct Mdbd {
@@ -30,14 +30,6 @@ impl Drop for Mdbd {
 
 fn client_of(port: u16) -> Client {
     Client::new(Peer::parse(&format!("127.0.0.1:{port}"), 0).unwrap())
-}
-
-async fn wait_until_up(client: &Client) {
-    let deadline = Instant::now() + PATIENCE;
-    while client.get("/healthz").await.is_err() {
-        assert!(Instant::now() < deadline, "it does not come up");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 impl Mdbd {
@@ -78,8 +70,8 @@ impl Mdbd {
     }
 
     async fn start(&mut self) {
-        self.process = Some(self.command().spawn().unwrap());
-        wait_until_up(&self.client).await;
+        let process = self.process.insert(self.command().spawn().unwrap());
+        wait_until_up("mdbd", &self.client, process).await;
     }
 
     /// SIGKILL.
@@ -92,10 +84,10 @@ impl Mdbd {
 
     /// SIGTERM; gives how it ended.
     fn terminate(&mut self) -> std::process::ExitStatus {
-        let mut process = self.process.take().unwrap();
+        let process = self.process.take().unwrap();
         let id = nix::unistd::Pid::from_raw(i32::try_from(process.id()).unwrap());
         nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
-        process.wait().unwrap()
+        end_of("mdbd", process)
     }
 
     fn mdb(&self) -> String {
@@ -446,9 +438,9 @@ async fn a_dominator_follows() {
     command.args(["--insecure", "--log", "off", "--imageserver", "127.0.0.1:1", "--listen"]);
     command.arg(format!("127.0.0.1:{port}")).arg("--state").arg(mdbd.path("dominator"));
     command.arg("--mdb-server").arg(format!("127.0.0.1:{}", mdbd.port)).stdin(Stdio::null());
-    let _dominator = Dominator(command.spawn().unwrap());
+    let mut dominator = Dominator(command.spawn().unwrap());
     let client = client_of(port);
-    wait_until_up(&client).await;
+    wait_until_up("the dominator", &client, &mut dominator.0).await;
     let machines = async |expected: &str| {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -545,11 +537,7 @@ async fn what_cannot_be_written_is_shown_and_tried_again() {
     let db1 = r#"{"Hostname":"db1","RequiredImage":"db/1","PlannedImage":"db/2"}"#;
     mdbd.wait_for(&[db1, WEB1]).await;
     std::fs::remove_dir(&kept).unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while !kept.is_file() {
-        assert!(Instant::now() < deadline);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    wait_until("the data are kept", async || kept.is_file()).await;
     let (_, page) = mdbd.page("/").await;
     assert!(!page.contains("The file stays as it was"), "{page}");
 }
@@ -560,9 +548,9 @@ async fn one_mdbd_runs_with_one_state_directory() {
     mdbd.start().await;
     let second = mdbd.command().args(["--listen", "127.0.0.1:0"]).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
-    let said = String::from_utf8(second.stderr).unwrap();
+    let (_, _, talk) = said(&second);
     assert!(
-        said.contains("state is in use: another mdbd runs with this state directory"),
-        "{said}"
+        talk.contains("state is in use: another mdbd runs with this state directory"),
+        "{talk}"
     );
 }

@@ -1,6 +1,5 @@
 //! Orders about machines over the wire, and what of them outlives the dominator.
 
-use std::process::Output;
 use std::sync::atomic::Ordering;
 
 use common::api::dominator::Status;
@@ -12,12 +11,7 @@ use common::tree::Time;
 use common::wire::FaultCode;
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::Stage;
-
-fn said(output: &Output) -> (Option<i32>, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
+use crate::stage::{Stage, said, wait_until};
 
 async fn explain(stage: &Stage, hostname: &str) -> Explanation {
     let request = ExplainRequest { hostname: hostname.to_owned() };
@@ -150,32 +144,21 @@ async fn only_machines_of_the_database_are_paused_and_those_that_leave_it_are_fo
     let paused = stage.domtool(&["pause", "?", "--until", "1h", "--reason", "x"]).await;
     assert_eq!(said(&paused).1, "a\nb\n");
     stage.write_mdb("[{\"Hostname\": \"a\"}]");
-    let deadline = std::time::Instant::now() + crate::stage::PATIENCE;
-    while stage.status().await.paused != 1 {
-        assert!(std::time::Instant::now() < deadline, "the pause is not forgotten");
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    let paused = async || stage.status().await.paused;
+    wait_until("the pause is forgotten", async || paused().await == 1).await;
     // Those that leave while the dominator is down, too.
     stage.kill();
     stage.write_mdb("[{\"Hostname\": \"b\"}]");
     stage.start().await;
     stage.wait("b", Status::Unreachable, "").await;
-    let deadline = std::time::Instant::now() + crate::stage::PATIENCE;
-    while stage.status().await.paused != 0 {
-        assert!(std::time::Instant::now() < deadline, "the pause is not forgotten");
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    wait_until("the other is forgotten", async || stage.status().await.paused == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_kept_is_not_done() {
     let mut stage = Stage::new("[{\"Hostname\": \"a\"}]").await;
     stage.kill();
-    // Without this the signal that tells of a file that gets too long ends the process.
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]);
-    command.arg(stage.command().get_program()).args(stage.command().get_args());
-    stage.start_as(command).await;
+    stage.start_for_limits().await;
     stage.wait("a", Status::Unreachable, "").await;
     stage.limit_files("4096");
     let (code, _, talk) =

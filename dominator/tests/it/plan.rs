@@ -7,7 +7,7 @@ use common::tree::Tree;
 use serde_json::{Value, json};
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::Stage;
+use crate::stage::{Stage, said};
 
 const RESTART: &str = r#"[{"MatchLines": ["/d/.*"], "Service": "db", "HighImpact": true}]"#;
 const REBOOT: &str = r#"[{"MatchLines": ["/d/.*"], "Service": "reboot"}]"#;
@@ -22,14 +22,16 @@ fn numbered(changed: usize) -> Tree {
     tree(&text)
 }
 
-fn said(output: &Output) -> (i32, String) {
-    (output.status.code().unwrap(), String::from_utf8(output.stdout.clone()).unwrap())
+/// The exit code of domtool, and what it gave.
+fn gave(output: &Output) -> (i32, String) {
+    let (code, data, _) = said(output);
+    (code.unwrap(), data)
 }
 
 async fn planned(stage: &Stage, arguments: &[&str]) -> (i32, Value) {
     let arguments: Vec<&str> = arguments.iter().chain(&["--format", "json"]).copied().collect();
     let output = stage.domtool(&arguments).await;
-    let (code, text) = said(&output);
+    let (code, text) = gave(&output);
     let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
     (code, serde_json::from_str(&text).unwrap_or_else(|_| panic!("{complaints}")))
 }
@@ -55,9 +57,9 @@ async fn a_plan_for_a_machine_is_told_and_not_carried_out() {
 
     let before = (kept(&stage), sub.calls.lock().unwrap().clone());
     let same = stage.domtool(&["plan", "host"]).await;
-    assert_eq!(said(&same), (0, "The machine equals base/1.\n".to_owned()));
+    assert_eq!(gave(&same), (0, "The machine equals base/1.\n".to_owned()));
     let output = stage.domtool(&["plan", "host", "--image", "base/2"]).await;
-    let (code, text) = said(&output);
+    let (code, text) = gave(&output);
     let lines: Vec<&str> = text.lines().skip(2).collect();
     let expected = [
         "before the change: stop db",
@@ -178,7 +180,7 @@ async fn a_plan_for_a_database_names_every_machine_and_why() {
         json!(["it would remove 101 of 101 entries", "the image has 1 entries, the machine 101"]);
     assert_eq!(plan["updates"][1]["dangers"], dangers);
     assert_eq!(plan["updates"][3]["from"], Value::Null);
-    let (_, text) = said(&stage.domtool(&["plan", "--mdb", candidate]).await);
+    let (_, text) = gave(&stage.domtool(&["plan", "--mdb", candidate]).await);
     let expected = format!(
         "database: 1 machine added, 0 machines removed and left as they are, 9 machines changed
   added        new
@@ -218,9 +220,9 @@ NOT KNOWN other-scan: 1 machine: f: {other}
     let as_is = stage.domtool(&["plan", "--mdb", stage.mdb().to_str().unwrap()]).await;
     let nothing = "database: 0 machines added, 0 machines removed and left as they are, 0 \
                    machines changed\nNothing would change.\n";
-    assert_eq!(said(&as_is), (0, nothing.to_owned()));
+    assert_eq!(gave(&as_is), (0, nothing.to_owned()));
     std::fs::write(candidate, format!("[{}]", required(&records[0], "base/1"))).unwrap();
-    let (code, text) = said(&stage.domtool(&["plan", "--mdb", candidate]).await);
+    let (code, text) = gave(&stage.domtool(&["plan", "--mdb", candidate]).await);
     let held = "HELD: the database would wait for domtool mdb accept: it lacks 9 of the 10 \
                 machines that are known, more than 50 %\n";
     assert!(code == 3 && text.starts_with(held), "{text}");
@@ -250,7 +252,7 @@ async fn what_is_not_known_of_the_former_image_is_said() {
     let (_, plan) = planned(&stage, &["plan", "host"]).await;
     assert_eq!(plan["preview"]["services"]["before"][0]["service"], json!("db"));
     stage.images.lose("base/1");
-    let (_, text) = said(&stage.domtool(&["plan", "host"]).await);
+    let (_, text) = gave(&stage.domtool(&["plan", "host"]).await);
     assert!(text.contains("\nNOT KNOWN: the triggers of base/1: "), "{text}");
     assert!(!text.contains("stop db"), "{text}");
 }

@@ -17,13 +17,13 @@ async fn a_configuration_that_changes_is_taken_while_the_dominator_runs() {
     let mut command = stage.command();
     command.arg("--config").arg(&config);
     stage.start_as(command).await;
-    wait_until(async || stage.list().await.len() == 20).await;
+    wait_until("20 machines", async || stage.list().await.len() == 20).await;
 
     // What is wrong leaves all as it was.
     std::fs::write(&config, "mdb-drop-maximum = 10\n").unwrap();
     stage.hang_up();
     stage.write_mdb(&machines(12));
-    wait_until(async || stage.list().await.len() == 12).await;
+    wait_until("12 machines", async || stage.list().await.len() == 12).await;
 
     let script = directory.join("tell");
     std::fs::write(&script, "cd \"$1\"; cat >>told.new; cp told.new told\n").unwrap();
@@ -32,10 +32,10 @@ async fn a_configuration_that_changes_is_taken_while_the_dominator_runs() {
     std::fs::write(&config, text).unwrap();
     stage.domtool(&["disable-updates", "storm"]).await;
     stage.hang_up();
-    wait_until(async || !told(&directory).is_empty()).await;
+    wait_until("the brake is told", async || !told(&directory).is_empty()).await;
     assert_eq!(told(&directory)[0]["begun"][0]["kind"], "updates-disabled");
     stage.write_mdb(&machines(10));
-    wait_until(async || stage.status().await.mdb_held.is_some()).await;
+    wait_until("a database is held", async || stage.status().await.mdb_held.is_some()).await;
     let held = stage.status().await.mdb_held.unwrap();
     let why = "it lacks 2 of the 12 machines that are known, more than 10 %";
     assert_eq!((held.why.as_str(), stage.list().await.len()), (why, 12));

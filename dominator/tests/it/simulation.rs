@@ -102,11 +102,6 @@ fn bad_run(seed: u64) -> (Duration, String) {
     world.run_until(15 * MINUTE);
     world.faults = NONE;
     world.heal();
-    for model in &mut world.models {
-        (model.fails, model.sticks, model.sick) = (false, false, None);
-        model.pause(None);
-    }
-    world.pull_brake(None);
     // Polls that were lost are given up, and what has happened is known.
     world.run_until(18 * MINUTE);
     (0..MACHINES).for_each(|host| world.retry(host));
@@ -116,7 +111,7 @@ fn bad_run(seed: u64) -> (Duration, String) {
         .map(|host| world.describe(host))
         .collect();
     let converged = converged.unwrap_or_else(|| panic!("seed {seed}: {behind:#?}"));
-    must_be_quiet(&mut world, converged);
+    world.must_be_quiet(converged);
     (converged, world.trace)
 }
 
@@ -126,19 +121,6 @@ fn must_have_suffered(traces: &str) {
         let line = format!("is {status}: ");
         assert!(traces.contains(&line), "no machine was {status}");
     }
-}
-
-/// Nothing but polls from now on.
-fn must_be_quiet(world: &mut World, from: Duration) {
-    // What is still on its way, staged updates that expire, and the cleaning up.
-    world.run_until(from + 7 * MINUTE);
-    world.effects.clear();
-    world.run_until(from + 20 * MINUTE);
-    let others: Vec<_> = world.effects.iter().filter(|(name, _)| **name != "poll").collect();
-    assert_eq!(others, [], "a fleet that is in place must be left alone");
-    let polls = world.effects["poll"];
-    assert!(polls < MACHINES as u64 * 20, "{polls} polls in thirteen minutes");
-    assert!(world.is_converged());
 }
 
 #[test]
@@ -175,11 +157,11 @@ fn a_good_network_takes_seconds_and_each_machine_one_update() {
     let updated = updates.iter().sum::<u64>();
     assert_eq!((count("prepare"), count("commit")), (updated, updated), "each is told once");
     assert!(count("fetch") <= updated, "{} fetches for {updated} updates", count("fetch"));
-    must_be_quiet(&mut world, converged);
+    world.must_be_quiet(converged);
     world.drift(5);
     world.drift(6);
     let repaired = world.run_until_converged(25 * MINUTE).expect("nothing is in the way");
-    must_be_quiet(&mut world, repaired);
+    world.must_be_quiet(repaired);
 }
 
 #[test]
@@ -198,7 +180,7 @@ fn what_comes_next_is_fetched_ahead_and_never_in_the_way() {
     world.run_until(converged + Duration::from_millis(200));
     (0..10).for_each(|host| world.drift(host));
     world.run_until_converged(converged + 20 * MINUTE).expect("nothing is in the way");
-    must_be_quiet(&mut world, converged + 20 * MINUTE);
+    world.must_be_quiet(converged + 20 * MINUTE);
     for host in 0..MACHINES {
         assert_eq!(
             world.detail(host),
@@ -213,7 +195,7 @@ fn what_comes_next_is_fetched_ahead_and_never_in_the_way() {
     world.run_until_converged(60 * MINUTE).expect("nothing is in the way");
     assert_eq!((count(&world, "fetch"), count(&world, "commit")), (0, MACHINES as u64));
     let quiet = 61 * MINUTE;
-    must_be_quiet(&mut world, quiet);
+    world.must_be_quiet(quiet);
     assert!(world.models.iter().all(|model| model.cache.is_empty()));
 }
 

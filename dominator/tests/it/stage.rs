@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use common::api::dominator::{
@@ -99,12 +99,8 @@ impl Stage {
 
     /// Starts the dominator by another command than [`Stage::command`].
     pub async fn start_as(&mut self, mut command: Command) {
-        self.process = Some(command.stdin(Stdio::null()).spawn().unwrap());
-        let deadline = Instant::now() + PATIENCE;
-        while self.client.get("/healthz").await.is_err() {
-            assert!(Instant::now() < deadline, "the dominator does not come up");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let process = self.process.insert(command.stdin(Stdio::null()).spawn().unwrap());
+        wait_until_up("the dominator", &self.client, process).await;
     }
 
     /// Starts the dominator so that [`Stage::limit_files`] does not end it.
@@ -125,9 +121,9 @@ impl Stage {
     }
 
     /// SIGTERM; gives how it ended.
-    pub fn terminate(&mut self) -> std::process::ExitStatus {
+    pub fn terminate(&mut self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
-        self.process.take().unwrap().wait().unwrap()
+        end_of("the dominator", self.process.take().unwrap())
     }
 
     /// SIGHUP, which has it read its configuration again.
@@ -187,13 +183,51 @@ impl Stage {
     }
 }
 
-/// Waits until it is so.
-pub async fn wait_until(mut is_so: impl AsyncFnMut() -> bool) {
+/// Waits until it is so; `what` says what is waited for.
+#[track_caller]
+pub fn wait_until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
+    let place = std::panic::Location::caller();
+    async move {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_so().await {
+            assert!(Instant::now() < deadline, "{place}: not in time: {what}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// Waits until a daemon that was started answers at `/healthz`.
+pub async fn wait_until_up(name: &str, client: &Client, process: &mut Child) {
     let deadline = Instant::now() + PATIENCE;
-    while !is_so().await {
-        assert!(Instant::now() < deadline);
+    while client.get("/healthz").await.is_err() {
+        if let Some(status) = process.try_wait().unwrap() {
+            panic!("{name} ended while it was to come up: {status}");
+        }
+        assert!(Instant::now() < deadline, "{name} does not come up");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// How a daemon that was told to stop has ended.
+pub fn end_of(name: &str, mut process: Child) -> ExitStatus {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() >= deadline {
+            process.kill().unwrap();
+            process.wait().unwrap();
+            panic!("{name} does not stop");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The exit code of a program, what it gave, and what it said.
+pub fn said(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
 /// The fields of a machine that all tests need.

@@ -3,7 +3,7 @@
 use common::api::dominator::Status;
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::{Stage, record};
+use crate::stage::{Stage, record, said, wait_until};
 
 fn with_image(records: &[String]) -> String {
     let machines: Vec<String> =
@@ -47,17 +47,16 @@ async fn a_machine_that_took_over_an_address_is_left_alone_until_it_is_trusted()
     // It is polled, and nothing else.
     other.change(tree(&file("/its", "news")));
     let seen = wrong.last_seen;
-    while stage.show("web").await.summary.last_seen == seen {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    let is_seen = async || stage.show("web").await.summary.last_seen != seen;
+    wait_until("the other machine is polled", is_seen).await;
     stage.wait("web", Status::WrongMachine, "base").await;
     assert_eq!(*other.calls.lock().unwrap(), Vec::<&str>::new());
     // Nor is it asked for its tree by those who want to know what would be done.
     stage.images.add("plain", &tree(""), Some(&[]));
     let planned = stage.domtool(&["plan", "web", "--image", "plain"]).await;
-    let said = String::from_utf8(planned.stderr).unwrap();
+    let text = String::from_utf8(planned.stderr).unwrap();
     let why = "not-reached: it may be another machine than the one that is meant";
-    assert!(said.contains(why), "{said}");
+    assert!(text.contains(why), "{text}");
     assert_eq!(*other.calls.lock().unwrap(), Vec::<&str>::new());
 
     let misuse = stage.domtool(&["trust", "web"]).await;
@@ -67,8 +66,8 @@ async fn a_machine_that_took_over_an_address_is_left_alone_until_it_is_trusted()
     // What cannot be kept does not count.
     stage.limit_files("4096");
     let unkept = stage.domtool(&["trust", "web", "--why", "new disk"]).await;
-    let said = String::from_utf8(unkept.stderr).unwrap();
-    assert!(said.contains("not carried out, because it cannot be kept"), "{said}");
+    let (_, _, talk) = said(&unkept);
+    assert!(talk.contains("not carried out, because it cannot be kept"), "{talk}");
     stage.wait("web", Status::WrongMachine, "base").await;
     assert_eq!(*other.calls.lock().unwrap(), Vec::<&str>::new());
     stage.limit_files("unlimited");
@@ -112,7 +111,18 @@ async fn machines_whose_addresses_were_exchanged_are_left_alone_until_that_is_me
     stage.write_mdb(&with_image(&exchanged));
     stage.wait("a", Status::WrongMachine, "base").await;
     stage.wait("b", Status::WrongMachine, "base").await;
-    let trusted = stage.domtool(&["--format", "json", "trust", "*", "--why", "renamed"]).await;
+    for (pattern, part) in [
+        ("x*", "no machine of the machine database is called x*"),
+        ("[c-z]", "none of the machines that are called [c-z] is in doubt"),
+        ("[", "error parsing glob"),
+    ] {
+        let refused = stage.domtool(&["trust", pattern, "a", "--why", "renamed"]).await;
+        let (code, _, talk) = said(&refused);
+        assert!(code == Some(1) && talk.contains(part), "{pattern}: {talk}");
+    }
+    stage.wait("a", Status::WrongMachine, "base").await;
+    let trusted =
+        stage.domtool(&["--format", "json", "trust", "{a,b}", "[ac]", "--why", "renamed"]).await;
     let names: Vec<String> = serde_json::from_slice(&trusted.stdout).unwrap();
     assert_eq!(names, ["a", "b"]);
     stage.wait("a", Status::Synced, "base").await;

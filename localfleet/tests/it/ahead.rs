@@ -1,11 +1,10 @@
 //! The image that machines get next is fetched ahead.
 
 use std::fs;
-use std::time::Instant;
 
-use common::api::dominator::Status;
+use common::api::dominator::{Status, SubSummary};
 
-use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::converges::Scenario;
 use crate::trees;
 
 #[test]
@@ -23,7 +22,7 @@ fn a_switch_to_the_planned_image_needs_no_image_server() {
     assert_ne!(planned, database);
     fs::write(scenario.fleet.mdb(), planned).unwrap();
     let told = "equals test/1; has all objects of test/2, which comes next";
-    wait_until(&scenario, |status, detail| status == Status::Synced && detail == told);
+    wait_until_synced(&mut scenario, told);
     scenario.verify(first.path());
 
     scenario.fleet.imageserver.kill().unwrap();
@@ -31,20 +30,13 @@ fn a_switch_to_the_planned_image_needs_no_image_server() {
     let switched =
         database.replace("\"RequiredImage\": \"test/1\"", "\"RequiredImage\": \"test/2\"");
     fs::write(scenario.fleet.mdb(), switched).unwrap();
-    wait_until(&scenario, |status, detail| status == Status::Synced && detail == "equals test/2");
+    wait_until_synced(&mut scenario, "equals test/2");
     scenario.fleet.imageserver.start_again().unwrap();
     scenario.verify(second.path());
 }
 
-/// Waits until `enough` is true of all machines.
-fn wait_until(scenario: &Scenario, enough: impl Fn(Status, &str) -> bool) {
-    let start = Instant::now();
-    loop {
-        let subs = scenario.fleet.statuses().unwrap();
-        if subs.iter().all(|sub| enough(sub.status, &sub.detail)) {
-            return;
-        }
-        assert!(start.elapsed() < CONVERGE_MAX, "{subs:#?}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+/// Waits until all machines are synced, and this is said of them.
+fn wait_until_synced(scenario: &mut Scenario, detail: &str) {
+    let is_so = |sub: &SubSummary| sub.status == Status::Synced && sub.detail == detail;
+    scenario.wait_until(detail, |subs| subs.iter().all(is_so));
 }

@@ -51,7 +51,7 @@ fn an_image_that_does_not_exist_is_waited_for_by_name() {
     trees::make(tree.path(), 1);
     let mut scenario = Scenario::start(1);
     scenario.fleet.require(Some("test/later")).unwrap();
-    scenario.wait_for_any(|status| status == Status::ImageNotReady);
+    scenario.wait_for_any("no image", |status| status == Status::ImageNotReady);
     let subs = scenario.fleet.statuses().unwrap();
     assert!(subs[0].detail.contains("test/later"), "{subs:?}");
     scenario.add("test/later", tree.path());
@@ -68,11 +68,11 @@ fn disable_updates_holds_over_a_restart() {
     let output = scenario.fleet.domtool(&["disable-updates", "testing the brake"]).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     scenario.fleet.require(Some("test/1")).unwrap();
-    scenario.wait_for_any(|status| status == Status::UpdatesDisabled);
+    scenario.wait_for_any("the brake", |status| status == Status::UpdatesDisabled);
     scenario.fleet.dominator.kill().unwrap();
     scenario.fleet.dominator.start_again().unwrap();
     scenario.fleet.wait_ready().unwrap();
-    scenario.wait_for_any(|status| status == Status::UpdatesDisabled);
+    scenario.wait_for_any("the brake", |status| status == Status::UpdatesDisabled);
     let root = &scenario.fleet.subs[0].root;
     assert!(!root.join("etc").exists(), "an update went past the brake");
     let output = scenario.fleet.domtool(&["enable-updates"]).unwrap();
@@ -93,7 +93,7 @@ fn an_update_that_would_empty_the_machine_waits_for_the_operator() {
     scenario.add("test/tiny", &tiny);
     scenario.converge("test/full");
     scenario.fleet.require(Some("test/tiny")).unwrap();
-    scenario.wait_for_any(|status| status == Status::UnsafeUpdate);
+    scenario.wait_for_any("the danger", |status| status == Status::UnsafeUpdate);
     scenario.verify(&full);
     let output = scenario.fleet.domtool(&["clear-safety-shutoff", "sub-1"]).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
+use common::api::dominator::{Status, SubSummary};
 use localfleet::compare::compare;
 use localfleet::drift::drift;
 use localfleet::fleet::{Addresses, Fleet, Options};
@@ -112,16 +112,32 @@ impl Scenario {
         }
     }
 
-    /// Waits until any machine does what `what` says.
-    pub fn wait_for_any(&self, what: impl Fn(Status) -> bool) {
+    /// Waits until `is_so` is true of what the dominator says of its machines, sorted by name;
+    /// `what` says what is waited for. Fails if a daemon that was not stopped has ended.
+    #[track_caller]
+    pub fn wait_until(
+        &mut self,
+        what: &str,
+        is_so: impl Fn(&[SubSummary]) -> bool,
+    ) -> Vec<SubSummary> {
         let start = Instant::now();
         loop {
-            let subs = self.fleet.statuses().unwrap();
-            if subs.iter().any(|sub| what(sub.status)) {
-                return;
+            self.fleet.check().unwrap();
+            // A dominator that is just being started again does not answer.
+            let subs = self.fleet.statuses().unwrap_or_default();
+            if !subs.is_empty() && is_so(&subs) {
+                return subs;
             }
-            assert!(start.elapsed() < CONVERGE_MAX, "{subs:?}");
+            assert!(start.elapsed() < CONVERGE_MAX, "not in time: {what}: {subs:#?}");
+            // Some states do not last longer.
+            std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Waits until any machine does what `is_so` says.
+    #[track_caller]
+    pub fn wait_for_any(&mut self, what: &str, is_so: impl Fn(Status) -> bool) {
+        self.wait_until(what, |subs| subs.iter().any(|sub| is_so(sub.status)));
     }
 
     /// The lines that services got since the last call.
@@ -268,7 +284,7 @@ fn a_sparse_image_removes_nothing(scenario: &mut Scenario, tree: &Path) {
 fn survives_kills(scenario: &mut Scenario, first: &Path, second: &Path) {
     let under_way = |status| !matches!(status, Status::Synced | Status::Connecting);
     scenario.fleet.require(Some("test/2")).unwrap();
-    scenario.wait_for_any(under_way);
+    scenario.wait_for_any("an update is under way", under_way);
     scenario.fleet.dominator.kill().unwrap();
     scenario.fleet.dominator.start_again().unwrap();
     scenario.fleet.wait_ready().unwrap();
@@ -276,7 +292,7 @@ fn survives_kills(scenario: &mut Scenario, first: &Path, second: &Path) {
     scenario.verify(second);
 
     scenario.fleet.require(Some("test/1")).unwrap();
-    scenario.wait_for_any(under_way);
+    scenario.wait_for_any("an update is under way", under_way);
     scenario.fleet.imageserver.kill().unwrap();
     scenario.fleet.imageserver.start_again().unwrap();
     scenario.fleet.wait_ready().unwrap();
@@ -286,7 +302,7 @@ fn survives_kills(scenario: &mut Scenario, first: &Path, second: &Path) {
     // A sub that is killed while nothing is under way comes back as it was.
     scenario.fleet.subs[0].daemon.kill().unwrap();
     scenario.fleet.require(Some("test/2")).unwrap();
-    scenario.wait_for_any(|status| status == Status::Unreachable);
+    scenario.wait_for_any("one is not reached", |status| status == Status::Unreachable);
     scenario.fleet.subs[0].daemon.start_again().unwrap();
     scenario.converge("test/2");
     scenario.verify(second);
@@ -337,20 +353,13 @@ fn a_machine_that_is_off_or_talks_garbage_delays_nobody() {
         address(13),
     );
     fs::write(scenario.fleet.mdb(), mdb).unwrap();
-    let start = Instant::now();
-    let statuses = loop {
-        let subs = scenario.fleet.statuses().unwrap();
-        let statuses: Vec<(String, Status)> =
-            subs.into_iter().map(|sub| (sub.hostname, sub.status)).collect();
-        let settled = statuses.len() == 3
-            && statuses.iter().all(|(_, status)| *status != Status::Connecting)
-            && statuses.iter().any(|(_, status)| *status == Status::Synced);
-        if settled {
-            break statuses;
-        }
-        assert!(start.elapsed() < CONVERGE_MAX, "{statuses:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    };
+    let subs = scenario.wait_until("each has settled, and one is synced", |subs| {
+        subs.len() == 3
+            && subs.iter().all(|sub| sub.status != Status::Connecting)
+            && subs.iter().any(|sub| sub.status == Status::Synced)
+    });
+    let statuses: Vec<(String, Status)> =
+        subs.into_iter().map(|sub| (sub.hostname, sub.status)).collect();
     assert_eq!(statuses[2], ("sub-1".to_owned(), Status::Synced));
     assert_eq!(statuses[1], ("off".to_owned(), Status::Unreachable));
     assert!(matches!(statuses[0].1, Status::Unreachable | Status::PollFailed), "{statuses:?}");

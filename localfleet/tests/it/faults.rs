@@ -3,9 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use common::api::dominator::{Status, SubSummary};
+use common::api::dominator::Status;
 use common::api::subd::{Activity, Poll, PollRequest};
 use localfleet::process::Daemon;
 use nix::sys::signal::{Signal, kill};
@@ -13,20 +13,6 @@ use nix::unistd::Pid;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::trees;
-
-/// Waits until `enough` is true of what the dominator says of its machines.
-fn wait_until(scenario: &mut Scenario, enough: impl Fn(&[SubSummary]) -> bool) -> Vec<SubSummary> {
-    let start = Instant::now();
-    loop {
-        scenario.fleet.check().unwrap();
-        let subs = scenario.fleet.statuses().unwrap_or_default();
-        if !subs.is_empty() && enough(&subs) {
-            return subs;
-        }
-        assert!(start.elapsed() < CONVERGE_MAX, "{subs:#?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 fn signal(daemon: &Daemon, signal: Signal) {
     let id = i32::try_from(daemon.id().unwrap()).unwrap();
@@ -63,17 +49,17 @@ fn an_image_server_that_hangs_or_is_gone_delays_a_rollout_and_no_more() {
     // It hangs before anyone has asked for the new image.
     signal(&scenario.fleet.imageserver, Signal::SIGSTOP);
     scenario.fleet.require(Some("test/2")).unwrap();
-    wait_until(&mut scenario, |subs| {
+    scenario.wait_until("they are told of the new image", |subs| {
         subs.iter().all(|sub| sub.status == Status::ImageNotReady && sub.required_image == "test/2")
     });
     scenario.verify(&first);
     signal(&scenario.fleet.imageserver, Signal::SIGCONT);
     // It goes in the midst of it.
-    wait_until(&mut scenario, |subs| {
+    scenario.wait_until("the rollout has begun", |subs| {
         subs.iter().any(|sub| !matches!(sub.status, Status::ImageNotReady))
     });
     scenario.fleet.imageserver.kill().unwrap();
-    wait_until(&mut scenario, |subs| {
+    scenario.wait_until("each waits for the image server, or has the image", |subs| {
         let waits = [Status::ImageNotReady, Status::FetchFailed, Status::Synced];
         subs.len() == 3 && subs.iter().all(|sub| waits.contains(&sub.status))
     });
@@ -92,8 +78,9 @@ fn a_damaged_object_is_put_aside_and_comes_back_with_the_next_upload() {
     fs::remove_file(&object).unwrap();
     fs::write(&object, &damaged).unwrap();
     scenario.fleet.require(Some("test/2")).unwrap();
-    let failed =
-        wait_until(&mut scenario, |subs| subs.iter().all(|sub| sub.status == Status::FetchFailed));
+    let failed = scenario.wait_until("the object is missed", |subs| {
+        subs.iter().all(|sub| sub.status == Status::FetchFailed)
+    });
     let server = scenario.fleet.addresses().imageserver.to_string();
     for sub in failed {
         assert!(sub.detail.contains(&server), "{}", sub.detail);
@@ -131,7 +118,7 @@ fn a_subd_that_is_killed_between_the_fetch_and_the_update_starts_over() {
     let braked = scenario.fleet.domtool(&["disable-updates", "until all is fetched"]).unwrap();
     assert!(braked.status.success());
     scenario.fleet.require(Some("test/2")).unwrap();
-    wait_until(&mut scenario, |subs| {
+    scenario.wait_until("all is fetched", |subs| {
         subs.iter().all(|sub| sub.detail.contains("all objects are there"))
     });
     scenario.fleet.subs[0].daemon.kill().unwrap();
@@ -141,7 +128,8 @@ fn a_subd_that_is_killed_between_the_fetch_and_the_update_starts_over() {
     assert!(released.status.success());
     // The other one is killed as soon as it has anything to do with the update.
     let start = Instant::now();
-    while start.elapsed() < CONVERGE_MAX {
+    loop {
+        assert!(start.elapsed() < CONVERGE_MAX, "sub-2 has nothing to do with the update");
         let request = PollRequest { have: None, wait_ms: 0 };
         let reply = scenario.fleet.ask_sub::<Poll>(1, &request).unwrap();
         let is_done = reply.last_image.is_some_and(|image| image.as_str() == "test/2");
@@ -160,7 +148,7 @@ fn a_subd_that_hangs_in_the_middle_of_a_poll_delays_nobody_and_goes_on() {
     signal(&scenario.fleet.subs[0].daemon, Signal::SIGSTOP);
     scenario.fleet.require(Some("test/2")).unwrap();
     // The other one has the new image meanwhile; this one has nothing.
-    wait_until(&mut scenario, |subs| {
+    scenario.wait_until("the other machine has the new image", |subs| {
         subs[1].status == Status::Synced && subs[1].last_image == "test/2"
     });
     let hanging = &scenario.fleet.subs[0];

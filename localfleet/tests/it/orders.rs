@@ -2,26 +2,11 @@
 //! dominator, and an update now.
 
 use std::fs;
-use std::time::{Duration, Instant};
 
 use common::api::dominator::{Status, SubSummary};
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::trees;
-
-/// Waits until `enough` is true of the machines, by their names.
-fn wait_until(scenario: &Scenario, enough: impl Fn(&SubSummary) -> bool) {
-    let start = Instant::now();
-    loop {
-        // A dominator that is just being started again does not answer.
-        let subs = scenario.fleet.statuses().unwrap_or_default();
-        if subs.len() == scenario.fleet.subs.len() && subs.iter().all(&enough) {
-            return;
-        }
-        assert!(start.elapsed() < CONVERGE_MAX, "{subs:#?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// Runs domtool; gives its exit code, data and talk.
 fn domtool(scenario: &Scenario, words: &[&str]) -> (i32, String, String) {
@@ -48,16 +33,18 @@ fn a_pause_outlives_a_kill_and_a_fast_update_repairs_drift_now() {
         "sub-1" => sub.status == Status::Paused && sub.last_image == "test/1",
         _ => sub.status == Status::Synced && sub.last_image == "test/2",
     };
-    wait_until(&scenario, is_so);
+    let what = "the others have the new image, and the one that is paused has the old";
+    let all_so = |subs: &[SubSummary]| subs.len() == 3 && subs.iter().all(is_so);
+    scenario.wait_until(what, all_so);
 
     scenario.fleet.dominator.kill().unwrap();
     scenario.fleet.dominator.start_again().unwrap();
     scenario.fleet.wait_ready().unwrap();
-    wait_until(&scenario, is_so);
+    scenario.wait_until(what, all_so);
     let (code, out, talk) = domtool(&scenario, &["fast-update", "sub-1"]);
     assert_eq!(code, 1, "{out}{talk}");
     assert!(out.starts_with("sub-1: paused: "), "{out}");
-    wait_until(&scenario, is_so);
+    scenario.wait_until(what, all_so);
 
     let (code, out, talk) = domtool(&scenario, &["resume", "sub-*"]);
     assert_eq!((code, out.as_str()), (0, "sub-1\n"), "{talk}");

@@ -2,29 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::time::Instant;
 
 use common::api::dominator::{Status, SubSummary};
 use localfleet::fleet::Fleet;
 
-use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::converges::Scenario;
 use crate::trees;
-
-/// Waits until `is_so`, which is given the machines by their names.
-fn wait(fleet: &mut Fleet, is_so: impl Fn(&BTreeMap<String, SubSummary>) -> bool) {
-    let start = Instant::now();
-    loop {
-        fleet.check().unwrap();
-        // A dominator that is just being started again is no reason to give up.
-        let subs = fleet.statuses().unwrap_or_default();
-        let subs = subs.into_iter().map(|sub| (sub.hostname.clone(), sub)).collect();
-        if is_so(&subs) {
-            return;
-        }
-        assert!(start.elapsed() < CONVERGE_MAX, "{subs:#?}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-}
 
 fn domtool(fleet: &Fleet, words: &[&str]) -> (bool, String, String) {
     let output = fleet.domtool(words).unwrap();
@@ -78,15 +61,14 @@ fn an_image_that_fails_its_health_check_stops_and_others_are_never_touched() {
         .collect();
     scenario.services();
     scenario.fleet.require_each(&images).unwrap();
-    let count = |subs: &BTreeMap<String, SubSummary>, status| {
-        subs.values().filter(|sub| sub.status == status).count()
-    };
-    let has_stopped = |subs: &BTreeMap<String, SubSummary>| {
+    let count =
+        |subs: &[SubSummary], status| subs.iter().filter(|sub| sub.status == status).count();
+    let has_stopped = |subs: &[SubSummary]| {
         count(subs, Status::HealthFailed) == 2
             && count(subs, Status::ImageStopped) == 2
             && count(subs, Status::Synced) == 1
     };
-    wait(&mut scenario.fleet, has_stopped);
+    scenario.wait_until("updates to it have stopped", has_stopped);
     // Those that have failed put their trees back; on the others nothing has ever happened.
     scenario.verify(&first);
     let mut touched: Vec<String> = scenario.services();
@@ -109,7 +91,7 @@ fn an_image_that_fails_its_health_check_stops_and_others_are_never_touched() {
     scenario.fleet.dominator.kill().unwrap();
     scenario.fleet.dominator.start_again().unwrap();
     scenario.fleet.wait_ready().unwrap();
-    wait(&mut scenario.fleet, has_stopped);
+    scenario.wait_until("they still have", has_stopped);
     let (_, json, _) = domtool(&scenario.fleet, &["--format", "json", "list-stopped"]);
     let stopped: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&stopped[0]["image"], &stopped[0]["why"]), (&"test/2".into(), &why.into()));
@@ -121,7 +103,7 @@ fn an_image_that_fails_its_health_check_stops_and_others_are_never_touched() {
     let (done, _, said) =
         domtool(&scenario.fleet, &["resume-image", "test/2", "--why", "repaired"]);
     assert!(done, "{said}");
-    wait(&mut scenario.fleet, |subs| {
+    scenario.wait_until("those that had waited have it", |subs| {
         count(subs, Status::HealthFailed) == 2 && count(subs, Status::Synced) == 3
     });
     let failed: Vec<String> = scenario
@@ -135,8 +117,8 @@ fn an_image_that_fails_its_health_check_stops_and_others_are_never_touched() {
     for host in &failed {
         assert!(domtool(&scenario.fleet, &["retry", host]).0);
     }
-    wait(&mut scenario.fleet, |subs| {
-        subs.values()
+    scenario.wait_until("all have what they must have", |subs| {
+        subs.iter()
             .all(|sub| sub.status == Status::Synced && sub.last_image == images[&sub.hostname])
     });
     let (_, table, _) = domtool(&scenario.fleet, &["list-stopped"]);

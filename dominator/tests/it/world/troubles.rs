@@ -12,6 +12,8 @@ use dominator::core::sub::{Event, Failure, FailureKind, Ticket};
 use super::{Faults, Happening, World};
 use crate::model::{Model, Server};
 
+const MINUTE: Duration = Duration::from_secs(60);
+
 /// What is wrong now, and what is watched.
 pub struct Troubles {
     server: Server,
@@ -150,6 +152,19 @@ impl World {
             self.collect(host);
         }
         self.pull_brake(None);
+    }
+
+    /// Nothing but polls from `from` on, and few of them.
+    pub fn must_be_quiet(&mut self, from: Duration) {
+        // What is still on its way, staged updates that expire, and the cleaning up.
+        self.run_until(from + 7 * MINUTE);
+        self.effects.clear();
+        self.run_until(from + 17 * MINUTE);
+        let others: Vec<_> = self.effects.iter().filter(|(name, _)| **name != "poll").collect();
+        assert_eq!(others, [], "a fleet that is in place must be left alone");
+        let (polls, machines) = (self.effects["poll"], self.models.len() as u64);
+        assert!(polls <= machines * 13, "{polls} polls of {machines} machines in ten minutes");
+        assert!(self.is_converged());
     }
 
     /// The machine database says that the machine is not to be updated, or does not.
