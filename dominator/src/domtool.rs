@@ -253,6 +253,10 @@ enum ToolError {
     OtherCopy,
     #[error("the dominator plans for none of the machines that it is asked about")]
     NoProgress,
+    #[error("no machine of the machine database is called {pattern}")]
+    Nobody { pattern: String },
+    #[error("none of the machines that are called {pattern} is in doubt")]
+    NoDoubt { pattern: String },
 }
 
 impl ToolError {
@@ -271,6 +275,9 @@ impl ToolError {
             | Self::Backup { .. }
             | Self::OtherCopy
             | Self::NoProgress => &[],
+            Self::Nobody { .. } | Self::NoDoubt { .. } => {
+                &["domtool list-subs --status wrong-machine shows the machines in doubt"]
+            }
         }
     }
 }

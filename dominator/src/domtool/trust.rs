@@ -1,5 +1,7 @@
 //! `domtool trust`: says that machines are the ones that are meant.
 
+use std::collections::BTreeSet;
+
 use common::api::dominator::identity::{Trust, TrustRequest};
 use common::api::dominator::{ListSubs, ListSubsRequest, Status};
 use common::daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY};
@@ -12,7 +14,7 @@ use super::{ToolError, call, who};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// Its name in the machine database; with `*` and `?`, all that are `wrong-machine`
+    /// Its name in the machine database, or a pattern: of those, all that are `wrong-machine`
     #[arg(value_name = "HOST", required = true)]
     hosts: Vec<String>,
     /// Why: noted in the dominator's log and state
@@ -26,19 +28,9 @@ pub(super) async fn run(
     format: Format,
     arguments: &Arguments,
 ) -> Result<Output, ToolError> {
-    let mut hostnames = Vec::new();
+    let mut hostnames = BTreeSet::new();
     for host in &arguments.hosts {
-        if !host.contains(['*', '?']) {
-            hostnames.push(host.clone());
-            continue;
-        }
-        let request = ListSubsRequest {
-            statuses: vec![Status::WrongMachine],
-            hosts: vec![host.clone()],
-            ..ListSubsRequest::default()
-        };
-        let subs = call::<ListSubs>(client, &request).await?.subs;
-        hostnames.extend(subs.into_iter().map(|sub| sub.hostname));
+        hostnames.extend(meant(client, host).await?);
     }
     let is_alone = hostnames.len() == 1;
     let (mut trusted, mut has_failed) = (Vec::new(), false);
@@ -65,4 +57,25 @@ pub(super) async fn run(
         Format::Json => json(&trusted),
     };
     Ok(Output { text, code })
+}
+
+/// The machines that are meant: the one of this name, or those that are in doubt of a pattern.
+async fn meant(client: &Client, host: &str) -> Result<Vec<String>, ToolError> {
+    if !host.contains(['*', '?', '[', '{', '\\']) {
+        return Ok(vec![host.to_owned()]);
+    }
+    let request = ListSubsRequest { hosts: vec![host.to_owned()], ..ListSubsRequest::default() };
+    let mut subs = call::<ListSubs>(client, &request).await?.subs;
+    if subs.iter().any(|sub| sub.hostname == host) {
+        return Ok(vec![host.to_owned()]);
+    }
+    let pattern = || host.to_owned();
+    if subs.is_empty() {
+        return Err(ToolError::Nobody { pattern: pattern() });
+    }
+    subs.retain(|sub| sub.status == Status::WrongMachine);
+    if subs.is_empty() {
+        return Err(ToolError::NoDoubt { pattern: pattern() });
+    }
+    Ok(subs.into_iter().map(|sub| sub.hostname).collect())
 }
