@@ -502,6 +502,10 @@ impl Sub {
         if let Purpose::Limits = purpose {
             return self.not_configured(failure.text);
         }
+        if let Purpose::Cleanup = purpose {
+            // What was to go may still be there.
+            self.cleaned_generation = None;
+        }
         self.calls_failed += 1;
         let pause = self.pause(self.calls_failed, context);
         if let Purpose::Commit(id) = purpose {

@@ -427,6 +427,8 @@ impl Sub {
 /// `status` something else than the same update is to be done now.
 fn end_of(last: &LastUpdate, view: &View, status: Option<Status>) -> Option<End> {
     let failed = match &last.outcome {
+        // A reboot that an update before it asked for is still to come.
+        Outcome::NotPrepared(_) if view.is_rebooting() => return None,
         Outcome::NotPrepared(_) => return Some(End::Withdrawn),
         Outcome::RolledBack(_) => Failed::Update,
         Outcome::Stuck(_) => Failed::Stuck,

@@ -452,6 +452,22 @@ fn what_was_fetched_ahead_stays_until_nothing_is_planned() {
 }
 
 #[test]
+fn a_cleanup_that_failed_is_told_again() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
+    script.cache(&["2"]);
+    script.poll();
+    script.refuse(FailureKind::Busy, "busy");
+    assert!(script.called.is_none(), "at once: {:?}", script.called);
+    script.wait(1);
+    let call = script.accept();
+    assert_eq!(call, Some(Call::Cleanup(CleanupRequest { objects: vec![object("2")] })));
+    // One that was carried out is not.
+    script.wait(60);
+    script.poll();
+    assert!(script.called.is_none(), "{:?}", script.called);
+}
+
+#[test]
 fn late_and_repeated_answers_change_nothing() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
     let before = (script.sub.status(), script.sub.detail().to_owned());

@@ -224,3 +224,28 @@ fn what_is_under_way_when_the_dominator_starts_is_counted() {
                      -> release: Good
     "#]]);
 }
+
+#[test]
+fn a_machine_whose_reboot_is_due_is_counted_once_also_if_something_else_was_not_staged() {
+    let mut script = Script::new(image("base", &[("/a", "1")]));
+    script.tells_ends = true;
+    // It was updated by hand, and then something was staged by hand that expired.
+    script.ended(9, Outcome::NotPrepared("expired".into()), None);
+    script.reply.last_update.as_mut().unwrap().awaits_boot = true;
+    script.poll();
+    script.poll();
+    script.poll();
+    script.wait(3_600);
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+                     -> is under way
+        0   polled   rebooting        is to come up again, as the update asks for it
+        0   polled   rebooting        is to come up again, as the update asks for it
+        0   polled   rebooting        is to come up again, as the update asks for it
+        3600 wake     rebooting        is to come up again, as the update asks for it
+                     -> release: Failed(Overdue)
+        3600 polled   rebooting        is to come up again, as the update asks for it
+    "#]]);
+}
