@@ -24,7 +24,9 @@
 //!   operator's word, or with its record.
 // tidy: core
 
+mod groups;
 mod holders;
+mod sighting;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -32,124 +34,14 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use common::api::subd::Identity;
-use common::object::ObjectId;
 use common::tree::Time;
-use serde::{Deserialize, Serialize};
 
+pub use sighting::{Known, Origin, Origins, Sighting, Trust};
+
+use groups::{Claimant, Key, Summary, groups_of, remove_from};
 use holders::{Holder, Rank, witnesses};
+use sighting::id_of_image;
 use words::{first_label, is_called};
-
-/// The longest name or id of a machine that is looked at, in bytes; a machine may say anything.
-const WORD_BYTES_MAX: usize = 256;
-
-/// Where the content of a file of a machine comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// Its image is not at hand yet.
-    Unknown,
-    /// The machine: its image leaves the path alone.
-    Machine,
-    /// Its image: all machines of it have this content.
-    Image(ObjectId),
-    /// Its image has the path in its care, and no content for it.
-    Nobody,
-}
-
-impl Origin {
-    /// True if `word` is the content that the image brings.
-    fn brings(self, word: &str) -> bool {
-        let Self::Image(object) = self else { return false };
-        let digest = |text: &str| object.algorithm().digest(text.as_bytes());
-        digest(word) == object || digest(&format!("{word}\n")) == object
-    }
-}
-
-/// Where the files come from that tell machines apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origins {
-    /// Of `/etc/machine-id`.
-    pub machine_id: Origin,
-    /// Of `/etc/hostname`.
-    pub hostname: Origin,
-}
-
-impl Origins {
-    /// While the image is not at hand.
-    pub const UNKNOWN: Self = Self { machine_id: Origin::Unknown, hostname: Origin::Unknown };
-}
-
-/// What a sub says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sighting {
-    /// The start of subd.
-    pub instance: u64,
-    /// The host name.
-    pub hostname: String,
-    /// The machine id; empty if there is none.
-    pub machine_id: String,
-    /// The boot id of the kernel; empty if it is not known.
-    pub boot_id: String,
-    /// What of it an image may have brought.
-    pub origins: Origins,
-}
-
-impl Sighting {
-    /// What `identity` says.
-    #[must_use]
-    pub fn of(instance: u64, identity: &Identity, origins: Origins) -> Self {
-        Self {
-            instance,
-            hostname: bounded(&identity.hostname).to_owned(),
-            machine_id: bounded(&identity.machine_id).to_owned(),
-            boot_id: bounded(&identity.boot_id).to_owned(),
-            origins,
-        }
-    }
-
-    /// True if `identity` says the same.
-    #[must_use]
-    pub fn is_of(&self, instance: u64, identity: &Identity, origins: Origins) -> bool {
-        self.instance == instance
-            && self.hostname == bounded(&identity.hostname)
-            && self.machine_id == bounded(&identity.machine_id)
-            && self.boot_id == bounded(&identity.boot_id)
-            && self.origins == origins
-    }
-
-    /// True if its machine id is that of its image.
-    fn has_id_of_image(&self) -> bool {
-        self.origins.machine_id.brings(&self.machine_id)
-    }
-}
-
-fn bounded(word: &str) -> &str {
-    &word[..word.floor_char_boundary(WORD_BYTES_MAX)]
-}
-
-/// An operator's word that a machine is the one that is meant.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trust {
-    /// The host name that it had then.
-    pub hostname: String,
-    /// Who said so.
-    pub who: String,
-    /// Why.
-    pub why: String,
-    /// When.
-    pub since: Time,
-}
-
-/// By what a machine was last known. Kept over restarts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Known {
-    /// The machine id; empty if it may be any.
-    pub machine_id: String,
-    /// The id is the machine's own: one with another id is another machine.
-    pub is_own: bool,
-    /// Set once an operator has trusted the machine.
-    pub trust: Option<Trust>,
-}
 
 /// What a state machine tells of its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,9 +100,6 @@ struct Entry {
     wrong: Option<Arc<str>>,
 }
 
-/// A member of the group of one instance: the best first.
-type Claimant = (std::cmp::Reverse<(bool, bool)>, Arc<str>);
-
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Roster {
@@ -230,21 +119,6 @@ pub struct Roster {
     waiting: BTreeMap<Arc<str>, Known>,
     /// Machines of which something else is known than was taken to be kept.
     dirty: BTreeSet<Arc<str>>,
-}
-
-/// The groups that a record is in; a change of their [`Summary`] concerns all members.
-struct Groups {
-    instance: Option<u64>,
-    ids: Vec<String>,
-    name: Option<String>,
-}
-
-/// What of a group the verdicts on its members depend on.
-#[derive(PartialEq, Eq)]
-enum Summary {
-    Instance([Option<Claimant>; 2]),
-    Id([Option<Holder>; 2], bool),
-    Name(bool),
 }
 
 impl Roster {
@@ -583,139 +457,4 @@ impl Roster {
             self.common_names.insert(hostname);
         }
     }
-}
-
-/// What the groups of a roster are known by.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    Instance(u64),
-    Id(String),
-    Name(String),
-}
-
-impl Groups {
-    fn keys(&self) -> impl Iterator<Item = Key> {
-        let ids = self.ids.iter().cloned().map(Key::Id);
-        let instance = self.instance.map(Key::Instance);
-        ids.chain(instance).chain(self.name.clone().map(Key::Name))
-    }
-}
-
-impl Roster {
-    fn summary(&self, key: &Key) -> Summary {
-        match key {
-            Key::Instance(instance) => {
-                let mut members = self.instances.get(instance).into_iter().flatten().cloned();
-                Summary::Instance([members.next(), members.next()])
-            }
-            Key::Id(id) => Summary::Id(
-                self.holders.get(id).map(witnesses).unwrap_or_default(),
-                self.image_ids.contains(id),
-            ),
-            Key::Name(name) => Summary::Name(self.common_names.contains(name)),
-        }
-    }
-
-    fn members(&self, key: &Key) -> BTreeSet<Arc<str>> {
-        match key {
-            Key::Instance(instance) => {
-                let members = self.instances.get(instance).into_iter().flatten();
-                members.map(|(_, name)| Arc::clone(name)).collect()
-            }
-            Key::Id(id) => {
-                let members = self.holders.get(id).into_iter().flatten();
-                members.map(|holder| Arc::clone(&holder.name)).collect()
-            }
-            Key::Name(name) => self.claims.get(&first_label(name)).cloned().unwrap_or_default(),
-        }
-    }
-
-    fn list(&mut self, name: &Arc<str>, entry: &Entry) {
-        if let Some((_, sighting)) = &entry.sighting {
-            let claimant = claimant(name, entry, sighting);
-            self.instances.entry(sighting.instance).or_default().insert(claimant);
-            let label = first_label(&sighting.hostname);
-            self.claims.entry(label).or_default().insert(Arc::clone(name));
-            if sighting.has_id_of_image() {
-                self.image_ids.insert(sighting.machine_id.clone());
-            }
-        }
-        if let Some(id) = entry.known.as_ref().and_then(id_of_image) {
-            self.image_ids.insert(id.to_owned());
-        }
-        for (id, holder) in holdings(name, entry) {
-            self.holders.entry(id).or_default().insert(holder);
-        }
-    }
-
-    fn unlist(&mut self, name: &Arc<str>, entry: &Entry) {
-        if let Some((_, sighting)) = &entry.sighting {
-            let claimant = claimant(name, entry, sighting);
-            remove_from(&mut self.instances, &sighting.instance, &claimant);
-            remove_from(&mut self.claims, &first_label(&sighting.hostname), name);
-        }
-        for (id, holder) in holdings(name, entry) {
-            remove_from(&mut self.holders, &id, &holder);
-        }
-    }
-}
-
-fn remove_from<K: Ord, V: Ord>(groups: &mut BTreeMap<K, BTreeSet<V>>, key: &K, member: &V) {
-    if let Some(group) = groups.get_mut(key) {
-        group.remove(member);
-        if group.is_empty() {
-            groups.remove(key);
-        }
-    }
-}
-
-/// The machine id that an image brought to the machine.
-fn id_of_image(known: &Known) -> Option<&str> {
-    (!known.is_own && !known.machine_id.is_empty()).then_some(known.machine_id.as_str())
-}
-
-fn groups_of(entry: &Entry) -> Groups {
-    let sighting = entry.sighting.as_ref().map(|(_, sighting)| sighting);
-    let seen = sighting.map(|sighting| sighting.machine_id.clone());
-    let known = entry.known.as_ref().map(|known| known.machine_id.clone());
-    Groups {
-        instance: sighting.map(|sighting| sighting.instance),
-        ids: seen.into_iter().chain(known).filter(|id| !id.is_empty()).collect(),
-        name: sighting.map(|sighting| sighting.hostname.to_lowercase()),
-    }
-}
-
-fn claimant(name: &Arc<str>, entry: &Entry, sighting: &Sighting) -> Claimant {
-    let owns = entry.known.as_ref().is_some_and(|known| {
-        known.is_own && !known.machine_id.is_empty() && known.machine_id == sighting.machine_id
-    });
-    (std::cmp::Reverse((is_called(name, &sighting.hostname), owns)), Arc::clone(name))
-}
-
-/// The machine ids that the machine has, or was known by.
-fn holdings(name: &Arc<str>, entry: &Entry) -> Vec<(String, Holder)> {
-    let mut holdings = Vec::new();
-    let own = entry.known.as_ref().filter(|known| known.is_own && !known.machine_id.is_empty());
-    let seen = entry.sighting.as_ref().map(|(_, sighting)| sighting);
-    let seen = seen.filter(|sighting| !sighting.machine_id.is_empty());
-    if let Some(known) = own {
-        let here = seen.filter(|sighting| sighting.machine_id == known.machine_id);
-        let boot = here.map(|sighting| sighting.boot_id.clone());
-        let holder = Holder { rank: Rank::Owner, boot, name: Arc::clone(name) };
-        holdings.push((known.machine_id.clone(), holder));
-        if here.is_some() {
-            return holdings;
-        }
-    }
-    if let Some(sighting) = seen {
-        let rank = match sighting.origins.machine_id {
-            Origin::Machine if sighting.boot_id.is_empty() => Rank::Bystander,
-            Origin::Machine if is_called(name, &sighting.hostname) => Rank::Called,
-            Origin::Machine => Rank::Other,
-            Origin::Unknown | Origin::Image(_) | Origin::Nobody => Rank::Bystander,
-        };
-        let boot = Some(sighting.boot_id.clone());
-        holdings.push((sighting.machine_id.clone(), Holder { rank, boot, name: Arc::clone(name) }));
-    }
-    holdings
 }
