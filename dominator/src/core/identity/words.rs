@@ -42,7 +42,10 @@ fn found(sighting: &Sighting) -> String {
 }
 
 fn hint(name: &str) -> String {
-    format!("correct its address in the machine database, or if it is meant: domtool trust {name}")
+    format!(
+        "correct its address in the machine database, or if it is meant: domtool trust {name} \
+         --why REASON"
+    )
 }
 
 pub(super) fn subd_of(sighting: &Sighting, other: &str) -> String {

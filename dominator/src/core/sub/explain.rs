@@ -164,6 +164,12 @@ impl Sub {
         Remedy { command, what: what.to_owned() }
     }
 
+    /// As [`Sub::remedy`], of a command that needs these words too.
+    fn remedy_with(&self, command: &str, words: &str, what: &str) -> Remedy {
+        let Remedy { command, what } = self.remedy(command, what);
+        Remedy { command: format!("{command} {words}"), what }
+    }
+
     fn story(&self, now: Now) -> Story {
         let mut story = self.story_of_status(now);
         if self.paused(now.wall).is_some() && self.status != Status::Paused {
@@ -215,8 +221,9 @@ impl Sub {
                 "every answer is looked at, and it goes on when the machine is the right one",
                 vec![
                     by_hand("see the detail; correct its address in the machine database"),
-                    self.remedy(
+                    self.remedy_with(
                         "trust",
+                        "--why REASON",
                         "says that it is the right one, such as after a reinstall",
                     ),
                 ],
@@ -415,8 +422,7 @@ impl Sub {
             ("the end of the pause on the machine", "it goes on at once when that is seen", resume)
         } else {
             let what = "has this update made, once, although it disturbs";
-            let mut force = self.remedy("force-disruptive", what);
-            force.command.push_str(" --reason TEXT");
+            let force = self.remedy_with("force-disruptive", "--reason TEXT", what);
             ("the machine to allow it", "it is asked again about every minute", force)
         };
         Story {

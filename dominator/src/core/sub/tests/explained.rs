@@ -1,6 +1,8 @@
 //! Each status is explained, and truly.
 // tidy: core
 
+use clap::Parser as _;
+use common::api::dominator::explain::Remedy;
 use common::api::subd::{FetchFailure, Outcome, Paused, Space, TriggerFailure};
 use common::mdb::Machine;
 use common::plan::Occupant;
@@ -162,6 +164,11 @@ fn no_explanation_is_empty() {
             assert!(!part.is_empty(), "{status}: {why:?}");
         }
         assert!(!why.may.is_empty(), "{status}: nothing is said of what to do");
+        let commands = why.may.iter().filter(|remedy| remedy.command.starts_with("domtool "));
+        for Remedy { command, .. } in commands {
+            let read = crate::domtool::Arguments::try_parse_from(command.split(' '));
+            assert!(read.is_ok(), "{status}: {command}: {read:?}");
+        }
         let text = crate::domtool::explain::text(&why, Time::default());
         assert!(text.contains("you may") && text.contains(&why.means), "{text}");
     }
