@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::api::dominator::Status;
+use common::api::dominator::orders::DefaultImage;
 use common::api::dominator::plan::{
     CheckMdbReply, Gap, MACHINES_MAX, MachinePlan, Outlook, PlanMachineReply, PlanMachineRequest,
     PlanMachinesReply,
@@ -26,6 +27,7 @@ use common::tree::Tree;
 use common::wire::client::Client;
 
 use super::{Fleet, OrderError};
+use crate::core::default_image;
 use crate::core::planning::{PlanJob, PlanKey, Planned};
 use crate::core::sub::Prospect;
 use crate::driver::{Handle, Shared, peer_of};
@@ -151,6 +153,8 @@ struct Counted {
 /// The work for one caller: what is found for one machine serves the next.
 struct Round<'a> {
     shared: &'a Arc<Shared>,
+    /// The image of machines whose record names none.
+    default: Option<Arc<DefaultImage>>,
     images: BTreeMap<ImageName, Result<Arc<RequiredImage>, String>>,
     formers: BTreeMap<ImageName, Arc<Former>>,
     scopes: Vec<(ObjectId, Patterns, Scope)>,
@@ -163,6 +167,7 @@ impl<'a> Round<'a> {
     fn new(shared: &'a Arc<Shared>) -> Self {
         Self {
             shared,
+            default: shared.default_image.borrow().clone(),
             images: BTreeMap::new(),
             formers: BTreeMap::new(),
             scopes: Vec::new(),
@@ -210,10 +215,11 @@ impl<'a> Round<'a> {
         Err((Gap::OtherAddress, why))
     }
 
-    /// The image that `machine` requires.
+    /// The image that `machine` requires, by its record or by default.
     async fn required(&mut self, machine: &Machine) -> Result<Arc<RequiredImage>, Missing> {
-        let Some(name) = machine.required() else {
-            return Err((Gap::ImageUndefined, "the record names no image for it".to_owned()));
+        let Some(name) = default_image::required(machine, self.default.as_deref()) else {
+            let why = "the record names no image for it, and there is no default image".to_owned();
+            return Err((Gap::ImageUndefined, why));
         };
         self.image(&name).await.map_err(|why| (Gap::ImageMissing, why))
     }

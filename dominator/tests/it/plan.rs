@@ -1,13 +1,18 @@
 //! What would be done is told, and is not done.
 
 use std::process::Output;
+use std::time::{Duration, Instant};
 
 use common::api::dominator::Status;
 use common::tree::Tree;
 use serde_json::{Value, json};
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::{Stage, said};
+use crate::stage::{PATIENCE, Stage, said};
+
+/// A state that did not change for so long has all that was to be written; that is gathered for a
+/// second.
+const QUIET: Duration = Duration::from_millis(2_500);
 
 const RESTART: &str = r#"[{"MatchLines": ["/d/.*"], "Service": "db", "HighImpact": true}]"#;
 const REBOOT: &str = r#"[{"MatchLines": ["/d/.*"], "Service": "reboot"}]"#;
@@ -45,6 +50,21 @@ fn kept(stage: &Stage) -> Vec<u8> {
     std::fs::read(stage.directory.path().join("state/dominator.redb")).unwrap()
 }
 
+/// Waits until what the dominator writes by itself is written: how machines got their status, and
+/// by what they are known.
+async fn settle(stage: &Stage) {
+    let deadline = Instant::now() + 3 * PATIENCE;
+    let (mut last, mut since) = (kept(stage), Instant::now());
+    while since.elapsed() < QUIET {
+        assert!(Instant::now() < deadline, "the state does not come to rest");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let now = kept(stage);
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plan_for_a_machine_is_told_and_not_carried_out() {
     let mut stage = Stage::new("[]").await;
@@ -55,6 +75,7 @@ async fn a_plan_for_a_machine_is_told_and_not_carried_out() {
     stage.write_mdb(&format!("[{}]", required(&record, "base/1")));
     stage.wait("host", Status::Synced, "base/1").await;
 
+    settle(&stage).await;
     let before = (kept(&stage), sub.calls.lock().unwrap().clone());
     let same = stage.domtool(&["plan", "host"]).await;
     assert_eq!(gave(&same), (0, "The machine equals base/1.\n".to_owned()));
@@ -144,6 +165,7 @@ async fn a_plan_for_a_database_names_every_machine_and_why() {
         };
         subs.iter().map(told).collect()
     };
+    settle(&stage).await;
     let before = (kept(&stage), calls());
     let (code, plan) = planned(&stage, &["plan", "--mdb", candidate]).await;
     assert_eq!(code, 3);
@@ -160,6 +182,7 @@ async fn a_plan_for_a_database_names_every_machine_and_why() {
         .map(|machine| (machine["hostname"].as_str().unwrap(), &machine["outlook"]))
         .collect();
     let gone = unknown("image-missing", "the image server has no image gone yet");
+    let undefined = "the record names no image for it, and there is no default image";
     let other = "it does not scan as other asks; before the update it is told to";
     let refused = plan["machines"][9]["outlook"]["unknown"]["why"].as_str().unwrap();
     let expected = [
@@ -168,7 +191,7 @@ async fn a_plan_for_a_database_names_every_machine_and_why() {
         ("d", &update(1, 1, "1")),
         ("e", &gone),
         ("f", &unknown("other-scan", other)),
-        ("g", &unknown("image-undefined", "the record names no image for it")),
+        ("g", &unknown("image-undefined", undefined)),
         ("h", &update(2, 0, "0")),
         ("i", &update(3, 1, "3")),
         ("new", &unknown("new-machine", "it is not looked after yet")),
@@ -205,7 +228,7 @@ base/1 -> tiny: 1 machine
   services     stop db on 1 machine
   high impact  1 machine
   UNSAFE       1 machine: d: it would remove 101 of 101 entries
-NOT KNOWN image-undefined: 1 machine: g: the record names no image for it
+NOT KNOWN image-undefined: 1 machine: g: {undefined}
 NOT KNOWN image-missing: 1 machine: e: the image server has no image gone yet
 NOT KNOWN new-machine: 1 machine: new: it is not looked after yet
 NOT KNOWN not-reached: 1 machine: z: {refused}
@@ -255,4 +278,36 @@ async fn what_is_not_known_of_the_former_image_is_said() {
     let (_, text) = gave(&stage.domtool(&["plan", "host"]).await);
     assert!(text.contains("\nNOT KNOWN: the triggers of base/1: "), "{text}");
     assert!(!text.contains("stop db"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_without_an_image_of_their_own_are_planned_for_the_default_image() {
+    let mut stage = Stage::new("[]").await;
+    stage.images.add_with("base/1", &numbered(0), Some(&[]), "[]");
+    stage.images.add_with("rescue", &numbered(2), Some(&[]), "[]");
+    let (bare, other) = (FakeSub::new(numbered(0)), FakeSub::new(numbered(0)));
+    let records = [stage.sub("bare", &bare).await, stage.sub("other", &other).await];
+    stage.write_mdb(&format!("[{{{}}}, {}]", records[0], required(&records[1], "base/1")));
+    stage.wait("other", Status::Synced, "base/1").await;
+    stage.wait("bare", Status::ImageUndefined, "").await;
+    let undefined = stage.domtool(&["plan", "bare"]).await;
+    assert_eq!(undefined.status.code(), Some(1), "{undefined:?}");
+    stage.domtool(&["disable-updates", "only looking"]).await;
+    stage.domtool(&["set-default-image", "rescue", "--yes"]).await;
+    stage.wait("bare", Status::UpdatesDisabled, "rescue").await;
+
+    let (code, plan) = planned(&stage, &["plan", "bare"]).await;
+    assert_eq!((code, &plan["preview"]["image"]), (3, &json!("rescue")), "{plan}");
+    assert_eq!(plan["preview"]["plan"]["operations"].as_array().unwrap().len(), 2);
+    // A record that loses its image moves its machine to the default one.
+    let candidate = stage.directory.path().join("candidate.json");
+    std::fs::write(&candidate, format!("[{{{}}}, {{{}}}]", records[0], records[1])).unwrap();
+    let words = ["plan", "--mdb", candidate.to_str().unwrap()];
+    let (code, text) = said(&stage.domtool(&words).await);
+    assert_eq!(code, 3, "{text}");
+    assert!(text.contains("\nbase/1 -> rescue: 1 machine\n"), "{text}");
+    assert!(!text.contains("NOT KNOWN"), "{text}");
+    let (_, plan) = planned(&stage, &["plan", "--all", "--mdb", words[2]]).await;
+    let outlooks = plan["machines"].as_array().unwrap();
+    assert!(outlooks.iter().all(|machine| machine["outlook"]["update"].is_object()), "{plan}");
 }

@@ -24,6 +24,10 @@ const NEW: &str = r#"[
     {"MatchLines": ["/never"], "Service": "idle"}
 ]"#;
 
+/// What did not change for so long has come to rest: what happened is gathered for a second before it
+/// is written.
+const QUIET: Duration = Duration::from_millis(2_500);
+
 /// What tells a file from one that was written since.
 type Stamp = (u64, u64, i64, i64);
 
@@ -58,6 +62,22 @@ fn all(scenario: &Scenario) -> All {
     All { state: fs::read(state).unwrap(), machines }
 }
 
+/// The same, when what is written without being asked for has been written: how machines got their
+/// status, by what they are known, what a scan found.
+fn settled(scenario: &Scenario) -> All {
+    let start = Instant::now();
+    let (mut last, mut since) = (all(scenario), Instant::now());
+    while since.elapsed() < QUIET {
+        assert!(start.elapsed() < CONVERGE_MAX, "the fleet does not come to rest");
+        std::thread::sleep(Duration::from_millis(100));
+        let now = all(scenario);
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    last
+}
+
 /// Runs domtool; gives its exit code and its data.
 fn domtool(scenario: &Scenario, words: &[&str]) -> (i32, Value) {
     let words: Vec<&str> = words.iter().chain(&["--format", "json"]).copied().collect();
@@ -84,7 +104,7 @@ fn what_is_planned_is_not_done_and_the_edit_does_what_was_planned() {
     let database = fs::read_to_string(scenario.fleet.mdb()).unwrap();
     let candidate = scenario.directory.path().join("candidate.json");
     fs::write(&candidate, database.replace("test/1", "test/2")).unwrap();
-    let before = all(&scenario);
+    let before = settled(&scenario);
     let words = ["plan", "--mdb", candidate.to_str().unwrap()];
     let (code, plan) = domtool(&scenario, &words);
     let (one, preview) = domtool(&scenario, &["plan", "sub-1", "--image", "test/2"]);

@@ -18,7 +18,7 @@ pub enum PlanMachine {}
 pub struct PlanMachineRequest {
     /// The machine.
     pub hostname: String,
-    /// The image; the one that the machine database names, if `None`.
+    /// The image; if `None`, the one that the machine database names, or else the default.
     pub image: Option<ImageName>,
 }
 
@@ -101,7 +101,7 @@ pub enum Outlook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Gap {
-    /// The record names no image: nothing would be done.
+    /// The record names no image, and there is no default: nothing would be done.
     ImageUndefined,
     /// The image server does not have the image, or not all of it.
     ImageMissing,

@@ -16,6 +16,7 @@ use common::tree::Tree;
 use common::when::moment;
 
 use super::{Reach, Sub};
+use crate::core::default_image;
 
 /// A machine as it is known now.
 #[derive(Clone, Debug)]
@@ -76,6 +77,7 @@ impl Sub {
     /// `machine`; the brake and budgets, which are not this machine's, aside.
     #[must_use]
     pub fn would_wait(&self, machine: &Machine) -> Vec<(Status, String)> {
+        let required = default_image::required(machine, self.default_image());
         let mut waits = Vec::new();
         if machine.disable_updates {
             let why = "the machine database says DisableUpdates".to_owned();
@@ -87,7 +89,7 @@ impl Sub {
         if self.status == Status::WrongMachine {
             waits.push((self.status, self.detail.clone()));
         }
-        if self.status == Status::ImageStopped && machine.required() == self.machine.required() {
+        if self.status == Status::ImageStopped && required == self.required() {
             waits.push((self.status, self.detail.clone()));
         }
         let Some(view) = &self.view else { return waits };
@@ -102,7 +104,7 @@ impl Sub {
         }
         if let Some(why) = view.stuck() {
             waits.push((Status::UpdateStuck, why.to_owned()));
-        } else if let Some(name) = machine.required()
+        } else if let Some(name) = required
             && let Some((_, why)) = view.undone(&name)
         {
             let why = format!("its health check failed there: {}", why.trim_end());
