@@ -238,11 +238,11 @@ enum ToolError {
     File(#[from] FileError),
     #[error("the dominator gives a machine database that is held, and does not say which it is")]
     NoNotice,
-    #[error(
-        "`{text}` is no time: expected a duration such as 1d or 12h, or a time such as \
-         2030-01-31T18:30"
-    )]
-    Moment { text: String },
+    #[error("cannot write to stdout")]
+    Print {
+        #[source]
+        source: std::io::Error,
+    },
     #[error("cannot write the backup {}", path.display())]
     Backup {
         path: std::path::PathBuf,
@@ -271,7 +271,7 @@ impl ToolError {
             Self::Call(_)
             | Self::File(_)
             | Self::NoNotice
-            | Self::Moment { .. }
+            | Self::Print { .. }
             | Self::Backup { .. }
             | Self::OtherCopy
             | Self::NoProgress => &[],
@@ -292,8 +292,8 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
         Command::ListStopped => return budgets::list_stopped(client, format).await,
         Command::ResumeImage(order) => return budgets::resume(client, format, order).await,
         Command::Mdb { command } => return machine_database::run(client, format, command).await,
-        Command::Events(arguments) => events::list(client, format, arguments).await?,
-        Command::Audit(arguments) => events::audit(client, format, arguments).await?,
+        Command::Events(arguments) => return events::list(client, format, arguments).await,
+        Command::Audit(arguments) => return events::audit(client, format, arguments).await,
         Command::Backup { file } => {
             events::backup(client, file).await?;
             String::new()

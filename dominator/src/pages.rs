@@ -2,7 +2,6 @@
 
 mod events;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::api::dominator::budgets::{BudgetReport, LimitUse};
@@ -11,7 +10,7 @@ use common::api::dominator::{
     DominatorStatus, ListSubsRequest, Status, SubDetail, SubSummary, TagFilter,
 };
 use common::daemon::page::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
-use common::wire::server::{Page, Router};
+use common::wire::server::{Page, Query, Router};
 use common::wire::{Fault, FaultCode};
 
 use crate::api::{fault_of, selection};
@@ -83,29 +82,19 @@ fn held_body(fleet: &Fleet) -> String {
     body
 }
 
-fn start_page(
-    fleet: &Fleet,
-    frame: &Frame,
-    query: &BTreeMap<String, String>,
-) -> Result<Page, Fault> {
-    let statuses = match query.get("status") {
-        None => Vec::new(),
-        Some(name) => {
-            let known = Status::ALL.into_iter().find(|status| status.name() == name);
-            let unknown = || {
-                let name = html_escape(name);
-                Fault::new(FaultCode::BadRequest, format!("there is no status `{name}`"))
-            };
-            vec![known.ok_or_else(unknown)?]
-        }
+fn start_page(fleet: &Fleet, frame: &Frame, query: &Query) -> Result<Page, Fault> {
+    let status_of = |name: String| {
+        let known = Status::ALL.into_iter().find(|status| status.name() == name);
+        let unknown = || Fault::new(FaultCode::BadRequest, format!("there is no status `{name}`"));
+        known.ok_or_else(unknown)
     };
-    let one = |name: &str| query.get(name).cloned().into_iter().collect();
+    let statuses = query.all("status").into_iter().map(status_of).collect::<Result<Vec<_>, _>>()?;
     let request = ListSubsRequest {
         statuses: statuses.clone(),
-        hosts: one("host"),
-        images: one("image"),
-        locations: one("location"),
-        tags: query.get("tag").map(|tag| TagFilter::parse(tag)).into_iter().collect(),
+        hosts: query.all("host"),
+        images: query.all("image"),
+        locations: query.all("location"),
+        tags: query.all("tag").iter().map(|tag| TagFilter::parse(tag)).collect(),
     };
     let is_all = request == ListSubsRequest::default();
     let subs = fleet.list(&selection(request)?);

@@ -14,6 +14,10 @@ const DURATION_FORMS: &str = "expected a number with a unit, such as 90s, 15m, 2
 /// The forms of a time, for error messages.
 const TIME_FORMS: &str = "expected a time such as 18:30, 2030-01-31T18:30 or 2030-01-31T18:30:00Z";
 
+/// The forms of a moment that lies behind, for error messages.
+const PAST_FORMS: &str =
+    "expected a duration such as 12h or 1d, or a time such as 18:30 or 2030-01-31T18:30";
+
 /// Reads `90s`, `15m`, `2h`, `3d`, or several of them in a row such as `1h30m`.
 ///
 /// # Errors
@@ -74,6 +78,24 @@ pub fn time(text: &str, now: &Zoned) -> Result<Time, String> {
     of(zoned(civil)?.timestamp())
 }
 
+/// Reads a moment that lies behind: a duration before `now`, or a time as by [`time`], but a time
+/// of day is the last one until `now`.
+///
+/// # Errors
+///
+/// The text for people.
+pub fn past(text: &str, now: &Zoned) -> Result<Time, String> {
+    let bad = || format!("`{text}` is no time: {PAST_FORMS}");
+    if let Ok(before) = duration(text) {
+        let then = now.timestamp().checked_sub(before).map_err(|_| bad())?;
+        let nanoseconds = u32::try_from(then.subsec_nanosecond()).map_err(|_| bad())?;
+        return Ok(Time { seconds: then.as_second(), nanoseconds });
+    }
+    // The next time of day after this time of yesterday is the last one until now.
+    let yesterday = now.yesterday().map_err(|_| bad())?;
+    time(text, &yesterday).map_err(|_| bad())
+}
+
 /// `time` and `more` later.
 #[must_use]
 pub fn later(time: Time, more: Duration) -> Time {
@@ -94,6 +116,32 @@ mod tests {
         for text in ["", "90", "h", "1x", "-1s", "1.5h", "99999999999999999999s", "9e9d"] {
             let error = duration(text).unwrap_err();
             assert_eq!(error, format!("`{text}` is no duration: {DURATION_FORMS}"));
+        }
+    }
+
+    #[test]
+    fn what_lies_behind_is_a_duration_or_the_last_time_of_day() {
+        let now: Zoned = "2030-01-31T12:00:00.5+02:00[+02:00]".parse().unwrap();
+        let table = [
+            ("1d", "2030-01-30T10:00:00Z"),
+            ("12h", "2030-01-30T22:00:00Z"),
+            ("1d12h", "2030-01-29T22:00:00Z"),
+            ("90s", "2030-01-31T09:58:30Z"),
+            ("0s", "2030-01-31T10:00:00Z"),
+            ("2030-01-31T18:30:00Z", "2030-01-31T18:30:00Z"),
+            ("2030-01-30T18:30", "2030-01-30T16:30:00Z"),
+            ("2030-01-30", "2030-01-29T22:00:00Z"),
+            ("11:59", "2030-01-31T09:59:00Z"),
+            ("12:00", "2030-01-31T10:00:00Z"),
+            ("12:01", "2030-01-30T10:01:00Z"),
+        ];
+        for (text, expected) in table {
+            let got = past(text, &now).map(crate::when::moment);
+            assert_eq!(got.as_deref(), Ok(expected), "{text}");
+        }
+        for text in ["", "noon", "1x", "90", "2030-02-30", "25:00", "99999999d"] {
+            let error = past(text, &now).unwrap_err();
+            assert_eq!(error, format!("`{text}` is no time: {PAST_FORMS}"));
         }
     }
 

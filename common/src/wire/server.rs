@@ -29,7 +29,7 @@ use prometheus_client::registry::Registry;
 
 pub use super::object_reader::{ObjectReader, StreamError, head_bytes, object_chunks};
 pub use listen::{SHUTDOWN_GRACE, Server, serve};
-pub use page::{Content, Page, PageBody, PageRequest};
+pub use page::{Content, Page, PageBody, PageRequest, Query};
 pub use range::ByteRange;
 
 use super::body::{Body, streamed};

@@ -585,6 +585,7 @@ pub fn list_events() -> (ListEventsRequest, ListEventsReply) {
         until: Some(time()),
         before: Some(at(7, 2)),
         limit: 100,
+        after: Some(at(3, 0)),
     };
     let update = UpdateFacts {
         update_id: u64::MAX,

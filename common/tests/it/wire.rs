@@ -104,7 +104,8 @@ pub fn router() -> Router {
             Ok(stream::iter(chunks))
         })
         .page("/", |request| async move {
-            Ok(Page::Html(format!("{:?} from {}", request.query, request.caller.address.ip())))
+            let asked = request.query.get("a");
+            Ok(Page::Html(format!("{asked:?} from {}", request.caller.address.ip())))
         })
         .pages_below("/objects/", |request| async move {
             if request.below != "digits" {
@@ -427,7 +428,7 @@ async fn pages_are_served_with_ranges_and_harmless_headers() {
     let start = get("GET", "/?a=%3cb%3e", "").await;
     assert!(start.contains("content-security-policy: default-src 'none'"), "{start}");
     assert!(start.contains("x-content-type-options: nosniff"), "{start}");
-    assert!(start.ends_with("{\"a\": \"<b>\"} from 127.0.0.1"), "{start}");
+    assert!(start.ends_with("some(\"<b>\") from 127.0.0.1"), "{start}");
     let health = get("GET", "/healthz", "").await;
     assert!(health.starts_with("http/1.1 200 ok") && health.ends_with("\r\nok\n"), "{health}");
     let head = get("HEAD", "/healthz", "").await;

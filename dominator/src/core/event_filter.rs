@@ -6,7 +6,7 @@ use common::api::dominator::events::{
 };
 use common::path::TreePath;
 use common::tree::Time;
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
 use super::meaning::{HostPatterns, is_within};
 
@@ -30,7 +30,7 @@ pub enum FilterError {
 /// What is asked for, ready to look at records with.
 #[derive(Clone, Debug)]
 pub struct EventFilter {
-    hosts: Option<HostPatterns>,
+    hosts: Option<Hosts>,
     paths: Option<Paths>,
     reasons: Vec<Reason>,
     kinds: Vec<EventKind>,
@@ -38,6 +38,46 @@ pub struct EventFilter {
     who: Vec<String>,
     since: Option<Time>,
     until: Option<Time>,
+}
+
+/// Machines that are asked for.
+#[derive(Clone, Debug)]
+struct Hosts {
+    patterns: HostPatterns,
+    /// Those of them that are plain names.
+    names: Vec<String>,
+}
+
+impl Hosts {
+    /// True if `word`, which an order names machines by, means one of them. Whether two patterns
+    /// have a machine in common is not found out, unless one matches the other as it is written.
+    fn are_meant_by(&self, word: &str) -> bool {
+        self.patterns.is_match(word)
+            || (is_pattern(word)
+                && Glob::new(word).is_ok_and(|glob| {
+                    let glob = glob.compile_matcher();
+                    self.names.iter().any(|name| glob.is_match(name))
+                }))
+    }
+}
+
+/// The names of machines, and patterns of such, that an order is about.
+fn machines_of<'a>(verb: &str, about: &'a str) -> Vec<&'a str> {
+    match verb {
+        "pause" | "resume" => about.split_whitespace().collect(),
+        // Of `host web1: cpu-percent=5` the name; the fleet and tags name no machine.
+        "set-config" => {
+            let named = about.strip_prefix("host ").and_then(|rest| rest.split_once(':'));
+            named.map(|(hostname, _)| hostname).into_iter().collect()
+        }
+        _ => vec![about],
+    }
+}
+
+/// True if the text is a pattern, and not just a name.
+#[must_use]
+pub fn is_pattern(text: &str) -> bool {
+    text.contains(['*', '?', '[', '{', '\\'])
 }
 
 /// Paths that are asked for.
@@ -65,13 +105,16 @@ impl EventFilter {
         }
         let no_pattern = |source| FilterError::Pattern { source };
         let paths = paths_of(&request.paths).map_err(no_pattern)?;
+        let names = request.hosts.iter().filter(|text| !is_pattern(text)).cloned().collect();
+        let hosts = HostPatterns::new(&request.hosts).map_err(no_pattern)?;
+        let hosts = hosts.map(|patterns| Hosts { patterns, names });
         let kinds = match (request.kinds.is_empty(), &paths) {
             (false, _) => request.kinds.clone(),
             (true, Some(_)) => vec![EventKind::Change],
             (true, None) => vec![EventKind::Status, EventKind::Update, EventKind::Order],
         };
         Ok(Self {
-            hosts: HostPatterns::new(&request.hosts).map_err(no_pattern)?,
+            hosts,
             paths,
             reasons: request.reasons.clone(),
             kinds,
@@ -103,7 +146,20 @@ impl EventFilter {
     /// True if what was recorded then about this is asked for.
     #[must_use]
     pub fn wants(&self, time: Time, about: &str) -> bool {
-        self.wants_span(time, time) && self.hosts.as_ref().is_none_or(|hosts| hosts.is_match(about))
+        self.wants_span(time, time)
+            && self.hosts.as_ref().is_none_or(|hosts| hosts.patterns.is_match(about))
+    }
+
+    /// True if this order, given then, is asked for, whoever gave it: it is if it is about this, or
+    /// about machines of which one is asked for.
+    #[must_use]
+    pub fn wants_order(&self, time: Time, verb: &str, about: &str) -> bool {
+        self.wants_span(time, time)
+            && self.hosts.as_ref().is_none_or(|hosts| {
+                let machines = machines_of(verb, about);
+                hosts.patterns.is_match(about)
+                    || machines.into_iter().any(|word| hosts.are_meant_by(word))
+            })
     }
 
     /// True if updates to this image are asked for.
@@ -156,8 +212,7 @@ fn paths_of(texts: &[String]) -> Result<Option<Paths>, globset::Error> {
 /// The marks of plain paths; `None` if some text is a pattern.
 fn marks_of(texts: &[String]) -> Option<u64> {
     texts.iter().try_fold(0, |marks, text| {
-        let is_plain = !text.contains(['*', '?', '[', '{', '\\']);
-        let path = TreePath::new(text).ok().filter(|_| is_plain)?;
+        let path = TreePath::new(text).ok().filter(|_| !is_pattern(text))?;
         Some(marks | mark(&path))
     })
 }
@@ -232,6 +287,44 @@ mod tests {
         let others = (0..100).map(|number| TreePath::new(format!("/f{number}")).unwrap());
         let seen = others.filter(|path| filter(request.clone()).wants_marks(mark(path))).count();
         assert!(seen < 20, "{seen} of 100 other paths would be looked into");
+    }
+
+    #[test]
+    fn orders_are_asked_for_by_each_machine_that_they_are_about() {
+        #[rustfmt::skip]
+        let table = [
+            // host     verb                 about                          is asked for
+            ("web1",  "retry",               "web1",                        true),
+            ("web1",  "retry",               "web10",                       false),
+            ("web*",  "retry",               "web1",                        true),
+            ("web1",  "pause",               "web*",                        true),
+            ("web1",  "pause",               "db1 web? mail",               true),
+            ("db1",   "resume",              "db1 web? mail",               true),
+            ("db2",   "pause",               "db1 web? mail",               false),
+            ("web*",  "pause",               "db1 web1",                    true),
+            ("web*",  "pause",               "web*",                        true),
+            ("w*",    "pause",               "*b1",                         false),
+            ("web1",  "set-config",          "host web1: cpu-percent=5",    true),
+            ("web1",  "set-config",          "host web10: cpu-percent=5",   false),
+            ("web?",  "set-config",          "host web1: cpu-percent=5",    true),
+            ("host",  "set-config",          "host web1: cpu-percent=5",    false),
+            ("fleet", "set-config",          "fleet: cpu-percent=5",        false),
+            ("web1",  "set-config",          "tag web1: cpu-percent=5",     false),
+            ("web1",  "disable-updates",     "",                            false),
+            ("web/7", "resume-image",        "web/7",                       true),
+            // What cannot be a pattern means itself.
+            ("web[",  "pause",               "web[ web1",                   false),
+        ];
+        for (host, verb, about, wanted) in table {
+            let hosts = texts(&[host]);
+            let Ok(filter) = EventFilter::new(&ListEventsRequest { hosts, ..Default::default() })
+            else {
+                assert!(!wanted, "{host}");
+                continue;
+            };
+            let got = filter.wants_order(Time::default(), verb, about);
+            assert_eq!(got, wanted, "{host}: {verb} {about}");
+        }
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! `domtool events`, `audit` and `backup`: what happened, and a copy of all that is known of it.
 
+mod follow;
+
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use common::api::dominator::events::{
@@ -11,14 +14,18 @@ use common::api::dominator::events::{
 };
 use common::api::subd::Outcome;
 use common::object::{Algorithm, Hasher, ObjectId};
-use common::tool::{Format, json};
+use common::tool::{Format, Output, json};
 use common::tree::{Leaf, Node, Time};
-use common::wire::client::Client;
+use common::when::written;
+use common::wire::client::{CallError, Client};
 use common::words::{counted, plain, size};
-use jiff::{Span, Timestamp, Zoned};
 
 use super::when::moment;
 use super::{ToolError, call, columns, who};
+
+/// How long the dominator may take to copy its database, which may have gigabytes on a slow disk,
+/// or to give a piece of the copy.
+const BACKUP_LIMIT: Duration = Duration::from_secs(600);
 
 /// How many characters of a digest are shown in a table.
 const DIGEST_SHOWN: usize = 12;
@@ -63,49 +70,55 @@ pub(super) struct Window {
     /// Only orders given by this person
     #[arg(long, value_name = "WHO")]
     who: Vec<String>,
-    /// Only events since then: a duration such as 1d or 12h, or a time such as 2030-01-31T18:30
-    #[arg(long, value_name = "TIME")]
-    since: Option<String>,
+    /// Only events since then: 12h or 1d ago, or 18:30, 2030-01-31T18:30 or 2030-01-31T18:30:00Z
+    #[arg(long, value_name = "TIME|DURATION", value_parser = past)]
+    since: Option<Time>,
     /// Only events until then
-    #[arg(long, value_name = "TIME")]
-    until: Option<String>,
+    #[arg(long, value_name = "TIME|DURATION", value_parser = past)]
+    until: Option<Time>,
     /// How many events at most, the newest; 0 for all
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
     limit: usize,
+    /// Then tell new events as they come, until Ctrl-C; as JSON, each in a line. Of an update its
+    /// beginning is told; how it ended is told by the statuses after it
+    #[arg(long, short, conflicts_with = "until")]
+    follow: bool,
 }
 
-fn reason_of(text: &str) -> Result<Reason, String> {
+/// The reason of this name.
+///
+/// # Errors
+///
+/// Which there are.
+pub fn reason_of(text: &str) -> Result<Reason, String> {
     let known = Reason::ALL.into_iter().find(|reason| reason.name() == text);
     known.ok_or_else(|| "the reasons are drift, image and computed".to_owned())
 }
 
-fn kind_of(text: &str) -> Result<EventKind, String> {
+/// The kind of this name.
+///
+/// # Errors
+///
+/// Which there are.
+pub fn kind_of(text: &str) -> Result<EventKind, String> {
     let known = EventKind::ALL.into_iter().find(|kind| kind.name() == text);
     known.ok_or_else(|| "the kinds are status, update, change and order".to_owned())
 }
 
-/// Reads a moment, or a duration before `now`.
-fn moment_of(text: &str, now: &Zoned) -> Result<Time, ToolError> {
-    let of = |stamp: Timestamp| Time { seconds: stamp.as_second(), nanoseconds: 0 };
-    if let Ok(stamp) = text.parse::<Timestamp>() {
-        return Ok(of(stamp));
-    }
-    let before = text.parse::<Span>().ok().and_then(|span| now.checked_sub(span).ok());
-    let civil = || {
-        let civil: jiff::civil::DateTime = text.parse().ok()?;
-        civil.to_zoned(now.time_zone().clone()).ok()
-    };
-    match before.or_else(civil) {
-        Some(moment) => Ok(of(moment.timestamp())),
-        None => Err(ToolError::Moment { text: text.to_owned() }),
-    }
+/// Reads a moment that lies behind, as `written::past` does.
+///
+/// # Errors
+///
+/// The text for people.
+pub fn past(text: &str) -> Result<Time, String> {
+    written::past(text, &jiff::Zoned::now())
 }
 
 pub(super) async fn list(
     client: &Client,
     format: Format,
     arguments: &EventsArguments,
-) -> Result<String, ToolError> {
+) -> Result<Output, ToolError> {
     let request = ListEventsRequest {
         hosts: arguments.host.clone(),
         paths: arguments.path.clone(),
@@ -121,7 +134,7 @@ pub(super) async fn audit(
     client: &Client,
     format: Format,
     arguments: &AuditArguments,
-) -> Result<String, ToolError> {
+) -> Result<Output, ToolError> {
     let request = ListEventsRequest {
         hosts: arguments.host.clone(),
         kinds: vec![EventKind::Order],
@@ -136,31 +149,43 @@ async fn show(
     format: Format,
     mut request: ListEventsRequest,
     window: &Window,
-) -> Result<String, ToolError> {
-    let now = Zoned::now();
+) -> Result<Output, ToolError> {
     request.who.clone_from(&window.who);
-    request.since = window.since.as_deref().map(|text| moment_of(text, &now)).transpose()?;
-    request.until = window.until.as_deref().map(|text| moment_of(text, &now)).transpose()?;
-    let wanted = if window.limit == 0 { usize::MAX } else { window.limit };
+    request.since = window.since;
+    request.until = window.until;
+    if window.follow {
+        return follow::follow(client, format, request, window.limit).await;
+    }
+    let (events, has_more) = gather(client, request, window.limit).await?;
+    if has_more {
+        eprintln!("There are more: --limit 0 shows all, --since and others fewer.");
+    }
+    let text = match format {
+        Format::Table => table(&events),
+        Format::Json => json(&events),
+    };
+    Ok(text.into())
+}
+
+/// The newest events, the oldest of them first, and whether there may be more; all if `limit` is 0.
+async fn gather(
+    client: &Client,
+    mut request: ListEventsRequest,
+    limit: usize,
+) -> Result<(Vec<Event>, bool), CallError> {
+    let wanted = if limit == 0 { usize::MAX } else { limit };
     let mut events: Vec<Event> = Vec::new();
-    loop {
+    let has_more = loop {
         request.limit = u32::try_from(wanted - events.len()).unwrap_or(0);
         let reply = call::<ListEvents>(client, &request).await?;
         events.extend(reply.events);
         match reply.next {
             Some(next) if events.len() < wanted => request.before = Some(next),
-            Some(_) => {
-                eprintln!("There are more: --limit 0 shows all, --since and others fewer.");
-                break;
-            }
-            None => break,
+            next => break next.is_some(),
         }
-    }
+    };
     events.reverse();
-    Ok(match format {
-        Format::Table => table(&events),
-        Format::Json => json(&events),
-    })
+    Ok((events, has_more))
 }
 
 fn table(events: &[Event]) -> String {
@@ -278,7 +303,7 @@ async fn copy(client: &Client, path: &Path, partial: &Path) -> Result<(u64, Obje
     let mut request = BackupRequest { id: 0, offset: 0, who: who() };
     let mut hasher = Hasher::new(Algorithm::Blake3);
     loop {
-        let reply = call::<Backup>(client, &request).await?;
+        let reply = client.call_within::<Backup>(&request, BACKUP_LIMIT).await?;
         request.id = reply.id;
         if reply.bytes.0.is_empty() {
             if request.offset != reply.size_bytes || hasher.finish() != reply.digest {
@@ -291,31 +316,5 @@ async fn copy(client: &Client, path: &Path, partial: &Path) -> Result<(u64, Obje
         file.write_all(&reply.bytes.0).map_err(failed)?;
         hasher.update(&reply.bytes.0);
         request.offset += reply.bytes.0.len() as u64;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn moments_are_times_or_lie_before_now() {
-        let now: Zoned = "2030-01-31T12:00:00+02:00[+02:00]".parse().unwrap();
-        let table = [
-            ("1d", "2030-01-30T10:00:00Z"),
-            ("12h", "2030-01-30T22:00:00Z"),
-            ("1d12h", "2030-01-29T22:00:00Z"),
-            ("90s", "2030-01-31T09:58:30Z"),
-            ("2030-01-31T18:30:00Z", "2030-01-31T18:30:00Z"),
-            ("2030-01-30T18:30", "2030-01-30T16:30:00Z"),
-            ("2030-01-30", "2030-01-29T22:00:00Z"),
-        ];
-        for (text, expected) in table {
-            assert_eq!(moment(moment_of(text, &now).unwrap()), expected, "{text}");
-        }
-        for text in ["", "noon", "1x", "2030-02-30"] {
-            let error = moment_of(text, &now).unwrap_err().to_string();
-            assert!(error.contains("is no time"), "{text}: {error}");
-        }
     }
 }

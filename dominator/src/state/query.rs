@@ -11,7 +11,7 @@ use redb::{ReadOnlyTable, ReadTransaction};
 
 use super::OrderRow;
 use super::log::{CHUNKS, ENDS, LISTS, SEGMENT_BITS, SEGMENTS, Stream};
-use crate::core::event_filter::EventFilter;
+use crate::core::event_filter::{EventFilter, is_pattern};
 use crate::history::row::{Digest, EndRow, StatusRow, UpdateRow, bytes_of, count_of, row_of};
 
 /// How many rows and changes are looked at for one reply.
@@ -22,6 +22,10 @@ const REPLY_BYTES: usize = 4 << 20;
 
 /// What an event takes beside the change that it tells of, in bytes, about.
 const FACTS_BYTES: usize = 200;
+
+/// What it costs to look whether a pattern in an order means a machine that is asked for: as many
+/// rows.
+const PATTERN_WORK: usize = 20;
 
 /// How many rows are read ahead.
 const AHEAD: usize = 256;
@@ -72,6 +76,8 @@ struct Search<'a> {
     read: &'a ReadTransaction,
     filter: EventFilter,
     before: Position,
+    /// The number of the last row that is not asked for, because it is too old.
+    after: u64,
     limit: usize,
     events: Vec<Event>,
     bytes: usize,
@@ -101,6 +107,7 @@ pub(super) fn search(
         read,
         filter,
         before: request.before.unwrap_or(last),
+        after: request.after.map_or(0, |after| after.number),
         limit: limit as usize,
         events: Vec::new(),
         bytes: 0,
@@ -135,6 +142,7 @@ impl Search<'_> {
                     newest = newest.max(Some((number, index)));
                 }
             }
+            let newest = newest.filter(|(number, _)| *number > self.after);
             let Some((number, index)) = newest else {
                 return Ok(ListEventsReply { events: self.events, next: None });
             };
@@ -164,7 +172,11 @@ impl Search<'_> {
     fn order(&mut self, number: u64, row: &[u8]) -> Option<Position> {
         let order: OrderRow = serde_json::from_slice(row).ok()?;
         let OrderRow { time, verb, about, who, why } = order;
-        if self.is_new(number) && self.filter.wants(time, &about) && self.filter.wants_who(&who) {
+        if is_pattern(&about) {
+            self.work += PATTERN_WORK;
+        }
+        let is_wanted = self.filter.wants_who(&who) && self.filter.wants_order(time, &verb, &about);
+        if self.is_new(number) && is_wanted {
             self.bytes += row.len();
             self.give(number, time, about, What::Order { verb, who, why });
         }

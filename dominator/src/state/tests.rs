@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::*;
 use crate::history::row::{EndRow, List, StatusRow, UpdateRow};
-use common::api::dominator::events::{Event, EventKind, Operation, PathChange, Reason, What};
+use common::api::dominator::events::{
+    Event, EventKind, Operation, PathChange, Position, Reason, What,
+};
 use common::api::subd::Outcome;
 use common::object::Algorithm;
 use common::path::TreePath;
@@ -122,6 +124,27 @@ fn brief(events: &[Event]) -> Vec<String> {
 
 fn texts(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
+}
+
+#[test]
+fn events_after_one_are_those_of_later_records() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = State::open(directory.path()).unwrap();
+    let changes = [removal("/a", Reason::Drift), removal("/b", Reason::Drift)];
+    let records = [status(1, "a"), update(2, "a", 7, &changes), status(3, "b"), status(4, "a")];
+    state.append(&records, ROOM, at(5)).unwrap();
+    let after = |number, part, hosts: &[&str]| {
+        let kinds = EventKind::ALL.to_vec();
+        let after = Some(Position { number, part });
+        let request = ListEventsRequest { hosts: texts(hosts), kinds, after, ..Default::default() };
+        brief(&ask(&state, &request))
+    };
+    let all = ["a:synced", "b:synced", "a:/b", "a:/a", "a:update 7", "a:synced"];
+    assert_eq!(after(0, 9, &[]), all);
+    assert_eq!(after(1, 0, &[]), all[..5]);
+    assert_eq!(after(2, 0, &[]), all[..2]);
+    assert_eq!(after(2, 0, &["a"]), all[..1]);
+    assert_eq!(after(4, 0, &[]), all[..0]);
 }
 
 #[test]

@@ -303,7 +303,7 @@ async fn machines_without_an_image_of_their_own_are_planned_for_the_default_imag
     let candidate = stage.directory.path().join("candidate.json");
     std::fs::write(&candidate, format!("[{{{}}}, {{{}}}]", records[0], records[1])).unwrap();
     let words = ["plan", "--mdb", candidate.to_str().unwrap()];
-    let (code, text) = said(&stage.domtool(&words).await);
+    let (code, text) = gave(&stage.domtool(&words).await);
     assert_eq!(code, 3, "{text}");
     assert!(text.contains("\nbase/1 -> rescue: 1 machine\n"), "{text}");
     assert!(!text.contains("NOT KNOWN"), "{text}");

@@ -241,6 +241,8 @@ pub struct ListEventsRequest {
     pub before: Option<Position>,
     /// How many at most; never more than [`EVENTS_MAX`]; 0 for as many as may be.
     pub limit: u32,
+    /// Only events of records that were made after this one: what is new since then.
+    pub after: Option<Position>,
 }
 
 /// See [`ListEvents`].

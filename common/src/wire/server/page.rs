@@ -1,6 +1,5 @@
 //! Pages: what browsers, curl and Prometheus ask for with GET.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::pin::Pin;
@@ -30,12 +29,37 @@ pub struct PageRequest {
     pub path: String,
     /// What follows the prefix of `pages_below`; empty for a page of an exact path.
     pub below: String,
-    /// The parameters of the query; of repeated ones the last.
-    pub query: BTreeMap<String, String>,
+    /// The parameters of the query.
+    pub query: Query,
     /// The part that is wanted, if not all is.
     pub range: Option<ByteRange>,
     /// The value of `If-None-Match`.
     pub if_none_match: Option<String>,
+}
+
+/// The parameters of a query, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// The value of this parameter; the last one if it is repeated.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.pairs().rev().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    /// All values of this parameter, without empty ones: a form sends its fields that were left
+    /// empty, too.
+    #[must_use]
+    pub fn all(&self, name: &str) -> Vec<String> {
+        let values = self.pairs().filter(|(known, value)| *known == name && !value.is_empty());
+        values.map(|(_, value)| value.to_owned()).collect()
+    }
+
+    /// Names and values.
+    pub fn pairs(&self) -> impl DoubleEndedIterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
 }
 
 /// A body that is asked for one chunk after the other.
@@ -198,16 +222,16 @@ pub(super) fn unescape(text: &str) -> Option<String> {
 }
 
 /// The parameters of a query; ones with wrong escapes are left out.
-pub(super) fn parameters(query: &str) -> BTreeMap<String, String> {
-    query
+pub(super) fn parameters(query: &str) -> Query {
+    let pairs = query
         .split('&')
         .take(PARAMETERS_MAX)
         .filter_map(|pair| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             Some((unescape(&name.replace('+', " "))?, unescape(&value.replace('+', " "))?))
         })
-        .filter(|(name, _)| !name.is_empty())
-        .collect()
+        .filter(|(name, _)| !name.is_empty());
+    Query(pairs.collect())
 }
 
 #[cfg(test)]
@@ -233,8 +257,14 @@ mod tests {
 
     #[test]
     fn parameters_are_split() {
-        let got: Vec<_> = parameters("a=1&b=x+y%26&c&=z&a=2").into_iter().collect();
-        let own = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        assert_eq!(got, [own("a", "2"), own("b", "x y&"), own("c", "")]);
+        let query = parameters("a=1&b=x+y%26&c&=z&a=2&a=");
+        let pairs: Vec<_> = query.pairs().collect();
+        assert_eq!(pairs, [("a", "1"), ("b", "x y&"), ("c", ""), ("a", "2"), ("a", "")]);
+        assert_eq!(
+            (query.get("b"), query.get("c"), query.get("d")),
+            (Some("x y&"), Some(""), None)
+        );
+        assert_eq!((query.get("a"), query.all("a")), (Some(""), vec!["1".into(), "2".into()]));
+        assert_eq!(query.all("c"), Vec::<String>::new());
     }
 }
