@@ -106,8 +106,9 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
         })
         .method::<AcceptMdb, _, _>(move |_, request| {
             let fleet = Arc::clone(&accept);
-            let order =
-                tokio::task::spawn_blocking(move || fleet.accept(&request.digest, &request.who));
+            let order = tokio::task::spawn_blocking(move || {
+                fleet.accept(&request.digest, &request.who, &request.why)
+            });
             finish(
                 accepting.clone(),
                 async move { order.await.unwrap_or(Err(OrderError::Stopping)) },

@@ -7,8 +7,10 @@ pub mod facts;
 mod machine_database;
 mod orders;
 mod plan;
+mod safety;
 mod settings;
 mod trust;
+mod why;
 
 pub use common::when;
 
@@ -18,9 +20,9 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets};
 use common::api::dominator::{
-    ClearSafetyShutoff, ClearSafetyShutoffRequest, DisableUpdates, DisableUpdatesRequest,
-    DominatorStatus, EnableUpdates, EnableUpdatesRequest, GetStatus, ListSubs, ListSubsRequest,
-    Retry, RetryRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary, TagFilter,
+    DisableUpdates, DisableUpdatesRequest, DominatorStatus, EnableUpdates, EnableUpdatesRequest,
+    GetStatus, ListSubs, ListSubsRequest, Retry, RetryRequest, ShowSub, ShowSubRequest, Status,
+    SubDetail, SubSummary, TagFilter,
 };
 use common::daemon::{DOMINATOR_PORT, EXIT_FAILED, EXIT_MISUSE, SecurityArgs, exit};
 use common::report::report;
@@ -49,7 +51,8 @@ const LIMIT: Duration = Duration::from_secs(30);
         domtool --insecure disable-updates \"database migration until noon\"\n\n\
         Defaults for --dominator, --insecure and others may stand in\n\
         ~/.config/dominator/config.toml.\n\n\
-        Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 compared: different.\n\
+        Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared:\n\
+        different).\n\
         The statuses are explained in docs/OPERATING.md."
 )]
 pub struct Arguments {
@@ -107,26 +110,16 @@ enum Command {
     ///
     /// When this has returned, no update is started any more. Updates that machines have begun
     /// are finished by them.
-    DisableUpdates {
-        /// Why: it is shown to everyone who looks
-        reason: String,
-    },
+    DisableUpdates(why::NeededWhyAsWord),
     /// Let updates go on
-    EnableUpdates {
-        /// Why: noted in the audit of orders
-        reason: Option<String>,
-    },
+    EnableUpdates(why::WhyAsWord),
     /// Let the pending unsafe update of one machine pass
     ///
-    /// Look at the plan first: domtool show-sub HOST. Another plan than the pending one is held
-    /// back again.
-    ClearSafetyShutoff {
-        /// Its name in the machine database
-        #[arg(value_name = "HOST")]
-        hostname: String,
-        /// Why: noted in the audit of orders
-        reason: Option<String>,
-    },
+    /// Look at the plan first: domtool show-sub HOST. What makes it dangerous is shown, and on a
+    /// terminal you are asked before it may pass. Another plan than the pending one is held back
+    /// again.
+    #[command(after_help = "Example: domtool --insecure clear-safety-shutoff web1 --why 'meant'")]
+    ClearSafetyShutoff(safety::Clear),
     /// Try again now what is held back on one machine because it failed
     ///
     /// An image whose health check failed there, and that was put back, is offered once more;
@@ -135,8 +128,8 @@ enum Command {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
         hostname: String,
-        /// Why: noted in the audit of orders
-        reason: Option<String>,
+        #[command(flatten)]
+        why: why::WhyAsWord,
     },
     /// Say that what answers for a machine is the one that is meant
     ///
@@ -172,8 +165,10 @@ enum Command {
     Audit(events::AuditArguments),
     /// Write a copy of the dominator's database to a file, while it runs
     ///
-    /// To restore it, stop the dominator, and put the file as dominator.redb into its state
-    /// directory. It then starts with updates disabled, until you enable them.
+    /// Orders and updates wait while it is copied. To restore it, stop the dominator, and put the
+    /// file as dominator.redb into its state directory, for its user: install -o dominator -g
+    /// dominator -m 600. It then starts with updates disabled, and all is of the time of the copy.
+    #[command(after_help = "Example: domtool --insecure backup /var/backups/dominator-2030-01-31")]
     Backup {
         /// Where to write it; nothing may be there
         file: std::path::PathBuf,
@@ -204,6 +199,32 @@ enum Command {
     Status,
 }
 
+impl Command {
+    /// True if it names machines.
+    fn is_about_machines(&self) -> bool {
+        match self {
+            Self::ShowSub { .. }
+            | Self::ClearSafetyShutoff(_)
+            | Self::Retry { .. }
+            | Self::Trust(_)
+            | Self::SetConfig(_)
+            | Self::GetConfig(_) => true,
+            Self::Order(command) => command.is_about_machines(),
+            Self::Plan(command) => command.is_about_one(),
+            Self::ListSubs { .. }
+            | Self::DisableUpdates(_)
+            | Self::EnableUpdates(_)
+            | Self::ListStopped
+            | Self::ResumeImage(_)
+            | Self::Mdb { .. }
+            | Self::Events(_)
+            | Self::Audit(_)
+            | Self::Backup { .. }
+            | Self::Status => false,
+        }
+    }
+}
+
 fn status_of(text: &str) -> Result<Status, String> {
     Status::ALL.into_iter().find(|status| status.name() == text).ok_or_else(|| {
         let names: Vec<&str> = Status::ALL.iter().map(|status| status.name()).collect();
@@ -225,7 +246,7 @@ pub async fn run(arguments: Arguments) -> ExitCode {
     };
     match ask(&Client::new(peer), &arguments).await {
         Ok(output) => output.print(),
-        Err(error) => exit(EXIT_FAILED, &report(&error), error.hints()),
+        Err(error) => exit(EXIT_FAILED, &report(&error), error.hints(&arguments.command)),
     }
 }
 
@@ -238,11 +259,6 @@ enum ToolError {
     File(#[from] FileError),
     #[error("the dominator gives a machine database that is held, and does not say which it is")]
     NoNotice,
-    #[error("cannot write to stdout")]
-    Print {
-        #[source]
-        source: std::io::Error,
-    },
     #[error("cannot write the backup {}", path.display())]
     Backup {
         path: std::path::PathBuf,
@@ -257,24 +273,40 @@ enum ToolError {
     Nobody { pattern: String },
     #[error("none of the machines that are called {pattern} is in doubt")]
     NoDoubt { pattern: String },
+    #[error("cannot read the answer")]
+    Answer {
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("cannot write to stdout")]
+    Print {
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("nothing was done: the update of {hostname} is still held back")]
+    NotConfirmed { hostname: String },
 }
 
 impl ToolError {
-    fn hints(&self) -> &'static [&'static str] {
+    fn hints(&self, command: &Command) -> &'static [&'static str] {
         match self {
             Self::Call(CallError::Connect { .. }) => {
                 &["is the dominator running? say where: --dominator HOST:PORT"]
             }
-            Self::Call(error) if error.code() == Some(FaultCode::NotFound) => {
+            Self::Call(error)
+                if error.code() == Some(FaultCode::NotFound) && command.is_about_machines() =>
+            {
                 &["domtool list-subs shows the machines and what they wait for"]
             }
             Self::Call(_)
             | Self::File(_)
             | Self::NoNotice
-            | Self::Print { .. }
             | Self::Backup { .. }
             | Self::OtherCopy
-            | Self::NoProgress => &[],
+            | Self::NoProgress
+            | Self::Answer { .. }
+            | Self::NotConfirmed { .. }
+            | Self::Print { .. } => &[],
             Self::Nobody { .. } | Self::NoDoubt { .. } => {
                 &["domtool list-subs --status wrong-machine shows the machines in doubt"]
             }
@@ -332,28 +364,21 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
                 Format::Json => json(&status),
             }
         }
-        Command::DisableUpdates { reason } => {
-            let request = DisableUpdatesRequest { reason: reason.clone(), who: who() };
+        Command::DisableUpdates(why) => {
+            let request = DisableUpdatesRequest { reason: why.text(), who: who() };
             let done = call::<DisableUpdates>(client, &request).await?;
             eprintln!("Updates are disabled. Machines that had begun one finish it.");
             done_as(format, &done)
         }
-        Command::EnableUpdates { reason } => {
-            let why = reason.clone().unwrap_or_default();
-            let request = EnableUpdatesRequest { who: who(), why };
+        Command::EnableUpdates(why) => {
+            let request = EnableUpdatesRequest { who: who(), why: why.text() };
             let done = call::<EnableUpdates>(client, &request).await?;
             eprintln!("Updates go on.");
             done_as(format, &done)
         }
-        Command::ClearSafetyShutoff { hostname, reason } => {
-            let why = reason.clone().unwrap_or_default();
-            let request = ClearSafetyShutoffRequest { hostname: hostname.clone(), who: who(), why };
-            let done = call::<ClearSafetyShutoff>(client, &request).await?;
-            eprintln!("The pending update of {hostname} may pass.");
-            done_as(format, &done)
-        }
-        Command::Retry { hostname, reason } => {
-            let why = reason.clone().unwrap_or_default();
+        Command::ClearSafetyShutoff(order) => return safety::clear(client, format, order).await,
+        Command::Retry { hostname, why } => {
+            let why = why.text();
             let request = RetryRequest { hostname: hostname.clone(), who: who(), why };
             let done = call::<Retry>(client, &request).await?;
             eprintln!("What failed on {hostname} is tried again.");

@@ -569,7 +569,8 @@ pub fn show_mdb() -> (ShowMdbRequest, ShowMdbReply) {
 }
 
 pub fn accept_mdb() -> (AcceptMdbRequest, Done) {
-    (AcceptMdbRequest { digest: blake3(0x71), who: "ann".to_owned() }, Done {})
+    let (who, why) = ("ann".to_owned(), why());
+    (AcceptMdbRequest { digest: blake3(0x71), who, why }, Done {})
 }
 
 pub fn list_events() -> (ListEventsRequest, ListEventsReply) {

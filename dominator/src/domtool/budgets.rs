@@ -11,15 +11,15 @@ use common::wire::client::Client;
 use common::words::{counted, size};
 
 use super::when::moment;
+use super::why::NeededWhy;
 use super::{ToolError, call, columns, done_as, who};
 
 #[derive(Debug, Args)]
 pub(super) struct Resume {
     /// The image that stopped
     image: ImageName,
-    /// Why: noted in the dominator's log
-    #[arg(long)]
-    why: String,
+    #[command(flatten)]
+    why: NeededWhy,
 }
 
 pub(super) async fn list_stopped(client: &Client, format: Format) -> Result<Output, ToolError> {
@@ -37,7 +37,8 @@ pub(super) async fn resume(
     order: &Resume,
 ) -> Result<Output, ToolError> {
     let Resume { image, why } = order;
-    let request = ResumeImageRequest { image: image.clone(), why: why.clone(), who: who() };
+    let (image, why) = (image.clone(), why.why.clone());
+    let request = ResumeImageRequest { image: image.clone(), why, who: who() };
     let done = call::<ResumeImage>(client, &request).await?;
     eprintln!(
         "Updates to {image} go on, and are counted anew. Machines whose health check failed keep \

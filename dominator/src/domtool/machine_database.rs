@@ -13,6 +13,7 @@ use common::tool::{EXIT_DIFFERENT, Format, Output, json};
 use common::wire::client::{CallError, Client};
 use common::words::counted;
 
+use super::why::Why;
 use super::{ToolError, call, columns, done_as, who};
 use crate::mdb_file::read;
 
@@ -43,6 +44,8 @@ pub(super) enum Command {
         /// The digest of the one that is meant, as `domtool mdb diff` tells it; the one that is
         /// held, if not given
         digest: Option<ObjectId>,
+        #[command(flatten)]
+        why: Why,
     },
 }
 
@@ -79,12 +82,13 @@ pub(super) async fn run(
             };
             Ok(Output { text, code })
         }
-        Command::Accept { digest } => {
+        Command::Accept { digest, why } => {
             let digest = match digest {
                 Some(digest) => *digest,
                 None => look(client).await?,
             };
-            let done = call::<AcceptMdb>(client, &AcceptMdbRequest { digest, who: who() }).await?;
+            let request = AcceptMdbRequest { digest, who: who(), why: why.why.clone() };
+            let done = call::<AcceptMdb>(client, &request).await?;
             eprintln!("The machine database is in force.");
             Ok(done_as(format, &done).into())
         }

@@ -19,6 +19,7 @@ use common::wire::client::Client;
 use common::words::{counted, plain};
 use tokio::time::Instant;
 
+use super::why::{NeededWhy, Why};
 use super::{ToolError, call, done_as, explain, who};
 use crate::chance::wall;
 use common::when::moment;
@@ -47,8 +48,8 @@ pub(super) enum Command {
     /// time has come; an update that one had begun is finished. Objects are still fetched. The
     /// names of the machines are printed.
     #[command(after_help = "Examples:\n  \
-        domtool --insecure pause web1 --until 2h --reason 'database migration'\n  \
-        domtool --insecure pause 'web*' db1 --until 18:30 --reason 'release in progress'")]
+        domtool --insecure pause web1 --until 2h --why 'database migration'\n  \
+        domtool --insecure pause 'web*' db1 --until 18:30 --why 'release in progress'")]
     Pause {
         /// Names of machines, or patterns: `*` is anything, `?` one character
         #[arg(value_name = "HOST", required = true)]
@@ -58,8 +59,8 @@ pub(super) enum Command {
         #[arg(long, value_name = "TIME|DURATION", value_parser = end)]
         until: PauseEnd,
         /// Why: it is shown to everyone who looks
-        #[arg(long, value_name = "TEXT")]
-        reason: String,
+        #[arg(long, value_name = "TEXT", alias = "reason")]
+        why: String,
     },
     /// Let updates of paused machines go on
     #[command(after_help = "Example: domtool --insecure resume 'web*'")]
@@ -67,9 +68,8 @@ pub(super) enum Command {
         /// Names of machines, or patterns; those of them that are paused go on
         #[arg(value_name = "HOST", required = true)]
         hosts: Vec<String>,
-        /// Why: noted in the audit of orders
-        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-        reason: String,
+        #[command(flatten)]
+        why: Why,
     },
     /// Have the pending update of one machine made even if it does not want to be disturbed
     ///
@@ -79,9 +79,8 @@ pub(super) enum Command {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
         hostname: String,
-        /// Why
-        #[arg(long, value_name = "TEXT")]
-        reason: String,
+        #[command(flatten)]
+        why: NeededWhy,
     },
     /// Bring one machine up to date now, and show how it goes
     ///
@@ -93,9 +92,8 @@ pub(super) enum Command {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
         hostname: String,
-        /// Why: noted in the audit of orders
-        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-        reason: String,
+        #[command(flatten)]
+        why: Why,
         /// How long to watch: 90s, 15m or 2h
         #[arg(long, value_name = "DURATION", default_value = "15m",
               value_parser = written::duration)]
@@ -120,12 +118,18 @@ pub(super) struct DefaultArgs {
     /// Have no default: machines without a RequiredImage are left as they are
     #[arg(long)]
     none: bool,
-    /// Why: noted in the audit of orders
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    reason: String,
+    #[command(flatten)]
+    why: Why,
     /// Do it, however many machines it gives another image
     #[arg(long)]
     yes: bool,
+}
+
+impl Command {
+    /// True if it names machines.
+    pub(super) fn is_about_machines(&self) -> bool {
+        !matches!(self, Self::SetDefaultImage(_))
+    }
 }
 
 fn end(text: &str) -> Result<PauseEnd, String> {
@@ -150,8 +154,8 @@ pub(super) async fn run(
                 Format::Json => json(&why),
             }
         }
-        Command::Pause { hosts, until, reason } => {
-            let (hosts, reason) = (hosts.clone(), reason.clone());
+        Command::Pause { hosts, until, why } => {
+            let (hosts, reason) = (hosts.clone(), why.clone());
             let request = PauseUpdatesRequest { hosts, end: *until, reason, who: who() };
             let reply = call::<PauseUpdates>(client, &request).await?;
             let until = moment(reply.until);
@@ -164,8 +168,8 @@ pub(super) async fn run(
                 Format::Json => json(&reply),
             }
         }
-        Command::Resume { hosts, reason } => {
-            let (hosts, why) = (hosts.clone(), reason.clone());
+        Command::Resume { hosts, why } => {
+            let (hosts, why) = (hosts.clone(), why.why.clone());
             let request = ResumeUpdatesRequest { hosts, who: who(), why };
             let reply = call::<ResumeUpdates>(client, &request).await?;
             eprintln!("Updates of {} go on.", machines(&reply.hostnames));
@@ -174,15 +178,15 @@ pub(super) async fn run(
                 Format::Json => json(&reply),
             }
         }
-        Command::ForceDisruptive { hostname, reason } => {
-            let (hostname, reason) = (hostname.clone(), reason.clone());
+        Command::ForceDisruptive { hostname, why } => {
+            let (hostname, reason) = (hostname.clone(), why.why.clone());
             let request = ForceDisruptiveUpdateRequest { hostname, reason, who: who() };
             let done = call::<ForceDisruptiveUpdate>(client, &request).await?;
             eprintln!("The pending update of {} disturbs it if it has to.", request.hostname);
             done_as(format, &done)
         }
-        Command::FastUpdate { hostname, reason, timeout } => {
-            let why = reason.clone();
+        Command::FastUpdate { hostname, why, timeout } => {
+            let why = why.why.clone();
             let request = FastUpdateRequest { hostname: hostname.clone(), who: who(), why };
             call::<FastUpdate>(client, &request).await?;
             let reply = watch(client, hostname, *timeout).await?;
@@ -199,9 +203,9 @@ pub(super) async fn run(
             let code = if status == Status::Synced { EXIT_DONE } else { EXIT_FAILED };
             return Ok(Output { text, code });
         }
-        Command::SetDefaultImage(DefaultArgs { image, reason, yes, none: _ }) => {
+        Command::SetDefaultImage(DefaultArgs { image, why, yes, none: _ }) => {
             let machines_max = if *yes { u32::MAX } else { 0 };
-            let (image, why) = (image.clone(), reason.clone());
+            let (image, why) = (image.clone(), why.why.clone());
             let request = SetDefaultImageRequest { image, machines_max, who: who(), why };
             let reply = call::<SetDefaultImage>(client, &request).await?;
             let machines = counted(reply.machines.into(), "machine");
@@ -232,6 +236,11 @@ fn machines(hostnames: &[String]) -> String {
     if hostnames.len() > NAMED { count } else { format!("{count} ({})", hostnames.join(", ")) }
 }
 
+/// True if the machine does not answer, or not as it should.
+fn is_away(status: Status) -> bool {
+    matches!(status, Status::Connecting | Status::Unreachable | Status::PollFailed)
+}
+
 /// Tells each change until the machine is synced, waits for something else, or the time is over;
 /// gives what it was told last.
 async fn watch(
@@ -241,6 +250,7 @@ async fn watch(
 ) -> Result<WatchSubReply, ToolError> {
     let deadline = Instant::now() + timeout;
     let mut last: Option<WatchSubReply> = None;
+    let mut was_away_told = false;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let wait_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX).min(WATCH_WAIT_MS);
@@ -255,6 +265,14 @@ async fn watch(
         if !is_shown && (is_end || reply.status.is_under_way()) {
             let line = format!("{} {}: {}", moment(wall()), reply.status, reply.detail);
             eprintln!("{}", plain(&line, LINE_BYTES_MAX));
+        }
+        if !was_away_told && is_away(reply.status) {
+            was_away_told = true;
+            eprintln!(
+                "Nothing can be done before {hostname} answers. Waits for that, at most {} s; the \
+                 order stays in force after that.",
+                left.as_secs()
+            );
         }
         if is_end || left.is_zero() {
             return Ok(reply);

@@ -49,6 +49,13 @@ pub(super) struct Command {
     verbose: bool,
 }
 
+impl Command {
+    /// True if it is for one machine.
+    pub(super) fn is_about_one(&self) -> bool {
+        self.hostname.is_some()
+    }
+}
+
 pub(super) async fn run(
     client: &Client,
     format: Format,

@@ -26,7 +26,7 @@ pub(super) struct Set {
     #[arg(long, value_name = "LIMIT", value_parser = limit)]
     unset: Vec<Limit>,
     /// Why: it is shown to everyone who looks
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", alias = "reason")]
     why: String,
 }
 

@@ -10,6 +10,7 @@ use common::tool::{Format, Output, json};
 use common::wire::client::Client;
 use common::words::counted;
 
+use super::why::NeededWhy;
 use super::{ToolError, call, who};
 
 #[derive(Debug, clap::Args)]
@@ -17,9 +18,8 @@ pub(super) struct Arguments {
     /// Its name in the machine database, or a pattern: of those, all that are `wrong-machine`
     #[arg(value_name = "HOST", required = true)]
     hosts: Vec<String>,
-    /// Why: noted in the dominator's log and state
-    #[arg(long, value_name = "REASON")]
-    why: String,
+    #[command(flatten)]
+    why: NeededWhy,
 }
 
 /// Trusts each machine; prints the names of those that are trusted now. Some may not be.
@@ -35,7 +35,7 @@ pub(super) async fn run(
     let is_alone = hostnames.len() == 1;
     let (mut trusted, mut has_failed) = (Vec::new(), false);
     for hostname in hostnames {
-        let (why, who) = (arguments.why.clone(), who());
+        let (why, who) = (arguments.why.why.clone(), who());
         let request = TrustRequest { hostname: hostname.clone(), why, who };
         match call::<Trust>(client, &request).await {
             Ok(_done) => trusted.push(hostname),

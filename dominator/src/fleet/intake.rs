@@ -39,8 +39,8 @@ impl Fleet {
     /// # Errors
     ///
     /// [`OrderError::Accept`], or that the order cannot be recorded; the database is held on then.
-    pub fn accept(&self, digest: &ObjectId, who: &str) -> Result<(), OrderError> {
-        let order = Order::of("mdb-accept", who).about(digest).checked()?;
+    pub fn accept(&self, digest: &ObjectId, who: &str, why: &str) -> Result<(), OrderError> {
+        let order = Order::of("mdb-accept", who).about(digest).why(why).checked()?;
         let accept = |intake: &mut Intake| {
             intake.accept(digest).map_err(|source| OrderError::Accept { source })
         };
@@ -51,7 +51,7 @@ impl Fleet {
             .set_machines(&accepted.in_force(), Some(&order))
             .map_err(|source| OrderError::State { source })?;
         self.unkept.send_replace(None);
-        tracing::warn!(who, %digest, "the machine database that was held is accepted");
+        tracing::warn!(who, why, %digest, "the machine database that was held is accepted");
         {
             let mut inner = self.inner.lock().expect("no holder panics");
             let before = inner.wanted();

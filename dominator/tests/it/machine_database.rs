@@ -100,10 +100,12 @@ async fn a_database_that_changes_too_much_waits_for_an_operator_also_over_a_rest
     assert_eq!(refused.status.code(), Some(1));
     assert!(text.contains("another machine database is held by now"), "{text}");
 
-    let accepted = stage.domtool(&["mdb", "accept"]).await;
+    let accepted = stage.domtool(&["mdb", "accept", "--why", "nine were sold"]).await;
     assert!(accepted.status.success(), "{accepted:?}");
     wait_for_first(&stage, 3).await;
     assert_eq!(stage.status().await.mdb_held, None);
+    let audit = said(&stage.domtool(&["audit"]).await).1;
+    assert!(audit.trim_end().ends_with(": nine were sold"), "{audit}");
     let none = stage.domtool(&["mdb", "accept"]).await;
     assert_eq!(none.status.code(), Some(1));
     assert!(String::from_utf8(none.stderr).unwrap().contains("no machine database is held"));

@@ -17,6 +17,7 @@ mod many;
 mod mdbd;
 mod model;
 mod operating;
+mod operators;
 mod orders;
 mod plan;
 mod random;

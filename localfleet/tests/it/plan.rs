@@ -24,8 +24,8 @@ const NEW: &str = r#"[
     {"MatchLines": ["/never"], "Service": "idle"}
 ]"#;
 
-/// What did not change for so long has come to rest: what happened is gathered for a second before it
-/// is written.
+/// What did not change for so long has come to rest: what happened is gathered for a second before
+/// it is written.
 const QUIET: Duration = Duration::from_millis(2_500);
 
 /// What tells a file from one that was written since.

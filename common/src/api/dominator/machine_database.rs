@@ -57,6 +57,9 @@ pub struct AcceptMdbRequest {
     pub digest: ObjectId,
     /// Who says so, as long as no certificate tells.
     pub who: String,
+    /// Why; may be empty.
+    #[serde(default)]
+    pub why: String,
 }
 
 impl Method for AcceptMdb {
