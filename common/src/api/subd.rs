@@ -1,8 +1,8 @@
 //! `Subd`: what a dominator asks of the agent on a machine.
 //!
-//! `Poll`, `GetDirectories`, `Fetch`, `Prepare` and `Commit` in their version 1 are frozen: every
-//! later release of subd and of the dominator speaks them, so that a machine that comes back
-//! after a year can be brought up to date, its subd included.
+//! `Poll`, `SetConfiguration`, `GetDirectories`, `Fetch`, `Prepare` and `Commit` in their version 1
+//! are frozen: every later release of subd and of the dominator speaks them, so that a machine that
+//! comes back after a year can be brought up to date, its subd included.
 //!
 //! Fetch, Prepare and Commit answer as soon as the work is accepted; how it ends is told by Poll.
 //! Each may be repeated with the same id: what is done already is not done again.

@@ -11,6 +11,7 @@ use common::wire::FaultCode;
 use common::wire::client::{CallError, Client, Peer};
 use tempfile::TempDir;
 
+use crate::operating::{OF_ALL, explained, told};
 use crate::stage::{PATIENCE, end_of, free_port, said, wait_until, wait_until_up};
 use crate::web::Web;
 
@@ -214,6 +215,9 @@ async fn sources_of_all_kinds_become_one_file() {
     mdbd.wait_for_page(&["inventory", &page, "command /bin/sh", "by-hand.json", "s ago"]).await;
     let (_, page) = mdbd.page("/").await;
     assert!(!page.contains("secret") && !page.contains("class=\"bad\">"), "{page}");
+    let (_, metrics) = mdbd.page("/metrics").await;
+    let own = explained("## mdbd: the machine database from several sources");
+    assert_eq!(&told(&metrics) - &explained(OF_ALL), own);
     for (path, part) in [
         ("/healthz", "ok\n"),
         ("/metrics", "dominator_mdbd_machines 2\n"),
