@@ -39,6 +39,9 @@ use when::{ago, moment};
 /// How long the dominator may take to answer.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// The heading of the flags that all commands have, below those of each.
+const COMMON: &str = "Options of all commands";
+
 /// Asks the dominator what the machines are doing, and gives it orders.
 #[derive(Debug, Parser)]
 #[command(
@@ -51,8 +54,8 @@ const LIMIT: Duration = Duration::from_secs(30);
         domtool --insecure disable-updates \"database migration until noon\"\n\n\
         Defaults for --dominator, --insecure and others may stand in\n\
         ~/.config/dominator/config.toml.\n\n\
-        Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared:\n\
-        different).\n\
+        Exit codes: 0 done (compared: same), 1 failed, 2 misuse,\n\
+        3 partly done (compared: different).\n\
         The statuses are explained in docs/OPERATING.md."
 )]
 pub struct Arguments {
@@ -62,12 +65,13 @@ pub struct Arguments {
         value_name = "ADDR",
         env = "DOMINATOR_ADDR",
         default_value = "localhost:6970",
-        global = true
+        global = true,
+        help_heading = COMMON
     )]
     dominator: String,
 
     /// How to print data
-    #[arg(long, value_enum, default_value_t = Format::Table, global = true)]
+    #[arg(long, value_enum, default_value_t = Format::Table, global = true, help_heading = COMMON)]
     format: Format,
 
     #[command(flatten)]
@@ -110,8 +114,13 @@ enum Command {
     ///
     /// When this has returned, no update is started any more. Updates that machines have begun
     /// are finished by them.
+    #[command(
+        override_usage = "domtool disable-updates [OPTIONS] <WHY>",
+        after_help = "Example: domtool --insecure disable-updates 'migration until noon'"
+    )]
     DisableUpdates(why::NeededWhyAsWord),
     /// Let updates go on
+    #[command(after_help = "Example: domtool --insecure enable-updates 'migration is done'")]
     EnableUpdates(why::WhyAsWord),
     /// Let the pending unsafe update of one machine pass
     ///
@@ -124,6 +133,7 @@ enum Command {
     ///
     /// An image whose health check failed there, and that was put back, is offered once more;
     /// without this it is offered no more, also after a restart of the dominator.
+    #[command(after_help = "Example: domtool --insecure retry web1 --why 'made room'")]
     Retry {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
@@ -159,9 +169,13 @@ enum Command {
     #[command(after_help = "Examples:\n  \
         domtool --insecure events --path /etc/passwd --reason drift --since 1d\n  \
         domtool --insecure events --host 'web*' --kind update --kind order\n  \
-        domtool --insecure events --path '/etc/**' --image web --limit 0 --format json")]
+        domtool --insecure events --path '/etc/**' --image web --limit 0 --format json\n  \
+        domtool --insecure events --host web1 --follow")]
     Events(events::EventsArguments),
     /// Show what operators ordered, the newest last
+    #[command(after_help = "Examples:\n  \
+        domtool --insecure audit --host web1 --since 7d\n  \
+        domtool --insecure audit --follow")]
     Audit(events::AuditArguments),
     /// Write a copy of the dominator's database to a file, while it runs
     ///
@@ -176,7 +190,8 @@ enum Command {
     /// Say what would be done to a machine, or under a whole machine database; nothing is done
     ///
     /// Nothing is written anywhere, and no machine is told anything. Exits with 0 if nothing would
-    /// change, and with 3 if something would, or if that is not known of a machine.
+    /// change, and with 3 if something would, or, with --mdb, if that is not known of a machine. If
+    /// it is not known of HOST, that is an error, and exits with 1.
     #[command(after_help = "Examples:\n  \
         domtool --insecure plan web1\n  \
         domtool --insecure plan web1 --image web/7\n  \
@@ -297,6 +312,12 @@ impl ToolError {
                 if error.code() == Some(FaultCode::NotFound) && command.is_about_machines() =>
             {
                 &["domtool list-subs shows the machines and what they wait for"]
+            }
+            Self::Call(error)
+                if error.code() == Some(FaultCode::NotFound)
+                    && matches!(command, Command::Mdb { .. }) =>
+            {
+                &["domtool mdb diff FILE compares a file with the machine database in force"]
             }
             Self::Call(_)
             | Self::File(_)
@@ -516,4 +537,24 @@ fn text_of_status(status: &DominatorStatus) -> String {
         text.push_str(&format!("{count:>7} {status}\n"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_operators_are_told_to_type_can_be_typed() {
+        let explained = include_str!("core/sub/tests/explained.txt");
+        let lines = explained.lines().filter_map(|line| line.trim().strip_prefix("may: domtool "));
+        let mut count = 0;
+        for line in lines {
+            let command = line.split(';').next().expect("a line has a first part");
+            let words = ["domtool", "--insecure"].into_iter().chain(command.split_whitespace());
+            let parsed = Arguments::try_parse_from(words);
+            assert!(parsed.is_ok(), "{command}: {parsed:?}");
+            count += 1;
+        }
+        assert!(count > 10, "{count}");
+    }
 }

@@ -203,7 +203,7 @@ fn start_body(
     }
     for stop in &status.budgets.stopped {
         body.push_str(&warning(&format!(
-            "Updates to {} have stopped since {}: {}; to go on: domtool resume-image {}",
+            "Updates to {} have stopped since {}: {}; to go on: domtool resume-image {} --why TEXT",
             stop.image,
             moment(stop.since),
             stop.why,

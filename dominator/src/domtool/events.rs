@@ -217,13 +217,21 @@ pub fn words(what: &What) -> (&'static str, String) {
 }
 
 fn of_update(update: &UpdateFacts) -> String {
-    let counts: Vec<String> =
+    let counts: Vec<(u32, &str)> =
         [(update.drift, "drift"), (update.of_image, "image"), (update.computed, "computed")]
             .into_iter()
             .filter(|(count, _)| *count > 0)
-            .map(|(count, reason)| format!("{count} {reason}"))
             .collect();
-    let counts = if counts.is_empty() { "no changes".to_owned() } else { counts.join(", ") };
+    let all = u64::from(update.drift) + u64::from(update.of_image) + u64::from(update.computed);
+    let counts = match counts.as_slice() {
+        [] => "no changes".to_owned(),
+        [(_, reason)] => format!("{} ({reason})", counted(all, "path")),
+        many => {
+            let many: Vec<String> =
+                many.iter().map(|(count, reason)| format!("{count} {reason}")).collect();
+            format!("{} ({})", counted(all, "path"), many.join(", "))
+        }
+    };
     let former = match update.former.as_str() {
         "" => String::new(),
         former if former == update.image => String::new(),
@@ -316,5 +324,39 @@ async fn copy(client: &Client, path: &Path, partial: &Path) -> Result<(u64, Obje
         file.write_all(&reply.bytes.0).map_err(failed)?;
         hasher.update(&reply.bytes.0);
         request.offset += reply.bytes.0.len() as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_update_is_told_with_its_paths_by_reason_and_its_end() {
+        let update = |former: &str, drift, of_image, outcome| UpdateFacts {
+            update_id: 7,
+            image: "web/8".to_owned(),
+            former: former.to_owned(),
+            drift,
+            of_image,
+            computed: 0,
+            outcome,
+            ended: None,
+        };
+        let table = [
+            (
+                update("web/7", 0, 67, Some(Outcome::Done)),
+                "to web/8 from web/7: 67 paths (image): done",
+            ),
+            (update("web/8", 1, 0, Some(Outcome::Done)), "to web/8: 1 path (drift): done"),
+            (
+                update("", 7, 2, None),
+                "to web/8: 9 paths (7 drift, 2 image): ordered, the end is not known",
+            ),
+            (update("", 0, 0, Some(Outcome::Done)), "to web/8: no changes: done"),
+        ];
+        for (update, expected) in table {
+            assert_eq!(words(&What::Update(update)), ("update", expected.to_owned()));
+        }
     }
 }

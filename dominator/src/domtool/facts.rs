@@ -141,7 +141,7 @@ fn activity(activity: &Activity) -> String {
 fn load(load: &Load) -> String {
     let per_second = |what: &str, share: Share, text: &dyn Fn(u64) -> String| match share.limit {
         0 => format!("{what} {}", text(share.used)),
-        limit => format!("{what} {} of {}", text(share.used), text(limit)),
+        limit => format!("{what} {} (at most {})", text(share.used), text(limit)),
     };
     let cpu = |microseconds: u64| {
         format!("{}.{:02} % of a core", microseconds / 10_000, microseconds / 100 % 100)

@@ -172,7 +172,7 @@ fn an_image_that_fails_stops_and_the_rest_of_the_fleet_goes_on() {
         detail.contains(
             "updates to web/2 have stopped: 5 of 5 machines failed after the update to it (5 \
                          failed the health check), more than 10 %; another image goes on, or: \
-                         domtool resume-image web/2"
+                         domtool resume-image web/2 --why TEXT"
         ),
         "{detail}"
     );

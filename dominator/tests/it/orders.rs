@@ -301,7 +301,7 @@ async fn a_machine_that_says_no_is_disturbed_all_the_same_if_that_is_forced() {
     stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"base\"}}]"));
     stage.wait("host", Status::Held, "base").await;
     let text = said(&stage.domtool(&["explain", "host"]).await).1;
-    assert!(text.contains("domtool force-disruptive host --reason TEXT: has this"), "{text}");
+    assert!(text.contains("domtool force-disruptive host --why TEXT: has this"), "{text}");
     let forced = stage.domtool(&["force-disruptive", "host", "--reason", "hole in ssh"]).await;
     assert!(forced.status.success(), "{forced:?}");
     stage.wait("host", Status::Synced, "base").await;

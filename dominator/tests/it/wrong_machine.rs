@@ -42,7 +42,7 @@ async fn a_machine_that_took_over_an_address_is_left_alone_until_it_is_trusted()
         wrong.detail,
         "web answers, with machine id id-other: when web was last synced it had id-web, so this \
          is another machine, or it was installed anew; correct its address in the machine \
-         database, or if it is meant: domtool trust web --why REASON"
+         database, or if it is meant: domtool trust web --why TEXT"
     );
     // It is polled, and nothing else.
     other.change(tree(&file("/its", "news")));

@@ -44,7 +44,7 @@ fn found(sighting: &Sighting) -> String {
 fn hint(name: &str) -> String {
     format!(
         "correct its address in the machine database, or if it is meant: domtool trust {name} \
-         --why REASON"
+         --why TEXT"
     )
 }
 

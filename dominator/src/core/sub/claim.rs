@@ -188,7 +188,7 @@ impl Sub {
                     let name = image.name();
                     let detail = format!(
                         "{todo}; updates to {name} have stopped: {why}; another image goes on, or: \
-                         domtool resume-image {name}"
+                         domtool resume-image {name} --why TEXT"
                     );
                     (is_stale, (Status::ImageStopped, detail))
                 }

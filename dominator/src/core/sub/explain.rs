@@ -223,7 +223,7 @@ impl Sub {
                     by_hand("see the detail; correct its address in the machine database"),
                     self.remedy_with(
                         "trust",
-                        "--why REASON",
+                        "--why TEXT",
                         "says that it is the right one, such as after a reinstall",
                     ),
                 ],
@@ -331,7 +331,7 @@ impl Sub {
                         "find out why the others failed, and correct the image under a new name",
                     ),
                     Remedy {
-                        command: format!("domtool resume-image {} --why REASON", self.image_name()),
+                        command: format!("domtool resume-image {} --why TEXT", self.image_name()),
                         what: "if the fault was elsewhere: lets updates to it go on".to_owned(),
                     },
                 ],
@@ -422,7 +422,7 @@ impl Sub {
             ("the end of the pause on the machine", "it goes on at once when that is seen", resume)
         } else {
             let what = "has this update made, once, although it disturbs";
-            let force = self.remedy_with("force-disruptive", "--reason TEXT", what);
+            let force = self.remedy_with("force-disruptive", "--why TEXT", what);
             ("the machine to allow it", "it is asked again about every minute", force)
         };
         Story {

@@ -109,7 +109,7 @@ fn a_commit_that_is_forbidden_in_the_last_moment_is_not_sent_again() {
     assert_eq!(
         script.sub.detail(),
         "1 change: /a (missing); updates to base have stopped: 3 of 3 machines failed; another \
-         image goes on, or: domtool resume-image base"
+         image goes on, or: domtool resume-image base --why TEXT"
     );
     // What is staged expires; that is no failure.
     script.ended(1, Outcome::NotPrepared("expired".into()), None);
