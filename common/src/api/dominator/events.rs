@@ -220,7 +220,8 @@ pub enum ListEvents {}
 #[serde(default)]
 pub struct ListEventsRequest {
     /// Patterns of what events are about, in which `*` stands for anything and `?` for one
-    /// character.
+    /// character. An order about several machines, or about a pattern of such, is about each; one
+    /// about the whole fleet or a tag is about none.
     pub hosts: Vec<String>,
     /// Paths, or patterns of paths, in which `*` stands for anything but a slash and `**` for
     /// anything: only [`What::Change`] matches.
