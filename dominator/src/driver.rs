@@ -493,7 +493,8 @@ async fn commit(
     let update_id = ordered.update_id;
     let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
     recorded.map_err(|error| Failure { kind: FailureKind::Unsent, text: error.to_string() })?;
-    let commit = async {
+    // Boxed, because each of the gates has a place for it.
+    let commit = Box::pin(async {
         // The disk takes its time: whatever was so before may be otherwise by now.
         if shared.identities.is_doubted(host) {
             return Err(braked("it may be another machine than the one that is meant"));
@@ -506,7 +507,7 @@ async fn commit(
         }
         let sent = client.call_within::<Commit>(&CommitRequest { update_id }, ACCEPT_LIMIT).await;
         sent.map(|_done| ()).map_err(|error| failure_of(&error))
-    };
+    });
     let commit = shared.pauses.pass(&client.peer().host, wall(), commit);
     match shared.gate.pass(commit).await {
         Some(Some(result)) => result,

@@ -299,9 +299,9 @@ impl Fleet {
         let watched = Watched { handle: Arc::clone(&handle), machine, cancel: cancel.clone() };
         inner.watched.insert(hostname, watched);
         let shared = Arc::clone(&self.shared);
-        self.tracker.spawn(async move {
-            cancel.run_until_cancelled(drive(handle, shared)).await;
-        });
+        // Boxed, because each layer of a task has a place for it.
+        let driven = Box::pin(drive(handle, shared));
+        self.tracker.spawn(async move { cancel.run_until_cancelled(driven).await.map(drop) });
     }
 
     /// The machines of `selection`, sorted by host name.

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt as _};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
-use hyper::body::{Body as _, Frame, Incoming};
+use hyper::body::Frame;
 
 /// What hyper accepts as the error of a body.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -78,7 +78,7 @@ pub(super) enum ReadError {
     },
     /// The connection broke.
     #[error("the body was cut")]
-    Cut(#[source] hyper::Error),
+    Cut(#[source] BoxError),
     /// The sender stopped sending.
     #[error("nothing of the body came for {} s", .limit.as_secs())]
     Stalled {
@@ -89,11 +89,10 @@ pub(super) enum ReadError {
 
 /// Reads `body`, which must not have more than `limit` bytes, and of which a part must come
 /// within each `stall`. A length that the sender claims is checked, and never allocated for.
-pub(super) async fn read(
-    mut body: Incoming,
-    limit: usize,
-    stall: Duration,
-) -> Result<Bytes, ReadError> {
+pub(super) async fn read<B>(mut body: B, limit: usize, stall: Duration) -> Result<Bytes, ReadError>
+where
+    B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+{
     let claimed = body.size_hint().lower();
     if claimed > u64::try_from(limit).unwrap_or(u64::MAX) {
         return Err(ReadError::TooLarge { limit });
@@ -104,7 +103,7 @@ pub(super) async fn read(
         let frame = match tokio::time::timeout(stall, body.frame()).await {
             Err(_) => return Err(ReadError::Stalled { limit: stall }),
             Ok(None) => break,
-            Ok(Some(frame)) => frame.map_err(ReadError::Cut)?,
+            Ok(Some(frame)) => frame.map_err(|error| ReadError::Cut(error.into()))?,
         };
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + all.len() + data.len() > limit {

@@ -7,6 +7,8 @@
 mod connection;
 mod download;
 mod error;
+mod exchange;
+mod keep_alive;
 mod peer;
 
 use std::io;
@@ -16,7 +18,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
-use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 
@@ -24,7 +25,7 @@ pub use download::{Download, Extent};
 pub use error::{CallError, Remedy};
 pub use peer::{Peer, PeerError};
 
-use super::body::{self, Body, ReadError};
+use super::body::{self, Body, BoxError, ReadError};
 use super::codec::{self, CodecError, Encoding};
 use super::fault::Fault;
 use super::method::Method;
@@ -32,6 +33,7 @@ pub use super::object_reader::{ObjectReader, StreamError};
 use super::{PROTOCOL, PROTOCOL_HEADER, object_stream};
 use crate::api::object_server::{GetObjects, GetObjectsRequest};
 use connection::Connection;
+use exchange::{Failure, Reply};
 
 /// How long a call may take if its caller does not say.
 pub const CALL_LIMIT: Duration = Duration::from_secs(30);
@@ -95,12 +97,13 @@ impl Client {
         limit: Duration,
     ) -> Result<M::Reply, CallError> {
         let request = self.encoded::<M>(request)?;
-        let call = async {
+        // Made where it is awaited: a future that is handed over has a place on either side.
+        let call = tokio::time::timeout(limit, async {
             let (response, _connection) = self.send(M::NAME, request).await?;
             let reply = self.accept(M::NAME, response).await?;
             self.decode_reply::<M>(reply, limit).await
-        };
-        self.within(M::NAME, limit, call).await
+        });
+        call.await.unwrap_or_else(|_| Err(self.timed_out(M::NAME, limit)))
     }
 
     /// Streams an object stream to `M`; `body` is asked for one chunk after the other. There is
@@ -168,7 +171,7 @@ impl Client {
             {
                 return Err(self.odd(method, "the reply is not a stream of objects".to_owned()));
             }
-            Ok(ObjectReader::of_incoming(response.into_body()).keeping(connection))
+            Ok(ObjectReader::of_body(response.into_body()).keeping(connection))
         };
         self.within(method, CALL_LIMIT, call).await
     }
@@ -225,33 +228,29 @@ impl Client {
         &self,
         method: &'static str,
         request: Request<Body>,
-    ) -> Result<(Response<Incoming>, Arc<Connection>), CallError> {
+    ) -> Result<(Response<Reply>, Arc<Connection>), CallError> {
         let mut request = request;
         let mut again = true;
         loop {
             let connection = self.connection().await?;
-            let mut sender = connection.sender.clone();
-            match sender.try_send_request(request).await {
+            match connection.send(request).await {
                 Ok(response) => return Ok((response, connection)),
-                Err(mut error) => {
-                    self.forget(&connection).await;
-                    // A request that comes back was not sent: the connection had just ended.
-                    match error.take_message() {
-                        Some(unsent) if again => {
-                            again = false;
-                            request = unsent;
-                        }
-                        _ => return Err(self.lost(method, error.into_error())),
-                    }
+                // The connection had just ended.
+                Err(Failure::Unsent(unsent)) if again => {
+                    again = false;
+                    request = *unsent;
                 }
+                Err(Failure::Unsent(_)) => return Err(self.lost(method, "it ended at once".into())),
+                Err(Failure::Lost(error)) => return Err(self.lost(method, error)),
             }
+            self.forget(&connection).await;
         }
     }
 
     async fn connection(&self) -> Result<Arc<Connection>, CallError> {
         let mut kept = self.inner.connection.lock().await;
         if let Some(connection) = kept.as_ref()
-            && !connection.sender.is_closed()
+            && !connection.is_closed()
         {
             return Ok(Arc::clone(connection));
         }
@@ -265,12 +264,10 @@ impl Client {
         Ok(connection)
     }
 
-    /// Does not use `connection` again if it has ended.
+    /// Does not use `connection` again.
     async fn forget(&self, connection: &Arc<Connection>) {
         let mut kept = self.inner.connection.lock().await;
-        if connection.sender.is_closed()
-            && kept.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, connection))
-        {
+        if kept.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, connection)) {
             *kept = None;
         }
     }
@@ -279,8 +276,8 @@ impl Client {
     async fn accept(
         &self,
         method: &'static str,
-        response: Response<Incoming>,
-    ) -> Result<Response<Incoming>, CallError> {
+        response: Response<Reply>,
+    ) -> Result<Response<Reply>, CallError> {
         let status = response.status();
         if !response.headers().contains_key(PROTOCOL_HEADER) {
             let what = format!("what answers is no daemon of this kind (status {status})");
@@ -302,7 +299,7 @@ impl Client {
 
     async fn decode_reply<M: Method>(
         &self,
-        response: Response<Incoming>,
+        response: Response<Reply>,
         stall: Duration,
     ) -> Result<M::Reply, CallError> {
         let bytes = body::read(response.into_body(), M::REPLY_BYTES_MAX, stall)
@@ -332,8 +329,8 @@ impl Client {
         CallError::TimedOut { method, peer: self.name(), limit }
     }
 
-    fn lost(&self, method: &'static str, error: hyper::Error) -> CallError {
-        CallError::Lost { method, peer: self.name(), source: Box::new(error) }
+    fn lost(&self, method: &'static str, source: BoxError) -> CallError {
+        CallError::Lost { method, peer: self.name(), source }
     }
 
     fn odd(&self, method: &'static str, what: String) -> CallError {

@@ -10,7 +10,6 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes};
 use futures_util::Stream;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 
 use super::body::{Body, BoxError, streamed};
 use super::object_stream::{HEAD_BYTES_MAX, Head, HeadError};
@@ -79,8 +78,11 @@ impl ObjectReader {
         Self { body, chunk: Bytes::new(), rest: 0, ended: false, keep: None }
     }
 
-    pub(super) fn of_incoming(incoming: Incoming) -> Self {
-        Self::new(incoming.map_err(BoxError::from).boxed_unsync())
+    pub(super) fn of_body<B>(body: B) -> Self
+    where
+        B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        Self::new(body.map_err(Into::into).boxed_unsync())
     }
 
     /// Holds `keep` until the reader is dropped.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 use hyper::{HeaderMap, Request, StatusCode};
 
 use super::super::body;
 use super::super::object_reader::{CHUNK_WAIT_MAX, StreamError};
 use super::connection::Connection;
+use super::exchange::Reply;
 use super::{CALL_LIMIT, CallError, Client};
 use crate::wire::{Fault, FaultCode};
 
@@ -38,7 +38,7 @@ pub enum Extent {
 /// A page that is being read.
 pub struct Download {
     extent: Extent,
-    body: Incoming,
+    body: Reply,
     _connection: Arc<Connection>,
 }
 

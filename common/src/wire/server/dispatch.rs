@@ -174,7 +174,7 @@ impl Service {
         let body = request.into_body();
         match &entry.kind {
             Kind::Upload(handler) => {
-                let reader = ObjectReader::of_incoming(body);
+                let reader = ObjectReader::of_body(body);
                 let reply = handler(caller, form.reply, reader).await?;
                 Ok(small(form.reply.content_type(), reply))
             }
