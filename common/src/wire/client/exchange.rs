@@ -140,3 +140,105 @@ impl hyper::body::Body for Reply {
         self.length.map(SizeHint::with_exact).unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::body::{self, streamed};
+    use super::*;
+    use futures_util::StreamExt as _;
+    use h2::server::SendResponse;
+    use std::time::Duration;
+    use tokio::sync::oneshot;
+
+    const CHUNK: &[u8] = &[7; 1 << 15];
+
+    /// How much of an endless body the server has received when its stream ended.
+    type Received = oneshot::Receiver<usize>;
+
+    /// Sends an endless body to a server that answers as `answer` does when the head has come.
+    async fn ask(answer: fn(SendResponse<Bytes>)) -> (Result<Response<Reply>, Failure>, Received) {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let (counted, received) = oneshot::channel();
+        let mut counted = Some(counted);
+        tokio::spawn(async move {
+            let mut server = h2::server::handshake(far).await.unwrap();
+            while let Some(Ok((request, respond))) = server.accept().await {
+                answer(respond);
+                let (mut body, counted) = (request.into_body(), counted.take().unwrap());
+                tokio::spawn(async move {
+                    let mut count = 0;
+                    while let Some(Ok(data)) = body.data().await {
+                        count += data.len();
+                        body.flow_control().release_capacity(data.len()).unwrap();
+                    }
+                    let _nobody_asks = counted.send(count);
+                });
+            }
+        });
+        let (sender, connection) = h2::client::handshake(near).await.unwrap();
+        tokio::spawn(connection);
+        let endless = futures_util::stream::repeat_with(|| Ok(Bytes::from_static(CHUNK)));
+        let request = Request::post("http://host/").body(streamed(endless)).unwrap();
+        (exchange(sender, request, &Arc::new(Heard::new())).await, received)
+    }
+
+    async fn body_of(response: Result<Response<Reply>, Failure>) -> Result<Bytes, String> {
+        let Ok(response) = response else { return Err("no response".to_owned()) };
+        let read = body::read(response.into_body(), 100, Duration::from_secs(60)).await;
+        read.map_err(|error| crate::report::report(&error))
+    }
+
+    #[tokio::test]
+    async fn a_refusal_ends_an_upload_that_never_would() {
+        let (response, received) = ask(|mut respond| {
+            let mut body = respond.send_response(Response::new(()), false).unwrap();
+            body.send_data(Bytes::from_static(b"no"), true).unwrap();
+        })
+        .await;
+        assert_eq!(body_of(response).await, Ok(Bytes::from_static(b"no")));
+        received.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_body_that_was_cut_is_no_whole_one() {
+        let (response, _) = ask(|mut respond| {
+            let mut body = respond.send_response(Response::new(()), false).unwrap();
+            body.send_data(Bytes::from_static(b"half"), false).unwrap();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                body.send_reset(Reason::CANCEL);
+            });
+        })
+        .await;
+        let cut = "the body was cut: stream error received: stream no longer needed";
+        assert_eq!(body_of(response).await, Err(cut.to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_body_is_sent_whole_and_no_faster_than_it_is_taken() {
+        let (near, far) = tokio::io::duplex(1 << 10);
+        tokio::spawn(async move {
+            let mut server = h2::server::handshake(far).await.unwrap();
+            let (request, mut respond) = server.accept().await.unwrap().unwrap();
+            let count = tokio::spawn(async move {
+                let mut body = request.into_body();
+                let mut count = 0_usize;
+                while let Some(data) = body.data().await {
+                    let length = data.unwrap().len();
+                    count += length;
+                    body.flow_control().release_capacity(length).unwrap();
+                }
+                let mut body = respond.send_response(Response::new(()), false).unwrap();
+                body.send_data(Bytes::from(count.to_string()), true).unwrap();
+            });
+            while server.accept().await.is_some() {}
+            count.await.unwrap();
+        });
+        let (sender, connection) = h2::client::handshake(near).await.unwrap();
+        tokio::spawn(connection);
+        let chunks = futures_util::stream::repeat_with(|| Ok(Bytes::from_static(CHUNK))).take(32);
+        let request = Request::post("http://host/").body(streamed(chunks)).unwrap();
+        let response = exchange(sender, request, &Arc::new(Heard::new())).await;
+        assert_eq!(body_of(response).await, Ok(Bytes::from((1 << 20).to_string())));
+    }
+}
