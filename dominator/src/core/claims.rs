@@ -229,16 +229,23 @@ impl Claims {
         self.news.remove(&seat);
     }
 
-    /// A Commit is about to be sent: true if it may be.
+    /// A Commit is about to be sent: true if it may be. One that was lost on its way is sent again
+    /// only if updates to its image have not stopped since.
     #[must_use]
     pub fn begin(&mut self, seat: Seat) -> bool {
-        match self.updates.get_mut(&seat) {
-            Some(held) if held.state != State::Waiting => {
-                held.state = State::Begun;
-                true
-            }
-            _ => false,
+        let held = self.updates.get(&seat);
+        let is_stopped = held.is_some_and(|held| self.stop_of(&held.update).is_some());
+        let Some(held) = self.updates.get_mut(&seat) else { return false };
+        if is_stopped && held.state != State::Waiting {
+            held.state = State::Waiting;
+            self.budget.release(seat);
+            self.news.insert(seat);
         }
+        if held.state == State::Waiting {
+            return false;
+        }
+        held.state = State::Begun;
+        true
     }
 
     /// A machine needs something no more.

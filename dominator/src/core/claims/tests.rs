@@ -99,6 +99,27 @@ fn when_updates_to_an_image_stop_nobody_begins_and_others_go_on() {
 }
 
 #[test]
+fn a_commit_that_was_lost_is_not_sent_again_when_updates_to_the_image_have_stopped() {
+    let mut claims = desk(4);
+    for seat in [1, 2, 3] {
+        assert_eq!(ask(&mut claims, seat, new("bad")), Some(Answer::Granted));
+    }
+    assert!(claims.begin(Seat(3)));
+    assert!(claims.begin(Seat(3)), "lost, and sent again");
+    fail(&mut claims, 1);
+    fail(&mut claims, 2);
+    claims.take_news();
+    assert!(!claims.begin(Seat(3)));
+    assert_eq!(claims.take_news(), BTreeSet::from([Seat(3)]));
+    let answer = claims.answer(Seat(3), Purpose::Update, at(100));
+    assert!(matches!(answer, Some(Answer::Stopped(_))), "{answer:?}");
+    // Its place is free, and one that turns out to be under way takes it again.
+    assert_eq!(claims.report().under_way, 0);
+    claims.claim(Seat(3), Claim::UnderWay(new("bad")), at(101));
+    assert_eq!(claims.report().under_way, 1);
+}
+
+#[test]
 fn repairs_that_fail_say_nothing_of_an_image() {
     let mut claims = desk(8);
     for seat in 0..5 {
