@@ -8,7 +8,6 @@ pub mod access;
 mod body;
 pub mod client;
 pub mod codec;
-mod executor;
 pub mod fault;
 pub mod method;
 pub mod object_reader;

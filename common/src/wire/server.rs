@@ -12,6 +12,7 @@
 //!   began runs that as a task of its own.
 
 mod dispatch;
+mod executor;
 mod listen;
 mod metrics;
 mod page;

@@ -49,19 +49,15 @@ pub(super) async fn exchange(
     };
     let mut response = pin!(response);
     let answered = match sending {
-        None => None,
+        None => response.await,
         Some(sending) => tokio::select! {
             biased;
-            answered = &mut response => Some(answered),
+            answered = &mut response => answered,
             sent = sending => {
                 sent.map_err(Failure::Lost)?;
-                None
+                response.await
             }
         },
-    };
-    let answered = match answered {
-        Some(answered) => answered,
-        None => response.await,
     };
     let (head, stream) = answered.map_err(|error| Failure::Lost(error.into()))?.into_parts();
     heard.note();

@@ -16,9 +16,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::super::executor::Tracked;
 use super::super::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
 use super::dispatch::Service;
+use super::executor::Tracked;
 use super::metrics::Running;
 use super::{Caller, Router};
 
