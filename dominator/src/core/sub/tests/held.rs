@@ -3,7 +3,7 @@
 
 use core::time::Duration;
 
-use common::api::subd::{Alarm, Outcome, Paused};
+use common::api::subd::{Activity, Alarm, Outcome, Paused};
 use common::tree::Time;
 use expect_test::expect;
 

@@ -2,8 +2,7 @@
 // tidy: core
 
 use common::api::dominator::orders::UpdatePause;
-use common::api::subd::Version;
-
+use common::api::subd::{Activity, Outcome, Version};
 use common::tree::Time;
 use expect_test::expect;
 
