@@ -538,23 +538,3 @@ fn text_of_status(status: &DominatorStatus) -> String {
     }
     text
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_operators_are_told_to_type_can_be_typed() {
-        let explained = include_str!("core/sub/tests/explained.txt");
-        let lines = explained.lines().filter_map(|line| line.trim().strip_prefix("may: domtool "));
-        let mut count = 0;
-        for line in lines {
-            let command = line.split(';').next().expect("a line has a first part");
-            let words = ["domtool", "--insecure"].into_iter().chain(command.split_whitespace());
-            let parsed = Arguments::try_parse_from(words);
-            assert!(parsed.is_ok(), "{command}: {parsed:?}");
-            count += 1;
-        }
-        assert!(count > 10, "{count}");
-    }
-}

@@ -418,4 +418,4 @@ fn open(path: &Path) -> Result<Database, StateError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -8,7 +8,7 @@ use common::path::TreePath;
 use common::tree::Time;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
-use super::meaning::{HostPatterns, is_within};
+use super::meaning::{HostPatterns, is_pattern, is_within};
 
 /// A request for events that is none.
 #[derive(Debug, thiserror::Error)]
@@ -72,12 +72,6 @@ fn machines_of<'a>(verb: &str, about: &'a str) -> Vec<&'a str> {
         }
         _ => vec![about],
     }
-}
-
-/// True if the text is a pattern, and not just a name.
-#[must_use]
-pub fn is_pattern(text: &str) -> bool {
-    text.contains(['*', '?', '[', '{', '\\'])
 }
 
 /// Paths that are asked for.

@@ -12,6 +12,7 @@ use common::words::counted;
 
 use super::why::NeededWhy;
 use super::{ToolError, call, who};
+use crate::core::meaning::is_pattern;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
@@ -61,7 +62,7 @@ pub(super) async fn run(
 
 /// The machines that are meant: the one of this name, or those that are in doubt of a pattern.
 async fn meant(client: &Client, host: &str) -> Result<Vec<String>, ToolError> {
-    if !host.contains(['*', '?', '[', '{', '\\']) {
+    if !is_pattern(host) {
         return Ok(vec![host.to_owned()]);
     }
     let request = ListSubsRequest { hosts: vec![host.to_owned()], ..ListSubsRequest::default() };

@@ -1,7 +1,6 @@
 //! Commits on their way through the disk to the sub, with a disk that waits for the test.
 
 use std::collections::BTreeSet;
-use std::sync::mpsc;
 
 use common::api::Done;
 use common::wire::server::{Router, serve};
@@ -17,6 +16,7 @@ use crate::core::claims::{End, Release, Settings, Update};
 use crate::core::pauses::Pauses;
 use crate::core::sub::tests::recorder::staged_sub;
 use crate::core::trial::FailureLimits;
+use crate::state::tests::HeldDisk;
 use crate::state::{HistoryLimits, State};
 use common::object::Algorithm;
 use common::tree::text::from_text;
@@ -81,24 +81,14 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
     let update = Update { demand, image: None, is_new: false };
     shared.desk.claim(handle.claimant, Claim::Update(update));
 
-    let (held, is_held) = mpsc::channel();
-    let (go_on, goes_on) = mpsc::channel::<()>();
-    let disk = std::thread::spawn(move || {
-        state.transact(None, |_| {
-            held.send(()).unwrap();
-            goes_on.recv().unwrap();
-            Ok(())
-        })
-    });
-    is_held.recv().unwrap();
+    let disk = HeldDisk::of(state);
     let tree = |name: &str| from_text(Algorithm::Blake3, &format!("d 755 0:0 /{name}\n")).unwrap();
     let ordered = Ordered { update_id: 1, ..ordered(&tree("before"), &tree("after"), &[]) };
     let commit = commit(&client, &shared, "web", &handle, Box::new(ordered));
     tokio::pin!(commit);
     assert!(futures_util::poll!(commit.as_mut()).is_pending(), "it is to be recorded first");
     meanwhile(&shared, &handle);
-    go_on.send(()).unwrap();
-    disk.join().unwrap().unwrap();
+    disk.let_go();
     let result = commit.await;
     assert_eq!(shared.history.last_update("web"), Some(1));
     stop.cancel();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::core::changes::tests::ordered;
+use crate::state::tests::HeldDisk;
 use common::object::Algorithm;
 use common::tree::text::from_text;
 use futures_util::future::join_all;
@@ -37,23 +38,13 @@ fn ends_of_updates_are_not_lost_when_changes_of_status_are() {
     let directory = tempfile::tempdir().unwrap();
     let state = Arc::new(State::open(directory.path()).unwrap());
     let history = History::start(Arc::clone(&state), ROOM).unwrap();
-    let (held, is_held) = channel();
-    let (go_on, goes_on) = channel::<()>();
-    let disk = std::thread::spawn(move || {
-        state.transact(None, |_| {
-            held.send(()).unwrap();
-            goes_on.recv().unwrap();
-            Ok(())
-        })
-    });
-    is_held.recv().unwrap();
+    let disk = HeldDisk::of(state);
     for _ in 0..STATUSES_WAITING + 10 {
         history.status("web", Status::Synced, "");
     }
     history.ended("web", 1, Outcome::Done);
     assert_eq!(*history.lost.lock().unwrap(), 10);
-    go_on.send(()).unwrap();
-    disk.join().unwrap().unwrap();
+    disk.let_go();
     history.close();
     assert_eq!(*history.lost.lock().unwrap(), 0, "how many were lost is on record");
 }

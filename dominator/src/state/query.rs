@@ -11,7 +11,8 @@ use redb::{ReadOnlyTable, ReadTransaction};
 
 use super::OrderRow;
 use super::log::{CHUNKS, ENDS, LISTS, SEGMENT_BITS, SEGMENTS, Stream};
-use crate::core::event_filter::{EventFilter, is_pattern};
+use crate::core::event_filter::EventFilter;
+use crate::core::meaning::is_pattern;
 use crate::history::row::{Digest, EndRow, StatusRow, UpdateRow, bytes_of, count_of, row_of};
 
 /// How many rows and changes are looked at for one reply.

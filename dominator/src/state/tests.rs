@@ -1,6 +1,8 @@
 //! The database: what was kept is there, and what is kept is limited.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 
 use super::*;
 use crate::history::row::{EndRow, List, StatusRow, UpdateRow};
@@ -12,6 +14,35 @@ use common::object::Algorithm;
 use common::path::TreePath;
 use common::plan::Difference;
 use redb::ReadableTableMetadata as _;
+
+/// A transaction that is open: whatever else is to be written waits for it.
+pub(crate) struct HeldDisk {
+    go_on: Sender<()>,
+    disk: JoinHandle<Result<(), StateError>>,
+}
+
+impl HeldDisk {
+    /// Nothing is written to `state` from now on.
+    pub(crate) fn of(state: Arc<State>) -> Self {
+        let (held, is_held) = channel();
+        let (go_on, goes_on) = channel::<()>();
+        let disk = std::thread::spawn(move || {
+            state.transact(None, |_| {
+                held.send(()).unwrap();
+                goes_on.recv().unwrap();
+                Ok(())
+            })
+        });
+        is_held.recv().unwrap();
+        Self { go_on, disk }
+    }
+
+    /// All that waits is written.
+    pub(crate) fn let_go(self) {
+        self.go_on.send(()).unwrap();
+        self.disk.join().unwrap().unwrap();
+    }
+}
 
 #[test]
 fn the_brake_is_kept_and_the_file_is_locked() {
