@@ -1,7 +1,7 @@
 //! One machine: the state machine that brings it to its image and keeps it there.
 //!
-//! [`Sub::step`] takes note of an [`Event`] (`note`), looks at all it knows and decides what is next
-//! (`decide`). Decisions depend on what is known, not on the way it became known, so lost,
+//! [`Sub::step`] takes note of an [`Event`] (`note`), looks at all it knows and decides what is
+//! next (`decide`). Decisions depend on what is known, not on the way it became known, so lost,
 //! repeated and late answers, restarts of the sub and of the dominator need no cases of their own.
 //!
 //! # Invariants
