@@ -1,6 +1,8 @@
 //! Object ids: which algorithm, and the digest of a file's content or of a directory's encoding.
 // tidy: core
 
+pub mod set;
+
 use std::fmt;
 use std::str::FromStr;
 

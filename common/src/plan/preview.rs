@@ -5,7 +5,7 @@
 // tidy: core
 
 use core::fmt::Write as _;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +14,7 @@ use super::{Action, Blocked, Difference, Plan};
 use crate::image::ImageName;
 use crate::image::required::RequiredImage;
 use crate::object::ObjectId;
+use crate::object::set::ObjectSet;
 use crate::path::TreePath;
 use crate::trigger::Triggers;
 use crate::trigger::services::{OWN_SERVICE, ServiceCall, ServiceCalls, service_calls};
@@ -174,7 +175,7 @@ impl Preview {
     pub fn new(
         image: &RequiredImage,
         planned: &Planned,
-        cached: &BTreeSet<ObjectId>,
+        cached: &ObjectSet,
         former: &Former,
     ) -> Self {
         let Summary { image, from, same, changes, dangers, services, former_unknown, .. } =
@@ -247,15 +248,18 @@ impl Lack {
     /// The objects and bytes that `planned`, whose lack this is, needs beside those that are
     /// `cached`. Takes time in proportion to the smaller of the two.
     #[must_use]
-    pub fn beside(self, planned: &Planned, cached: &BTreeSet<ObjectId>) -> (u32, u64) {
+    pub fn beside(self, planned: &Planned, cached: &ObjectSet) -> (u32, u64) {
         let needs = &planned.needs;
-        let there = |id: &ObjectId| needs.get(id).filter(|_| cached.contains(id));
+        let there = |id: ObjectId| needs.get(&id).filter(|_| cached.contains(&id));
         let less = |lack: Self, bytes: u64| Self {
             objects: lack.objects.saturating_sub(1),
             bytes: lack.bytes.saturating_sub(bytes),
         };
-        let smaller: &mut dyn Iterator<Item = &ObjectId> =
-            if cached.len() < needs.len() { &mut cached.iter() } else { &mut needs.keys() };
+        let smaller: &mut dyn Iterator<Item = ObjectId> = if cached.len() < needs.len() {
+            &mut cached.iter()
+        } else {
+            &mut needs.keys().copied()
+        };
         let lack = smaller.filter_map(there).fold(self, |lack, need| less(lack, need.size_bytes));
         (lack.objects, lack.bytes)
     }

@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::liar::Liar;
 use crate::trees;
 
 fn signal(daemon: &Daemon, signal: Signal) {
@@ -32,7 +33,10 @@ fn mend(scenario: &mut Scenario, image: &str, tree: &Path) {
 
 /// Two trees, and a fleet that has the first.
 fn start(subs: usize) -> (Scenario, PathBuf, PathBuf) {
-    let mut scenario = Scenario::start(subs);
+    begin(Scenario::start(subs))
+}
+
+fn begin(mut scenario: Scenario) -> (Scenario, PathBuf, PathBuf) {
     let (first, second) =
         (scenario.directory.path().join("1"), scenario.directory.path().join("2"));
     trees::make(&first, 1);
@@ -90,6 +94,26 @@ fn a_damaged_object_is_put_aside_and_comes_back_with_the_next_upload() {
     assert!(find(&store, &damaged).is_some(), "it was not put aside");
     // The same content in another image.
     scenario.add("test/2-again", &second);
+    mend(&mut scenario, "test/2", &second);
+}
+
+#[test]
+fn wrong_bytes_on_the_way_are_installed_nowhere() {
+    let liar = Liar::start("library of version 2");
+    let address = liar.address.to_string();
+    let scenario = Scenario::start_with(2, &[("--imageserver-for-subs", &address)]);
+    liar.stand_before(scenario.fleet.addresses().imageserver);
+    let (mut scenario, first, second) = begin(scenario);
+    scenario.fleet.require(Some("test/2")).unwrap();
+    let failed = scenario.wait_until("the lie is seen", |subs| {
+        subs.iter().all(|sub| sub.status == Status::FetchFailed)
+    });
+    for sub in failed {
+        assert!(sub.detail.contains(&address), "{}", sub.detail);
+    }
+    assert!(liar.told() >= 2);
+    scenario.verify(&first);
+    liar.tell_the_truth();
     mend(&mut scenario, "test/2", &second);
 }
 

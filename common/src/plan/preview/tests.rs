@@ -50,7 +50,7 @@ fn planned(paths: &[&str]) -> Planned {
 #[test]
 fn says_what_happens_to_paths_and_services() {
     let planned = planned(&["/db/x", "/boot/x"]);
-    let cached = BTreeSet::from([object(2), object(3), object(7)]);
+    let cached = [2, 3, 7].map(object).into_iter().collect();
     let former = Former::default();
     let preview = |triggers| Preview::new(&image(triggers), &planned, &cached, &former);
     let restart = r#"[{"MatchLines": ["/db"], "Service": "db", "HighImpact": true},
@@ -79,7 +79,7 @@ fn what_the_former_image_would_stop_is_told_or_that_it_is_not_known() {
     let summary = Summary::of(&image("[]"), &planned, &known);
     assert_eq!(lines_of(&summary.services), ["before the change: stop old"]);
     let unknown = Former { image: from, unknown: Some("gone".to_owned()), ..Former::default() };
-    let text = Preview::new(&image("[]"), &planned, &BTreeSet::new(), &unknown).text();
+    let text = Preview::new(&image("[]"), &planned, &ObjectSet::default(), &unknown).text();
     let line = "NOT KNOWN: the triggers of test/0: gone; services that only they name are not \
                 told\n";
     assert!(text.contains(line), "{text}");
@@ -98,7 +98,7 @@ fn what_is_cached_is_not_fetched() {
         (&[2, 3], 1, 10),
     ];
     for (cached, objects, bytes) in table {
-        let cached: BTreeSet<ObjectId> = cached.iter().copied().map(object).collect();
+        let cached: ObjectSet = cached.iter().copied().map(object).collect();
         assert_eq!(lack.beside(&planned, &cached), (objects, bytes), "{cached:?}");
     }
 }

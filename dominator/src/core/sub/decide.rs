@@ -339,7 +339,7 @@ impl Sub {
             && let Some(kept) = self.ahead.kept(image, view.scan_number)
         {
             let idle = view.cache.iter().filter(|object| !kept.contains(object));
-            let objects: Vec<_> = idle.copied().take(IDS_MAX).collect();
+            let objects: Vec<_> = idle.take(IDS_MAX).collect();
             if !objects.is_empty() {
                 let call = Call::Cleanup(CleanupRequest { objects });
                 if self.call(now, Purpose::Cleanup, call, effects) {

@@ -9,6 +9,7 @@ use common::api::subd::{Activity, ScanReport};
 use common::filter::Patterns;
 use common::image::ImageName;
 use common::mdb::Machine;
+use common::object::set::ObjectSet;
 use common::plan::job::Planned;
 use common::plan::preview::Lack;
 use common::scope::Scope;
@@ -69,7 +70,7 @@ impl Sub {
     pub fn would_fetch(&self, lack: Lack, planned: &Planned) -> (u32, u64) {
         match &self.view {
             Some(view) => lack.beside(planned, &view.cache),
-            None => lack.beside(planned, &std::collections::BTreeSet::new()),
+            None => lack.beside(planned, &ObjectSet::default()),
         }
     }
 

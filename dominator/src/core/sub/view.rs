@@ -1,7 +1,6 @@
 //! What a sub has reported, put together from polls that tell only what is new.
 // tidy: core
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use common::api::dominator::PollSummary;
@@ -10,7 +9,7 @@ use common::api::subd::{
 };
 use common::filter::{PatternError, Patterns};
 use common::image::ImageName;
-use common::object::ObjectId;
+use common::object::set::ObjectSet;
 
 /// The most objects that a cache is believed to hold; images have fewer.
 const CACHE_OBJECTS_MAX: usize = 1 << 20;
@@ -27,7 +26,7 @@ pub struct View {
     /// The local exclusions.
     pub exclusions: Patterns,
     /// The object cache.
-    pub cache: BTreeSet<ObjectId>,
+    pub cache: ObjectSet,
 }
 
 /// A reply that nothing can be made of.
@@ -156,15 +155,12 @@ impl View {
 /// The cache after a report, upon what was known of it.
 fn cache_after(
     report: Option<CacheReport>,
-    known: Option<BTreeSet<ObjectId>>,
-) -> Result<BTreeSet<ObjectId>, Unusable> {
+    known: Option<ObjectSet>,
+) -> Result<ObjectSet, Unusable> {
     match (report, known) {
         (Some(CacheReport::Full(objects)), _) => Ok(objects.into_iter().collect()),
-        (Some(CacheReport::Changes { added, removed }), Some(mut objects)) => {
-            for object in &removed {
-                objects.remove(object);
-            }
-            objects.extend(added);
+        (Some(CacheReport::Changes { added, removed }), Some(objects)) => {
+            let objects = objects.changed(&added, &removed);
             // Changes without end would fill the memory; a full report has a length that the
             // wire limits.
             if objects.len() > CACHE_OBJECTS_MAX {
