@@ -8,7 +8,9 @@ mod fixture;
 mod fleet;
 mod measure;
 mod observer;
+mod store;
 mod update;
+mod versions;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,6 +48,10 @@ pub enum Part {
     Install,
     /// Memory and processor time when there is nothing to do.
     Idle,
+    /// Adding and fetching images, beside ostree, restic and casync.
+    Store,
+    /// An image server with a thousand versions of an image.
+    Versions,
     /// A dominator with ten thousand simulated machines, beside the Go Dominator.
     Fleet,
 }
@@ -53,7 +59,7 @@ pub enum Part {
 /// Measures the product beside its peers.
 ///
 /// Makes a tree of 40,000 files (1.0 GB) and changed versions of it, needs about 6 GB of disk and
-/// half an hour. b3sum, sha512sum, aide and rsync must be installed.
+/// half an hour. b3sum, sha512sum, aide, rsync, ostree, restic and casync must be installed.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     cargo run --release -p localfleet -- bench\n  \
@@ -81,6 +87,10 @@ pub struct Arguments {
     #[arg(long, default_value_t = 40_000)]
     #[arg(value_parser = clap::value_parser!(u32).range(100..=40_000))]
     files: u32,
+    /// How many versions of an image are added for `versions`.
+    #[arg(long, default_value_t = 1_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    versions: u32,
     /// Make everything below this directory, whose file-system is measured then.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     directory: PathBuf,
@@ -129,6 +139,8 @@ pub fn run(
     any(Part::Quick, update::quick)?;
     any(Part::Install, update::install)?;
     any(Part::Idle, content::idle)?;
+    any(Part::Store, store::measure)?;
+    any(Part::Versions, versions::measure)?;
     any(Part::Fleet, fleet::measure)?;
     directory.close().context("cannot remove the directory")
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use common::path::TreePath;
 use common::plan::{Action, ApplyError, Plan, apply};
-use common::tree::{Child, Directory, Entry, Leaf, Node, Tree, TreeError};
+use common::tree::{Child, Directory, Entry, File, Leaf, Node, Tree, TreeError};
 
 /// Directories that were set aside, by their paths.
 type Aside = BTreeMap<TreePath, Arc<Directory>>;
@@ -102,10 +102,23 @@ fn changed(
 /// `tree` with other content in one of its files, which `chance` chooses; `None` if it has none.
 #[must_use]
 pub fn drifted(tree: &Tree, chance: u64) -> Option<Tree> {
-    Some(Tree::new(Arc::new(drifted_below(tree.root(), chance)?)))
+    with_one_file(tree, chance, &mut |file| {
+        file.object = file.object.algorithm().digest(&chance.to_le_bytes());
+        file.mtime.seconds += 1;
+    })
 }
 
-fn drifted_below(directory: &Directory, chance: u64) -> Option<Directory> {
+/// `tree` after `change` to one of its files, which `chance` chooses; `None` if it has none.
+#[must_use]
+pub fn with_one_file(tree: &Tree, chance: u64, change: &mut dyn FnMut(&mut File)) -> Option<Tree> {
+    Some(Tree::new(Arc::new(with_one_file_below(tree.root(), chance, change)?)))
+}
+
+fn with_one_file_below(
+    directory: &Directory,
+    chance: u64,
+    change: &mut dyn FnMut(&mut File),
+) -> Option<Directory> {
     let count = directory.entries().len();
     let algorithm = directory.digest().algorithm();
     // The upper bits choose here, what is below gets others.
@@ -113,11 +126,12 @@ fn drifted_below(directory: &Directory, chance: u64) -> Option<Directory> {
     let below = chance.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (chance >> 29);
     let (at, child) = (start..count).chain(0..start).find_map(|at| {
         let child = match &directory.entries()[at].child {
-            Child::Directory(inner) => Child::Directory(Arc::new(drifted_below(inner, below)?)),
+            Child::Directory(inner) => {
+                Child::Directory(Arc::new(with_one_file_below(inner, below, change)?))
+            }
             Child::Leaf(Leaf::File(file)) => {
                 let mut file = file.clone();
-                file.object = algorithm.digest(&chance.to_le_bytes());
-                file.mtime.seconds += 1;
+                change(&mut file);
                 Child::Leaf(Leaf::File(file))
             }
             Child::Leaf(_) => return None,

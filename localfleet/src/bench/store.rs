@@ -1,0 +1,302 @@
+//! Adding and fetching images, beside ostree, restic and casync.
+//!
+//! All have the same tree on the same file-system, and count until what they made is on the medium:
+//! after each, `sync -f` writes out what it left to the kernel. ostree commits to a bare repository,
+//! which stores files as they are, as an image server does, and pulls from an archive repository
+//! of files beside it: it speaks to no server, which is to its advantage.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use common::tree::Totals;
+use serde::Deserialize;
+
+use super::measure::{Row, Samples, cpu_of, mebibytes, run, seconds};
+use super::{Bench, settle};
+use crate::fleet::{Addresses, Fleet, Options};
+use crate::material;
+
+/// What is wanted: a third of ostree's time.
+const OSTREE_WANTED: f64 = 1.0 / 3.0;
+
+/// What is wanted of an image that nearly equals one that is there, in seconds and of its bytes.
+const AGAIN_WANTED: f64 = 0.3;
+const SENT_WANTED: f64 = 0.01;
+
+/// What the Go imageserver took for a first image on ext4, in seconds of processor time, and how
+/// many objects it had; and how much of that is wanted.
+const GO_CPU: f64 = 7.5;
+const GO_OBJECTS: f64 = 16_157.0;
+const GO_WANTED: f64 = 0.5;
+
+/// What `imagetool add` says in JSON.
+#[derive(Deserialize)]
+struct Added {
+    totals: Totals,
+    objects: u64,
+    #[serde(with = "common::wide")]
+    sent_bytes: u64,
+}
+
+/// A peer, and how it does in a shell what an image server does. `$S` is the tree, `$N` one that
+/// nearly equals it, `$R` a directory for what it stores, `$T` where the tree is to be.
+struct Peer {
+    name: &'static str,
+    /// Not measured.
+    begin: &'static str,
+    add: &'static str,
+    again: &'static str,
+    /// Not measured.
+    offer: &'static str,
+    fetch: &'static str,
+}
+
+const PEERS: [Peer; 3] = [
+    Peer {
+        name: "ostree",
+        begin: "ostree --repo=$R/bare init --mode=bare",
+        add: "ostree --repo=$R/bare commit -b one --tree=dir=$S",
+        again: "ostree --repo=$R/bare commit -b two --tree=dir=$N",
+        offer: "ostree --repo=$R/archive init --mode=archive && \
+                ostree --repo=$R/archive pull-local $R/bare one && \
+                ostree --repo=$R/client init --mode=bare && \
+                ostree --repo=$R/client remote add --no-gpg-verify origin file://$R/archive",
+        fetch: "ostree --repo=$R/client pull origin one && \
+                ostree --repo=$R/client checkout -H one $T",
+    },
+    Peer {
+        name: "restic",
+        begin: "restic -q -r $R/restic init",
+        add: "restic -q -r $R/restic --no-cache backup $S --tag one",
+        again: "restic -q -r $R/restic --no-cache backup $N --tag two",
+        offer: "true",
+        fetch: "restic -q -r $R/restic --no-cache restore latest --tag one --target $T",
+    },
+    Peer {
+        name: "casync",
+        begin: "true",
+        add: "casync make --store=$R/store.castr $R/one.caidx $S",
+        again: "casync make --store=$R/store.castr $R/two.caidx $N",
+        offer: "mkdir $T",
+        fetch: "casync extract --store=$R/store.castr $R/one.caidx $T",
+    },
+];
+
+/// Times of one who adds and fetches, in seconds.
+#[derive(Default)]
+struct Times {
+    add: Samples,
+    again: Samples,
+    fetch: Samples,
+}
+
+/// Where everything is.
+struct Place {
+    tree: PathBuf,
+    next: PathBuf,
+    stored: PathBuf,
+    target: PathBuf,
+}
+
+impl Place {
+    /// Runs `script`, and writes out what it has left to the kernel; gives how long both took.
+    fn shell(&self, script: &str) -> anyhow::Result<Duration> {
+        let script = format!("{script} && sync -f $R");
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", &script])
+            .env("S", &self.tree)
+            .env("N", &self.next)
+            .env("R", &self.stored)
+            .env("T", &self.target)
+            .env("RESTIC_PASSWORD", "no secret");
+        Ok(run(&mut shell, &[0]).with_context(|| script.clone())?.wall)
+    }
+
+    /// Begins with nothing stored.
+    fn empty(&self) -> anyhow::Result<()> {
+        for directory in [&self.stored, &self.target] {
+            if directory.exists() {
+                fs::remove_dir_all(directory).context("cannot remove what was stored")?;
+            }
+        }
+        fs::create_dir(&self.stored).context("cannot make a directory")?;
+        settle()
+    }
+
+    fn peer(&self, peer: &Peer, times: &mut Times) -> anyhow::Result<()> {
+        eprintln!("{}: adding and fetching", peer.name);
+        self.empty()?;
+        self.shell(peer.begin)?;
+        times.add.add(self.shell(peer.add)?.as_secs_f64());
+        times.again.add(self.shell(peer.again)?.as_secs_f64());
+        self.shell(peer.offer)?;
+        times.fetch.add(self.shell(peer.fetch)?.as_secs_f64());
+        Ok(())
+    }
+}
+
+/// What is known of our own runs beside their times.
+#[derive(Default)]
+struct Ours {
+    times: Times,
+    add_cpu: Samples,
+    again_cpu: Samples,
+    fetch_cpu: Samples,
+    totals: Totals,
+    objects: u64,
+    sent_again: u64,
+}
+
+/// Adds a system, adds it again with 65 files changed, and fetches it.
+///
+/// # Errors
+///
+/// If a peer is not installed, or something fails.
+pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    let (system, name) = bench.system()?;
+    let at = |name: &str| bench.place.join(name);
+    let place = Place {
+        tree: at("store-tree"),
+        next: at("store-next"),
+        stored: at("stored"),
+        target: at("fetched"),
+    };
+    material::copy(&system, &place.tree)?;
+    leave_out_special_files(&place.tree)?;
+    material::copy(&place.tree, &place.next)?;
+    let changed = material::next_version(&place.next, &|_| false)?;
+    let mut ours = Ours::default();
+    let mut peers: Vec<Times> = PEERS.iter().map(|_| Times::default()).collect();
+    for _ in 0..bench.runs() {
+        ours.run(bench, &place)?;
+        for (peer, times) in PEERS.iter().zip(&mut peers) {
+            place.peer(peer, times)?;
+        }
+    }
+    place.empty()?;
+    Ok(ours.rows(&peers, &name, changed))
+}
+
+/// ostree knows no devices, pipes and sockets.
+fn leave_out_special_files(tree: &Path) -> anyhow::Result<()> {
+    let mut find = Command::new("find");
+    find.arg(tree).args(["!", "-type", "f", "!", "-type", "d", "!", "-type", "l", "-delete"]);
+    run(&mut find, &[0]).map(drop)
+}
+
+impl Ours {
+    fn run(&mut self, bench: &Bench<'_>, place: &Place) -> anyhow::Result<()> {
+        place.empty()?;
+        let directory = place.stored.join("fleet");
+        fs::create_dir(&directory).context("cannot make a directory")?;
+        let mut fleet = Fleet::start(Options {
+            programs: bench.programs.clone(),
+            directory,
+            subs: 0,
+            subd_flags: Vec::new(),
+            dominator_flags: Vec::new(),
+            addresses: Addresses::private()?,
+            stop: std::sync::Arc::clone(&bench.stop),
+        })?;
+        settle()?;
+        let (first, took, cpu) = add(&fleet, "one", &place.tree)?;
+        self.times.add.add(took);
+        self.add_cpu.add(cpu);
+        let (again, took, cpu) = add(&fleet, "two", &place.next)?;
+        self.times.again.add(took);
+        self.again_cpu.add(cpu);
+        (self.totals, self.objects, self.sent_again) =
+            (first.totals, first.objects, again.sent_bytes);
+        settle()?;
+        let (before, start) = (server_cpu(&fleet)?, Instant::now());
+        imagetool(&fleet, &["get", "one", &place.target.display().to_string()])?;
+        place.shell("true")?;
+        self.times.fetch.add(start.elapsed().as_secs_f64());
+        self.fetch_cpu.add((server_cpu(&fleet)? - before).as_secs_f64());
+        fleet.stop()
+    }
+
+    fn rows(&self, peers: &[Times], name: &str, changed: usize) -> Vec<Row> {
+        let (objects, bytes) = (self.objects as f64, self.totals.bytes as f64);
+        let what = format!("{} objects, {} ({name})", self.objects, mebibytes(bytes));
+        let mut rows = Vec::new();
+        let parts: [(String, fn(&Times) -> &Samples); 3] = [
+            (format!("adding {what}: time"), |times| &times.add),
+            (format!("adding it again with {changed} files changed: time"), |times| &times.again),
+            (format!("fetching {what}: time"), |times| &times.fetch),
+        ];
+        for (index, (what, times_of)) in parts.into_iter().enumerate() {
+            let mine = times_of(&self.times);
+            for (peer, times) in PEERS.iter().zip(peers) {
+                let theirs = times_of(times);
+                let is_wanted = peer.name == "ostree" && index != 1;
+                rows.push(Row {
+                    what: what.clone(),
+                    ours: mine.shown(seconds),
+                    peer: format!("{}: {}", peer.name, theirs.shown(seconds)),
+                    ratio: Some(mine.median() / theirs.median()),
+                    wanted: if is_wanted { format!("{OSTREE_WANTED:.2}") } else { String::new() },
+                });
+            }
+        }
+        let mut alone = |what: &str, ours: String, peer: String, ratio, wanted: String| {
+            rows.push(Row { what: what.to_owned(), ours, peer, ratio, wanted });
+        };
+        let again = self.times.again.median();
+        alone(
+            "adding it again: time",
+            self.times.again.shown(seconds),
+            String::new(),
+            Some(again / AGAIN_WANTED),
+            seconds(AGAIN_WANTED),
+        );
+        let sent = self.sent_again as f64;
+        alone(
+            "adding it again: sent",
+            format!("{} ({:.2} % of the image)", mebibytes(sent), 1e2 * sent / bytes),
+            String::new(),
+            Some(sent / bytes / SENT_WANTED),
+            format!("{:.0} %", SENT_WANTED * 1e2),
+        );
+        let by_object = self.add_cpu.median() / objects;
+        alone(
+            "adding: CPU of the imageserver, by objects",
+            format!("{:.3} ms ({})", 1e3 * by_object, self.add_cpu.shown(seconds)),
+            format!("Go imageserver: {:.3} ms", 1e3 * GO_CPU / GO_OBJECTS),
+            Some(by_object / (GO_CPU / GO_OBJECTS)),
+            format!("{GO_WANTED}"),
+        );
+        let nothing = String::new;
+        let again = self.again_cpu.shown(seconds);
+        alone("adding it again: CPU of the imageserver", again, nothing(), None, nothing());
+        let fetch = self.fetch_cpu.shown(seconds);
+        alone("fetching: CPU of the imageserver", fetch, nothing(), None, nothing());
+        rows
+    }
+}
+
+fn server_cpu(fleet: &Fleet) -> anyhow::Result<Duration> {
+    cpu_of(fleet.imageserver.id().context("the imageserver does not run")?)
+}
+
+/// Adds `tree`; gives what was said of it, how long it took, and the server's processor time.
+fn add(fleet: &Fleet, image: &str, tree: &Path) -> anyhow::Result<(Added, f64, f64)> {
+    eprintln!("imagetool: adding {image}");
+    let (before, start) = (server_cpu(fleet)?, Instant::now());
+    let tree = tree.display().to_string();
+    let said = imagetool(fleet, &["--format", "json", "add", image, &tree, "-", "-"])?;
+    let took = start.elapsed().as_secs_f64();
+    let cpu = (server_cpu(fleet)? - before).as_secs_f64();
+    Ok((serde_json::from_slice(&said).context("what imagetool says")?, took, cpu))
+}
+
+fn imagetool(fleet: &Fleet, words: &[&str]) -> anyhow::Result<Vec<u8>> {
+    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    let output = fleet.imagetool(&words)?;
+    ensure!(output.status.success(), "imagetool: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(output.stdout)
+}
