@@ -8,6 +8,7 @@ mod fixture;
 mod fleet;
 mod measure;
 mod observer;
+mod serve;
 mod store;
 mod update;
 mod versions;
@@ -52,6 +53,8 @@ pub enum Part {
     Store,
     /// An image server with a thousand versions of an image.
     Versions,
+    /// A thousand machines that fetch through one network card, and some uploads.
+    Serve,
     /// A dominator with ten thousand simulated machines, beside the Go Dominator.
     Fleet,
 }
@@ -91,6 +94,10 @@ pub struct Arguments {
     #[arg(long, default_value_t = 1_000)]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=100_000))]
     versions: u32,
+    /// The rate of the link of `serve`, in megabits per second.
+    #[arg(long, default_value_t = 1_000, value_name = "MEGABITS")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    link: u32,
     /// Make everything below this directory, whose file-system is measured then.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     directory: PathBuf,
@@ -141,6 +148,7 @@ pub fn run(
     any(Part::Idle, content::idle)?;
     any(Part::Store, store::measure)?;
     any(Part::Versions, versions::measure)?;
+    any(Part::Serve, serve::measure)?;
     any(Part::Fleet, fleet::measure)?;
     directory.close().context("cannot remove the directory")
 }

@@ -1,9 +1,9 @@
 //! Adding and fetching images, beside ostree, restic and casync.
 //!
-//! All have the same tree on the same file-system, and count until what they made is on the medium:
-//! after each, `sync -f` writes out what it left to the kernel. ostree commits to a bare repository,
-//! which stores files as they are, as an image server does, and pulls from an archive repository
-//! of files beside it: it speaks to no server, which is to its advantage.
+//! All have the same tree on the same file-system, and count until what they made is on the
+//! medium: after each, `sync -f` writes out what it left to the kernel. ostree commits to a bare
+//! repository, which stores files as they are, as an image server does, and pulls from an archive
+//! repository of files beside it: it speaks to no server, which is to its advantage.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! What an image server takes that holds many versions of a large image.
 //!
 //! Each version differs from the one before it in as many files as a security update changes, and
-//! is sent as `imagetool` would send it; but it is made in memory, for to make each as a tree on the
-//! disk would take longer than all the rest.
+//! is sent as `imagetool` would send it; but it is made in memory, for to make each as a tree on
+//! the disk would take longer than all the rest.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,0 +1,326 @@
+//! What an image server gives through a network card: many machines that fetch at the same time,
+//! and some uploads beside each other.
+//!
+//! Server and clients are in network namespaces of their own, with a link between them that the
+//! kernel holds to a rate in both directions. What counts is what arrives of objects; the rest of
+//! the link carries headers of Ethernet, IP and TCP (4.4 % with packets of 1,500 bytes).
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use bytes::Bytes;
+use common::api::image_server::{GetImage, GetImageRequest};
+use common::api::object_server::{AddObjects, GetObjectsRequest};
+use common::image::ImageName;
+use common::object::{Algorithm, ObjectId};
+use common::tree::{Leaf, Node};
+use common::trees::Reader;
+use common::wire::client::Client;
+use common::wire::object_stream::Head;
+use nix::sched::{CloneFlags, setns};
+use tokio::time::Instant;
+
+use super::Bench;
+use super::measure::{Row, Samples, cpu_of, mebibytes, memory_of, run};
+use crate::fleet::client_of;
+use crate::process::Daemon;
+use crate::simulator::allow_connections;
+
+/// Machines that fetch at the same time, and uploads beside each other.
+const FETCHERS: usize = 1_000;
+const UPLOADS: u64 = 16;
+
+/// What machines fetch, in bytes: a first installation, a large update, a small one.
+const SIZES: [(&str, u64); 3] =
+    [("1 GB", 1_000_000_000), ("100 MB", 100_000_000), ("1 MB", 1_000_000)];
+
+/// How long they are watched, and how long they have fetched before.
+const WATCHED: Duration = Duration::from_secs(20);
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// How much a request asks for, in objects: what subd asks for at once.
+const REQUEST_OBJECTS: usize = 512;
+
+/// The length of an object that is uploaded, in bytes.
+const UPLOADED_BYTES: usize = 64 << 10;
+
+/// What is wanted of the link.
+const LINK_WANTED: f64 = 0.95;
+
+const ADDRESS: &str = "10.77.0.1:6971";
+
+/// Two network namespaces and a link between them; they go when this is dropped.
+struct Link {
+    server: String,
+    clients: String,
+}
+
+impl Link {
+    /// A link of so many megabits per second.
+    fn new(megabits: u32) -> anyhow::Result<Self> {
+        let id = std::process::id();
+        let link = Self { server: format!("store-{id}"), clients: format!("fetch-{id}") };
+        let (server, clients) = (&link.server, &link.clients);
+        let shape = format!("tbf rate {megabits}mbit burst 256kb latency 50ms");
+        for words in [
+            format!("ip netns add {server}"),
+            format!("ip netns add {clients}"),
+            format!("ip -n {server} link add s type veth peer name c netns {clients}"),
+            format!("ip -n {server} addr add 10.77.0.1/30 dev s"),
+            format!("ip -n {clients} addr add 10.77.0.2/30 dev c"),
+            format!("ip -n {server} link set s up"),
+            format!("ip -n {clients} link set c up"),
+            format!("tc -n {server} qdisc add dev s root {shape}"),
+            format!("tc -n {clients} qdisc add dev c root {shape}"),
+        ] {
+            let mut words = words.split(' ');
+            let program = words.next().unwrap_or_default();
+            run(Command::new(program).args(words), &[0])
+                .context("cannot make a network namespace: this needs root")?;
+        }
+        Ok(link)
+    }
+
+    /// Arguments of ip(8) that run `program` where the server or the clients are.
+    fn inside(namespace: &str, program: &Path) -> Vec<std::ffi::OsString> {
+        ["netns", "exec", namespace].map(Into::into).into_iter().chain([program.into()]).collect()
+    }
+
+    /// Runs `work` on a thread that is where the clients are.
+    fn from_clients<T: Send>(
+        &self,
+        work: impl AsyncFnOnce() -> anyhow::Result<T> + Send,
+    ) -> anyhow::Result<T> {
+        let namespace = File::open(Path::new("/run/netns").join(&self.clients))?;
+        let thread = || {
+            setns(&namespace, CloneFlags::CLONE_NEWNET).context("cannot enter a namespace")?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(work())
+        };
+        std::thread::scope(|scope| scope.spawn(thread).join())
+            .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for namespace in [&self.server, &self.clients] {
+            // Nobody can do more about one that stays.
+            let _ended = run(Command::new("ip").args(["netns", "del", namespace]), &[0]);
+        }
+    }
+}
+
+/// Serves machines, then uploads, through the link.
+///
+/// # Errors
+///
+/// If the link cannot be made, or something fails.
+pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    let megabits = bench.arguments.link;
+    allow_connections(FETCHERS as u64)?;
+    let tree = bench.first()?.display().to_string();
+    let link = Link::new(megabits)?;
+    let directory = bench.fleet_directory("serve");
+    std::fs::create_dir_all(&directory).context("cannot make a directory")?;
+    let mut arguments = Link::inside(&link.server, &bench.programs.join("imageserver"));
+    let data = directory.join("data").display().to_string();
+    arguments.extend(["--insecure", "--listen", ADDRESS, "--data", &data].map(Into::into));
+    let log = directory.join("log");
+    let mut server = Daemon::start("imageserver", Path::new("ip"), arguments, log)?;
+    let client = || client_of(ADDRESS.parse().expect("it is an address"));
+    link.from_clients(async || ready(&client(), &mut server).await)?;
+    eprintln!("uploading the image");
+    let mut add = Command::new("ip");
+    add.args(Link::inside(&link.clients, &bench.programs.join("imagetool")));
+    add.args(["--insecure", "--imageserver", ADDRESS, "add", "image", &tree, "-", "-"]);
+    run(&mut add, &[0])?;
+    let objects = link.from_clients(async || files_of(&client(), "image").await)?;
+    let id = server.id().context("the imageserver does not run")?;
+    let mut rows = Vec::new();
+    for (name, bytes) in SIZES {
+        eprintln!("{FETCHERS} machines fetch {name}");
+        let ids = first_of(&objects, bytes);
+        let before = cpu_of(id)?;
+        let counts = link.from_clients(async || fetch(client, &ids).await)?;
+        let cpu = (cpu_of(id)? - before).as_secs_f64() / (WATCHED + SETTLE).as_secs_f64();
+        rows.extend(of_link(&format!("{FETCHERS} machines fetch {name} each"), &counts, megabits));
+        let rate = counts.iter().sum::<f64>() / bytes as f64;
+        let most = memory_of(id).context("the imageserver has ended")?.most;
+        rows.push(Row {
+            what: format!("{FETCHERS} machines fetch {name} each: machines per second"),
+            ours: format!(
+                "{rate:.2} (imageserver: {:.0} % of a core, at most {})",
+                1e2 * cpu,
+                mebibytes(most as f64)
+            ),
+            peer: String::new(),
+            ratio: None,
+            wanted: String::new(),
+        });
+    }
+    eprintln!("{UPLOADS} uploads");
+    let counts = link.from_clients(async || upload(client).await)?;
+    rows.extend(of_link(&format!("{UPLOADS} uploads"), &counts, megabits));
+    server.stop()?;
+    std::fs::remove_dir_all(&directory).context("cannot remove the data")?;
+    Ok(rows)
+}
+
+/// Lines for how much of the link was used, and how evenly; `counts` are bytes per second.
+fn of_link(what: &str, counts: &[f64], megabits: u32) -> Vec<Row> {
+    let (sum, link) = (counts.iter().sum::<f64>(), f64::from(megabits) * 125_000.0);
+    let squares: f64 = counts.iter().map(|count| count * count).sum();
+    let mut sorted = Samples::default();
+    counts.iter().for_each(|count| sorted.add(*count));
+    let shown = |value: f64| format!("{:.2} MB/s", value / 1e6);
+    vec![
+        Row {
+            what: format!("{what}: of a link of {megabits} Mb/s, headers of TCP/IP left out"),
+            ours: format!("{:.1} % ({})", 1e2 * sum / link, shown(sum)),
+            peer: String::new(),
+            ratio: Some(sum / link / LINK_WANTED),
+            wanted: format!("{:.0} %", 1e2 * LINK_WANTED),
+        },
+        Row {
+            what: format!("{what}: fairness (Jain's index; 1 is even)"),
+            ours: format!(
+                "{:.3} (1 % {}, median {}, 99 % {})",
+                sum * sum / squares / counts.len() as f64,
+                shown(sorted.percentile(1)),
+                shown(sorted.median()),
+                shown(sorted.percentile(99))
+            ),
+            peer: String::new(),
+            ratio: None,
+            wanted: String::new(),
+        },
+    ]
+}
+
+async fn ready(client: &Client, server: &mut Daemon) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while !matches!(client.get("/healthz").await, Ok((200, _))) {
+        server.check()?;
+        ensure!(start.elapsed() < Duration::from_secs(30), "the imageserver does not answer");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+/// The objects of the files of an image, with their lengths, each once.
+async fn files_of(client: &Client, name: &str) -> anyhow::Result<Vec<(ObjectId, u64)>> {
+    let request = GetImageRequest { name: ImageName::new(name)?, wait_ms: 0 };
+    let image = client.call::<GetImage>(&request).await?;
+    let tree = Arc::new(Reader::new(1)).from_image_server(client, image.content.root).await?;
+    let files = tree.nodes().filter_map(|(_, node)| match node {
+        Node::Leaf(Leaf::File(file)) => Some((file.object, file.size_bytes)),
+        _ => None,
+    });
+    let each: std::collections::BTreeMap<ObjectId, u64> = files.collect();
+    Ok(each.into_iter().collect())
+}
+
+/// As many of `objects` as have so many bytes together.
+fn first_of(objects: &[(ObjectId, u64)], bytes: u64) -> Vec<ObjectId> {
+    let mut sum = 0;
+    let wanted = objects.iter().filter(|(_, size)| *size <= bytes / 10);
+    let taken = wanted.take_while(|(_, size)| {
+        let is_wanted = sum < bytes;
+        sum += size;
+        is_wanted
+    });
+    taken.map(|(id, _)| *id).collect()
+}
+
+/// What each of some clients has moved, as it goes on.
+struct Counts(Vec<Arc<AtomicU64>>);
+
+impl Counts {
+    fn new(clients: usize) -> Self {
+        Self((0..clients).map(|_| Arc::default()).collect())
+    }
+
+    /// Watches for a while; gives bytes per second, by client.
+    async fn watch(&self) -> Vec<f64> {
+        let now =
+            || -> Vec<u64> { self.0.iter().map(|count| count.load(Ordering::Relaxed)).collect() };
+        tokio::time::sleep(SETTLE).await;
+        let (before, start) = (now(), Instant::now());
+        tokio::time::sleep(WATCHED).await;
+        let took = start.elapsed().as_secs_f64();
+        let gained = now().into_iter().zip(before).map(|(now, before)| now - before);
+        gained.map(|bytes| bytes as f64 / took).collect()
+    }
+}
+
+/// Many clients, with a connection each, that fetch all of `ids` over and over.
+async fn fetch(client: impl Fn() -> Client, ids: &[ObjectId]) -> anyhow::Result<Vec<f64>> {
+    let counts = Counts::new(FETCHERS);
+    let mut tasks = tokio::task::JoinSet::new();
+    for (number, count) in counts.0.iter().enumerate() {
+        let (client, count, mut ids) = (client(), Arc::clone(count), ids.to_vec());
+        // Machines do not ask for the same at the same moment.
+        let middle = number * ids.len() / FETCHERS;
+        ids.rotate_left(middle);
+        tasks.spawn(async move {
+            loop {
+                for ids in ids.chunks(REQUEST_OBJECTS) {
+                    let request = GetObjectsRequest { ids: ids.to_vec() };
+                    let mut reader = client.get_objects(&request).await?;
+                    while reader.head().await? != Head::End {
+                        while let Some(chunk) = reader.chunk().await? {
+                            count.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+                        }
+                    }
+                }
+            }
+        });
+    }
+    watched(&counts, tasks).await
+}
+
+/// What the clients move, unless one of them fails.
+async fn watched(
+    counts: &Counts,
+    mut tasks: tokio::task::JoinSet<anyhow::Result<()>>,
+) -> anyhow::Result<Vec<f64>> {
+    tokio::select! {
+        counts = counts.watch() => Ok(counts),
+        Some(ended) = tasks.join_next() => {
+            ended.context("a client has ended")??;
+            anyhow::bail!("a client has ended")
+        }
+    }
+}
+
+/// Some clients that upload objects which nobody has, without end.
+async fn upload(client: impl Fn() -> Client) -> anyhow::Result<Vec<f64>> {
+    let counts = Counts::new(usize::try_from(UPLOADS)?);
+    let mut tasks = tokio::task::JoinSet::new();
+    for (number, count) in (0_u64..).zip(&counts.0) {
+        let (client, count) = (client(), Arc::clone(count));
+        let mut next = number;
+        let pieces = std::iter::repeat_with(move || {
+            next += UPLOADS;
+            count.fetch_add(UPLOADED_BYTES as u64, Ordering::Relaxed);
+            let content: Vec<u8> =
+                (next | 1 << 63).to_le_bytes().into_iter().cycle().take(UPLOADED_BYTES).collect();
+            let mut piece = Vec::with_capacity(UPLOADED_BYTES + 64);
+            let id = Algorithm::Blake3.digest(&content);
+            Head::Object { id, size_bytes: content.len() as u64 }.encode(&mut piece);
+            piece.extend_from_slice(&content);
+            Ok(Bytes::from(piece))
+        });
+        tasks.spawn(async move {
+            client.upload::<AddObjects>(futures_util::stream::iter(pieces)).await?;
+            Ok(())
+        });
+    }
+    watched(&counts, tasks).await
+}
