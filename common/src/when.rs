@@ -9,11 +9,17 @@ use crate::tree::Time;
 #[must_use]
 pub fn ago(now: Time, then: Time) -> String {
     let seconds = now.seconds.saturating_sub(then.seconds).max(0);
+    format!("{} ago", lasting(seconds.unsigned_abs()))
+}
+
+/// So long, roughly: `12 s`, `3 days`.
+#[must_use]
+pub fn lasting(seconds: u64) -> String {
     match seconds {
-        0..120 => format!("{seconds} s ago"),
-        120..7_200 => format!("{} min ago", seconds / 60),
-        7_200..172_800 => format!("{} h ago", seconds / 3_600),
-        _ => format!("{} days ago", seconds / 86_400),
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} days", seconds / 86_400),
     }
 }
 

@@ -12,6 +12,7 @@ use common::daemon::{
 use common::wire::client::{Client, Peer, PeerError};
 use common::wire::server::{Router, serve};
 use futures_util::FutureExt as _;
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -283,6 +284,8 @@ pub async fn run(
     let reader = Arc::new(Reader::new(processors));
     let images =
         Images::new(Client::new(imageserver), Arc::clone(&reader), tracker.clone(), stop.clone());
+    tracker
+        .spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&images).hold(holder(&listener))));
     let clock = Clock::start();
     let desk = Arc::new(Desk::new(clock, arguments.budgets.settings(), stopped));
     tracker.spawn(Arc::clone(&desk).run(Arc::clone(&state), stop.clone()));
@@ -332,6 +335,13 @@ pub async fn run(
     // It panics only if the writer does, which has said so.
     let _closed = tokio::task::spawn_blocking(move || ending.history.close()).await;
     Ok(())
+}
+
+/// What the image server calls this dominator: the name of the machine, and the port.
+fn holder(listener: &TcpListener) -> String {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let port = listener.local_addr().map_or(DOMINATOR_PORT, |address| address.port());
+    format!("dominator {}:{port}", host.to_string_lossy())
 }
 
 /// Takes the machine database from the server, if there is one, or else from the file, for ever.

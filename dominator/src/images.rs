@@ -1,5 +1,6 @@
 //! Gets the images that machines must have from the image server, and keeps them at hand.
 
+mod holding;
 mod known;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +14,7 @@ use common::trees::Reader;
 use common::trees::image::GetImageError;
 use common::wire::FaultCode;
 use common::wire::client::{CallError, Client};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -61,6 +62,8 @@ pub struct Images {
     asking: tokio::sync::Mutex<()>,
     tracker: TaskTracker,
     stop: CancellationToken,
+    /// Other images are wanted than before.
+    changed: Notify,
 }
 
 impl Images {
@@ -82,6 +85,7 @@ impl Images {
             asking: tokio::sync::Mutex::default(),
             tracker,
             stop,
+            changed: Notify::new(),
         })
     }
 
@@ -112,6 +116,7 @@ impl Images {
                 cancel: self.stop.child_token(),
             });
             wanted.insert(name.clone(), Arc::clone(&image));
+            self.changed.notify_one();
             let (images, name) = (Arc::clone(self), name.clone());
             self.tracker.spawn(async move {
                 let cancel = image.cancel.clone();

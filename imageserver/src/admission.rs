@@ -154,7 +154,7 @@ fn too_large(what: &str) -> AdmissionError {
     AdmissionError::TooLarge { what: what.to_owned(), limit: TREE_BYTES_MAX }
 }
 
-fn read_directory(store: &Objects, id: ObjectId) -> Result<Vec<u8>, AdmissionError> {
+pub(crate) fn read_directory(store: &Objects, id: ObjectId) -> Result<Vec<u8>, AdmissionError> {
     match store.open_verified(&id)? {
         None => Err(AdmissionError::MissingDirectory { id, more: 0 }),
         Some(objects::Content::Whole(bytes)) => Ok(bytes.into()),

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use crate::collection::pressure::Bounds;
 use crate::{Config, DAEMON, ImageServer};
 use clap::Parser;
 use common::daemon::config::{self, ConfigArgs};
@@ -10,6 +12,7 @@ use common::daemon::{
     IMAGESERVER_PORT, LogArgs, SecurityArgs, exit_on_error, listen_text, start_logging,
     stop_on_signals,
 };
+use common::when::written::duration;
 
 /// Keeps images and serves them to machines.
 ///
@@ -28,6 +31,27 @@ struct Flags {
     /// file-system.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/imageserver")]
     data: PathBuf,
+
+    /// Remove objects that no image needs when this much of the file-system is used, as `df`
+    /// counts it. 100 for never; `imagetool gc` does it at any time.
+    #[arg(long, value_name = "PERCENT", default_value_t = 95,
+          value_parser = clap::value_parser!(u8).range(1..=100))]
+    collect_above: u8,
+
+    /// How far the use of the file-system is then brought down, the oldest objects first.
+    #[arg(long, value_name = "PERCENT", default_value_t = 90,
+          value_parser = clap::value_parser!(u8).range(..=100))]
+    collect_down_to: u8,
+
+    /// For how long what is uploaded, or is found to be there and need not be, is held until an
+    /// image needs it. After a restart nothing is removed for as long as a lease may last.
+    #[arg(long, value_name = "DURATION", default_value = "1d", value_parser = duration)]
+    lease_max: Duration,
+
+    /// For how long the clock must have run evenly before images expire, after a start and after
+    /// it jumped.
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
+    clock_settle: Duration,
 
     #[command(flatten)]
     log: LogArgs,
@@ -60,11 +84,18 @@ pub fn main() -> ExitCode {
 fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     start_logging(&flags.log)?;
     flags.security.check_daemon(DAEMON)?;
+    let collect =
+        Bounds { above_percent: flags.collect_above, down_to_percent: flags.collect_down_to };
+    if collect.down_to_percent > collect.above_percent {
+        return Err("--collect-down-to must not be more than --collect-above".into());
+    }
+    let Flags { listen, data, lease_max, clock_settle, .. } = flags;
+    let config = Config { data, collect, lease_max, clock_settle };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = stop_on_signals()?;
-        let server = ImageServer::open(Config { data: flags.data }).await?;
-        let listener = listen_text(DAEMON, &flags.listen, IMAGESERVER_PORT).await?;
+        let server = ImageServer::open(config).await?;
+        let listener = listen_text(DAEMON, &listen, IMAGESERVER_PORT).await?;
         server.run(listener, stop).await;
         Ok(())
     })

@@ -10,28 +10,34 @@
 //! * What is served was checked against its digest since it was last changed.
 //! * Memory grows neither with the size of objects nor with the trees of images.
 //!
-//! # Not yet
-//!
-//! Objects are never removed, not even when the last image that needs them is deleted: collection
-//! comes with a later release. A lease asked for by `CheckObjects` is therefore always held.
+//! * Nothing is removed that an image needs or that a caller was promised ([`collection`]).
 
 pub mod admission;
+pub mod collection;
 pub mod command;
+pub mod expiry;
+pub mod holds;
 pub mod metrics;
 pub mod service;
 pub mod store;
 
+mod clock;
 mod pages;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use collection::Collector;
+use collection::pressure::Bounds;
 use common::daemon::page::Frame;
+use common::report::report;
 use common::wire::server::{Router, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use expiry::Expiry;
 use metrics::Metrics;
 use service::Service;
 use store::{Store, StoreError};
@@ -39,16 +45,39 @@ use store::{Store, StoreError};
 /// The name of the daemon.
 pub const DAEMON: &str = "imageserver";
 
+/// How often it is looked whether the disk is nearly full.
+const RELIEVE_INTERVAL: Duration = Duration::from_secs(20);
+
+/// How often the clocks are read, and images looked for whose time has come.
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What makes images and objects go.
+#[derive(Clone)]
+pub struct Life {
+    /// Removes objects.
+    pub collector: Arc<Collector>,
+    /// Lets images expire.
+    pub expiry: Arc<Expiry>,
+}
+
 /// What an image server needs to know.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The data directory.
     pub data: PathBuf,
+    /// When objects are collected without being asked for.
+    pub collect: Bounds,
+    /// The longest lease that is given.
+    pub lease_max: Duration,
+    /// For how long the clocks must have agreed before images expire.
+    pub clock_settle: Duration,
 }
 
 /// An image server that has its data directory, and does not answer yet.
 pub struct ImageServer {
     store: Arc<Store>,
+    collector: Arc<Collector>,
+    expiry: Arc<Expiry>,
 }
 
 impl ImageServer {
@@ -58,12 +87,17 @@ impl ImageServer {
     ///
     /// [`StoreError`], if another server has it or the file-system fails.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
-        let opened = tokio::task::spawn_blocking(move || Store::open(&config.data)).await;
+        let Config { data, collect, lease_max, clock_settle } = config;
+        let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
         let store = opened.map_err(|lost| StoreError::Io {
             what: "open the data directory".to_owned(),
             source: std::io::Error::other(lost),
         })??;
-        Ok(Self { store: Arc::new(store) })
+        store.leasing.set_longest(u32::try_from(lease_max.as_secs()).unwrap_or(u32::MAX));
+        let store = Arc::new(store);
+        let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
+        let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle));
+        Ok(Self { store, collector, expiry })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -73,13 +107,54 @@ impl ImageServer {
         let frame = Frame::new(DAEMON);
         let counted = (Arc::clone(&self.store), stop.clone());
         tasks.spawn_blocking(move || counted.0.objects.count(|| counted.1.is_cancelled()));
+        tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
+        tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
+        let life = Life { collector: self.collector, expiry: self.expiry };
         let router = Router::new(DAEMON).frame(frame.clone()).metrics(|registry| {
-            metrics.register(registry, Arc::clone(&self.store));
+            metrics.register(registry, &self.store, &life);
         });
-        let router = pages::routes(router, &self.store, &frame);
-        let service = Service::new(self.store, metrics, tasks.clone(), stop.clone());
+        let router = pages::routes(router, &self.store, &life, &frame);
+        let service = Service::new(self.store, life, metrics, tasks.clone(), stop.clone());
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;
+    }
+}
+
+/// Lets images expire, until `stop` is cancelled.
+async fn expire(expiry: Arc<Expiry>, stop: CancellationToken) {
+    loop {
+        let ticking = Arc::clone(&expiry);
+        if let Err(error) = tokio::task::spawn_blocking(move || ticking.tick()).await {
+            tracing::error!("expiring images was broken off: {error}");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(EXPIRE_INTERVAL) => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// Removes objects whenever the disk is nearly full, until `stop` is cancelled.
+async fn relieve(store: Arc<Store>, collector: Arc<Collector>, stop: CancellationToken) {
+    loop {
+        let (store, stopped) = (Arc::clone(&store), stop.clone());
+        let work = {
+            let collector = Arc::clone(&collector);
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = store.leasing.count_down() {
+                    tracing::error!("{}", report(&error));
+                }
+                collector.relieve(|| stopped.is_cancelled());
+            })
+        };
+        if let Err(error) = work.await {
+            tracing::error!("a collection was lost: {error}");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RELIEVE_INTERVAL) => {}
+            () = collector.uploaded() => {}
+            () = stop.cancelled() => return,
+        }
     }
 }

@@ -8,7 +8,13 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::Life;
+use crate::clock::wall;
+use crate::expiry::trust::Trust;
 use crate::store::Store;
+
+/// Within how many seconds an image expires soon.
+pub const EXPIRES_SOON: i64 = 7 * 24 * 3_600;
 
 /// Counters since the start.
 #[derive(Debug, Default)]
@@ -31,7 +37,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Adds the counters to `registry`, and what `store` holds.
-    pub fn register(&self, registry: &mut Registry, store: Arc<Store>) {
+    pub fn register(&self, registry: &mut Registry, store: &Arc<Store>, life: &Life) {
         let counters = [
             ("objects_added", "Objects that were stored", &self.objects_added),
             ("objects_added_bytes", "Length of stored objects", &self.objects_added_bytes),
@@ -44,44 +50,108 @@ impl Metrics {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
-        registry.register_collector(Box::new(Holdings(store)));
+        let (store, life) = (Arc::clone(store), life.clone());
+        registry.register_collector(Box::new(Holdings { store, life }));
     }
 }
 
 /// What the store holds, asked for when metrics are.
-struct Holdings(Arc<Store>);
+struct Holdings {
+    store: Arc<Store>,
+    life: Life,
+}
 
 impl std::fmt::Debug for Holdings {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_tuple("Holdings").field(&self.0.data()).finish()
+        formatter.debug_tuple("Holdings").field(&self.store.data()).finish()
     }
 }
 
 impl Collector for Holdings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let objects = &self.0.objects;
+        let objects = &self.store.objects;
         let held = objects.holdings();
         let mut gauges = vec![
-            ("images", "Images", self.0.images.count() as u64),
-            ("images_damaged", "Images with damaged records", self.0.images.damaged().len() as u64),
+            ("images", "Images", self.store.images.count() as u64),
+            (
+                "images_damaged",
+                "Images with damaged records",
+                self.store.images.damaged().len() as u64,
+            ),
             ("objects", "Objects, those of former runs once they are counted", held.objects),
             ("objects_bytes", "Length of these objects", held.bytes),
         ];
         if let Ok(free_bytes) = objects.free_bytes() {
             gauges.push(("store_free_bytes", "Space that is left for objects", free_bytes));
         }
+        gauges.extend(self.of_collections());
+        gauges.extend(self.of_expiry());
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(whole(value));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
-        let corrupt = ConstCounter::new(objects.corrupt());
-        let help = "Corrupt objects that were found and put aside";
-        corrupt.encode(encoder.encode_descriptor(
-            "objects_corrupt",
-            help,
-            None,
-            corrupt.metric_type(),
-        )?)
+        let removed = self.life.collector.removed();
+        let counters = [
+            ("objects_corrupt", "Corrupt objects that were found and put aside", objects.corrupt()),
+            (
+                "objects_collected",
+                "Objects that were removed, as nothing needed them",
+                removed.objects,
+            ),
+            ("objects_collected_bytes", "Space that they took", removed.bytes),
+            ("images_expired", "Images that expired", self.life.expiry.expired()),
+        ];
+        for (name, help, value) in counters {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                counter.metric_type(),
+            )?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Holdings {
+    /// What there is to know of images that go by themselves.
+    fn of_expiry(&self) -> [(&'static str, &'static str, u64); 4] {
+        let expiry = &self.life.expiry;
+        let jumped = matches!(expiry.trust(), Trust::Jumped(_));
+        let week = wall().seconds.saturating_add(EXPIRES_SOON);
+        let expiring = self.store.images.expiring().into_iter();
+        let soon = expiring.filter(|(_, at)| at.seconds <= week).count() as u64;
+        let overdue = expiry.overdue().len() as u64;
+        let held = self.store.holding.count() as u64;
+        [
+            ("clock_jumped", "1 if no image expires, because the clock jumped", jumped.into()),
+            ("images_expiring", "Images that expire within a week", soon),
+            ("images_overdue", "Images whose time has come, but which are in use", overdue),
+            ("images_held", "Images that are in use", held),
+        ]
+    }
+
+    /// What there is to know of leases and collections; nothing of what is not known yet.
+    fn of_collections(&self) -> Vec<(&'static str, &'static str, u64)> {
+        let leases = self.store.leasing.count() as u64;
+        let held = self.store.leasing.everything_for();
+        let mut gauges = vec![
+            ("leases", "Objects that are held for callers", leases),
+            ("collection_held_seconds", "For how long nothing is collected after a start", held),
+        ];
+        if let Some(unneeded) = self.life.collector.unneeded() {
+            let help = "Objects that no image needed when the images were last walked";
+            gauges.push(("objects_unneeded", help, unneeded.objects));
+            gauges.push(("objects_unneeded_bytes", "Space that they take", unneeded.bytes));
+        }
+        if let Some(last) = self.life.collector.last() {
+            let ended = u64::try_from(last.ended.seconds).unwrap_or(0);
+            gauges.push(("collection_ended", "When the last collection ended, Unix time", ended));
+            let failed = u64::from(last.outcome.is_err());
+            gauges.push(("collection_failed", "1 if the last collection failed", failed));
+        }
+        gauges
     }
 }

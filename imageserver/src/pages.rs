@@ -2,13 +2,21 @@
 
 use std::sync::Arc;
 
+use common::api::image_server::collection::Amount;
 use common::daemon::page::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
 use common::image::{Image, ImageName};
 use common::report::report;
 use common::tree::{Time, Totals};
+use common::when::lasting;
 use common::wire::server::{Page, PageRequest, Router};
 use common::wire::{Fault, FaultCode};
 
+use crate::Life;
+use crate::clock::wall;
+use crate::collection::{Collector, LastRun};
+use crate::expiry::Expiry;
+use crate::expiry::trust::Trust;
+use crate::metrics::EXPIRES_SOON;
 use crate::store::record::Record;
 use crate::store::{Store, StoreError};
 
@@ -17,13 +25,15 @@ const PAGE_IMAGES_MAX: usize = 1_000;
 
 /// Adds the pages to `router`.
 #[must_use]
-pub fn routes(router: Router, store: &Arc<Store>, frame: &Frame) -> Router {
+pub fn routes(router: Router, store: &Arc<Store>, life: &Life, frame: &Frame) -> Router {
     let (of_status, of_image) = (Arc::clone(store), Arc::clone(store));
     let (status_frame, image_frame) = (frame.clone(), frame.clone());
+    let life = life.clone();
     router
         .page("/", move |request| {
             let (store, frame) = (Arc::clone(&of_status), status_frame.clone());
-            on_thread(move || status(&store, &frame, &request))
+            let life = life.clone();
+            on_thread(move || status(&store, &life, &frame, &request))
         })
         .page("/image", move |request| {
             let (store, frame) = (Arc::clone(&of_image), image_frame.clone());
@@ -44,21 +54,27 @@ fn name_of(request: &PageRequest, parameter: &str) -> Result<Option<ImageName>, 
     ImageName::new(text).map(Some).map_err(bad)
 }
 
-fn status(store: &Store, frame: &Frame, request: &PageRequest) -> Result<Page, Fault> {
+fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> Result<Page, Fault> {
     let held = store.objects.holdings();
     let still = if held.complete { "" } else { " (still counting those of former runs)" };
     let free = match store.objects.free_bytes() {
         Ok(bytes) => size(bytes),
         Err(error) => report(&error),
     };
-    let mut body = pairs([
+    let mut body = alarms(&life.expiry);
+    body.push_str(&pairs([
         ("Images", store.images.count().to_string()),
         ("Objects", format!("{}{still}", held.objects)),
         ("Bytes of objects", format!("{}{still}", size(held.bytes))),
         ("Free space", free),
         ("Corrupt objects put aside since the start", store.objects.corrupt().to_string()),
+        ("Leased objects", store.leasing.count().to_string()),
+        ("Objects that no image needs", unneeded(&life.collector)),
+        ("Last collection", last_collection(store, &life.collector)),
+        ("Images that expire within a week", expiring(store).to_string()),
+        ("Images in use", store.holding.count().to_string()),
         ("Data directory", store.data().display().to_string()),
-    ]);
+    ]));
     let damaged = store.images.damaged();
     if !damaged.is_empty() {
         body.push_str("<h2>Damaged images</h2>\n");
@@ -74,6 +90,56 @@ fn status(store: &Store, frame: &Frame, request: &PageRequest) -> Result<Page, F
     body.push_str("<h2>Images</h2>\n");
     body.push_str(&list(store, name_of(request, "after")?.as_ref()));
     Ok(Page::Html(frame.render("Image server", &body)))
+}
+
+/// What operators must know at once.
+fn alarms(expiry: &Expiry) -> String {
+    let mut texts = Vec::new();
+    if let Trust::Jumped(seconds) = expiry.trust() {
+        texts.push(format!(
+            "The clock jumped by {seconds} s. No image expires until it is back, or you say that \
+             it is right: imagetool accept-clock"
+        ));
+    }
+    for name in expiry.overdue() {
+        texts.push(format!(
+            "The time of {name} has come, but it is in use and stays. Put its expiry off, or let \
+             machines have another image."
+        ));
+    }
+    let rows: Vec<Vec<Cell>> =
+        texts.into_iter().map(|text| vec![Cell::Mark { mark: Mark::Bad, text }]).collect();
+    if rows.is_empty() { String::new() } else { table(&["Alarms"], &rows) }
+}
+
+fn expiring(store: &Store) -> usize {
+    let week = wall().seconds.saturating_add(EXPIRES_SOON);
+    store.images.expiring().into_iter().filter(|(_, at)| at.seconds <= week).count()
+}
+
+fn unneeded(collector: &Collector) -> String {
+    collector.unneeded().map_or_else(
+        || "not known: no collection since the start".to_owned(),
+        |Amount { objects, bytes }| format!("{objects}, which take {}", size(bytes)),
+    )
+}
+
+fn last_collection(store: &Store, collector: &Collector) -> String {
+    let last = match collector.last() {
+        None => "none since the start".to_owned(),
+        Some(LastRun { ended, outcome: Err(why), .. }) => format!("{}: failed: {why}", time(ended)),
+        Some(LastRun { ended, took, outcome: Ok(reply) }) => format!(
+            "{}: removed {} objects, {}, in {} s",
+            time(ended),
+            reply.removed.objects,
+            size(reply.removed.bytes),
+            took.as_secs(),
+        ),
+    };
+    match store.leasing.everything_for() {
+        0 => last,
+        seconds => format!("{last}; nothing is removed for another {}", lasting(seconds)),
+    }
 }
 
 fn list(store: &Store, after: Option<&ImageName>) -> String {

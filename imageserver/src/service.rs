@@ -3,12 +3,17 @@
 //! File work runs on threads of its own, never on those that serve the network. A change that was
 //! begun is finished even if its caller goes away.
 
+mod collection;
 mod download;
+mod expiry;
 mod images;
 mod upload;
 
 use std::sync::Arc;
 
+use common::api::image_server::collection::Collect;
+use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
+use common::api::image_server::holds::HoldImages;
 use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
 use common::api::object_server::{
     AddObjects, CheckObjects, CheckObjectsReply, CheckObjectsRequest, GetObjects,
@@ -22,6 +27,9 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::Life;
+use crate::collection::Collector;
+use crate::expiry::Expiry;
 use crate::metrics::Metrics;
 use crate::store::{Store, StoreError};
 
@@ -38,6 +46,8 @@ const ADMISSIONS_MAX: usize = 2;
 #[derive(Clone)]
 pub struct Service {
     store: Arc<Store>,
+    collector: Arc<Collector>,
+    expiry: Arc<Expiry>,
     metrics: Arc<Metrics>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -52,12 +62,15 @@ impl Service {
     #[must_use]
     pub fn new(
         store: Arc<Store>,
+        life: Life,
         metrics: Arc<Metrics>,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
         Self {
             store,
+            collector: life.collector,
+            expiry: life.expiry,
             metrics,
             tasks,
             stop,
@@ -73,12 +86,23 @@ impl Service {
         let own = || self.clone();
         let (add, get, list, delete) = (own(), own(), own(), own());
         let (upload, check, download, object) = (own(), own(), own(), own());
+        let (collect, expiry, clock, hold) = (own(), own(), own(), own());
         router
             .method::<AddImage, _, _>(move |caller, request| add.clone().add_image(caller, request))
             .method::<GetImage, _, _>(move |_, request| get.clone().get_image(request))
             .method::<ListImages, _, _>(move |_, request| list.clone().list_images(request))
             .method::<DeleteImage, _, _>(move |caller, request| {
                 delete.clone().delete_image(caller, request)
+            })
+            .method::<Collect, _, _>(move |caller, request| {
+                collect.clone().collect(caller, request)
+            })
+            .method::<ChangeExpiry, _, _>(move |caller, request| {
+                expiry.clone().change_expiry(caller, request)
+            })
+            .method::<AcceptClock, _, _>(move |caller, _| clock.clone().accept_clock(caller))
+            .method::<HoldImages, _, _>(move |caller, request| {
+                hold.clone().hold_images(caller, request)
             })
             .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
             .method::<CheckObjects, _, _>(move |_, request| check.clone().check_objects(request))
@@ -93,13 +117,19 @@ impl Service {
         reader: ObjectReader,
     ) -> Result<common::api::object_server::AddObjectsReply, Fault> {
         let _place = place(&self.uploads, "uploads")?;
-        upload::add_objects(self.store, self.metrics, &self.tasks, reader).await
+        let done = upload::add_objects(self.store, self.metrics, &self.tasks, reader).await;
+        self.collector.note_upload();
+        done
     }
 
-    /// Objects are never collected yet, so a lease of any length is held by doing nothing.
     async fn check_objects(self, request: CheckObjectsRequest) -> Result<CheckObjectsReply, Fault> {
         let ids = limited(request.ids)?;
-        let missing = self.blocking(move |store| store.objects.missing(&ids)).await?;
+        let missing = self.blocking(move |store| {
+            // Before they are looked for, so that what is found to be there stays.
+            store.leasing.give(&ids, request.lease_seconds)?;
+            store.objects.missing(&ids)
+        });
+        let missing = missing.await?;
         Ok(CheckObjectsReply { missing })
     }
 
@@ -146,7 +176,7 @@ fn joined<T>(done: Result<T, JoinError>) -> Result<T, Fault> {
 fn fault_of_store(error: &StoreError) -> Fault {
     let code = match error {
         StoreError::Full { .. } | StoreError::TooLittle { .. } => FaultCode::NoSpace,
-        StoreError::Content { .. } => FaultCode::BadRequest,
+        StoreError::Content { .. } | StoreError::Shorter { .. } => FaultCode::BadRequest,
         StoreError::Exists { .. } => FaultCode::Exists,
         StoreError::Gone { .. } => FaultCode::Gone,
         StoreError::NotFound { .. } => FaultCode::NotFound,

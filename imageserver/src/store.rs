@@ -10,21 +10,28 @@
 //! * When an image is visible, all that it needs is on the medium.
 //! * A name that was deleted is never used again.
 
+pub mod holding;
 pub mod holdings;
 pub mod images;
 pub mod layout;
+pub mod leasing;
 pub mod objects;
 pub mod receive;
 pub mod record;
+pub mod removal;
+pub mod small;
 mod verified;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::RwLock;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::{Flock, FlockArg};
 
+use holding::Holding;
 use images::Images;
+use leasing::Leasing;
 use objects::Objects;
 
 /// What the store could not do.
@@ -74,10 +81,21 @@ pub enum StoreError {
         name: common::image::ImageName,
     },
     /// An image of that name was there.
-    #[error("image {name} was deleted; a name is never used again, so take another")]
+    #[error("image {name} {}; a name is never used again, so take another", ending.words())]
     Gone {
         /// The name.
         name: common::image::ImageName,
+        /// What became of it.
+        ending: images::Ending,
+    },
+    /// The expiry of an image is not changed.
+    #[error("the expiry of image {name} is not changed")]
+    Shorter {
+        /// The name.
+        name: common::image::ImageName,
+        /// Why.
+        #[source]
+        source: crate::expiry::due::ShorterError,
     },
     /// There is no image of that name.
     #[error("there is no image {name}")]
@@ -142,6 +160,13 @@ pub struct Store {
     pub objects: Objects,
     /// Records by name.
     pub images: Images,
+    /// Which images are in use.
+    pub holding: Holding,
+    /// Which objects are held for callers.
+    pub leasing: Leasing,
+    /// Shared by those who add images, from the first look at what one needs until it is visible.
+    /// Who has it alone may remove objects.
+    pub adding: RwLock<()>,
     data: PathBuf,
     _lock: Flock<std::fs::File>,
 }
@@ -159,9 +184,14 @@ impl Store {
         let incoming = data.join(layout::INCOMING);
         make_directory(&incoming)?;
         empty(&incoming)?;
+        let is_new = !data.join(layout::OBJECTS).exists();
         let objects = Objects::open(data)?;
+        let leasing = Leasing::open(data, is_new)?;
         let images = Images::open(data)?;
-        Ok(Self { objects, images, data: data.to_owned(), _lock: lock })
+        let holding = Holding::open(data);
+        let adding = RwLock::new(());
+        let data = data.to_owned();
+        Ok(Self { objects, images, holding, leasing, adding, data, _lock: lock })
     }
 
     /// The data directory.

@@ -52,6 +52,9 @@ enum Verb {
     Show(verb::show::ShowArgs),
     Get(verb::get::GetArgs),
     Delete(verb::delete::DeleteArgs),
+    ChangeExpiry(verb::change_expiry::ChangeExpiryArgs),
+    AcceptClock(verb::accept_clock::AcceptClockArgs),
+    Gc(verb::gc::GcArgs),
 }
 
 /// Runs the program, with the arguments of this process.
@@ -89,5 +92,8 @@ async fn carry_out(context: &Context, verb: Verb) -> Ended {
         Verb::Show(args) => verb::show::run(context, args).await,
         Verb::Get(args) => verb::get::run(context, args).await,
         Verb::Delete(args) => verb::delete::run(context, args).await,
+        Verb::ChangeExpiry(args) => verb::change_expiry::run(context, args).await,
+        Verb::AcceptClock(args) => verb::accept_clock::run(context, args).await,
+        Verb::Gc(args) => verb::gc::run(context, args).await,
     }
 }

@@ -1,7 +1,10 @@
 //! The verbs of the command line, one file each.
 
+pub mod accept_clock;
 pub mod add;
+pub mod change_expiry;
 pub mod delete;
+pub mod gc;
 pub mod get;
 pub mod list;
 pub mod show;

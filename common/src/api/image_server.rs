@@ -1,6 +1,10 @@
 //! `ImageServer`: images by name.
 // tidy: core
 
+pub mod collection;
+pub mod expiry;
+pub mod holds;
+
 use serde::{Deserialize, Serialize};
 
 use super::Done;
@@ -113,6 +117,8 @@ pub enum DeleteImage {}
 pub struct DeleteImageRequest {
     /// Its name.
     pub name: ImageName,
+    /// Even if it is in use.
+    pub force: bool,
 }
 
 impl Method for DeleteImage {

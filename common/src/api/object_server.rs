@@ -9,7 +9,10 @@ use crate::wire::{Access, Method};
 /// The most ids in one request.
 pub const IDS_MAX: usize = 65_536;
 
-/// Says which objects the server has.
+/// The longest that objects are held for one request, in seconds. A longer lease is cut to this.
+pub const LEASE_SECONDS_MAX: u32 = 24 * 3_600;
+
+/// Says which objects the server has, and holds all of them for a while.
 pub enum CheckObjects {}
 
 /// See [`CheckObjects`].
@@ -17,7 +20,9 @@ pub enum CheckObjects {}
 pub struct CheckObjectsRequest {
     /// The ids to look for: at most [`IDS_MAX`].
     pub ids: Vec<ObjectId>,
-    /// Keep the objects that are there from being collected for this long, in seconds.
+    /// For how long none of them is collected, in seconds: neither those that are there, nor those
+    /// that are missing and come later. At most [`LEASE_SECONDS_MAX`],
+    /// or less if the server is told so.
     pub lease_seconds: u32,
 }
 
@@ -39,7 +44,7 @@ impl Method for CheckObjects {
 
 /// Stores objects. The request's body is an object stream ([`crate::wire::object_stream`]), not
 /// [`AddObjects::Request`]; each object is kept as soon as it is complete, so that an upload that
-/// was cut need not send it again.
+/// was cut need not send it again, and is held as by a lease of [`LEASE_SECONDS_MAX`].
 pub enum AddObjects {}
 
 /// See [`AddObjects`].

@@ -15,6 +15,9 @@ use common::api::dominator::orders::*;
 use common::api::dominator::plan::*;
 use common::api::dominator::settings::*;
 use common::api::dominator::*;
+use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
+use common::api::image_server::expiry::{AcceptClockReply, ChangeExpiryReply, ChangeExpiryRequest};
+use common::api::image_server::holds::HoldImagesRequest;
 use common::api::image_server::*;
 use common::api::mdb::{GetMdbReply, GetMdbRequest};
 use common::api::object_server::*;
@@ -415,8 +418,35 @@ pub fn list_images() -> (ListImagesRequest, ListImagesReply) {
     (request, ListImagesReply { images: vec![summary], more: true })
 }
 
+pub fn collect() -> (CollectRequest, CollectReply) {
+    let of = |objects, bytes| Amount { objects, bytes };
+    let reply = CollectReply {
+        images: 1,
+        unneeded: of(4, 1 << 60),
+        leased: of(2, 3),
+        removed: of(2, 5),
+        held_seconds: 6,
+    };
+    (CollectRequest { dry_run: true, bytes: 7 }, reply)
+}
+
+pub fn change_expiry() -> (ChangeExpiryRequest, ChangeExpiryReply) {
+    let request = ChangeExpiryRequest { name: name("base/1"), expires_in_seconds: Some(60) };
+    (request, ChangeExpiryReply { expires_at: Some(time()) })
+}
+
+pub fn accept_clock() -> (Done, AcceptClockReply) {
+    (Done {}, AcceptClockReply { now: time(), jumped_seconds: -5 })
+}
+
+pub fn hold_images() -> (HoldImagesRequest, Done) {
+    let names = vec![name("base/1"), name("base/2")];
+    let holder = "dominator dom1:6970".to_owned();
+    (HoldImagesRequest { holder, names, seconds: 900 }, Done {})
+}
+
 pub fn delete_image() -> (DeleteImageRequest, Done) {
-    (DeleteImageRequest { name: name("base/1") }, Done {})
+    (DeleteImageRequest { name: name("base/1"), force: true }, Done {})
 }
 
 pub fn add_objects() -> ((), AddObjectsReply) {

@@ -246,7 +246,7 @@ async fn many_long_calls_share_one_connection_and_do_not_delay_others() {
 #[tokio::test]
 async fn a_call_ends_at_its_limit() {
     let server = Server::start(router()).await;
-    let request = DeleteImageRequest { name: "a/b".parse().unwrap() };
+    let request = DeleteImageRequest { name: "a/b".parse().unwrap(), force: false };
     let limit = Duration::from_millis(50);
     let error = server.client().call_within::<DeleteImage>(&request, limit).await.unwrap_err();
     assert!(matches!(error, CallError::TimedOut { limit: got, .. } if got == limit), "{error:?}");
@@ -517,7 +517,7 @@ async fn one_connection_can_be_cut_and_others_go_on() {
     for _ in 0..2 {
         let client = Client::new(peer.clone());
         let caller = client.clone();
-        let request = DeleteImageRequest { name: "a/b".parse().unwrap() };
+        let request = DeleteImageRequest { name: "a/b".parse().unwrap(), force: false };
         let call = tokio::spawn(async move { caller.call::<DeleteImage>(&request).await });
         let (stream, address) = listener.accept().await.unwrap();
         let place = Arc::clone(&places).acquire_owned().await.unwrap();

@@ -1,8 +1,8 @@
 //! `ImageServer`: adding, getting, listing and deleting images.
 
 use std::pin::pin;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use common::api::Done;
 use common::api::image_server::{
@@ -11,14 +11,15 @@ use common::api::image_server::{
 };
 use common::image::Image;
 use common::report::report;
-use common::tree::Time;
 use common::wire::codec::{self, Encoding};
 use common::wire::server::Caller;
 use common::wire::{Fault, FaultCode, Method as _};
 use tokio::time::Instant;
 
+use super::expiry::expect_unused;
 use super::{Service, fault_of_store, joined};
 use crate::admission::{AdmissionError, admit};
+use crate::clock::wall;
 use crate::store::record::Record;
 use crate::store::{Store, images};
 
@@ -87,14 +88,18 @@ impl Service {
         caller: Caller,
         request: DeleteImageRequest,
     ) -> Result<Done, Fault> {
-        let name = request.name.clone();
+        let DeleteImageRequest { name, force } = request;
+        if !force {
+            expect_unused(&self.store, &name)?;
+        }
+        let deleted = name.clone();
         let mark = format!(
             "deleted by {} at {} seconds after 1970-01-01 UTC; the name is never used again\n",
             caller.address.ip(),
-            now().seconds
+            wall().seconds
         );
-        self.blocking(move |store| store.images.delete(&name, &mark)).await?;
-        tracing::info!(image = %request.name, by = %caller.address, "deleted an image");
+        self.blocking(move |store| store.images.delete(&deleted, &mark)).await?;
+        tracing::info!(image = %name, force, by = %caller.address, "deleted an image");
         self.metrics.images_deleted.inc();
         Ok(Done {})
     }
@@ -108,7 +113,9 @@ fn add_image(
     let store_fault = |error| fault_of_store(&error);
     let AddImageRequest { content, mut notes } = request;
     store.images.expect_new(&content.name).map_err(store_fault)?;
-    let created_on = now();
+    // From here on until the image is visible no object is removed.
+    let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
+    let created_on = wall();
     if notes.expires_at.is_some_and(|expires_at| expires_at <= created_on) {
         let text = format!("image {} would have expired before it was added", content.name);
         return Err(Fault::new(FaultCode::BadRequest, text));
@@ -161,13 +168,5 @@ fn fault_of_admission(error: &AdmissionError) -> Fault {
         | AdmissionError::Tree { .. }
         | AdmissionError::Image { .. } => refuse(FaultCode::BadRequest),
         AdmissionError::Store { source } => fault_of_store(source),
-    }
-}
-
-fn now() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time {
-        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-        nanoseconds: since.subsec_nanos(),
     }
 }

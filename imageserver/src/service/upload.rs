@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
-use common::api::object_server::AddObjectsReply;
+use common::api::object_server::{AddObjectsReply, LEASE_SECONDS_MAX};
 use common::object::ObjectId;
 use common::report::report;
 use common::wire::object_stream::Head;
@@ -194,6 +194,8 @@ impl<'store> Writer<'store> {
     fn step(&mut self, step: Step) -> Result<(), StoreError> {
         match step {
             Step::Begin { id, size_bytes } => {
+                // Before it is looked for, so that what is found to be there stays.
+                self.store.leasing.give(&[id], LEASE_SECONDS_MAX)?;
                 let there = self.store.objects.size_bytes(&id)? == Some(size_bytes);
                 self.current = if there {
                     Current::Known

@@ -51,7 +51,8 @@ pub(super) struct Tally {
 }
 
 /// Every directory of objects, below the one of all, and the algorithm of its objects.
-fn directories() -> impl Iterator<Item = (common::object::Algorithm, std::path::PathBuf)> {
+pub(super) fn directories() -> impl Iterator<Item = (common::object::Algorithm, std::path::PathBuf)>
+{
     layout::ALGORITHMS.into_iter().flat_map(|algorithm| {
         layout::fan_out(algorithm).map(move |directory| (algorithm, directory))
     })

@@ -10,19 +10,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use common::api::image_server::ImageSummary;
-use common::image::{Image, ImageName};
+use common::image::{Image, ImageName, Notes};
+use common::object::ObjectId;
 use common::report::report;
+use common::tree::Time;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use tokio::sync::Notify;
 
 use super::layout::{self, Placed};
 use super::record::Record;
 use super::{StoreError, failed, make_directory, sync_directory};
+use crate::collection::walk::Start;
 
 #[derive(Default)]
 struct Index {
     images: BTreeMap<ImageName, ImageSummary>,
     damaged: BTreeMap<ImageName, String>,
+    build_logs: BTreeMap<ImageName, ObjectId>,
+    additions: u64,
 }
 
 /// The images of a data directory.
@@ -33,6 +38,31 @@ pub struct Images {
     // Held while the files change, so that a name cannot be deleted while it is being added.
     change: Mutex<()>,
     added: Notify,
+}
+
+/// What became of an image whose name was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It was deleted.
+    Deleted,
+    /// Its time had come.
+    Expired,
+}
+
+impl Ending {
+    /// By the mark that was left.
+    fn of(mark: &[u8]) -> Self {
+        if mark.starts_with(b"expired") { Self::Expired } else { Self::Deleted }
+    }
+
+    /// What became of the image, as a predicate.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Deleted => "was deleted",
+            Self::Expired => "has expired",
+        }
+    }
 }
 
 /// Some of the images, sorted by name.
@@ -62,7 +92,7 @@ impl Images {
         }
         // A server that was killed between the two steps of a deletion has left the record.
         for name in deleted {
-            if index.images.remove(&name).is_some() || index.damaged.remove(&name).is_some() {
+            if index.remove(&name) {
                 let path = root.join(layout::image_path(&name));
                 fs_err::remove_file(path).map_err(failed(format!("delete image {name}")))?;
             }
@@ -86,18 +116,20 @@ impl Images {
     ///
     /// [`StoreError::Exists`] or [`StoreError::Gone`].
     pub fn expect_new(&self, name: &ImageName) -> Result<(), StoreError> {
-        let exists = |path: PathBuf| match fs_err::symlink_metadata(path) {
-            Ok(_) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(failed(format!("look for image {name}"))(error)),
-        };
-        if exists(self.root.join(layout::deleted_path(name)))? {
-            return Err(StoreError::Gone { name: name.clone() });
+        let why = || failed(format!("look for image {name}"));
+        match fs_err::read(self.root.join(layout::deleted_path(name))) {
+            Ok(mark) => {
+                let ending = Ending::of(&mark);
+                return Err(StoreError::Gone { name: name.clone(), ending });
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(why()(error)),
         }
-        if exists(self.image_path(name))? {
-            return Err(StoreError::Exists { name: name.clone() });
+        match fs_err::symlink_metadata(self.image_path(name)) {
+            Ok(_) => Err(StoreError::Exists { name: name.clone() }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(why()(error)),
         }
-        Ok(())
     }
 
     /// Makes an image durable, then visible. All that it needs is durable already.
@@ -113,7 +145,8 @@ impl Images {
         self.expect_new(name)?;
         self.place(&self.image_path(name), &bytes, &format!("store image {name}"))?;
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
-        index.images.insert(name.clone(), record.summary());
+        index.insert(record);
+        index.additions += 1;
         drop(index);
         self.added.notify_waiters();
         Ok(())
@@ -125,13 +158,7 @@ impl Images {
         let directory = path.parent().expect("it is below the directory of images");
         make_directory(directory)?;
         let temporary = self.incoming.join("image");
-        let written = fs_err::OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(0o600)
-            .open(&temporary)
-            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        let written = write(&temporary, bytes)
             .and_then(|()| fs_err::hard_link(&temporary, path))
             .map_err(failed(what));
         match fs_err::remove_file(&temporary) {
@@ -204,6 +231,24 @@ impl Images {
         Page { images, more: rest.next().is_some() }
     }
 
+    /// How many images were added since the start.
+    #[must_use]
+    pub fn additions(&self) -> u64 {
+        self.index.read().unwrap_or_else(PoisonError::into_inner).additions
+    }
+
+    /// What all images need, and how many of them had been added.
+    #[must_use]
+    pub fn starts(&self) -> (u64, Vec<Start>) {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let start = |(name, summary): (&ImageName, &ImageSummary)| Start {
+            image: name.clone(),
+            root: summary.root,
+            build_log: index.build_logs.get(name).copied(),
+        };
+        (index.additions, index.images.iter().map(start).collect())
+    }
+
     /// How many images there are.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -224,6 +269,72 @@ impl Images {
     /// [`StoreError::NotFound`] or [`StoreError::Gone`]; otherwise what the file-system says.
     pub fn delete(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        self.delete_locked(name, mark)
+    }
+
+    /// Deletes an image if it `is_due` by when it goes. True if it was.
+    ///
+    /// # Errors
+    ///
+    /// As [`Images::delete`].
+    pub fn expire(
+        &self,
+        name: &ImageName,
+        mark: &str,
+        is_due: impl FnOnce(Option<Time>) -> bool,
+    ) -> Result<bool, StoreError> {
+        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let expires_at = {
+            let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+            index.images.get(name).map(|summary| summary.expires_at)
+        };
+        if !expires_at.is_some_and(is_due) {
+            return Ok(false);
+        }
+        self.delete_locked(name, mark).map(|()| true)
+    }
+
+    /// All images that go by themselves, with the times at which they do.
+    #[must_use]
+    pub fn expiring(&self) -> Vec<(ImageName, Time)> {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let images = index.images.values();
+        images.filter_map(|image| Some((image.name.clone(), image.expires_at?))).collect()
+    }
+
+    /// Changes the notes of an image by `change`, durably, and gives what they became.
+    ///
+    /// # Errors
+    ///
+    /// As [`Images::get`], or what `change` says; otherwise what the file-system says.
+    pub fn change<E: From<StoreError>>(
+        &self,
+        name: &ImageName,
+        change: impl FnOnce(&mut Notes) -> Result<(), E>,
+    ) -> Result<Notes, E> {
+        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = self.get(name)?;
+        let former = record.image.notes.clone();
+        change(&mut record.image.notes)?;
+        if record.image.notes != former {
+            self.replace(name, &record)?;
+        }
+        Ok(record.image.notes)
+    }
+
+    /// Puts `record` in the place of the one that is there: whoever reads gets either of them.
+    fn replace(&self, name: &ImageName, record: &Record) -> Result<(), StoreError> {
+        let bytes =
+            record.encode().map_err(|source| StoreError::Record { name: name.clone(), source })?;
+        let (path, temporary) = (self.image_path(name), self.incoming.join("image"));
+        write(&temporary, &bytes)
+            .and_then(|()| fs_err::rename(&temporary, &path))
+            .map_err(failed(format!("change image {name}")))?;
+        self.index.write().unwrap_or_else(PoisonError::into_inner).insert(record);
+        sync_directory(path.parent().expect("it is below the directory of images"))
+    }
+
+    fn delete_locked(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
         match self.expect_new(name) {
             Ok(()) => return Err(StoreError::NotFound { name: name.clone() }),
             Err(StoreError::Exists { .. }) => {}
@@ -232,8 +343,7 @@ impl Images {
         let what = format!("delete image {name}");
         self.place(&self.root.join(layout::deleted_path(name)), mark.as_bytes(), &what)?;
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
-        index.images.remove(name);
-        index.damaged.remove(name);
+        index.remove(name);
         drop(index);
         let path = self.image_path(name);
         fs_err::remove_file(&path).map_err(failed(what))?;
@@ -242,6 +352,20 @@ impl Images {
 }
 
 impl Index {
+    fn insert(&mut self, record: &Record) {
+        let Image { content, notes } = &record.image;
+        self.images.insert(content.name.clone(), record.summary());
+        if let Some(log) = notes.build_log {
+            self.build_logs.insert(content.name.clone(), log);
+        }
+    }
+
+    /// True if it was there.
+    fn remove(&mut self, name: &ImageName) -> bool {
+        self.build_logs.remove(name);
+        self.images.remove(name).is_some() | self.damaged.remove(name).is_some()
+    }
+
     /// Takes the image whose record is at `path` into the lists, or among the damaged.
     fn take(&mut self, name: &ImageName, path: &Path) {
         let record = fs_err::read(path)
@@ -249,7 +373,7 @@ impl Index {
             .and_then(|bytes| decode(name, &bytes));
         match record {
             Ok(record) => {
-                self.images.insert(name.clone(), record.summary());
+                self.insert(&record);
             }
             Err(error) => {
                 let why = report(&error);
@@ -258,6 +382,17 @@ impl Index {
             }
         }
     }
+}
+
+/// Writes a file of which nobody knows yet, durably.
+fn write(temporary: &Path, bytes: &[u8]) -> io::Result<()> {
+    fs_err::OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(temporary)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
 }
 
 fn decode(name: &ImageName, bytes: &[u8]) -> Result<Record, StoreError> {

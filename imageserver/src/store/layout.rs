@@ -2,6 +2,9 @@
 //!
 //! ```text
 //! DATA/lock                                 held by the running server
+//! DATA/leases                               for how long leases may last, in seconds
+//! DATA/holds                                which images were in use, by whom
+//! DATA/clock                                what the clock showed when it was believed
 //! DATA/objects/<algorithm>/<2 hex>/<hex>    objects, files and directories alike
 //! DATA/images/<component>.d/.../<last>.image    one record for each image
 //! DATA/images/<component>.d/.../<last>.deleted  the name was used, and never is again
@@ -21,6 +24,12 @@ use common::object::{Algorithm, ObjectId};
 
 /// The file that the running server has locked.
 pub const LOCK: &str = "lock";
+/// The file that says how long leases may last.
+pub const LEASES: &str = "leases";
+/// The file that says which images were in use.
+pub const HOLDS: &str = "holds";
+/// The file that says what the clock showed when it was believed.
+pub const CLOCK: &str = "clock";
 /// The directory of objects.
 pub const OBJECTS: &str = "objects";
 /// The directory of image records.

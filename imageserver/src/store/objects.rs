@@ -39,7 +39,7 @@ pub struct Objects {
     handle: fs_err::File,
     unsynced: AtomicBool,
     next: AtomicU64,
-    verified: Verified,
+    pub(super) verified: Verified,
     checks: [Mutex<()>; CHECKS_MAX],
     pub(super) tally: Tally,
     corrupt: AtomicU64,
@@ -248,9 +248,13 @@ impl Objects {
     ///
     /// What the file-system says.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
-        let status = nix::sys::statvfs::fstatvfs(self.handle.file())
-            .map_err(|errno| failed("ask how much space is free")(errno.into()))?;
+        let status = self.status()?;
         Ok(status.blocks_available().saturating_mul(status.fragment_size()))
+    }
+
+    pub(super) fn status(&self) -> Result<nix::sys::statvfs::Statvfs, StoreError> {
+        nix::sys::statvfs::fstatvfs(self.handle.file())
+            .map_err(|errno| failed("ask how much space is free")(errno.into()))
     }
 
     /// Counts the objects of former runs, one after the other, until `stop` says so. The others
@@ -274,7 +278,7 @@ impl Objects {
 
 /// The length of the object that lies in such a file, in bytes. `None` if that is none: a crash of
 /// the machine leaves files that were just made empty.
-fn length_of(id: &ObjectId, metadata: &std::fs::Metadata) -> Option<u64> {
+pub(super) fn length_of(id: &ObjectId, metadata: &std::fs::Metadata) -> Option<u64> {
     (metadata.len() > 0 || is_empty_object(id)).then_some(metadata.len())
 }
 

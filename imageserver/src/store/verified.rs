@@ -32,6 +32,12 @@ impl Verified {
         }
         stamps.insert(stamp(id, metadata));
     }
+
+    /// Forgets the file that `metadata` describes: it is not the object `id` any more.
+    pub fn forget(&self, id: &ObjectId, metadata: &std::fs::Metadata) {
+        let mut stamps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        stamps.remove(&stamp(id, metadata));
+    }
 }
 
 fn stamp(id: &ObjectId, metadata: &std::fs::Metadata) -> [u8; 16] {

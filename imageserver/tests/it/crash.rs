@@ -1,7 +1,5 @@
 //! Servers that are killed, uploads that are cut, and two servers on one directory.
 
-use std::time::{Duration, Instant};
-
 use bytes::Bytes;
 use common::api::image_server::{ListImages, ListImagesRequest};
 use common::api::object_server::{AddObjects, AddObjectsReply};
@@ -10,7 +8,7 @@ use common::wire::server::head_bytes;
 use tokio::sync::mpsc;
 
 use crate::fixture::{
-    ALGORITHM, Server, command, directories, files_in, image_of, object, tree_of,
+    ALGORITHM, Server, command, directories, files_in, image_of, object, tree_of, until,
 };
 
 /// Starts an upload of `complete` objects and the beginning of one more, and waits until the
@@ -39,15 +37,6 @@ async fn begin_upload(
     let ids: Vec<_> = complete.iter().map(|content| ALGORITHM.digest(content)).collect();
     until(async || server.missing(&ids).await.is_empty()).await;
     (sender, upload)
-}
-
-/// Asks again and again until `done`, for at most ten seconds.
-async fn until(done: impl AsyncFn() -> bool) {
-    let begun = Instant::now();
-    while !done().await {
-        assert!(begun.elapsed() < Duration::from_secs(10), "it never happens");
-        tokio::task::yield_now().await;
-    }
 }
 
 fn contents() -> Vec<Vec<u8>> {

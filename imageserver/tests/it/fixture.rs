@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::api::image_server::{AddImage, AddImageReply, AddImageRequest};
@@ -37,7 +37,12 @@ pub struct Server {
 impl Server {
     /// Starts a server on `data` and waits until it listens.
     pub fn start(data: &Path) -> Self {
-        let mut process = command(data).spawn().unwrap();
+        Self::start_with(data, &[])
+    }
+
+    /// Starts a server with more flags.
+    pub fn start_with(data: &Path, flags: &[&str]) -> Self {
+        let mut process = command(data).args(flags).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let address = lines
             .by_ref()
@@ -278,4 +283,13 @@ pub fn stored(data: &Path, id: &ObjectId) -> PathBuf {
 /// How many files are in a directory.
 pub fn files_in(directory: PathBuf) -> usize {
     std::fs::read_dir(directory).unwrap().count()
+}
+
+/// Asks again and again until `done`, for at most a minute.
+pub async fn until(done: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while !done().await {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never happens");
+        tokio::task::yield_now().await;
+    }
 }

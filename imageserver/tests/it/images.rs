@@ -31,7 +31,7 @@ async fn list(server: &Server) -> Vec<String> {
 }
 
 async fn delete(server: &Server, image: &str) -> Result<Done, Fault> {
-    let request = DeleteImageRequest { name: name(image) };
+    let request = DeleteImageRequest { name: name(image), force: false };
     server.client.call::<DeleteImage>(&request).await.map_err(fault)
 }
 

@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod collection;
 mod crash;
+mod expiry;
 mod fixture;
 mod hostile;
 mod http;

@@ -8,14 +8,20 @@ use common::wire::FaultCode;
 use crate::fixture::{ALGORITHM, Server, fault, files_in, image_of, stream_of, tree_of};
 
 /// A small file-system, unmounted when dropped.
-struct Mount<'path>(&'path Path);
+pub struct Mount<'path>(&'path Path);
 
 impl<'path> Mount<'path> {
     /// Mounts one, if this process may.
-    fn new(path: &'path Path) -> Option<Self> {
+    pub fn new(path: &'path Path) -> Option<Self> {
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", "size=4m,nr_inodes=2k", "tmpfs"]).arg(path);
         mount.status().is_ok_and(|status| status.success()).then_some(Self(path))
+    }
+}
+
+impl Mount<'_> {
+    pub fn path(&self) -> &Path {
+        self.0
     }
 }
 

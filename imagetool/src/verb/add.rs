@@ -11,8 +11,9 @@ use common::object::{Algorithm, ObjectId};
 use common::path::TreePath;
 use common::tool::Format;
 use common::tree::encode::DIRECTORY_BYTES_MAX;
-use common::tree::{Child, Totals, Tree};
+use common::tree::{Child, Time, Totals, Tree};
 use common::trigger::Triggers;
+use common::when::written;
 use common::wire::FaultCode;
 use serde::Serialize;
 
@@ -49,6 +50,7 @@ Examples:
   imagetool --insecure add base/debian-12.8 /srv/build/root filter -
   mmdebstrap bookworm - | imagetool --insecure add base/minimal - filter -
   imagetool --insecure add tools/2024-05-01 tools.tar.gz - -       # sparse: only its own paths
+  imagetool --insecure add test/today root.tar - - --expires-in 7d
   imagetool --insecure add web/8 root.tar filter triggers.json --health-check health.json
 
 A health check is a JSON object; it is run on the machine, without a shell, after each update:
@@ -78,6 +80,9 @@ pub struct AddArgs {
     /// JSON: how a machine is checked after an update to the image; see below.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
+    /// The image goes away by itself that long from now.
+    #[arg(long, value_name = "DURATION", value_parser = written::duration)]
+    pub expires_in: Option<Duration>,
     /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
@@ -126,13 +131,27 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
     let sent = upload(&context.client, args.digest, objects, contents, &context.meter)
         .await
         .map_err(|error| upload_failure(&error))?;
-    let request = AddImageRequest { content, notes: Notes::default() };
+    let request = AddImageRequest { content, notes: notes_of(&args) };
     let reply = context
         .client
         .call_within::<AddImage>(&request, ADD_LIMIT)
         .await
         .map_err(|error| Failure::of_image_call(&error, &args.name))?;
     report(context, &args.name, reply.digest, &tree, sent)
+}
+
+fn notes_of(args: &AddArgs) -> Notes {
+    Notes {
+        // From when it is added, however long the upload took.
+        expires_at: args.expires_in.map(|duration| written::later(now(), duration)),
+        ..Notes::default()
+    }
+}
+
+fn now() -> Time {
+    let now = jiff::Timestamp::now();
+    let nanoseconds = u32::try_from(now.subsec_nanosecond()).unwrap_or(0);
+    Time { seconds: now.as_second(), nanoseconds }
 }
 
 fn report(context: &Context, name: &ImageName, digest: ObjectId, tree: &Tree, sent: Sent) -> Ended {

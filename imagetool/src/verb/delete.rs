@@ -4,6 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use common::api::image_server::{DeleteImage, DeleteImageRequest};
 use common::image::ImageName;
+use common::wire::FaultCode;
 
 use super::{Context, Ended, get_image};
 use crate::failure::{Failure, Outcome};
@@ -16,13 +17,17 @@ Examples:
   imagetool --insecure delete base/debian-12.6
   imagetool --insecure delete --yes base/debian-12.6
 
-Machines whose required image is deleted are left as they are.")]
+An image that machines must have, or will get next, is deleted only with --force. Machines whose
+required image is deleted are left as they are.")]
 pub struct DeleteArgs {
     /// The name of the image.
     pub name: ImageName,
     /// Do not ask.
     #[arg(long)]
     pub yes: bool,
+    /// Even if machines must have it or will get it next.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Deletes an image.
@@ -57,9 +62,13 @@ pub async fn run(context: &Context, args: DeleteArgs) -> Ended {
     }
     context
         .client
-        .call::<DeleteImage>(&DeleteImageRequest { name: name.clone() })
+        .call::<DeleteImage>(&DeleteImageRequest { name: name.clone(), force: args.force })
         .await
-        .map_err(|error| Failure::of_image_call(&error, name))?;
+        .map_err(|error| match error.code() {
+            Some(FaultCode::Held) => Failure::new(&error)
+                .hint("let the machines have another image first, or mean it with --force"),
+            _ => Failure::of_image_call(&error, name),
+        })?;
     eprintln!("Deleted {name}.");
     Ok(Outcome::Done)
 }

@@ -1,0 +1,151 @@
+//! Which objects are promised to callers, and for how long.
+//!
+//! Times are seconds on a clock that starts with the server and that nobody can set. A lease is
+//! known by the first eight bytes of the object's digest: another object that begins with the same
+//! is held with it, which keeps a little garbage and loses nothing. Of more leases than
+//! [`LEASES_MAX`], each holds all objects there are until it ends.
+// tidy: core
+
+use std::collections::BTreeMap;
+
+use common::object::ObjectId;
+
+/// The most leases of single objects: some 30 MB.
+pub const LEASES_MAX: usize = 1 << 20;
+
+/// How often leases that have ended are looked for when there is no place, in seconds.
+const PRUNE_INTERVAL: u64 = 60;
+
+/// All leases.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Leases {
+    /// When each ends.
+    ends: BTreeMap<u64, u64>,
+    /// Until then all objects are held.
+    everything_until: u64,
+    /// When the one ends that lasts longest, of all that were ever given.
+    longest_until: u64,
+    pruned_at: u64,
+}
+
+impl Leases {
+    /// No leases, but all objects are held for the first `seconds`.
+    #[must_use]
+    pub fn new(seconds: u64) -> Self {
+        Self { everything_until: seconds, longest_until: seconds, ..Self::default() }
+    }
+
+    /// Holds `id` for `seconds` from `now` on, or for longer if it was held for longer before.
+    pub fn give(&mut self, now: u64, id: &ObjectId, seconds: u64) {
+        self.give_below(LEASES_MAX, now, id, seconds);
+    }
+
+    fn give_below(&mut self, leases_max: usize, now: u64, id: &ObjectId, seconds: u64) {
+        let until = now.saturating_add(seconds);
+        self.longest_until = self.longest_until.max(until);
+        if let Some(end) = self.ends.get_mut(&short(id)) {
+            *end = (*end).max(until);
+            return;
+        }
+        if self.ends.len() >= leases_max && now >= self.pruned_at.saturating_add(PRUNE_INTERVAL) {
+            self.prune(now);
+        }
+        if self.ends.len() < leases_max {
+            self.ends.insert(short(id), until);
+        } else {
+            self.everything_until = self.everything_until.max(until);
+        }
+    }
+
+    /// Forgets leases that have ended.
+    pub fn prune(&mut self, now: u64) {
+        self.ends.retain(|_, end| *end > now);
+        self.pruned_at = now;
+    }
+
+    /// True if `id` must not be removed.
+    #[must_use]
+    pub fn hold(&self, now: u64, id: &ObjectId) -> bool {
+        now < self.everything_until || self.ends.get(&short(id)).is_some_and(|end| now < *end)
+    }
+
+    /// For how many seconds more all objects are held; 0 if they are not.
+    #[must_use]
+    pub fn everything_for(&self, now: u64) -> u64 {
+        self.everything_until.saturating_sub(now)
+    }
+
+    /// For how many seconds more anything may be held; 0 if nothing is.
+    #[must_use]
+    pub fn longest_for(&self, now: u64) -> u64 {
+        self.longest_until.saturating_sub(now)
+    }
+
+    /// How many objects are leased; those whose leases have ended are counted until they are
+    /// forgotten.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+}
+
+/// What an object is known by where a mix-up only keeps garbage.
+#[must_use]
+pub fn short(id: &ObjectId) -> u64 {
+    let first = id.digest().first_chunk().expect("a digest has at least 32 bytes");
+    u64::from_be_bytes(*first)
+}
+
+#[cfg(test)]
+mod tests {
+    use common::object::Algorithm;
+
+    use super::*;
+
+    fn id(number: u8) -> ObjectId {
+        Algorithm::Blake3.digest(&[number])
+    }
+
+    #[test]
+    fn a_lease_holds_until_it_ends_and_is_never_shortened() {
+        let mut leases = Leases::default();
+        leases.give(100, &id(1), 50);
+        leases.give(110, &id(1), 10);
+        assert!(leases.hold(149, &id(1)));
+        assert!(!leases.hold(150, &id(1)));
+        assert!(!leases.hold(100, &id(2)));
+        leases.give(149, &id(1), 50);
+        assert!(leases.hold(198, &id(1)));
+        assert_eq!((leases.longest_for(150), leases.longest_for(500)), (49, 0));
+        assert_eq!(leases.count(), 1);
+        leases.prune(199);
+        assert_eq!(leases.count(), 0);
+    }
+
+    #[test]
+    fn after_a_start_everything_is_held_for_a_while() {
+        let leases = Leases::new(60);
+        assert!(leases.hold(59, &id(1)));
+        assert!(!leases.hold(60, &id(1)));
+        assert_eq!((leases.everything_for(20), leases.everything_for(60)), (40, 0));
+        assert_eq!(leases.longest_for(20), 40);
+    }
+
+    #[test]
+    fn a_lease_too_many_holds_everything() {
+        let mut leases = Leases::default();
+        for number in 0..3 {
+            leases.give_below(3, 100, &id(number), 50);
+        }
+        assert_eq!(leases.everything_for(100), 0);
+        leases.give_below(3, 120, &id(3), 10);
+        assert_eq!((leases.everything_for(120), leases.count()), (10, 3));
+        assert!(leases.hold(129, &id(9)) && !leases.hold(130, &id(9)));
+        // One that is known needs no place; and there are places when others have ended.
+        leases.give_below(3, 130, &id(0), 500);
+        assert_eq!(leases.everything_for(130), 0);
+        leases.give_below(3, 200, &id(4), 500);
+        assert_eq!((leases.everything_for(200), leases.count()), (0, 2));
+        assert!(leases.hold(200, &id(0)) && leases.hold(200, &id(4)));
+    }
+}

@@ -1,0 +1,70 @@
+//! Walks the directories of images, each once, and marks what they need.
+//!
+//! The server keeps no tree: a directory is read, what it names is marked, and it is forgotten.
+
+use common::image::ImageName;
+use common::object::ObjectId;
+use common::tree::encode::references;
+
+use super::marks::Marks;
+use crate::admission::{AdmissionError, read_directory};
+use crate::store::Store;
+
+/// What an image needs, beside what its tree names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The image.
+    pub image: ImageName,
+    /// Its tree.
+    pub root: ObjectId,
+    /// Its build log.
+    pub build_log: Option<ObjectId>,
+}
+
+/// Why it is not known what an image needs.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot look through image {image}")]
+pub struct WalkError {
+    /// The image.
+    pub image: ImageName,
+    /// Which directory, and what is wrong with it.
+    #[source]
+    pub source: AdmissionError,
+}
+
+/// Marks what the images need. Walks no directory that was walked before. False if `stop` said so
+/// before all were walked.
+///
+/// # Errors
+///
+/// [`WalkError`] if a directory is missing or cannot be read: nobody knows what is below it.
+pub fn walk(
+    store: &Store,
+    marks: &mut Marks,
+    starts: &[Start],
+    stop: impl Fn() -> bool,
+) -> Result<bool, WalkError> {
+    for Start { image, root, build_log } in starts {
+        if let Some(log) = build_log {
+            marks.need(log);
+        }
+        let failed = |source| WalkError { image: image.clone(), source };
+        let mut stack = Vec::new();
+        if marks.enter(root) {
+            stack.push(*root);
+        }
+        while let Some(id) = stack.pop() {
+            if stop() {
+                return Ok(false);
+            }
+            let encoding = read_directory(&store.objects, id).map_err(failed)?;
+            let named = references(root.algorithm(), &encoding)
+                .map_err(|source| failed(AdmissionError::NoDirectory { id, source }))?;
+            for (file, _) in &named.files {
+                marks.need(file);
+            }
+            stack.extend(named.directories.into_iter().filter(|below| marks.enter(below)));
+        }
+    }
+    Ok(true)
+}

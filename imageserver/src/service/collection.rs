@@ -1,0 +1,37 @@
+//! `ImageServer.Collect`: removing objects on request.
+
+use std::sync::Arc;
+
+use common::api::image_server::collection::{CollectReply, CollectRequest};
+use common::report::report;
+use common::wire::server::Caller;
+use common::wire::{Fault, FaultCode};
+
+use super::{Service, fault_of_store, joined};
+use crate::collection::CollectError;
+
+impl Service {
+    /// Goes on even if the caller goes away.
+    pub(super) async fn collect(
+        self,
+        caller: Caller,
+        request: CollectRequest,
+    ) -> Result<CollectReply, Fault> {
+        tracing::info!(by = %caller.address, dry_run = request.dry_run, "collects objects");
+        let (collector, stop) = (Arc::clone(&self.collector), self.stop.clone());
+        let work = move || collector.collect(request, || stop.is_cancelled());
+        let done = joined(self.tasks.spawn_blocking(work).await)?;
+        done.map_err(|error| fault_of_collection(&error))
+    }
+}
+
+fn fault_of_collection(error: &CollectError) -> Fault {
+    let code = match error {
+        CollectError::Store { source } => return fault_of_store(source),
+        CollectError::Busy => FaultCode::Busy,
+        CollectError::Held { .. } => FaultCode::Held,
+        CollectError::Stopped => FaultCode::Unavailable,
+        CollectError::Damaged { .. } | CollectError::Walk { .. } => FaultCode::Internal,
+    };
+    Fault::new(code, report(error))
+}

@@ -1,0 +1,75 @@
+//! Keeps over a restart which images are in use.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use common::image::ImageName;
+use common::report::report;
+
+use super::{layout, small};
+use crate::holds::{Holder, Holds, TooManyError};
+
+/// The images that are in use.
+pub struct Holding {
+    data: PathBuf,
+    started: Instant,
+    holds: Mutex<Holds>,
+}
+
+impl Holding {
+    pub(super) fn open(data: &Path) -> Self {
+        let kept = small::read(data, layout::HOLDS).unwrap_or_else(|error| {
+            let why = report(&error);
+            tracing::error!("which images were in use is not known until dominators say so: {why}");
+            None
+        });
+        Self {
+            data: data.to_owned(),
+            started: Instant::now(),
+            holds: Mutex::new(Holds::new(kept.unwrap_or_default())),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_secs()
+    }
+
+    fn holds(&self) -> MutexGuard<'_, Holds> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note that `holder` uses `names`, and no others, for `seconds`.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManyError`].
+    pub fn note(
+        &self,
+        holder: &str,
+        names: BTreeSet<ImageName>,
+        seconds: u32,
+    ) -> Result<(), TooManyError> {
+        let mut holds = self.holds();
+        if holds.note(self.now(), holder, names, seconds.into())?
+            && let Err(error) = small::write(&self.data, layout::HOLDS, &holds.kept())
+        {
+            // It counts all the same, until the server is restarted.
+            tracing::error!("which images are in use is not kept: {}", report(&error));
+        }
+        Ok(())
+    }
+
+    /// Who uses `name`.
+    #[must_use]
+    pub fn holders(&self, name: &ImageName) -> Vec<Holder> {
+        self.holds().holders(self.now(), name)
+    }
+
+    /// How many images are in use.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.holds().held(self.now()).len()
+    }
+}
