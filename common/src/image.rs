@@ -5,6 +5,7 @@
 // tidy: core
 
 pub mod required;
+pub mod tags;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,6 +21,9 @@ use crate::trigger::{TriggerError, Triggers};
 
 /// The format of [`Content`] that this release writes.
 pub const FORMAT: u32 = 1;
+
+/// The tag of an image that should not be used any more; its value may say what to use.
+pub const DEPRECATED: &str = "deprecated";
 
 /// The longest image name, in bytes.
 pub const NAME_BYTES_MAX: usize = 1_024;
@@ -88,6 +92,12 @@ impl ImageName {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The name of the directory that it is in; `None` if it is in none.
+    #[must_use]
+    pub fn directory(&self) -> Option<&str> {
+        self.0.rsplit_once('/').map(|(directory, _)| directory)
     }
 
     /// The components, from the outermost directory to the image itself; at least one.

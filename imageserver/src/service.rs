@@ -7,6 +7,7 @@ mod collection;
 mod download;
 mod expiry;
 mod images;
+mod notes;
 mod upload;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use common::api::image_server::collection::Collect;
 use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
 use common::api::image_server::holds::HoldImages;
+use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
 use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
 use common::api::object_server::{
     AddObjects, CheckObjects, CheckObjectsReply, CheckObjectsRequest, GetObjects,
@@ -87,6 +89,7 @@ impl Service {
         let (add, get, list, delete) = (own(), own(), own(), own());
         let (upload, check, download, object) = (own(), own(), own(), own());
         let (collect, expiry, clock, hold) = (own(), own(), own(), own());
+        let (copy, tag, latest) = (own(), own(), own());
         router
             .method::<AddImage, _, _>(move |caller, request| add.clone().add_image(caller, request))
             .method::<GetImage, _, _>(move |_, request| get.clone().get_image(request))
@@ -103,6 +106,15 @@ impl Service {
             .method::<AcceptClock, _, _>(move |caller, _| clock.clone().accept_clock(caller))
             .method::<HoldImages, _, _>(move |caller, request| {
                 hold.clone().hold_images(caller, request)
+            })
+            .method::<CopyImage, _, _>(move |caller, request| {
+                copy.clone().copy_image(caller, request)
+            })
+            .method::<ChangeTags, _, _>(move |caller, request| {
+                tag.clone().change_tags(caller, request)
+            })
+            .method::<FindLatestImage, _, _>(move |_, request| {
+                latest.clone().find_latest_image(request)
             })
             .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
             .method::<CheckObjects, _, _>(move |_, request| check.clone().check_objects(request))
@@ -176,7 +188,9 @@ fn joined<T>(done: Result<T, JoinError>) -> Result<T, Fault> {
 fn fault_of_store(error: &StoreError) -> Fault {
     let code = match error {
         StoreError::Full { .. } | StoreError::TooLittle { .. } => FaultCode::NoSpace,
-        StoreError::Content { .. } | StoreError::Shorter { .. } => FaultCode::BadRequest,
+        StoreError::Content { .. } | StoreError::Shorter { .. } | StoreError::Tags { .. } => {
+            FaultCode::BadRequest
+        }
         StoreError::Exists { .. } => FaultCode::Exists,
         StoreError::Gone { .. } => FaultCode::Gone,
         StoreError::NotFound { .. } => FaultCode::NotFound,

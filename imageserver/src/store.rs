@@ -88,6 +88,15 @@ pub enum StoreError {
         /// What became of it.
         ending: images::Ending,
     },
+    /// The tags of an image are not changed.
+    #[error("the tags of image {name} are not changed")]
+    Tags {
+        /// The name.
+        name: common::image::ImageName,
+        /// Why.
+        #[source]
+        source: common::image::tags::TagsError,
+    },
     /// The expiry of an image is not changed.
     #[error("the expiry of image {name} is not changed")]
     Shorter {

@@ -3,11 +3,14 @@
 pub mod accept_clock;
 pub mod add;
 pub mod change_expiry;
+pub mod copy;
 pub mod delete;
+pub mod find_latest;
 pub mod gc;
 pub mod get;
 pub mod list;
 pub mod show;
+pub mod tag;
 
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::{Image, ImageName};
@@ -38,9 +41,14 @@ async fn get_image(client: &Client, name: &ImageName) -> Result<Image, CallError
 
 /// Prints to the standard output. A reader that has gone away is no failure.
 fn print(text: &str) -> Result<(), Failure> {
+    print_bytes(text.as_bytes())
+}
+
+/// As [`print`], for what need not be text.
+fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     use std::io::Write as _;
     let mut output = std::io::stdout().lock();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+    match output.write_all(bytes).and_then(|()| output.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::of_text(format!("cannot write to the standard output: {error}")))
         }

@@ -4,10 +4,12 @@
 pub mod collection;
 pub mod expiry;
 pub mod holds;
+pub mod notes;
 
 use serde::{Deserialize, Serialize};
 
 use super::Done;
+use crate::image::tags::Tags;
 use crate::image::{Content, Image, ImageName, Notes};
 use crate::object::ObjectId;
 use crate::tree::{Time, Totals};
@@ -90,6 +92,8 @@ pub struct ImageSummary {
     pub created_on: Time,
     /// When it goes away by itself.
     pub expires_at: Option<Time>,
+    /// Its tags.
+    pub tags: Tags,
 }
 
 /// See [`ListImages`].

@@ -103,6 +103,9 @@ fn methods_of_the_image_server_have_these_bytes() {
     pinned.method::<image_server::ListImages>(samples::list_images());
     pinned.method::<image_server::DeleteImage>(samples::delete_image());
     pinned.method::<image_server::collection::Collect>(samples::collect());
+    pinned.method::<image_server::notes::CopyImage>(samples::copy_image());
+    pinned.method::<image_server::notes::ChangeTags>(samples::change_tags());
+    pinned.method::<image_server::notes::FindLatestImage>(samples::find_latest_image());
     pinned.method::<image_server::expiry::ChangeExpiry>(samples::change_expiry());
     pinned.method::<image_server::expiry::AcceptClock>(samples::accept_clock());
     pinned.method::<image_server::holds::HoldImages>(samples::hold_images());

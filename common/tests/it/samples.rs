@@ -18,6 +18,10 @@ use common::api::dominator::*;
 use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
 use common::api::image_server::expiry::{AcceptClockReply, ChangeExpiryReply, ChangeExpiryRequest};
 use common::api::image_server::holds::HoldImagesRequest;
+use common::api::image_server::notes::{
+    ChangeTagsReply, ChangeTagsRequest, CopyImageRequest, FindLatestImageReply,
+    FindLatestImageRequest,
+};
 use common::api::image_server::*;
 use common::api::mdb::{GetMdbReply, GetMdbRequest};
 use common::api::object_server::*;
@@ -413,6 +417,7 @@ pub fn list_images() -> (ListImagesRequest, ListImagesReply) {
         triggers: 1,
         created_on: time(),
         expires_at: Some(time()),
+        tags: tags(),
     };
     let request = ListImagesRequest { after: Some(name("base/0")) };
     (request, ListImagesReply { images: vec![summary], more: true })
@@ -443,6 +448,27 @@ pub fn hold_images() -> (HoldImagesRequest, Done) {
     let names = vec![name("base/1"), name("base/2")];
     let holder = "dominator dom1:6970".to_owned();
     (HoldImagesRequest { holder, names, seconds: 900 }, Done {})
+}
+
+fn tags() -> BTreeMap<String, String> {
+    BTreeMap::from([("os".to_owned(), "debian".to_owned())])
+}
+
+pub fn copy_image() -> (CopyImageRequest, AddImageReply) {
+    let (from, to) = (name("test/1"), name("base/1"));
+    let request = CopyImageRequest { from, to, expires_in_seconds: Some(60) };
+    (request, AddImageReply { digest: blake3(0xcc) })
+}
+
+pub fn change_tags() -> (ChangeTagsRequest, ChangeTagsReply) {
+    let remove = ["deprecated".to_owned()].into();
+    let request = ChangeTagsRequest { name: name("base/1"), set: tags(), remove };
+    (request, ChangeTagsReply { tags: tags() })
+}
+
+pub fn find_latest_image() -> (FindLatestImageRequest, FindLatestImageReply) {
+    let request = FindLatestImageRequest { directory: name("base"), tags: tags() };
+    (request, FindLatestImageReply { name: Some(name("base/1")) })
 }
 
 pub fn delete_image() -> (DeleteImageRequest, Done) {

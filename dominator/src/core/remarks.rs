@@ -1,14 +1,11 @@
 //! What operators should know of an image that machines must have.
 // tidy: core
 
-use common::image::{ImageName, Notes};
+use common::image::{DEPRECATED, ImageName, Notes};
 use common::tree::Time;
 use common::when::moment;
 
 use super::words::counted;
-
-/// The tag of an image that should not be used any more.
-pub const DEPRECATED: &str = "deprecated";
 
 /// How long before it expires an image is remarked upon, in seconds.
 const EXPIRES_SOON: i64 = 7 * 24 * 3_600;

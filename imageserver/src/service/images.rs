@@ -9,7 +9,7 @@ use common::api::image_server::{
     AddImageReply, AddImageRequest, DeleteImageRequest, GetImage, GetImageRequest, ListImagesReply,
     ListImagesRequest,
 };
-use common::image::Image;
+use common::image::{Content, Image, Notes, tags};
 use common::report::report;
 use common::wire::codec::{self, Encoding};
 use common::wire::server::Caller;
@@ -110,11 +110,22 @@ fn add_image(
     caller: &Caller,
     request: AddImageRequest,
 ) -> Result<AddImageReply, Fault> {
-    let store_fault = |error| fault_of_store(&error);
-    let AddImageRequest { content, mut notes } = request;
-    store.images.expect_new(&content.name).map_err(store_fault)?;
     // From here on until the image is visible no object is removed.
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
+    make_visible(store, caller, request.content, request.notes)
+}
+
+/// Adds an image of which all is there, or says what is not. The caller sees to it that nothing is
+/// removed meanwhile.
+pub(super) fn make_visible(
+    store: &Store,
+    caller: &Caller,
+    content: Content,
+    mut notes: Notes,
+) -> Result<AddImageReply, Fault> {
+    let store_fault = |error| fault_of_store(&error);
+    store.images.expect_new(&content.name).map_err(store_fault)?;
+    tags::verify(&notes.tags).map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
     let created_on = wall();
     if notes.expires_at.is_some_and(|expires_at| expires_at <= created_on) {
         let text = format!("image {} would have expired before it was added", content.name);

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use common::api::image_server::ImageSummary;
+use common::image::tags::{self, Tags};
 use common::image::{Image, ImageName, Notes};
 use common::object::ObjectId;
 use common::report::report;
@@ -229,6 +230,21 @@ impl Images {
         let mut rest = index.images.range::<ImageName, _>((start, Bound::Unbounded));
         let images = rest.by_ref().take(limit).map(|(_, summary)| summary.clone()).collect();
         Page { images, more: rest.next().is_some() }
+    }
+
+    /// The image of `directory` itself that was added last, of those that have all of `tags`.
+    #[must_use]
+    pub fn latest(&self, directory: &ImageName, tags: &Tags) -> Option<ImageName> {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let below =
+            index.images.range::<ImageName, _>((Bound::Excluded(directory), Bound::Unbounded));
+        let images = below
+            .map(|(_, image)| image)
+            .take_while(|image| image.name.as_str().starts_with(directory.as_str()))
+            .filter(|image| image.name.directory() == Some(directory.as_str()))
+            .filter(|image| tags::have(&image.tags, tags));
+        let latest = images.max_by_key(|image| (image.created_on, &image.name));
+        latest.map(|image| image.name.clone())
     }
 
     /// How many images were added since the start.

@@ -91,6 +91,7 @@ impl Record {
             triggers: count(content.triggers.0.len()),
             created_on: notes.created_on,
             expires_at: notes.expires_at,
+            tags: notes.tags.clone(),
         }
     }
 }

@@ -69,6 +69,7 @@ async fn an_image_is_added_got_listed_and_survives_a_restart() {
         triggers: 0,
         created_on,
         expires_at: None,
+        tags: Default::default(),
     };
     let reply = server.client.call::<ListImages>(&ListImagesRequest { after: None }).await.unwrap();
     assert_eq!(reply, ListImagesReply { images: vec![summary], more: false });

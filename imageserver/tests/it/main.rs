@@ -10,5 +10,6 @@ mod hostile;
 mod http;
 mod images;
 mod memory;
+mod notes;
 mod objects;
 mod space;

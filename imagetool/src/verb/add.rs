@@ -1,11 +1,13 @@
 //! `imagetool add`: makes an image from an archive or a directory.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::api::image_server::{AddImage, AddImageRequest};
+use common::api::object_server::AddObjects;
 use common::filter::Filter;
+use common::image::tags::{self, Tags};
 use common::image::{Content, FORMAT, HealthCheck, ImageName, Notes, computed_rules};
 use common::object::{Algorithm, ObjectId};
 use common::path::TreePath;
@@ -15,8 +17,11 @@ use common::tree::{Child, Time, Totals, Tree};
 use common::trigger::Triggers;
 use common::when::written;
 use common::wire::FaultCode;
+use common::wire::object_stream::Head;
+use common::wire::server::{head_bytes, object_chunks};
 use serde::Serialize;
 
+use super::tag::tag_of;
 use super::{Context, Ended, get_image, print_json};
 use crate::archive::{Archive, ArchiveError};
 use crate::computed::{self, Rules};
@@ -32,6 +37,9 @@ const ADD_LIMIT: Duration = Duration::from_secs(600);
 
 /// The largest filter, trigger or rules file, in bytes.
 const TEXT_BYTES_MAX: u64 = 8 << 20;
+
+/// The largest build log, in bytes: it is held in memory.
+const BUILD_LOG_BYTES_MAX: u64 = 64 << 20;
 
 /// Paths whose content is another on each machine; examples stand for patterns.
 const UNIQUE_PATHS: [&str; 5] = [
@@ -51,6 +59,7 @@ Examples:
   mmdebstrap bookworm - | imagetool --insecure add base/minimal - filter -
   imagetool --insecure add tools/2024-05-01 tools.tar.gz - -       # sparse: only its own paths
   imagetool --insecure add test/today root.tar - - --expires-in 7d
+  imagetool --insecure add web/7 root.tar filter - --tag os=debian-12 --build-log build.log
   imagetool --insecure add web/8 root.tar filter triggers.json --health-check health.json
 
 A health check is a JSON object; it is run on the machine, without a shell, after each update:
@@ -83,6 +92,15 @@ pub struct AddArgs {
     /// The image goes away by itself that long from now.
     #[arg(long, value_name = "DURATION", value_parser = written::duration)]
     pub expires_in: Option<Duration>,
+    /// A tag of the image; may be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = tag_of)]
+    pub tag: Vec<(String, String)>,
+    /// A text that says what is new; `show` prints it.
+    #[arg(long, value_name = "FILE")]
+    pub release_notes: Option<PathBuf>,
+    /// The log of the build: stored beside the image, `show --build-log` prints it.
+    #[arg(long, value_name = "FILE")]
+    pub build_log: Option<PathBuf>,
     /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
@@ -111,6 +129,11 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
     let triggers = triggers_of(&args.trigger_file)?;
     let rules = args.computed.as_deref().map(rules_of).transpose()?.unwrap_or_default();
     let health_check = args.health_check.as_deref().map(health_check_of).transpose()?;
+    let tags: Tags = args.tag.iter().cloned().collect();
+    tags::verify(&tags).map_err(|error| Failure::new(&error).misuse())?;
+    let release_notes = args.release_notes.as_deref();
+    let release_notes = release_notes.map(|path| text_of(path, "release notes")).transpose()?;
+    let build_log = args.build_log.as_deref().map(build_log_of).transpose()?;
     check_name_is_free(context, &args.name).await?;
     let (tree, contents) = read(context, &args, filter.as_ref(), &rules).await?;
     let content = Content {
@@ -131,7 +154,15 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
     let sent = upload(&context.client, args.digest, objects, contents, &context.meter)
         .await
         .map_err(|error| upload_failure(&error))?;
-    let request = AddImageRequest { content, notes: notes_of(&args) };
+    let notes = Notes {
+        // From when it is added, however long the upload took.
+        expires_at: args.expires_in.map(|duration| written::later(now(), duration)),
+        build_log: send_build_log(context, build_log).await?,
+        tags,
+        release_notes,
+        ..Notes::default()
+    };
+    let request = AddImageRequest { content, notes };
     let reply = context
         .client
         .call_within::<AddImage>(&request, ADD_LIMIT)
@@ -140,12 +171,30 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
     report(context, &args.name, reply.digest, &tree, sent)
 }
 
-fn notes_of(args: &AddArgs) -> Notes {
-    Notes {
-        // From when it is added, however long the upload took.
-        expires_at: args.expires_in.map(|duration| written::later(now(), duration)),
-        ..Notes::default()
-    }
+/// Brings the build log to the server. One that is there already stays there for a while.
+async fn send_build_log(
+    context: &Context,
+    log: Option<Vec<u8>>,
+) -> Result<Option<ObjectId>, Failure> {
+    let Some(log) = log else { return Ok(None) };
+    let id = Algorithm::Blake3.digest(&log);
+    let [head, content] = object_chunks(id, log.into());
+    let chunks = [head, content, head_bytes(&Head::End)].map(Ok::<_, io::Error>);
+    let sent = context.client.upload::<AddObjects>(futures_util::stream::iter(chunks)).await;
+    sent.map(|_| Some(id)).map_err(|error| Failure::of_call(&error))
+}
+
+fn build_log_of(path: &Path) -> Result<Vec<u8>, Failure> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut log = Vec::new();
+        fs_err::File::open(path)?.take(BUILD_LOG_BYTES_MAX + 1).read_to_end(&mut log)?;
+        if log.len() as u64 > BUILD_LOG_BYTES_MAX {
+            let why = format!("it is larger than {BUILD_LOG_BYTES_MAX} bytes");
+            return Err(io::Error::other(format!("{}: {why}", path.display())));
+        }
+        Ok(log)
+    };
+    read().map_err(|error| Failure::of_text(format!("cannot read the build log: {error}")))
 }
 
 fn now() -> Time {
@@ -297,7 +346,6 @@ fn is_none(path: &Path) -> bool {
 }
 
 fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
-    use std::io::Read as _;
     let read = || -> io::Result<String> {
         let mut text = String::new();
         fs_err::File::open(path)?.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text)?;

@@ -44,9 +44,13 @@ pub async fn run(context: &Context, _args: ListArgs) -> Ended {
 fn table(images: &[ImageSummary]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["NAME", "ENTRIES", "SIZE", "FILTER", "TRIGGERS", "CREATED", "EXPIRES"]);
+    // Most fleets need none: a column of nothing would only take room.
+    let has_tags = images.iter().any(|image| !image.tags.is_empty());
+    let mut head = vec!["NAME", "ENTRIES", "SIZE", "FILTER", "TRIGGERS", "CREATED", "EXPIRES"];
+    head.extend(has_tags.then_some("TAGS"));
+    table.set_header(head);
     for image in images {
-        table.add_row([
+        let mut row = vec![
             image.name.to_string(),
             count(image.totals.entries),
             size(image.totals.bytes),
@@ -54,7 +58,11 @@ fn table(images: &[ImageSummary]) -> String {
             count(u64::from(image.triggers)),
             time(image.created_on),
             image.expires_at.map_or("never".to_owned(), time),
-        ]);
+        ];
+        if has_tags {
+            row.push(super::tag::lines(&image.tags).trim_end().replace('\n', ", "));
+        }
+        table.add_row(row);
     }
     for index in [1, 2, 3, 4] {
         if let Some(column) = table.column_mut(index) {

@@ -2,13 +2,16 @@
 
 use std::fmt::Write as _;
 
+use common::api::object_server::GetObjectsRequest;
 use common::image::{Content, Image, ImageName, Notes};
 use common::object::ObjectId;
 use common::tool::Format;
 use common::tree::{Totals, Tree, text};
+use common::wire::object_stream::Head;
+use common::wire::server::StreamError;
 use serde::Serialize;
 
-use super::{Context, Ended, get_image, print, print_json};
+use super::{Context, Ended, get_image, print, print_bytes, print_json};
 use crate::download;
 use crate::failure::{Failure, Outcome};
 use crate::health;
@@ -30,6 +33,9 @@ pub struct ShowArgs {
     /// Add the tree: one line for each entry.
     #[arg(long)]
     pub tree: bool,
+    /// Print the log of the build, and nothing else.
+    #[arg(long, conflicts_with = "tree")]
+    pub build_log: bool,
 }
 
 /// What is printed with `--format json`.
@@ -53,6 +59,9 @@ pub async fn run(context: &Context, args: ShowArgs) -> Ended {
     let image = get_image(&context.client, &args.name)
         .await
         .map_err(|error| Failure::of_image_call(&error, &args.name))?;
+    if args.build_log {
+        return print_build_log(context, &image).await;
+    }
     let tree = download::tree(&context.client, image.content.root, &context.meter)
         .await
         .map_err(|error| Failure::new(&error))?;
@@ -76,6 +85,33 @@ pub async fn run(context: &Context, args: ShowArgs) -> Ended {
         }
         Format::Table => print(&describe(&image, &tree))?,
     }
+    Ok(Outcome::Done)
+}
+
+/// Prints the log as it is, once it is known to be what it should be.
+async fn print_build_log(context: &Context, image: &Image) -> Ended {
+    let name = &image.content.name;
+    let Some(id) = image.notes.build_log else {
+        return Err(Failure::of_text(format!("{name} has no build log")));
+    };
+    let request = GetObjectsRequest { ids: vec![id] };
+    let cut = |error: StreamError| Failure::new(&error);
+    let mut reader = context
+        .client
+        .get_objects(&request)
+        .await
+        .map_err(|error| Failure::of_image_call(&error, name))?;
+    let mut log = Vec::new();
+    if let Head::Object { .. } = reader.head().await.map_err(cut)? {
+        while let Some(chunk) = reader.chunk().await.map_err(cut)? {
+            log.extend_from_slice(&chunk);
+        }
+    }
+    if id.algorithm().digest(&log) != id {
+        let message = format!("the image server does not have the build log of {name}");
+        return Err(Failure::of_text(message));
+    }
+    print_bytes(&log)?;
     Ok(Outcome::Done)
 }
 
@@ -103,6 +139,18 @@ fn describe(image: &Image, tree: &Tree) -> String {
     line("Created:", format!("{} by {}", time(notes.created_on), or(&notes.created_by, "?")));
     if let Some(expires_at) = notes.expires_at {
         line("Expires:", time(expires_at));
+    }
+    if let Some(source) = &notes.source_image {
+        line("Made from:", source.to_string());
+    }
+    for (index, (name, value)) in notes.tags.iter().enumerate() {
+        line(if index == 0 { "Tags:" } else { "" }, format!("{name}={value}"));
+    }
+    for (index, text) in notes.release_notes.iter().flat_map(|text| text.lines()).enumerate() {
+        line(if index == 0 { "Notes:" } else { "" }, text.to_owned());
+    }
+    if let Some(log) = &notes.build_log {
+        line("Build log:", log.to_string());
     }
     match &content.filter {
         None => line("Filter:", "none: a sparse image, which touches only its paths".to_owned()),

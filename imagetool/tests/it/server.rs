@@ -154,6 +154,7 @@ fn summary(image: &Image) -> ImageSummary {
         triggers: image.content.triggers.0.len() as u32,
         created_on: Time { seconds: 1_700_000_000, nanoseconds: 0 },
         expires_at: None,
+        tags: image.notes.tags.clone(),
     }
 }
 

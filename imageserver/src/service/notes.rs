@@ -1,0 +1,90 @@
+//! `ImageServer`: copies, tags, and the latest image of a directory.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use common::api::image_server::AddImageReply;
+use common::api::image_server::notes::{
+    ChangeTagsReply, ChangeTagsRequest, CopyImageRequest, FindLatestImageReply,
+    FindLatestImageRequest,
+};
+use common::image::{Content, DEPRECATED, Image, Notes, tags};
+use common::when::written::later;
+use common::wire::Fault;
+use common::wire::server::Caller;
+
+use super::images::make_visible;
+use super::{Service, fault_of_store, joined};
+use crate::clock::wall;
+use crate::store::{Store, StoreError};
+
+impl Service {
+    pub(super) async fn copy_image(
+        self,
+        caller: Caller,
+        request: CopyImageRequest,
+    ) -> Result<AddImageReply, Fault> {
+        let places = Arc::clone(&self.admissions);
+        let place = places.acquire_owned().await.expect("the semaphore is never closed");
+        let store = Arc::clone(&self.store);
+        let work = self.tasks.spawn_blocking(move || {
+            let reply = copy_image(&store, &caller, request);
+            drop(place);
+            reply
+        });
+        let reply = joined(work.await)??;
+        self.metrics.images_added.inc();
+        Ok(reply)
+    }
+
+    pub(super) async fn change_tags(
+        self,
+        caller: Caller,
+        request: ChangeTagsRequest,
+    ) -> Result<ChangeTagsReply, Fault> {
+        let ChangeTagsRequest { name, set, remove } = request;
+        let changed = name.clone();
+        let notes = self.blocking(move |store| {
+            store.images.change(&changed, |notes| {
+                let name = changed.clone();
+                notes.tags = tags::changed(&notes.tags, set, &remove)
+                    .map_err(|source| StoreError::Tags { name, source })?;
+                Ok::<(), StoreError>(())
+            })
+        });
+        let tags = notes.await?.tags;
+        tracing::info!(image = %name, ?tags, by = %caller.address, "changed the tags");
+        Ok(ChangeTagsReply { tags })
+    }
+
+    pub(super) async fn find_latest_image(
+        self,
+        request: FindLatestImageRequest,
+    ) -> Result<FindLatestImageReply, Fault> {
+        let FindLatestImageRequest { directory, tags } = request;
+        Ok(FindLatestImageReply { name: self.store.images.latest(&directory, &tags) })
+    }
+}
+
+fn copy_image(
+    store: &Store,
+    caller: &Caller,
+    request: CopyImageRequest,
+) -> Result<AddImageReply, Fault> {
+    let CopyImageRequest { from, to, expires_in_seconds } = request;
+    // From before the source is read: it may be deleted while it is copied.
+    let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
+    let record = store.images.get(&from).map_err(|error| fault_of_store(&error))?;
+    let Image { content, mut notes } = record.image;
+    notes.tags.remove(DEPRECATED);
+    let after = |seconds: u32| later(wall(), Duration::from_secs(seconds.into()));
+    let notes = Notes {
+        expires_at: expires_in_seconds.map(after),
+        // Who may change the one need not be who may change the other.
+        owner_groups: Vec::new(),
+        owner_users: Vec::new(),
+        source_image: Some(from),
+        ..notes
+    };
+    make_visible(store, caller, Content { name: to, ..content }, notes)
+}
