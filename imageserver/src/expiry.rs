@@ -75,7 +75,8 @@ impl Expiry {
     pub fn tick(&self) {
         let now = reading();
         if self.read(now) == Trust::Trusted {
-            self.expire(wall());
+            // The time that was believed, not another that is read later.
+            self.expire(Time { seconds: now.wall, nanoseconds: 0 });
         }
     }
 

@@ -1,5 +1,7 @@
 //! One request and one reply for every method, with a value in every field.
 
+mod image_life;
+
 use std::collections::BTreeMap;
 
 use common::api::Done;
@@ -15,13 +17,6 @@ use common::api::dominator::orders::*;
 use common::api::dominator::plan::*;
 use common::api::dominator::settings::*;
 use common::api::dominator::*;
-use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
-use common::api::image_server::expiry::{AcceptClockReply, ChangeExpiryReply, ChangeExpiryRequest};
-use common::api::image_server::holds::HoldImagesRequest;
-use common::api::image_server::notes::{
-    ChangeTagsReply, ChangeTagsRequest, CopyImageRequest, FindLatestImageReply,
-    FindLatestImageRequest,
-};
 use common::api::image_server::*;
 use common::api::mdb::{GetMdbReply, GetMdbRequest};
 use common::api::object_server::*;
@@ -40,6 +35,8 @@ use common::tree::{
 };
 use common::trigger::services::{ServiceCall, ServiceCalls, Verb};
 use common::trigger::{Trigger, Triggers};
+
+pub use image_life::*;
 
 /// An id of digits that are easy to find in a dump.
 pub fn blake3(byte: u8) -> ObjectId {
@@ -417,58 +414,10 @@ pub fn list_images() -> (ListImagesRequest, ListImagesReply) {
         triggers: 1,
         created_on: time(),
         expires_at: Some(time()),
-        tags: tags(),
+        tags: image_life::tags(),
     };
     let request = ListImagesRequest { after: Some(name("base/0")) };
     (request, ListImagesReply { images: vec![summary], more: true })
-}
-
-pub fn collect() -> (CollectRequest, CollectReply) {
-    let of = |objects, bytes| Amount { objects, bytes };
-    let reply = CollectReply {
-        images: 1,
-        unneeded: of(4, 1 << 60),
-        leased: of(2, 3),
-        removed: of(2, 5),
-        held_seconds: 6,
-    };
-    (CollectRequest { dry_run: true, bytes: 7 }, reply)
-}
-
-pub fn change_expiry() -> (ChangeExpiryRequest, ChangeExpiryReply) {
-    let request = ChangeExpiryRequest { name: name("base/1"), expires_in_seconds: Some(60) };
-    (request, ChangeExpiryReply { expires_at: Some(time()) })
-}
-
-pub fn accept_clock() -> (Done, AcceptClockReply) {
-    (Done {}, AcceptClockReply { now: time(), jumped_seconds: -5 })
-}
-
-pub fn hold_images() -> (HoldImagesRequest, Done) {
-    let names = vec![name("base/1"), name("base/2")];
-    let holder = "dominator dom1:6970".to_owned();
-    (HoldImagesRequest { holder, names, seconds: 900 }, Done {})
-}
-
-fn tags() -> BTreeMap<String, String> {
-    BTreeMap::from([("os".to_owned(), "debian".to_owned())])
-}
-
-pub fn copy_image() -> (CopyImageRequest, AddImageReply) {
-    let (from, to) = (name("test/1"), name("base/1"));
-    let request = CopyImageRequest { from, to, expires_in_seconds: Some(60) };
-    (request, AddImageReply { digest: blake3(0xcc) })
-}
-
-pub fn change_tags() -> (ChangeTagsRequest, ChangeTagsReply) {
-    let remove = ["deprecated".to_owned()].into();
-    let request = ChangeTagsRequest { name: name("base/1"), set: tags(), remove };
-    (request, ChangeTagsReply { tags: tags() })
-}
-
-pub fn find_latest_image() -> (FindLatestImageRequest, FindLatestImageReply) {
-    let request = FindLatestImageRequest { directory: name("base"), tags: tags() };
-    (request, FindLatestImageReply { name: Some(name("base/1")) })
 }
 
 pub fn delete_image() -> (DeleteImageRequest, Done) {

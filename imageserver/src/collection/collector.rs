@@ -329,14 +329,17 @@ impl<'collector, Stop: Fn() -> bool> Run<'collector, Stop> {
                 return Err(CollectError::Stopped);
             }
             let batch = &rest[..rest.len().min(BATCH_MAX)];
-            match self.take_away(batch)? {
+            match self.take_away(batch) {
                 Batch::WalkAgain => self.walk()?,
-                Batch::Done(taken) => {
+                Batch::Done { taken, failed } => {
                     rest = &rest[batch.len()..];
+                    let mut failed = failed.map_or(Ok(()), Err);
                     for one in taken {
                         self.note(one.bytes());
-                        one.remove()?;
+                        // One that fails leaves the others nothing but to go.
+                        failed = failed.and(one.remove());
                     }
+                    failed?;
                 }
             }
         }
@@ -344,7 +347,7 @@ impl<'collector, Stop: Fn() -> bool> Run<'collector, Stop> {
     }
 
     /// Takes those of `batch` away that are still free, while no image is added and no lease given.
-    fn take_away(&self, batch: &[Candidate]) -> Result<Batch, CollectError> {
+    fn take_away(&self, batch: &[Candidate]) -> Batch {
         let store = &self.collector.store;
         let _no_image = store.adding.write().unwrap_or_else(PoisonError::into_inner);
         let additions = store.images.additions();
@@ -358,17 +361,19 @@ impl<'collector, Stop: Fn() -> bool> Run<'collector, Stop> {
             }
             let id: &ObjectId = &candidate.id;
             match decide(&self.knowledge, additions, &leases, now, id) {
-                Verdict::WalkAgain => return Ok(Batch::WalkAgain),
+                Verdict::WalkAgain => return Batch::WalkAgain,
                 Verdict::Needed | Verdict::Leased => {}
-                Verdict::Remove => {
-                    if let Some(one) = store.objects.take_away(id)? {
+                Verdict::Remove => match store.objects.take_away(id) {
+                    Ok(None) => {}
+                    Ok(Some(one)) => {
                         bytes += one.bytes();
                         taken.push(one);
                     }
-                }
+                    Err(error) => return Batch::Done { taken, failed: Some(error) },
+                },
             }
         }
-        Ok(Batch::Done(taken))
+        Batch::Done { taken, failed: None }
     }
 
     /// Takes note that an object of so many bytes was removed.
@@ -387,6 +392,6 @@ impl<'collector, Stop: Fn() -> bool> Run<'collector, Stop> {
 enum Batch {
     /// An image was added: nothing was done.
     WalkAgain,
-    /// These were taken away.
-    Done(Vec<Taken>),
+    /// These were taken away, until one failed.
+    Done { taken: Vec<Taken>, failed: Option<StoreError> },
 }

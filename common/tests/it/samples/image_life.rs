@@ -1,0 +1,63 @@
+//! Requests and replies about what becomes of images and objects.
+
+use std::collections::BTreeMap;
+
+use common::api::Done;
+use common::api::image_server::AddImageReply;
+use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
+use common::api::image_server::expiry::{AcceptClockReply, ChangeExpiryReply, ChangeExpiryRequest};
+use common::api::image_server::holds::HoldImagesRequest;
+use common::api::image_server::notes::{
+    ChangeTagsReply, ChangeTagsRequest, CopyImageRequest, FindLatestImageReply,
+    FindLatestImageRequest,
+};
+
+use super::{blake3, name, time};
+
+pub fn tags() -> BTreeMap<String, String> {
+    BTreeMap::from([("os".to_owned(), "debian".to_owned())])
+}
+
+pub fn copy_image() -> (CopyImageRequest, AddImageReply) {
+    let (from, to) = (name("test/1"), name("base/1"));
+    let request = CopyImageRequest { from, to, expires_in_seconds: Some(60) };
+    (request, AddImageReply { digest: blake3(0xcc) })
+}
+
+pub fn change_tags() -> (ChangeTagsRequest, ChangeTagsReply) {
+    let remove = ["deprecated".to_owned()].into();
+    let request = ChangeTagsRequest { name: name("base/1"), set: tags(), remove };
+    (request, ChangeTagsReply { tags: tags() })
+}
+
+pub fn find_latest_image() -> (FindLatestImageRequest, FindLatestImageReply) {
+    let request = FindLatestImageRequest { directory: name("base"), tags: tags() };
+    (request, FindLatestImageReply { name: Some(name("base/1")) })
+}
+
+pub fn change_expiry() -> (ChangeExpiryRequest, ChangeExpiryReply) {
+    let request = ChangeExpiryRequest { name: name("base/1"), expires_in_seconds: Some(60) };
+    (request, ChangeExpiryReply { expires_at: Some(time()) })
+}
+
+pub fn accept_clock() -> (Done, AcceptClockReply) {
+    (Done {}, AcceptClockReply { now: time(), jumped_seconds: -5 })
+}
+
+pub fn hold_images() -> (HoldImagesRequest, Done) {
+    let names = vec![name("base/1"), name("base/2")];
+    let holder = "dominator dom1:6970".to_owned();
+    (HoldImagesRequest { holder, names, seconds: 900 }, Done {})
+}
+
+pub fn collect() -> (CollectRequest, CollectReply) {
+    let of = |objects, bytes| Amount { objects, bytes };
+    let reply = CollectReply {
+        images: 1,
+        unneeded: of(4, 1 << 60),
+        leased: of(2, 3),
+        removed: of(2, 5),
+        held_seconds: 6,
+    };
+    (CollectRequest { dry_run: true, bytes: 7 }, reply)
+}
