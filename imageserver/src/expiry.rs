@@ -1,6 +1,6 @@
 //! Lets images go when their time has come, as long as the time can be believed.
 //!
-//! [`trust`] decides whether it can, [`due`] which images go. This reads the clocks, deletes, and
+//! [`trust`] decides whether it can, [`mod@due`] which images go. This reads the clocks, deletes, and
 //! tells operators when it may not.
 
 pub mod due;

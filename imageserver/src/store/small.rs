@@ -59,7 +59,7 @@ pub fn write(data: &Path, name: &'static str, value: &impl Serialize) -> Result<
     sync_directory(data)
 }
 
-/// Reads what [`write`] wrote; `None` if nothing was written ever.
+/// Reads what [`write()`] wrote; `None` if nothing was written ever.
 ///
 /// # Errors
 ///

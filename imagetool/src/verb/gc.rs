@@ -66,7 +66,8 @@ fn amount(amount: Amount) -> String {
 
 fn told(reply: &CollectReply, dry_run: bool) -> String {
     let CollectReply { images, unneeded, leased, removed, held_seconds } = *reply;
-    let mut text = format!("No image of {images} needs {}.\n", amount(unneeded));
+    let mut text =
+        format!("Needed by none of {}: {}.\n", plural(images, "image"), amount(unneeded));
     if leased.objects > 0 {
         let held = "may be on their way into an image and are held for a while";
         text.push_str(&format!("{} of these {held}.\n", amount(leased)));
@@ -99,7 +100,7 @@ mod tests {
         };
         assert_eq!(
             told(&reply, false),
-            "No image of 1 needs 12 objects (5.0 MB).\n\
+            "Needed by none of 1 image: 12 objects (5.0 MB).\n\
              2 objects (4.1 kB) of these may be on their way into an image and are held for a \
              while.\n\
              Removed 10 objects (5.0 MB).\n"
@@ -107,7 +108,7 @@ mod tests {
         let reply = CollectReply { held_seconds: 7_300, leased: of(0, 0), ..reply };
         assert_eq!(
             told(&reply, true),
-            "No image of 1 needs 12 objects (5.0 MB).\n\
+            "Needed by none of 1 image: 12 objects (5.0 MB).\n\
              Would remove 10 objects (5.0 MB).\n\
              The server was restarted and removes nothing for another 2 h: what was uploaded \
              before may be on its way into an image.\n"
