@@ -1,7 +1,7 @@
 //! Lets images go when their time has come, as long as the time can be believed.
 //!
-//! [`trust`] decides whether it can, [`mod@due`] which images go. This reads the clocks, deletes, and
-//! tells operators when it may not.
+//! [`trust`] decides whether it can, [`mod@due`] which images go. This reads the clocks, deletes,
+//! and tells operators when it may not.
 
 pub mod due;
 pub mod trust;
