@@ -47,7 +47,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    Add(verb::add::AddArgs),
+    Add(Box<verb::add::AddArgs>),
     List(verb::list::ListArgs),
     Show(verb::show::ShowArgs),
     Get(verb::get::GetArgs),
@@ -84,7 +84,7 @@ fn run(arguments: Arguments) -> Result<Outcome, Failure> {
 
 async fn carry_out(context: &Context, verb: Verb) -> Ended {
     match verb {
-        Verb::Add(args) => verb::add::run(context, args).await,
+        Verb::Add(args) => verb::add::run(context, *args).await,
         Verb::List(args) => verb::list::run(context, args).await,
         Verb::Show(args) => verb::show::run(context, args).await,
         Verb::Get(args) => verb::get::run(context, args).await,

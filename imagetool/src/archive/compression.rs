@@ -1,6 +1,5 @@
 //! Opens an archive whatever it is compressed with, known by its first bytes and not by its name.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 
 /// How much is read from the disk at once, in bytes.
@@ -43,13 +42,13 @@ impl Compression {
     }
 }
 
-/// The decompressed bytes of `file`, read from where it stands.
+/// The decompressed bytes of `input`.
 ///
 /// # Errors
 ///
 /// What reading its first bytes, or the start of a decompressor, gives.
-pub fn open(file: File) -> io::Result<Box<dyn Read + Send>> {
-    let mut input = BufReader::with_capacity(BUFFER_BYTES, file);
+pub fn open(input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
     Ok(match Compression::of(input.fill_buf()?) {
         Compression::None => Box::new(input),
         Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),

@@ -8,6 +8,8 @@ mod command;
 mod directories;
 mod format;
 mod hostile;
+mod layouts;
+mod oci;
 mod server;
 mod tars;
 mod trees;

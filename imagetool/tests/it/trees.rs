@@ -77,3 +77,12 @@ pub fn gnu_tar(root: &Path, archive: &Path, flags: &[&str]) {
         .unwrap();
     assert!(status.success());
 }
+
+/// Runs a program of the tests, which must be there and succeed, and gives its output.
+#[track_caller]
+pub fn tool(directory: &Path, words: &[&str]) -> Vec<u8> {
+    let output = Command::new(words[0]).args(&words[1..]).current_dir(directory).output();
+    let output = output.unwrap_or_else(|error| panic!("{words:?}: {error}: is it installed?"));
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    output.stdout
+}
