@@ -20,6 +20,7 @@ pub mod pax;
 pub mod reader;
 pub mod section;
 pub mod sparse;
+pub mod writer;
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -20,6 +20,7 @@ Examples:
   imagetool --insecure list
   imagetool --insecure show base/debian-12.7
   imagetool --insecure get base/debian-12.7 /srv/chroot/debian
+  imagetool --insecure tar base/debian-12.7 -o debian.tar.zst
   imagetool --insecure delete base/debian-12.6
 
 Defaults for --imageserver, --insecure and others may stand in ~/.config/dominator/config.toml.
@@ -51,6 +52,7 @@ enum Verb {
     List(verb::list::ListArgs),
     Show(verb::show::ShowArgs),
     Get(verb::get::GetArgs),
+    Tar(verb::tar::TarArgs),
     Delete(verb::delete::DeleteArgs),
 }
 
@@ -88,6 +90,7 @@ async fn carry_out(context: &Context, verb: Verb) -> Ended {
         Verb::List(args) => verb::list::run(context, args).await,
         Verb::Show(args) => verb::show::run(context, args).await,
         Verb::Get(args) => verb::get::run(context, args).await,
+        Verb::Tar(args) => verb::tar::run(context, args).await,
         Verb::Delete(args) => verb::delete::run(context, args).await,
     }
 }

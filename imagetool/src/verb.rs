@@ -5,6 +5,7 @@ pub mod delete;
 pub mod get;
 pub mod list;
 pub mod show;
+pub mod tar;
 
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::{Image, ImageName};

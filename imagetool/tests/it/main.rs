@@ -11,5 +11,6 @@ mod hostile;
 mod layouts;
 mod oci;
 mod server;
+mod tar_out;
 mod tars;
 mod trees;
