@@ -21,6 +21,7 @@ Examples:
   imagetool --insecure show base/debian-12.7
   imagetool --insecure get base/debian-12.7 /srv/chroot/debian
   imagetool --insecure tar base/debian-12.7 -o debian.tar.zst
+  imagetool --insecure add-overlay web/9 base/debian-12.7 nginx.tar
   imagetool --insecure delete base/debian-12.6
 
 Defaults for --imageserver, --insecure and others may stand in ~/.config/dominator/config.toml.
@@ -49,6 +50,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Add(Box<verb::add::AddArgs>),
+    AddOverlay(Box<verb::add_overlay::AddOverlayArgs>),
     List(verb::list::ListArgs),
     Show(verb::show::ShowArgs),
     Get(verb::get::GetArgs),
@@ -87,6 +89,7 @@ fn run(arguments: Arguments) -> Result<Outcome, Failure> {
 async fn carry_out(context: &Context, verb: Verb) -> Ended {
     match verb {
         Verb::Add(args) => verb::add::run(context, *args).await,
+        Verb::AddOverlay(args) => verb::add_overlay::run(context, *args).await,
         Verb::List(args) => verb::list::run(context, args).await,
         Verb::Show(args) => verb::show::run(context, args).await,
         Verb::Get(args) => verb::get::run(context, args).await,

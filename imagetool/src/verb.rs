@@ -1,6 +1,7 @@
 //! The verbs of the command line, one file each.
 
 pub mod add;
+pub mod add_overlay;
 pub mod delete;
 pub mod get;
 pub mod list;

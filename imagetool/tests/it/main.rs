@@ -10,6 +10,7 @@ mod format;
 mod hostile;
 mod layouts;
 mod oci;
+mod overlay;
 mod server;
 mod tar_out;
 mod tars;
