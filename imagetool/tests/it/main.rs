@@ -14,4 +14,5 @@ mod overlay;
 mod server;
 mod tar_out;
 mod tars;
+mod tools;
 mod trees;
