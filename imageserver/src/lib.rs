@@ -27,6 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use common::daemon::page::Frame;
+use common::report::report;
 use common::wire::server::{Router, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -77,9 +78,15 @@ impl ImageServer {
             metrics.register(registry, Arc::clone(&self.store));
         });
         let router = pages::routes(router, &self.store, &frame);
+        let store = Arc::clone(&self.store);
         let service = Service::new(self.store, metrics, tasks.clone(), stop.clone());
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;
+        // So that the next server need not doubt what is there.
+        let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;
+        if let Ok(Err(error)) = synced {
+            tracing::error!("objects may not be on the medium: {}", report(&error));
+        }
     }
 }

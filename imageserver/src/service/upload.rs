@@ -194,7 +194,7 @@ impl<'store> Writer<'store> {
     fn step(&mut self, step: Step) -> Result<(), StoreError> {
         match step {
             Step::Begin { id, size_bytes } => {
-                let there = self.store.objects.size_bytes(&id)? == Some(size_bytes);
+                let there = self.store.objects.held(&id)? == Some(size_bytes);
                 self.current = if there {
                     Current::Known
                 } else {
