@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::{Config, DAEMON, ImageServer};
+use crate::check::command::CheckArgs;
+use crate::{Config, DAEMON, ImageServer, check};
 use clap::Parser;
 use common::daemon::config::{self, ConfigArgs};
 use common::daemon::{
@@ -20,13 +21,17 @@ use common::daemon::{
 #[derive(Debug, Parser)]
 #[command(version, after_long_help = EXAMPLES)]
 struct Flags {
+    /// Without one, the server runs.
+    #[command(subcommand)]
+    verb: Option<Verb>,
+
     /// Address and port to listen on: ADDR:PORT, ADDR or :PORT.
     #[arg(long, value_name = "ADDR", default_value = "[::]:6971")]
     listen: String,
 
     /// Directory of objects and images; it is made if it is missing, and must be on one
     /// file-system.
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/imageserver")]
+    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/imageserver")]
     data: PathBuf,
 
     #[command(flatten)]
@@ -39,6 +44,12 @@ struct Flags {
     config: ConfigArgs,
 }
 
+/// What else the program does.
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    Check(CheckArgs),
+}
+
 const EXAMPLES: &str = "\
 Examples:
   # Keep images in the default directory, on a trusted network
@@ -48,13 +59,19 @@ Examples:
   imageserver --insecure --listen 127.0.0.1:6971 --data /tmp/images
   imagetool --insecure --imageserver 127.0.0.1:6971 list
 
+  # Is all that was kept still there, and whole? The server must be stopped for this
+  imageserver check
+
 Exit codes: 0 stopped by a signal, 1 failed, 2 misuse.";
 
 /// Runs the program, with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
     let flags: Flags = config::parse(DAEMON);
-    exit_on_error(run(flags))
+    match &flags.verb {
+        Some(Verb::Check(args)) => check::command::run(flags.data, args),
+        None => exit_on_error(run(flags)),
+    }
 }
 
 fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {

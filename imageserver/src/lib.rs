@@ -2,7 +2,8 @@
 //!
 //! Every distinct file and every distinct directory is an object, stored once under its digest; an
 //! image is a small record that names the digest of a tree. [`store`] keeps them, [`admission`]
-//! decides which images may be added, [`service`] answers calls, `pages` shows what there is.
+//! decides which images may be added, [`service`] answers calls, `pages` shows what there is;
+//! [`check`] looks at all of a store that no server uses.
 //!
 //! # Invariants
 //!
@@ -16,6 +17,7 @@
 //! comes with a later release. A lease asked for by `CheckObjects` is therefore always held.
 
 pub mod admission;
+pub mod check;
 pub mod command;
 pub mod metrics;
 pub mod service;

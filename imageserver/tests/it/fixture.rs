@@ -37,7 +37,17 @@ pub struct Server {
 impl Server {
     /// Starts a server on `data` and waits until it listens.
     pub fn start(data: &Path) -> Self {
-        let mut process = command(data).spawn().unwrap();
+        Self::start_with(data, &[])
+    }
+
+    /// The same, with more flags.
+    pub fn start_with(data: &Path, flags: &[&str]) -> Self {
+        Self::run(command(data).args(flags))
+    }
+
+    /// Runs `command`, which ends up being a server, and waits until that listens.
+    pub fn run(command: &mut Command) -> Self {
+        let mut process = command.spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let address = lines
             .by_ref()
@@ -278,4 +288,21 @@ pub fn stored(data: &Path, id: &ObjectId) -> PathBuf {
 /// How many files are in a directory.
 pub fn files_in(directory: PathBuf) -> usize {
     std::fs::read_dir(directory).unwrap().count()
+}
+
+/// Asks again and again until `done`.
+pub async fn until(done: impl AsyncFn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !done().await {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never happens");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Changes one byte of a file in place, behind the back of the server.
+pub fn flip(path: &Path) {
+    let mut content = std::fs::read(path).unwrap();
+    let middle = content.len() / 2;
+    content[middle] ^= 1;
+    std::fs::write(path, content).unwrap();
 }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod check;
 mod crash;
 mod fixture;
 mod hostile;
@@ -9,4 +10,5 @@ mod http;
 mod images;
 mod memory;
 mod objects;
+mod power;
 mod space;
