@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use crate::check::command::CheckArgs;
+use crate::scrub::Settings;
+use crate::scrub::course::Limits;
 use crate::{Config, DAEMON, ImageServer, check};
 use clap::Parser;
 use common::daemon::config::{self, ConfigArgs};
@@ -11,6 +14,8 @@ use common::daemon::{
     IMAGESERVER_PORT, LogArgs, SecurityArgs, exit_on_error, listen_text, start_logging,
     stop_on_signals,
 };
+use common::when::written;
+use common::wire::client::Peer;
 
 /// Keeps images and serves them to machines.
 ///
@@ -33,6 +38,20 @@ struct Flags {
     /// file-system.
     #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/imageserver")]
     data: PathBuf,
+
+    /// Within this time every object is read again from the disk, and hashed: 30d, 12h. 0s never
+    /// does.
+    #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = written::duration)]
+    scrub_every: Duration,
+
+    /// No more than this is read for that, in MB per second.
+    #[arg(long, value_name = "MB", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    scrub_rate: u32,
+
+    /// Another imageserver that is asked for objects which are lost here. What it gives is hashed.
+    #[arg(long, value_name = "ADDR")]
+    repair_from: Option<String>,
 
     #[command(flatten)]
     log: LogArgs,
@@ -77,10 +96,18 @@ pub fn main() -> ExitCode {
 fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     start_logging(&flags.log)?;
     flags.security.check_daemon(DAEMON)?;
+    let repair_from = flags.repair_from.as_deref();
+    let repair_from = repair_from.map(|text| Peer::parse(text, IMAGESERVER_PORT)).transpose()?;
+    let limits = Limits {
+        every: flags.scrub_every,
+        bytes_per_second_max: u64::from(flags.scrub_rate) * 1_000_000,
+    };
+    let limits = (!flags.scrub_every.is_zero()).then_some(limits);
+    let scrub = Settings { limits, repair_from };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = stop_on_signals()?;
-        let server = ImageServer::open(Config { data: flags.data }).await?;
+        let server = ImageServer::open(Config { data: flags.data, scrub }).await?;
         let listener = listen_text(DAEMON, &flags.listen, IMAGESERVER_PORT).await?;
         server.run(listener, stop).await;
         Ok(())

@@ -3,7 +3,7 @@
 //! Every distinct file and every distinct directory is an object, stored once under its digest; an
 //! image is a small record that names the digest of a tree. [`store`] keeps them, [`admission`]
 //! decides which images may be added, [`service`] answers calls, `pages` shows what there is;
-//! [`check`] looks at all of a store that no server uses.
+//! [`scrub`] reads all of it in the background, [`check`] all of a store that no server uses.
 //!
 //! # Invariants
 //!
@@ -20,6 +20,7 @@ pub mod admission;
 pub mod check;
 pub mod command;
 pub mod metrics;
+pub mod scrub;
 pub mod service;
 pub mod store;
 
@@ -36,6 +37,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use metrics::Metrics;
+use scrub::Scrub;
 use service::Service;
 use store::{Store, StoreError};
 
@@ -47,11 +49,14 @@ pub const DAEMON: &str = "imageserver";
 pub struct Config {
     /// The data directory.
     pub data: PathBuf,
+    /// How all that is kept is read again.
+    pub scrub: scrub::Settings,
 }
 
 /// An image server that has its data directory, and does not answer yet.
 pub struct ImageServer {
     store: Arc<Store>,
+    scrub: scrub::Settings,
 }
 
 impl ImageServer {
@@ -61,12 +66,13 @@ impl ImageServer {
     ///
     /// [`StoreError`], if another server has it or the file-system fails.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
-        let opened = tokio::task::spawn_blocking(move || Store::open(&config.data)).await;
+        let Config { data, scrub } = config;
+        let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
         let store = opened.map_err(|lost| StoreError::Io {
             what: "open the data directory".to_owned(),
             source: std::io::Error::other(lost),
         })??;
-        Ok(Self { store: Arc::new(store) })
+        Ok(Self { store: Arc::new(store), scrub })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -76,10 +82,12 @@ impl ImageServer {
         let frame = Frame::new(DAEMON);
         let counted = (Arc::clone(&self.store), stop.clone());
         tasks.spawn_blocking(move || counted.0.objects.count(|| counted.1.is_cancelled()));
+        let scrub = Arc::new(Scrub::default());
+        scrub::start(&scrub, self.scrub, &self.store, &metrics, &tasks, &stop);
         let router = Router::new(DAEMON).frame(frame.clone()).metrics(|registry| {
-            metrics.register(registry, Arc::clone(&self.store));
+            metrics.register(registry, Arc::clone(&self.store), Arc::clone(&scrub));
         });
-        let router = pages::routes(router, &self.store, &frame);
+        let router = pages::routes(router, &self.store, &scrub, &frame);
         let store = Arc::clone(&self.store);
         let service = Service::new(self.store, metrics, tasks.clone(), stop.clone());
         serve(listener, service.routes(router), stop).await;

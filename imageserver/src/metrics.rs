@@ -1,6 +1,7 @@
 //! What the image server counts, beside what every server does.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -8,6 +9,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::scrub::Scrub;
 use crate::store::Store;
 
 /// Counters since the start.
@@ -23,6 +25,8 @@ pub struct Metrics {
     pub objects_sent_bytes: Counter,
     /// Objects that were asked for and not there.
     pub objects_absent: Counter,
+    /// Objects that were lost and came from another server.
+    pub objects_repaired: Counter,
     /// Images that were added.
     pub images_added: Counter,
     /// Images that were deleted.
@@ -31,13 +35,14 @@ pub struct Metrics {
 
 impl Metrics {
     /// Adds the counters to `registry`, and what `store` holds.
-    pub fn register(&self, registry: &mut Registry, store: Arc<Store>) {
+    pub fn register(&self, registry: &mut Registry, store: Arc<Store>, scrub: Arc<Scrub>) {
         let counters = [
             ("objects_added", "Objects that were stored", &self.objects_added),
             ("objects_added_bytes", "Length of stored objects", &self.objects_added_bytes),
             ("objects_sent", "Objects that were sent", &self.objects_sent),
             ("objects_sent_bytes", "Length of sent objects", &self.objects_sent_bytes),
             ("objects_absent", "Objects asked for and not there", &self.objects_absent),
+            ("objects_repaired", "Lost objects that another server gave", &self.objects_repaired),
             ("images_added", "Images that were added", &self.images_added),
             ("images_deleted", "Images that were deleted", &self.images_deleted),
         ];
@@ -45,6 +50,7 @@ impl Metrics {
             registry.register(name, help, counter.clone());
         }
         registry.register_collector(Box::new(Holdings(store)));
+        registry.register_collector(Box::new(Watch(scrub)));
     }
 }
 
@@ -83,5 +89,30 @@ impl Collector for Holdings {
             None,
             corrupt.metric_type(),
         )?)
+    }
+}
+
+/// How far reading all objects is, and what it has found, asked for when metrics are.
+#[derive(Debug)]
+struct Watch(Arc<Scrub>);
+
+impl Collector for Watch {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let losses = self.0.losses();
+        let gauges = [
+            ("images_incomplete", "Images that are not whole", losses.images.len() as u64),
+            ("objects_lost", "Objects that images need and are lost", losses.objects.len() as u64),
+            ("scrub_directories", "Of 512, read in this pass", load(&self.0.directories)),
+            ("scrub_completed_timestamp_seconds", "Last complete pass", load(&self.0.completed)),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(whole(value));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        let bytes = ConstCounter::new(load(&self.0.bytes));
+        let kind = bytes.metric_type();
+        bytes.encode(encoder.encode_descriptor("scrub_bytes", "Read again", None, kind)?)
     }
 }

@@ -8,22 +8,29 @@ use common::report::report;
 use common::tree::{Time, Totals};
 use common::wire::server::{Page, PageRequest, Router};
 use common::wire::{Fault, FaultCode};
+use common::words::counted;
 
+use crate::scrub::{Losses, Scrub};
 use crate::store::record::Record;
 use crate::store::{Store, StoreError};
 
 /// How many images are on one page.
 const PAGE_IMAGES_MAX: usize = 1_000;
 
+/// How many images that are not whole are named.
+const LOST_IMAGES_MAX: usize = 100;
+
 /// Adds the pages to `router`.
 #[must_use]
-pub fn routes(router: Router, store: &Arc<Store>, frame: &Frame) -> Router {
+pub fn routes(router: Router, store: &Arc<Store>, scrub: &Arc<Scrub>, frame: &Frame) -> Router {
     let (of_status, of_image) = (Arc::clone(store), Arc::clone(store));
+    let scrub = Arc::clone(scrub);
     let (status_frame, image_frame) = (frame.clone(), frame.clone());
     router
         .page("/", move |request| {
             let (store, frame) = (Arc::clone(&of_status), status_frame.clone());
-            on_thread(move || status(&store, &frame, &request))
+            let losses = scrub.losses();
+            on_thread(move || status(&store, &losses, &frame, &request))
         })
         .page("/image", move |request| {
             let (store, frame) = (Arc::clone(&of_image), image_frame.clone());
@@ -44,21 +51,27 @@ fn name_of(request: &PageRequest, parameter: &str) -> Result<Option<ImageName>, 
     ImageName::new(text).map(Some).map_err(bad)
 }
 
-fn status(store: &Store, frame: &Frame, request: &PageRequest) -> Result<Page, Fault> {
+fn status(
+    store: &Store,
+    losses: &Losses,
+    frame: &Frame,
+    request: &PageRequest,
+) -> Result<Page, Fault> {
     let held = store.objects.holdings();
     let still = if held.complete { "" } else { " (still counting those of former runs)" };
     let free = match store.objects.free_bytes() {
         Ok(bytes) => size(bytes),
         Err(error) => report(&error),
     };
-    let mut body = pairs([
+    let mut body = lost(losses);
+    body.push_str(&pairs([
         ("Images", store.images.count().to_string()),
         ("Objects", format!("{}{still}", held.objects)),
         ("Bytes of objects", format!("{}{still}", size(held.bytes))),
         ("Free space", free),
         ("Corrupt objects put aside since the start", store.objects.corrupt().to_string()),
         ("Data directory", store.data().display().to_string()),
-    ]);
+    ]));
     let damaged = store.images.damaged();
     if !damaged.is_empty() {
         body.push_str("<h2>Damaged images</h2>\n");
@@ -74,6 +87,38 @@ fn status(store: &Store, frame: &Frame, request: &PageRequest) -> Result<Page, F
     body.push_str("<h2>Images</h2>\n");
     body.push_str(&list(store, name_of(request, "after")?.as_ref()));
     Ok(Page::Html(frame.render("Image server", &body)))
+}
+
+/// What operators must see first: which images cannot be given whole.
+fn lost(losses: &Losses) -> String {
+    if losses.images.is_empty() {
+        return String::new();
+    }
+    let objects = counted(losses.objects.len() as u64, "object");
+    let images = counted(losses.images.len() as u64, "image");
+    let mut html = format!(
+        "<h2>Lost objects</h2>\n<p class=\"bad\">{objects} lost or unreadable, which {images} \
+         cannot do without. Upload one of them again under another name, or start this server \
+         with --repair-from.</p>\n"
+    );
+    let rows: Vec<Vec<Cell>> = losses
+        .images
+        .iter()
+        .take(LOST_IMAGES_MAX)
+        .map(|(name, lacks)| {
+            let first = lacks.iter().next().map(|id| {
+                let wound = losses.objects.get(id).map_or("missing", |wound| wound.name());
+                format!("{id} is {wound}")
+            });
+            vec![
+                Cell::Name(name.to_string()),
+                Cell::Mark { mark: Mark::Bad, text: lacks.len().to_string() },
+                Cell::Text(first.unwrap_or_default()),
+            ]
+        })
+        .collect();
+    html.push_str(&table(&["Image", "Objects", "The first of them"], &rows));
+    html
 }
 
 fn list(store: &Store, after: Option<&ImageName>) -> String {

@@ -7,6 +7,8 @@ mod download;
 mod images;
 mod upload;
 
+pub(crate) use upload::store_objects;
+
 use std::sync::Arc;
 
 use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};

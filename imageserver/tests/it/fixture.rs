@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,6 +31,7 @@ pub const ALGORITHM: Algorithm = Algorithm::Blake3;
 pub struct Server {
     process: Child,
     log: Option<std::thread::JoinHandle<()>>,
+    lines: Arc<Mutex<Vec<String>>>,
     pub address: SocketAddr,
     pub client: Client,
 }
@@ -55,9 +57,13 @@ impl Server {
             .find_map(|line| line.split_once("listening on http://")?.1.parse().ok())
             .expect("the server did not start");
         // Reads on, so that the server never waits for its log to be read.
-        let log = std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
+        let read = Arc::<Mutex<Vec<String>>>::default();
+        let said = Arc::clone(&read);
+        let log = std::thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|line| said.lock().unwrap().push(line));
+        });
         let peer = Peer::parse(&format!("{address}"), 0).unwrap();
-        Self { process, log: Some(log), address, client: Client::new(peer) }
+        Self { process, log: Some(log), lines: read, address, client: Client::new(peer) }
     }
 
     /// Kills the server as a power switch does.
@@ -74,6 +80,11 @@ impl Server {
             assert!(status.success(), "{status}");
         });
         wait.await.unwrap();
+    }
+
+    /// True if a line of its log holds `text`.
+    pub fn logged(&self, text: &str) -> bool {
+        self.lines.lock().unwrap().iter().any(|line| line.contains(text))
     }
 
     pub fn id(&self) -> u32 {

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod broken_disk;
 mod check;
 mod crash;
 mod fixture;
@@ -11,4 +12,5 @@ mod images;
 mod memory;
 mod objects;
 mod power;
+mod scrub;
 mod space;
