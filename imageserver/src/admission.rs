@@ -240,7 +240,7 @@ fn size_of_intact(
     id: &ObjectId,
     want: u64,
 ) -> Result<Option<u64>, AdmissionError> {
-    match store.size_bytes(id)? {
+    match store.held(id)? {
         Some(got) if got != want => {
             Ok(store.open_verified(id)?.map(|content| content.size_bytes()))
         }

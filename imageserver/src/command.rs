@@ -4,15 +4,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::check::command::CheckArgs;
 use crate::collection::pressure::Bounds;
-use crate::{Config, DAEMON, ImageServer};
+use crate::scrub::Settings;
+use crate::scrub::course::Limits;
+use crate::{Config, DAEMON, ImageServer, check};
 use clap::Parser;
 use common::daemon::config::{self, ConfigArgs};
 use common::daemon::{
     IMAGESERVER_PORT, LogArgs, SecurityArgs, exit_on_error, listen_text, start_logging,
     stop_on_signals,
 };
-use common::when::written::duration;
+use common::when::written;
+use common::wire::client::Peer;
 
 /// Keeps images and serves them to machines.
 ///
@@ -23,13 +27,17 @@ use common::when::written::duration;
 #[derive(Debug, Parser)]
 #[command(version, after_long_help = EXAMPLES)]
 struct Flags {
+    /// Without one, the server runs.
+    #[command(subcommand)]
+    verb: Option<Verb>,
+
     /// Address and port to listen on: ADDR:PORT, ADDR or :PORT.
     #[arg(long, value_name = "ADDR", default_value = "[::]:6971")]
     listen: String,
 
     /// Directory of objects and images; it is made if it is missing, and must be on one
     /// file-system.
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/imageserver")]
+    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/imageserver")]
     data: PathBuf,
 
     /// Remove objects that no image needs when this much of the file-system is used, as `df`
@@ -45,13 +53,27 @@ struct Flags {
 
     /// For how long what is uploaded, or is found to be there and need not be, is held until an
     /// image needs it. After a restart nothing is removed for as long as a lease may last.
-    #[arg(long, value_name = "DURATION", default_value = "1d", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1d", value_parser = written::duration)]
     lease_max: Duration,
 
     /// For how long the clock must have run evenly before images expire, after a start and after
     /// it jumped.
-    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = written::duration)]
     clock_settle: Duration,
+
+    /// Within this time every object is read again from the disk, and hashed: 30d, 12h. 0s never
+    /// does.
+    #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = written::duration)]
+    scrub_every: Duration,
+
+    /// No more than this is read for that, in MB per second.
+    #[arg(long, value_name = "MB", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    scrub_rate: u32,
+
+    /// Another imageserver that is asked for objects which are lost here. What it gives is hashed.
+    #[arg(long, value_name = "ADDR")]
+    repair_from: Option<String>,
 
     #[command(flatten)]
     log: LogArgs,
@@ -63,6 +85,12 @@ struct Flags {
     config: ConfigArgs,
 }
 
+/// What else the program does.
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    Check(CheckArgs),
+}
+
 const EXAMPLES: &str = "\
 Examples:
   # Keep images in the default directory, on a trusted network
@@ -72,13 +100,19 @@ Examples:
   imageserver --insecure --listen 127.0.0.1:6971 --data /tmp/images
   imagetool --insecure --imageserver 127.0.0.1:6971 list
 
+  # Is all that was kept still there, and whole? The server must be stopped for this
+  imageserver check
+
 Exit codes: 0 stopped by a signal, 1 failed, 2 misuse.";
 
 /// Runs the program, with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
     let flags: Flags = config::parse(DAEMON);
-    exit_on_error(run(flags))
+    match &flags.verb {
+        Some(Verb::Check(args)) => check::command::run(flags.data, args),
+        None => exit_on_error(run(flags)),
+    }
 }
 
 fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
@@ -89,8 +123,16 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     if collect.down_to_percent > collect.above_percent {
         return Err("--collect-down-to must not be more than --collect-above".into());
     }
+    let repair_from = flags.repair_from.as_deref();
+    let repair_from = repair_from.map(|text| Peer::parse(text, IMAGESERVER_PORT)).transpose()?;
+    let limits = Limits {
+        every: flags.scrub_every,
+        bytes_per_second_max: u64::from(flags.scrub_rate) * 1_000_000,
+    };
+    let limits = (!flags.scrub_every.is_zero()).then_some(limits);
+    let scrub = Settings { limits, repair_from };
     let Flags { listen, data, lease_max, clock_settle, .. } = flags;
-    let config = Config { data, collect, lease_max, clock_settle };
+    let config = Config { data, collect, lease_max, clock_settle, scrub };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = stop_on_signals()?;

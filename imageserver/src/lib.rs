@@ -2,7 +2,8 @@
 //!
 //! Every distinct file and every distinct directory is an object, stored once under its digest; an
 //! image is a small record that names the digest of a tree. [`store`] keeps them, [`admission`]
-//! decides which images may be added, [`service`] answers calls, `pages` shows what there is.
+//! decides which images may be added, [`service`] answers calls, `pages` shows what there is;
+//! [`scrub`] reads all of it in the background, [`check`] all of a store that no server uses.
 //!
 //! # Invariants
 //!
@@ -13,11 +14,13 @@
 //! * Nothing is removed that an image needs or that a caller was promised ([`collection`]).
 
 pub mod admission;
+pub mod check;
 pub mod collection;
 pub mod command;
 pub mod expiry;
 pub mod holds;
 pub mod metrics;
+pub mod scrub;
 pub mod service;
 pub mod store;
 
@@ -39,6 +42,7 @@ use tokio_util::task::TaskTracker;
 
 use expiry::Expiry;
 use metrics::Metrics;
+use scrub::Scrub;
 use service::Service;
 use store::{Store, StoreError};
 
@@ -51,13 +55,15 @@ const RELIEVE_INTERVAL: Duration = Duration::from_secs(20);
 /// How often the clocks are read, and images looked for whose time has come.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What makes images and objects go.
+/// What is done beside answering calls.
 #[derive(Clone)]
 pub struct Life {
     /// Removes objects.
     pub collector: Arc<Collector>,
     /// Lets images expire.
     pub expiry: Arc<Expiry>,
+    /// Reads all that is kept again.
+    pub scrub: Arc<Scrub>,
 }
 
 /// What an image server needs to know.
@@ -71,6 +77,8 @@ pub struct Config {
     pub lease_max: Duration,
     /// For how long the clocks must have agreed before images expire.
     pub clock_settle: Duration,
+    /// How all that is kept is read again.
+    pub scrub: scrub::Settings,
 }
 
 /// An image server that has its data directory, and does not answer yet.
@@ -78,6 +86,7 @@ pub struct ImageServer {
     store: Arc<Store>,
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
+    scrub: scrub::Settings,
 }
 
 impl ImageServer {
@@ -87,7 +96,7 @@ impl ImageServer {
     ///
     /// [`StoreError`], if another server has it or the file-system fails.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
-        let Config { data, collect, lease_max, clock_settle } = config;
+        let Config { data, collect, lease_max, clock_settle, scrub } = config;
         let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
         let store = opened.map_err(|lost| StoreError::Io {
             what: "open the data directory".to_owned(),
@@ -97,7 +106,7 @@ impl ImageServer {
         let store = Arc::new(store);
         let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
         let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle));
-        Ok(Self { store, collector, expiry })
+        Ok(Self { store, collector, expiry, scrub })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -109,15 +118,23 @@ impl ImageServer {
         tasks.spawn_blocking(move || counted.0.objects.count(|| counted.1.is_cancelled()));
         tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
-        let life = Life { collector: self.collector, expiry: self.expiry };
+        let scrub = Arc::new(Scrub::default());
+        scrub::start(&scrub, self.scrub, &self.store, &metrics, &tasks, &stop);
+        let life = Life { collector: self.collector, expiry: self.expiry, scrub };
         let router = Router::new(DAEMON).frame(frame.clone()).metrics(|registry| {
             metrics.register(registry, &self.store, &life);
         });
         let router = pages::routes(router, &self.store, &life, &frame);
+        let store = Arc::clone(&self.store);
         let service = Service::new(self.store, life, metrics, tasks.clone(), stop.clone());
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;
+        // So that the next server need not doubt what is there.
+        let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;
+        if let Ok(Err(error)) = synced {
+            tracing::error!("objects may not be on the medium: {}", report(&error));
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the image server counts, beside what every server does.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -11,6 +12,7 @@ use prometheus_client::registry::Registry;
 use crate::Life;
 use crate::clock::wall;
 use crate::expiry::trust::Trust;
+use crate::scrub::Scrub;
 use crate::store::Store;
 
 /// Within how many seconds an image expires soon.
@@ -29,6 +31,8 @@ pub struct Metrics {
     pub objects_sent_bytes: Counter,
     /// Objects that were asked for and not there.
     pub objects_absent: Counter,
+    /// Objects that were lost and came from another server.
+    pub objects_repaired: Counter,
     /// Images that were added.
     pub images_added: Counter,
     /// Images that were deleted.
@@ -44,6 +48,7 @@ impl Metrics {
             ("objects_sent", "Objects that were sent", &self.objects_sent),
             ("objects_sent_bytes", "Length of sent objects", &self.objects_sent_bytes),
             ("objects_absent", "Objects asked for and not there", &self.objects_absent),
+            ("objects_repaired", "Lost objects that another server gave", &self.objects_repaired),
             ("images_added", "Images that were added", &self.images_added),
             ("images_deleted", "Images that were deleted", &self.images_deleted),
         ];
@@ -51,6 +56,7 @@ impl Metrics {
             registry.register(name, help, counter.clone());
         }
         let (store, life) = (Arc::clone(store), life.clone());
+        registry.register_collector(Box::new(Watch(Arc::clone(&life.scrub))));
         registry.register_collector(Box::new(Holdings { store, life }));
     }
 }
@@ -153,5 +159,30 @@ impl Holdings {
             gauges.push(("collection_failed", "1 if the last collection failed", failed));
         }
         gauges
+    }
+}
+
+/// How far reading all objects is, and what it has found, asked for when metrics are.
+#[derive(Debug)]
+struct Watch(Arc<Scrub>);
+
+impl Collector for Watch {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let losses = self.0.losses();
+        let gauges = [
+            ("images_incomplete", "Images that are not whole", losses.images.len() as u64),
+            ("objects_lost", "Objects that images need and are lost", losses.objects.len() as u64),
+            ("scrub_directories", "Of 512, read in this pass", load(&self.0.directories)),
+            ("scrub_completed_timestamp_seconds", "Last complete pass", load(&self.0.completed)),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(whole(value));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        let bytes = ConstCounter::new(load(&self.0.bytes));
+        let kind = bytes.metric_type();
+        bytes.encode(encoder.encode_descriptor("scrub_bytes", "Read again", None, kind)?)
     }
 }

@@ -10,6 +10,7 @@ use common::tree::{Time, Totals};
 use common::when::lasting;
 use common::wire::server::{Page, PageRequest, Router};
 use common::wire::{Fault, FaultCode};
+use common::words::counted;
 
 use crate::Life;
 use crate::clock::wall;
@@ -17,11 +18,15 @@ use crate::collection::{Collector, LastRun};
 use crate::expiry::Expiry;
 use crate::expiry::trust::Trust;
 use crate::metrics::EXPIRES_SOON;
+use crate::scrub::Losses;
 use crate::store::record::Record;
 use crate::store::{Store, StoreError};
 
 /// How many images are on one page.
 const PAGE_IMAGES_MAX: usize = 1_000;
+
+/// How many images that are not whole are named.
+const LOST_IMAGES_MAX: usize = 100;
 
 /// Adds the pages to `router`.
 #[must_use]
@@ -61,7 +66,8 @@ fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> R
         Ok(bytes) => size(bytes),
         Err(error) => report(&error),
     };
-    let mut body = alarms(&life.expiry);
+    let mut body = lost(&life.scrub.losses());
+    body.push_str(&alarms(&life.expiry));
     body.push_str(&pairs([
         ("Images", store.images.count().to_string()),
         ("Objects", format!("{}{still}", held.objects)),
@@ -140,6 +146,38 @@ fn last_collection(store: &Store, collector: &Collector) -> String {
         0 => last,
         seconds => format!("{last}; nothing is removed for another {}", lasting(seconds)),
     }
+}
+
+/// What operators must see first: which images cannot be given whole.
+fn lost(losses: &Losses) -> String {
+    if losses.images.is_empty() {
+        return String::new();
+    }
+    let objects = counted(losses.objects.len() as u64, "object");
+    let images = counted(losses.images.len() as u64, "image");
+    let mut html = format!(
+        "<h2>Lost objects</h2>\n<p class=\"bad\">{objects} lost or unreadable, which {images} \
+         cannot do without. Upload one of them again under another name, or start this server \
+         with --repair-from.</p>\n"
+    );
+    let rows: Vec<Vec<Cell>> = losses
+        .images
+        .iter()
+        .take(LOST_IMAGES_MAX)
+        .map(|(name, lacks)| {
+            let first = lacks.iter().next().map(|id| {
+                let wound = losses.objects.get(id).map_or("missing", |wound| wound.name());
+                format!("{id} is {wound}")
+            });
+            vec![
+                Cell::Name(name.to_string()),
+                Cell::Mark { mark: Mark::Bad, text: lacks.len().to_string() },
+                Cell::Text(first.unwrap_or_default()),
+            ]
+        })
+        .collect();
+    html.push_str(&table(&["Image", "Objects", "The first of them"], &rows));
+    html
 }
 
 fn list(store: &Store, after: Option<&ImageName>) -> String {

@@ -10,6 +10,8 @@ mod images;
 mod notes;
 mod upload;
 
+pub(crate) use upload::store_objects;
+
 use std::sync::Arc;
 
 use common::api::image_server::collection::Collect;

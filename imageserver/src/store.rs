@@ -15,12 +15,16 @@ pub mod holdings;
 pub mod images;
 pub mod layout;
 pub mod leasing;
+pub mod needs;
 pub mod objects;
+pub mod reading;
 pub mod receive;
 pub mod record;
 pub mod removal;
 pub mod small;
+mod unsynced;
 mod verified;
+pub mod wounds;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -210,7 +214,8 @@ impl Store {
     }
 }
 
-fn lock(data: &Path) -> Result<Flock<std::fs::File>, StoreError> {
+/// Takes the data directory for this process alone.
+pub(crate) fn lock(data: &Path) -> Result<Flock<std::fs::File>, StoreError> {
     let path = data.join(layout::LOCK);
     let file = fs_err::OpenOptions::new()
         .create(true)

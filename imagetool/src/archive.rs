@@ -8,17 +8,23 @@
 //!
 //! * An archive with one bad member is refused whole, before anything is sent.
 //! * Memory grows with the number of members, not with their contents.
+//!
+//! An archive is one tar, or the layers of an image one upon the other, each a tar ([`layer`]).
 
 pub mod acl;
 pub mod compression;
+pub mod expansion;
+pub mod layer;
 pub mod member;
 pub mod pax;
 pub mod reader;
+pub mod section;
 pub mod sparse;
+pub mod writer;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use common::object::{Algorithm, Hasher, ObjectId};
@@ -27,10 +33,14 @@ use common::scope::SUBD_DIRECTORY;
 use common::tree::{self, Leaf, Metadata, Node, TreeBuilder, TreeError};
 
 use self::acl::{Account, AclError};
+use self::expansion::{Expands, Expansion};
+use self::layer::{Layer, Layered, Refused, Whiteouts};
 use self::member::Entry;
 use self::pax::PaxError;
-use self::reader::Reader;
+use self::reader::{End, Reader};
+use self::section::Section;
 use crate::content::{SendError, Sink};
+use crate::oci::digest::{BlobDigest, DigestReader};
 use crate::progress::{Meter, Unit};
 
 /// The most members of one archive.
@@ -103,6 +113,32 @@ pub enum ArchiveError {
         /// Why.
         source: EntryError,
     },
+    /// It expands to far more than it is.
+    #[error("the archive is refused at byte {offset}, after {after}")]
+    Expands {
+        /// Where, in bytes after decompression.
+        offset: u64,
+        /// The member before that place, or the one that expands.
+        after: String,
+        /// How much is too much.
+        source: Expands,
+    },
+    /// What a layer expands to is not what the image says.
+    #[error("it expands to {got}, and should to {want}")]
+    Digest {
+        /// What the image says.
+        want: BlobDigest,
+        /// What it is.
+        got: BlobDigest,
+    },
+    /// A layer of an image is bad.
+    #[error("{layer} is bad")]
+    Layer {
+        /// Which.
+        layer: String,
+        /// Why.
+        source: Box<ArchiveError>,
+    },
     /// There are too many members, or their names are too long together.
     #[error("the archive has too many entries, or their names and attributes are too long")]
     TooLarge,
@@ -140,15 +176,21 @@ pub enum EntryError {
     #[error("it is in the archive twice")]
     Duplicate,
     /// It lies in something that is no directory.
-    #[error("it lies below {ancestor}, which is a {kind} in this archive")]
+    #[error("it lies below {ancestor}, which is a {kind}")]
     Below {
         /// What should be a directory.
         ancestor: TreePath,
         /// What it is.
         kind: &'static str,
     },
+    /// A name that is reserved for whiteouts is none.
+    #[error("it has the name of a whiteout, but {why}")]
+    Whiteout {
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// A hard link names nothing of the archive that can be linked to.
-    #[error("it is a hard link to {target}, which is no regular file of this archive")]
+    #[error("it is a hard link to {target}, which is no regular file")]
     LinkToNowhere {
         /// What it names.
         target: TreePath,
@@ -228,59 +270,67 @@ pub enum EntryError {
 
 /// An archive that can be read more than once.
 pub struct Archive {
-    file: File,
+    parts: Vec<Part>,
+}
+
+/// One tar of an archive.
+pub struct Part {
+    section: Section,
+    whiteouts: Whiteouts,
+    /// What a message calls it, if it is one of several.
+    layer: Option<String>,
+    /// The digest of what it expands to, if that is known.
+    digest: Option<BlobDigest>,
     /// Object and size in bytes of each regular file, in the order of the archive.
     files: Vec<(ObjectId, u64)>,
 }
 
-impl Archive {
-    /// Opens the archive at `path`; `-` is the standard input.
-    ///
-    /// # Errors
-    ///
-    /// [`ArchiveError::Open`], or [`ArchiveError::Spool`] if it had to be copied.
-    pub fn open(path: &Path) -> Result<Self, ArchiveError> {
-        let opened = if path.as_os_str() == "-" {
-            spool(&mut io::stdin().lock())?
-        } else {
-            let open = |source| ArchiveError::Open { path: path.to_owned(), source };
-            let mut file = File::open(path).map_err(open)?;
-            if file.metadata().map_err(open)?.is_file() { file } else { spool(&mut file)? }
-        };
-        Ok(Self::of_file(opened))
-    }
+/// What all parts of an archive may take together.
+#[derive(Default)]
+struct Taken {
+    members: usize,
+    names_bytes: usize,
+    expansion: Expansion,
+}
 
-    /// Takes an open file that can be sought in.
+impl Part {
+    /// A layer of an image: messages call it `layer`, and it expands to what has that digest.
     #[must_use]
-    pub fn of_file(file: File) -> Self {
-        Self { file, files: Vec::new() }
+    pub fn of_layer(section: Section, layer: String, digest: BlobDigest) -> Self {
+        let (whiteouts, files) = (Whiteouts::Honoured, Vec::new());
+        Self { section, whiteouts, layer: Some(layer), digest: Some(digest), files }
     }
 
-    fn rewind(&mut self) -> Result<Box<dyn Read + Send>, ArchiveError> {
-        let again = self.file.rewind().and_then(|()| self.file.try_clone());
-        again.and_then(compression::open).map_err(|source| ArchiveError::Read { offset: 0, source })
+    fn reader(&self, expansion: &Expansion) -> Result<Reader<Input>, ArchiveError> {
+        let packed = expansion.count_packed(self.section.open());
+        let expanded = compression::open(packed)
+            .map_err(|source| ArchiveError::Read { offset: 0, source })
+            .map(|expanded| expansion.count_expanded(expanded))?;
+        let expanded: Box<dyn Read + Send> = Box::new(expanded);
+        let (algorithm, end) = match &self.digest {
+            Some(digest) => (Some(digest.algorithm()), End::Input),
+            None => (None, End::Marked),
+        };
+        Ok(Reader::new(DigestReader::new(expanded, algorithm)).ending(end))
     }
 
-    /// Reads the archive from its start: every entry, every content hashed with `algorithm`.
-    ///
-    /// # Errors
-    ///
-    /// [`ArchiveError`] if the archive is bad at any place.
-    pub fn read(
+    fn read(
         &mut self,
         algorithm: Algorithm,
+        taken: &mut Taken,
         meter: &Meter,
-    ) -> Result<TreeBuilder, ArchiveError> {
-        meter.start("Reading the archive", Unit::Bytes, None);
+    ) -> Result<Layer, ArchiveError> {
         self.files.clear();
         let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
-        let mut reader = Reader::new(self.rewind()?);
-        let mut members = Members { builder: TreeBuilder::new(algorithm), names: BTreeMap::new() };
-        let mut names_bytes = 0;
+        let mut reader = self.reader(&taken.expansion)?;
+        let mut layer = Layer::new(self.whiteouts);
         while let Some(member) = reader.next_member()? {
             let name = || common::escape::escape(&member.name);
             let refuse = |source| ArchiveError::Entry { name: name(), source };
             let (path, entry) = member::entry_of(&member, &account).map_err(refuse)?;
+            taken.expansion.expanded(member.hole_bytes).map_err(|source| {
+                ArchiveError::Expands { offset: reader.offset(), after: name(), source }
+            })?;
             let node = match entry {
                 Entry::Node(node) => node,
                 Entry::File { metadata, mtime } => {
@@ -299,15 +349,108 @@ impl Archive {
             if path.starts_with(&own) {
                 continue;
             }
-            names_bytes += 2 * member.name.len() + node.metadata().map_or(0, attributes_bytes);
-            if members.names.len() >= MEMBERS_MAX || names_bytes > NAMES_BYTES_MAX {
+            taken.members += 1;
+            taken.names_bytes +=
+                2 * member.name.len() + node.metadata().map_or(0, attributes_bytes);
+            if taken.members > MEMBERS_MAX || taken.names_bytes > NAMES_BYTES_MAX {
                 return Err(ArchiveError::TooLarge);
             }
-            members.insert(path, node, &member.name)?;
+            layer.insert(path, node, &member.name).map_err(refuse)?;
         }
-        reader.finish()?;
+        let got = reader.finish()?.finish();
+        match (&self.digest, got) {
+            (Some(want), Some(got)) if *want != got => {
+                Err(ArchiveError::Digest { want: want.clone(), got })
+            }
+            _ => Ok(layer),
+        }
+    }
+
+    fn name_in(&self, error: ArchiveError) -> ArchiveError {
+        match &self.layer {
+            None => error,
+            Some(layer) => ArchiveError::Layer { layer: layer.clone(), source: Box::new(error) },
+        }
+    }
+}
+
+type Input = DigestReader<Box<dyn Read + Send>>;
+
+impl Archive {
+    /// Opens the archive at `path`; `-` is the standard input.
+    ///
+    /// # Errors
+    ///
+    /// [`ArchiveError::Open`], or [`ArchiveError::Spool`] if it had to be copied.
+    pub fn open(path: &Path) -> Result<Self, ArchiveError> {
+        open_file(path).map(Self::of_file)
+    }
+
+    /// Takes an open file that can be sought in.
+    #[must_use]
+    pub fn of_file(file: File) -> Self {
+        Self::of_section(Section::whole(file))
+    }
+
+    /// Takes a part of a file.
+    #[must_use]
+    pub fn of_section(section: Section) -> Self {
+        let whiteouts = Whiteouts::Ordinary;
+        let part = Part { section, whiteouts, layer: None, digest: None, files: Vec::new() };
+        Self::of_layers(vec![part])
+    }
+
+    /// Takes the layers of an image, the lowest first.
+    #[must_use]
+    pub fn of_layers(parts: Vec<Part>) -> Self {
+        Self { parts }
+    }
+
+    /// Lets whiteouts take away what is below, as in the layers of images.
+    #[must_use]
+    pub fn with_whiteouts(mut self) -> Self {
+        for part in &mut self.parts {
+            part.whiteouts = Whiteouts::Honoured;
+        }
+        self
+    }
+
+    /// Reads the archive from its start: every entry, every content hashed with `algorithm`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArchiveError`] if the archive is bad at any place.
+    pub fn read(
+        &mut self,
+        algorithm: Algorithm,
+        meter: &Meter,
+    ) -> Result<TreeBuilder, ArchiveError> {
+        let layered = self.read_upon(Layered::default(), algorithm, meter)?;
+        Ok(layered.into_builder(algorithm))
+    }
+
+    /// As [`Archive::read`], and lays what is read upon `layered`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArchiveError`] if the archive is bad at any place.
+    pub fn read_upon(
+        &mut self,
+        mut layered: Layered,
+        algorithm: Algorithm,
+        meter: &Meter,
+    ) -> Result<Layered, ArchiveError> {
+        meter.start("Reading the archive", Unit::Bytes, None);
+        let mut taken = Taken::default();
+        for part in &mut self.parts {
+            let layer = part.read(algorithm, &mut taken, meter);
+            let layer = layer.map_err(|error| part.name_in(error))?;
+            layered.apply(layer).map_err(|Refused { name, source }| {
+                part.name_in(ArchiveError::Entry { name: common::escape::escape(&name), source })
+            })?;
+        }
         meter.finish();
-        members.connect()
+        Ok(layered)
     }
 
     /// Reads the archive again and hands the objects of `missing` to `sink`, each once.
@@ -321,11 +464,31 @@ impl Archive {
         missing: &BTreeSet<ObjectId>,
         sink: &mut Sink,
     ) -> Result<(), SendError> {
-        // An id is known by the place of its file in the archive, because the head of an object
-        // goes out before its content is read.
-        let mut left: BTreeSet<ObjectId> =
-            self.files.iter().map(|(id, _)| *id).filter(|id| missing.contains(id)).collect();
-        let mut reader = Reader::new(self.rewind()?);
+        let mut sent: BTreeSet<ObjectId> = BTreeSet::new();
+        for part in &self.parts {
+            // An id is known by the place of its file in the archive, because the head of an
+            // object goes out before its content is read.
+            let ids = part.files.iter().map(|(id, _)| *id);
+            let left: BTreeSet<ObjectId> =
+                ids.filter(|id| missing.contains(id) && !sent.contains(id)).collect();
+            sent.extend(&left);
+            part.send(algorithm, left, sink)?;
+        }
+        Ok(())
+    }
+}
+
+impl Part {
+    fn send(
+        &self,
+        algorithm: Algorithm,
+        mut left: BTreeSet<ObjectId>,
+        sink: &mut Sink,
+    ) -> Result<(), SendError> {
+        if left.is_empty() {
+            return Ok(());
+        }
+        let mut reader = self.reader(&Expansion::default())?;
         let mut files = self.files.iter();
         while !left.is_empty() {
             let changed = |what: &[u8]| SendError::Changed { what: common::escape::escape(what) };
@@ -355,8 +518,26 @@ impl Archive {
     }
 }
 
+/// Opens the file at `path` so that it can be read more than once; `-` is the standard input.
+///
+/// # Errors
+///
+/// [`ArchiveError::Open`], or [`ArchiveError::Spool`] if it had to be copied.
+pub fn open_file(path: &Path) -> Result<File, ArchiveError> {
+    if path.as_os_str() == "-" {
+        return spool(&mut io::stdin().lock());
+    }
+    let open = |source| ArchiveError::Open { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(open)?;
+    if file.metadata().map_err(open)?.is_file() { Ok(file) } else { spool(&mut file) }
+}
+
 /// Copies a stream to a temporary file that has no name.
-fn spool(input: &mut dyn Read) -> Result<File, ArchiveError> {
+///
+/// # Errors
+///
+/// [`ArchiveError::Spool`].
+pub fn spool(input: &mut dyn Read) -> Result<File, ArchiveError> {
     let failed = |source| ArchiveError::Spool { directory: std::env::temp_dir(), source };
     let mut file = tempfile::tempfile().map_err(failed)?;
     io::copy(input, &mut file).map_err(failed)?;
@@ -372,66 +553,5 @@ fn account(kind: Account, name: &str) -> Option<u32> {
     match kind {
         Account::User => Some(nix::unistd::User::from_name(name).ok()??.uid.as_raw()),
         Account::Group => Some(nix::unistd::Group::from_name(name).ok()??.gid.as_raw()),
-    }
-}
-
-/// The members so far, with the names they have in the archive.
-struct Members {
-    builder: TreeBuilder,
-    names: BTreeMap<TreePath, Vec<u8>>,
-}
-
-impl Members {
-    fn insert(&mut self, path: TreePath, node: Node, name: &[u8]) -> Result<(), ArchiveError> {
-        self.names.insert(path.clone(), name.to_owned());
-        self.builder.insert(path, node).map_err(|_| ArchiveError::Entry {
-            name: common::escape::escape(name),
-            source: EntryError::Duplicate,
-        })
-    }
-
-    /// Makes the directories that are missing, and refuses what lies in no directory and links
-    /// that lead nowhere.
-    fn connect(mut self) -> Result<TreeBuilder, ArchiveError> {
-        for (path, name) in &self.names {
-            let refuse =
-                |source| ArchiveError::Entry { name: common::escape::escape(name), source };
-            for ancestor in path.ancestors().skip(1) {
-                match self.builder.get(&ancestor) {
-                    Some(Node::Directory(_)) => break,
-                    Some(node) => {
-                        let kind = node.kind();
-                        return Err(refuse(EntryError::Below { ancestor, kind }));
-                    }
-                    None => {
-                        let made = Node::Directory(Metadata::new(0o755, 0, 0));
-                        self.builder.replace(ancestor, made);
-                    }
-                }
-            }
-        }
-        // Links that were followed to a file, so that a long chain is walked once.
-        let mut sound: BTreeSet<&TreePath> = BTreeSet::new();
-        for (path, name) in &self.names {
-            let mut node = self.builder.get(path);
-            if !matches!(node, Some(Node::Leaf(Leaf::HardLink(_)))) {
-                continue;
-            }
-            let mut seen = BTreeSet::from([path]);
-            while let Some(Node::Leaf(Leaf::HardLink(target))) = node {
-                if sound.contains(target) {
-                    break;
-                }
-                node = self.builder.get(target).filter(|_| seen.insert(target));
-                if !matches!(node, Some(Node::Leaf(Leaf::File(_) | Leaf::HardLink(_)))) {
-                    return Err(ArchiveError::Entry {
-                        name: common::escape::escape(name),
-                        source: EntryError::LinkToNowhere { target: target.clone() },
-                    });
-                }
-            }
-            sound.extend(seen);
-        }
-        Ok(self.builder)
     }
 }

@@ -20,6 +20,8 @@ Examples:
   imagetool --insecure list
   imagetool --insecure show base/debian-12.7
   imagetool --insecure get base/debian-12.7 /srv/chroot/debian
+  imagetool --insecure tar base/debian-12.7 -o debian.tar.zst
+  imagetool --insecure add-overlay web/9 base/debian-12.7 nginx.tar
   imagetool --insecure delete base/debian-12.6
 
 Defaults for --imageserver, --insecure and others may stand in ~/.config/dominator/config.toml.
@@ -47,10 +49,12 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    Add(verb::add::AddArgs),
+    Add(Box<verb::add::AddArgs>),
+    AddOverlay(Box<verb::add_overlay::AddOverlayArgs>),
     List(verb::list::ListArgs),
     Show(verb::show::ShowArgs),
     Get(verb::get::GetArgs),
+    Tar(verb::tar::TarArgs),
     Delete(verb::delete::DeleteArgs),
     Copy(verb::copy::CopyArgs),
     Tag(verb::tag::TagArgs),
@@ -90,10 +94,12 @@ fn run(arguments: Arguments) -> Result<Outcome, Failure> {
 
 async fn carry_out(context: &Context, verb: Verb) -> Ended {
     match verb {
-        Verb::Add(args) => verb::add::run(context, args).await,
+        Verb::Add(args) => verb::add::run(context, *args).await,
+        Verb::AddOverlay(args) => verb::add_overlay::run(context, *args).await,
         Verb::List(args) => verb::list::run(context, args).await,
         Verb::Show(args) => verb::show::run(context, args).await,
         Verb::Get(args) => verb::get::run(context, args).await,
+        Verb::Tar(args) => verb::tar::run(context, args).await,
         Verb::Delete(args) => verb::delete::run(context, args).await,
         Verb::Copy(args) => verb::copy::run(context, args).await,
         Verb::Tag(args) => verb::tag::run(context, args).await,

@@ -1,5 +1,7 @@
 //! Fetches a tree and its contents from the image server, every byte of it checked by digest.
 
+pub mod sequence;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -121,7 +123,7 @@ pub enum DownloadError {
 }
 
 impl DownloadError {
-    fn of_file(self, path: &TreePath) -> Self {
+    pub(crate) fn of_file(self, path: &TreePath) -> Self {
         Self::File { path: path.clone(), source: Box::new(self) }
     }
 }

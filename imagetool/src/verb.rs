@@ -2,6 +2,7 @@
 
 pub mod accept_clock;
 pub mod add;
+pub mod add_overlay;
 pub mod change_expiry;
 pub mod copy;
 pub mod delete;
@@ -11,6 +12,7 @@ pub mod get;
 pub mod list;
 pub mod show;
 pub mod tag;
+pub mod tar;
 
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::{Image, ImageName};

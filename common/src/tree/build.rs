@@ -59,6 +59,11 @@ impl TreeBuilder {
         self.nodes.iter()
     }
 
+    /// All paths with their nodes, in component order.
+    pub fn into_nodes(self) -> impl Iterator<Item = (TreePath, Node)> {
+        self.nodes.into_iter()
+    }
+
     /// Makes the tree. A root that was not given has mode 755 and is owned by root.
     ///
     /// # Errors

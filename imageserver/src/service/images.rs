@@ -132,7 +132,7 @@ pub(super) fn make_visible(
         return Err(Fault::new(FaultCode::BadRequest, text));
     }
     if let Some(id) = notes.build_log
-        && store.objects.size_bytes(&id).map_err(store_fault)?.is_none()
+        && store.objects.held(&id).map_err(store_fault)?.is_none()
     {
         let text = format!("object {id}, the build log, is not on this server: upload it first");
         return Err(Fault::new(FaultCode::NotFound, text));

@@ -48,6 +48,7 @@ enum Stopped {
     Writer,
     Stream(StreamError),
     Absent(ObjectId),
+    Unasked(ObjectId),
 }
 
 impl From<WriterGone> for Stopped {
@@ -63,11 +64,51 @@ pub(super) async fn add_objects(
     tasks: &TaskTracker,
     reader: ObjectReader,
 ) -> Result<AddObjectsReply, Fault> {
+    store_stream(store, metrics, tasks, reader, Expected::Anything).await
+}
+
+/// As an upload is stored, of what another server has answered that was asked for `ids`: it need
+/// not have all of them, and must send no others.
+pub(crate) async fn store_objects(
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    tasks: &TaskTracker,
+    reader: ObjectReader,
+    ids: &[ObjectId],
+) -> Result<AddObjectsReply, Fault> {
+    store_stream(store, metrics, tasks, reader, Expected::SomeOf(ids)).await
+}
+
+/// What a stream may bring.
+#[derive(Clone, Copy, Debug)]
+enum Expected<'ids> {
+    /// All objects that it names, whichever they are.
+    Anything,
+    /// Some of these.
+    SomeOf(&'ids [ObjectId]),
+}
+
+impl Expected<'_> {
+    fn has(self, id: &ObjectId) -> bool {
+        match self {
+            Self::Anything => true,
+            Self::SomeOf(ids) => ids.contains(id),
+        }
+    }
+}
+
+async fn store_stream(
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    tasks: &TaskTracker,
+    reader: ObjectReader,
+    expected: Expected<'_>,
+) -> Result<AddObjectsReply, Fault> {
     let (sender, receiver) = mpsc::channel(BATCHES_MAX);
     let writer = tasks.spawn_blocking(move || Writer::new(&store, &metrics).run(receiver));
     let read = {
         let mut feed = Feed { sender, batch: Vec::new(), batch_bytes: 0 };
-        let read = feed.read(reader).await;
+        let read = feed.read(reader, expected).await;
         // What was complete when the stream broke is kept.
         let flushed = feed.flush().await;
         read.and(flushed.map_err(Stopped::from))
@@ -82,6 +123,9 @@ pub(super) async fn add_objects(
             FaultCode::BadRequest,
             format!("object {id} is said to be absent in a stream that should bring it"),
         )),
+        Err(Stopped::Unasked(id)) => {
+            Err(Fault::new(FaultCode::BadRequest, format!("object {id} was not asked for")))
+        }
         Err(Stopped::Writer) => {
             Err(Fault::new(FaultCode::Internal, "the writer of the upload went away"))
         }
@@ -97,11 +141,19 @@ struct Feed {
 
 impl Feed {
     /// Reads the stream to its end and hands it to the writer.
-    async fn read(&mut self, mut reader: ObjectReader) -> Result<(), Stopped> {
+    async fn read(
+        &mut self,
+        mut reader: ObjectReader,
+        expected: Expected<'_>,
+    ) -> Result<(), Stopped> {
         loop {
             match self.flush_unless_ready(reader.head()).await?.map_err(Stopped::Stream)? {
                 Head::End => return Ok(()),
+                Head::Absent(_) if matches!(expected, Expected::SomeOf(_)) => continue,
                 Head::Absent(id) => return Err(Stopped::Absent(id)),
+                Head::Object { id, .. } if !expected.has(&id) => {
+                    return Err(Stopped::Unasked(id));
+                }
                 Head::Object { id, size_bytes } => {
                     self.push(Step::Begin { id, size_bytes }).await?;
                 }
@@ -196,7 +248,7 @@ impl<'store> Writer<'store> {
             Step::Begin { id, size_bytes } => {
                 // Before it is looked for, so that what is found to be there stays.
                 self.store.leasing.give(&[id], LEASE_SECONDS_MAX)?;
-                let there = self.store.objects.size_bytes(&id)? == Some(size_bytes);
+                let there = self.store.objects.held(&id)? == Some(size_bytes);
                 self.current = if there {
                     Current::Known
                 } else {

@@ -361,9 +361,11 @@ impl Images {
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
         index.remove(name);
         drop(index);
-        let path = self.image_path(name);
-        fs_err::remove_file(&path).map_err(failed(what))?;
-        sync_directory(path.parent().expect("it is below the directory of images"))
+        // The mark has deleted it: what fails now is made up for at the next start.
+        if let Err(error) = fs_err::remove_file(self.image_path(name)) {
+            tracing::warn!(%error, "the record of a deleted image stays until the next start");
+        }
+        Ok(())
     }
 }
 

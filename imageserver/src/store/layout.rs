@@ -9,6 +9,8 @@
 //! DATA/images/<component>.d/.../<last>.image    one record for each image
 //! DATA/images/<component>.d/.../<last>.deleted  the name was used, and never is again
 //! DATA/incoming/                            what is being written; emptied at start
+//! DATA/unsynced                             objects may not be on the medium; empty
+//! DATA/scrub                                how far reading all objects is
 //! DATA/quarantine/                          objects that were found corrupt
 //! ```
 //!
@@ -36,8 +38,27 @@ pub const OBJECTS: &str = "objects";
 pub const IMAGES: &str = "images";
 /// The directory of what is being written.
 pub const INCOMING: &str = "incoming";
+/// The file that is there while objects may have been stored that are not on the medium.
+pub const UNSYNCED: &str = "unsynced";
+/// The file that says how far reading all objects is.
+pub const SCRUB: &str = "scrub";
 /// The directory of objects that were found corrupt.
 pub const QUARANTINE: &str = "quarantine";
+
+/// What may be at the top of the data directory; a file-system of its own has the last one.
+pub const TOP: [&str; 11] = [
+    LOCK,
+    LEASES,
+    HOLDS,
+    CLOCK,
+    OBJECTS,
+    IMAGES,
+    INCOMING,
+    UNSYNCED,
+    SCRUB,
+    QUARANTINE,
+    "lost+found",
+];
 
 /// Every algorithm that has a directory of objects.
 pub const ALGORITHMS: [Algorithm; 2] = [Algorithm::Blake3, Algorithm::Sha512];
@@ -62,6 +83,36 @@ pub fn object_path(id: &ObjectId) -> PathBuf {
 /// The fan-out directories of an algorithm, below the directory of objects.
 pub fn fan_out(algorithm: Algorithm) -> impl Iterator<Item = PathBuf> {
     (0..=u8::MAX).map(move |byte| PathBuf::from(format!("{algorithm}/{byte:02x}")))
+}
+
+/// The object that lies at `path` below the directory of objects, if one may.
+#[must_use]
+pub fn object_at(path: &Path) -> Option<ObjectId> {
+    let mut components = path.components();
+    let algorithm = components.next()?.as_os_str().to_str()?;
+    let hex = components.next_back()?.as_os_str().to_str()?;
+    let id: ObjectId = format!("{algorithm}:{hex}").parse().ok()?;
+    (object_path(&id) == path).then_some(id)
+}
+
+/// The name of an object in the quarantine, whose file has that number.
+#[must_use]
+pub fn aside(id: &ObjectId, inode: u64) -> String {
+    format!("{}-{}-{inode}", id.algorithm(), id.hex())
+}
+
+/// The object that has such a name in the quarantine.
+#[must_use]
+pub fn put_aside(name: &str) -> Option<ObjectId> {
+    let (id, inode) = name.rsplit_once('-')?;
+    inode.parse::<u64>().ok()?;
+    let (algorithm, hex) = id.split_once('-')?;
+    format!("{algorithm}:{hex}").parse().ok()
+}
+
+/// The fan-out directories of all algorithms, below the directory of objects.
+pub fn places() -> impl Iterator<Item = PathBuf> {
+    ALGORITHMS.into_iter().flat_map(fan_out)
 }
 
 /// What a file below the directory of images stands for.
@@ -132,6 +183,23 @@ mod tests {
         assert_eq!(object_path(&id), PathBuf::from(format!("blake3/af/{hex}")));
         assert_eq!(fan_out(Algorithm::Sha512).count(), 256);
         assert_eq!(fan_out(Algorithm::Sha512).last(), Some(PathBuf::from("sha512/ff")));
+    }
+
+    #[test]
+    fn objects_come_back_from_their_paths() {
+        for algorithm in ALGORITHMS {
+            let id = algorithm.digest(b"content");
+            assert_eq!(object_at(&object_path(&id)), Some(id));
+            assert_eq!(put_aside(&aside(&id, 77)), Some(id));
+            let wrong = object_path(&id).with_file_name("x");
+            let moved = Path::new(algorithm.name()).join("00").join(id.hex());
+            for path in [wrong, moved, PathBuf::from(id.hex()), PathBuf::new()] {
+                assert_eq!(object_at(&path), None, "{path:?}");
+            }
+            for name in [id.hex(), format!("{}-{}", algorithm, id.hex()), "-1".to_owned()] {
+                assert_eq!(put_aside(&name), None, "{name}");
+            }
+        }
     }
 
     #[test]

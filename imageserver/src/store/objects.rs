@@ -4,7 +4,8 @@
 //! length and digest are what was announced. Its own directory is not made durable for each:
 //! [`Objects::sync`] does that for all at once, before an image that needs them is seen. After a
 //! power failure an object that no image needs yet may therefore be empty or damaged: an empty one
-//! is not counted as there, a damaged one is found when it is read.
+//! is not counted as there; and after a server that did not stop well, with objects that were not
+//! synced, none is believed to be there before it was read, until all were ([`Objects::held`]).
 
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -14,10 +15,14 @@ use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use common::object::{Hasher, ObjectId};
+use walkdir::{DirEntryExt as _, WalkDir};
 
 use super::holdings::{Change, Holdings, Tally};
+use super::reading::{Found, MediumReader};
 use super::receive::Receiving;
+use super::unsynced::Unsynced;
 use super::verified::Verified;
+use super::wounds::{Wound, Wounds, is_unreadable};
 use super::{StoreError, failed, layout, make_directory};
 
 /// The longest object that is read, hashed and sent in one piece, in bytes.
@@ -37,12 +42,31 @@ pub struct Objects {
     quarantine: PathBuf,
     // Opened at start, so that a failed write-back of any object written since is reported to it.
     handle: fs_err::File,
-    unsynced: AtomicBool,
+    failed: AtomicBool,
+    pub(super) unsynced: Unsynced,
     next: AtomicU64,
     pub(super) verified: Verified,
     checks: [Mutex<()>; CHECKS_MAX],
     pub(super) tally: Tally,
     corrupt: AtomicU64,
+    wounds: Wounds,
+    /// What was read from the medium, or came, since the start; only while objects are doubtful.
+    on_medium: Verified,
+    // For the objects that are doubtful: one at a time, so that there is one buffer.
+    medium: Mutex<MediumReader>,
+}
+
+/// What an object on the medium is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnMedium {
+    /// It is what its id says, of that length in bytes.
+    Whole(u64),
+    /// It is not there, or is the empty file that a crash leaves.
+    Absent,
+    /// It was not what its id says, and was put aside.
+    Corrupt,
+    /// Who reads it was told to stop.
+    Stopped,
 }
 
 /// An object whose content was found to be what its id says.
@@ -82,18 +106,39 @@ impl Objects {
                 return Err(StoreError::TwoFileSystems { path: path.clone() });
             }
         }
-        Ok(Self {
+        let objects = Self {
             root,
             incoming,
             quarantine,
             handle,
-            unsynced: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            unsynced: Unsynced::open(data)?,
             next: AtomicU64::new(0),
             verified: Verified::default(),
             checks: [const { Mutex::new(()) }; CHECKS_MAX],
             tally: Tally::new(),
             corrupt: AtomicU64::new(0),
-        })
+            wounds: Wounds::default(),
+            on_medium: Verified::default(),
+            medium: Mutex::default(),
+        };
+        objects.remember_quarantine()?;
+        Ok(objects)
+    }
+
+    /// What was put aside and has not come again is still to be repaired.
+    fn remember_quarantine(&self) -> Result<(), StoreError> {
+        let why = || failed("read the quarantine");
+        for entry in fs_err::read_dir(&self.quarantine).map_err(why())? {
+            let entry = entry.map_err(why())?;
+            let Some(id) = entry.file_name().to_str().and_then(layout::put_aside) else {
+                continue;
+            };
+            if self.size_bytes(&id)?.is_none() {
+                self.wounds.add(id, Wound::Corrupt);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn path(&self, id: &ObjectId) -> PathBuf {
@@ -118,7 +163,125 @@ impl Objects {
         }
     }
 
-    /// Those of `ids` that are not there, in order.
+    /// The length in bytes of an object that an image may need, or `None` if it has to be uploaded.
+    /// Its content is read only while it is doubtful what a former server has left.
+    ///
+    /// # Errors
+    ///
+    /// What the file-system says.
+    pub fn held(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
+        if self.wounds.of(id) == Some(Wound::Unreadable) {
+            return Ok(None);
+        }
+        if !self.is_doubtful() {
+            return self.size_bytes(id);
+        }
+        let path = self.path(id);
+        if let Ok(metadata) = fs_err::symlink_metadata(&path)
+            && self.on_medium.knows(id, &metadata)
+        {
+            return Ok(Some(metadata.len()));
+        }
+        let mut reader = self.medium.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.read_medium(id, &mut reader, &mut |_| true) {
+            Ok(OnMedium::Whole(size_bytes)) => Ok(Some(size_bytes)),
+            Ok(_) => Ok(None),
+            Err(_) if self.wounds.of(id) == Some(Wound::Unreadable) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads an object from the medium, whatever is in memory, and puts it aside if it is corrupt.
+    /// `pace` as for [`MediumReader::hash`].
+    ///
+    /// # Errors
+    ///
+    /// What the file-system says.
+    pub fn read_medium(
+        &self,
+        id: &ObjectId,
+        reader: &mut MediumReader,
+        pace: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<OnMedium, StoreError> {
+        if self.size_bytes(id)?.is_none() {
+            return Ok(OnMedium::Absent);
+        }
+        let Found { id: got, metadata } = match reader.hash(&self.path(id), id, pace) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(OnMedium::Stopped),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(OnMedium::Absent),
+            Err(error) => return Err(self.unread(id, error)),
+        };
+        if got != *id {
+            self.put_aside(id, &metadata)?;
+            return Ok(OnMedium::Corrupt);
+        }
+        if metadata.len() > WHOLE_BYTES_MAX {
+            self.verified.remember(id, &metadata);
+        }
+        if self.is_doubtful() {
+            self.on_medium.remember(id, &metadata);
+        }
+        self.wounds.heal(id);
+        Ok(OnMedium::Whole(metadata.len()))
+    }
+
+    /// Takes note that `id` was put in place by this server, which would hear of it if it did not
+    /// get to the medium.
+    pub(super) fn received(&self, id: &ObjectId) {
+        self.wounds.heal(id);
+        if self.is_doubtful()
+            && let Ok(metadata) = fs_err::symlink_metadata(self.path(id))
+        {
+            self.on_medium.remember(id, &metadata);
+        }
+    }
+
+    /// True if a former server has left objects that may not be what they should be, and not all
+    /// have been read from the medium since.
+    #[must_use]
+    pub fn is_doubtful(&self) -> bool {
+        self.unsynced.is_doubtful()
+    }
+
+    /// Takes note that every object that a former server has left was read from the medium since
+    /// the start.
+    pub fn all_read(&self) {
+        self.unsynced.all_read();
+    }
+
+    /// The objects in one of the directories of [`layout::places`], as they lie on the disk.
+    ///
+    /// # Errors
+    ///
+    /// What the file-system says.
+    pub fn list(&self, below: &Path) -> Result<Vec<ObjectId>, StoreError> {
+        let mut found = Vec::new();
+        for entry in WalkDir::new(self.root.join(below)).min_depth(1).max_depth(1) {
+            let entry = entry.map_err(|error| failed("list objects")(error.into()))?;
+            let id = layout::object_at(&below.join(entry.file_name()));
+            found.extend(id.map(|id| (entry.ino(), id)));
+        }
+        found.sort_unstable();
+        Ok(found.into_iter().map(|(_, id)| id).collect())
+    }
+
+    /// Takes note that `id` could not be read, if it is the medium that fails. `error` must be that
+    /// of the kernel: what `fs_err` makes of it does not tell its number.
+    fn unread(&self, id: &ObjectId, error: io::Error) -> StoreError {
+        if is_unreadable(&error) {
+            self.wounds.add(*id, Wound::Unreadable);
+        }
+        failed(format!("read object {id}"))(error)
+    }
+
+    /// The objects that are known to be lost or unreadable.
+    #[must_use]
+    pub fn wounds(&self) -> &Wounds {
+        &self.wounds
+    }
+
+    /// Those of `ids` that have to be uploaded, in order.
     ///
     /// # Errors
     ///
@@ -126,7 +289,7 @@ impl Objects {
     pub fn missing(&self, ids: &[ObjectId]) -> Result<Vec<ObjectId>, StoreError> {
         let mut missing = Vec::new();
         for id in ids {
-            if self.size_bytes(id)?.is_none() {
+            if self.held(id)?.is_none() {
                 missing.push(*id);
             }
         }
@@ -149,10 +312,10 @@ impl Objects {
     ///
     /// What the file-system says.
     pub fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
-        let why = || failed(format!("read object {id}"));
+        let why = || |error| self.unread(id, error);
         let path = self.path(id);
-        let mut file = match fs_err::File::open(&path) {
-            Ok(file) => file,
+        let mut file = match std::fs::File::open(&path) {
+            Ok(file) => fs_err::File::from_parts(file, &path),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(why()(error)),
         };
@@ -161,8 +324,9 @@ impl Objects {
             let mut content = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0) + 1);
             // One byte more than a whole object may have: the file may have grown.
             let limit = WHOLE_BYTES_MAX + 1;
-            file.by_ref().take(limit).read_to_end(&mut content).map_err(why())?;
+            file.file_mut().take(limit).read_to_end(&mut content).map_err(why())?;
             if id.algorithm().digest(&content) == *id {
+                self.wounds.heal(id);
                 return Ok(Some(Content::Whole(content.into())));
             }
         } else if self.is_intact(id, &mut file, &metadata)? {
@@ -191,13 +355,14 @@ impl Objects {
         let mut hasher = Hasher::new(id.algorithm());
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
-            match file.read(&mut chunk).map_err(failed(format!("read object {id}")))? {
+            match file.file_mut().read(&mut chunk).map_err(|error| self.unread(id, error))? {
                 0 => break,
                 length => hasher.update(&chunk[..length]),
             }
         }
         let intact = hasher.finish() == *id;
         if intact {
+            self.wounds.heal(id);
             self.verified.remember(id, metadata);
         }
         Ok(intact)
@@ -207,7 +372,7 @@ impl Objects {
     fn put_aside(&self, id: &ObjectId, bad: &std::fs::Metadata) -> Result<(), StoreError> {
         self.corrupt.fetch_add(1, Ordering::Relaxed);
         let path = self.path(id);
-        let aside = self.quarantine.join(format!("{}-{}-{}", id.algorithm(), id.hex(), bad.ino()));
+        let aside = self.quarantine.join(layout::aside(id, bad.ino()));
         self.tally.note(id, || {
             let stays = |size_bytes| Change { before: size_bytes, after: size_bytes };
             match fs_err::symlink_metadata(&path) {
@@ -222,6 +387,7 @@ impl Objects {
             );
             fs_err::rename(&path, &aside)
                 .map_err(failed(format!("put the corrupt object {id} aside")))?;
+            self.wounds.add(*id, Wound::Corrupt);
             Ok(Change { before: length_of(id, bad), after: None })
         })
     }
@@ -233,13 +399,16 @@ impl Objects {
     /// What the file-system says; from then on [`StoreError::Unsynced`], because the kernel
     /// reports a failed write once and then forgets it.
     pub fn sync(&self) -> Result<(), StoreError> {
-        if self.unsynced.load(Ordering::Acquire) {
+        if self.failed.load(Ordering::Acquire) {
             return Err(StoreError::Unsynced);
         }
+        let before = self.unsynced.placed();
         nix::unistd::syncfs(self.handle.file()).map_err(|errno| {
-            self.unsynced.store(true, Ordering::Release);
+            self.failed.store(true, Ordering::Release);
             failed("make the objects durable")(errno.into())
-        })
+        })?;
+        self.unsynced.synced(before);
+        Ok(())
     }
 
     /// How much a writer without privileges could store now, in bytes.

@@ -74,8 +74,13 @@ impl<'store> Receiving<'store> {
         self.objects.tally.note(&self.id, || {
             let before = self.objects.size_bytes(&self.id)?;
             let temporary = self.temporary.as_ref().expect("it is taken only here");
-            fs_err::rename(temporary, path).map_err(failed(format!("store object {}", self.id)))?;
+            let put = || fs_err::rename(temporary, path);
+            self.objects
+                .unsynced
+                .place(put)
+                .map_err(failed(format!("store object {}", self.id)))?;
             self.temporary = None;
+            self.objects.received(&self.id);
             Ok(Change { before, after: Some(self.size_bytes) })
         })
     }

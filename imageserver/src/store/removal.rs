@@ -60,6 +60,8 @@ impl Objects {
             let aside = self.temporary();
             fs_err::rename(&path, &aside).map_err(failed(format!("remove object {id}")))?;
             self.verified.forget(id, &metadata);
+            // What is wrong with it is of no matter any more.
+            self.wounds().heal(id);
             taken = Some(Taken { path: aside, bytes: metadata.blocks() * BLOCK_BYTES });
             Ok(Change { before: length_of(id, &metadata), after: None })
         })?;

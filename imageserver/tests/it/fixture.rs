@@ -4,7 +4,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use common::api::image_server::{AddImage, AddImageReply, AddImageRequest};
@@ -30,6 +31,7 @@ pub const ALGORITHM: Algorithm = Algorithm::Blake3;
 pub struct Server {
     process: Child,
     log: Option<std::thread::JoinHandle<()>>,
+    lines: Arc<Mutex<Vec<String>>>,
     pub address: SocketAddr,
     pub client: Client,
 }
@@ -40,9 +42,14 @@ impl Server {
         Self::start_with(data, &[])
     }
 
-    /// Starts a server with more flags.
+    /// The same, with more flags.
     pub fn start_with(data: &Path, flags: &[&str]) -> Self {
-        let mut process = command(data).args(flags).spawn().unwrap();
+        Self::run(command(data).args(flags))
+    }
+
+    /// Runs `command`, which ends up being a server, and waits until that listens.
+    pub fn run(command: &mut Command) -> Self {
+        let mut process = command.spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let address = lines
             .by_ref()
@@ -50,9 +57,13 @@ impl Server {
             .find_map(|line| line.split_once("listening on http://")?.1.parse().ok())
             .expect("the server did not start");
         // Reads on, so that the server never waits for its log to be read.
-        let log = std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
+        let read = Arc::<Mutex<Vec<String>>>::default();
+        let said = Arc::clone(&read);
+        let log = std::thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|line| said.lock().unwrap().push(line));
+        });
         let peer = Peer::parse(&format!("{address}"), 0).unwrap();
-        Self { process, log: Some(log), address, client: Client::new(peer) }
+        Self { process, log: Some(log), lines: read, address, client: Client::new(peer) }
     }
 
     /// Kills the server as a power switch does.
@@ -69,6 +80,11 @@ impl Server {
             assert!(status.success(), "{status}");
         });
         wait.await.unwrap();
+    }
+
+    /// True if a line of its log holds `text`.
+    pub fn logged(&self, text: &str) -> bool {
+        self.lines.lock().unwrap().iter().any(|line| line.contains(text))
     }
 
     pub fn id(&self) -> u32 {
@@ -285,11 +301,19 @@ pub fn files_in(directory: PathBuf) -> usize {
     std::fs::read_dir(directory).unwrap().count()
 }
 
-/// Asks again and again until `done`, for at most a minute.
+/// Asks again and again until `done`.
 pub async fn until(done: impl AsyncFn() -> bool) {
-    let begun = Instant::now();
+    let begun = std::time::Instant::now();
     while !done().await {
         assert!(begun.elapsed() < Duration::from_secs(60), "it never happens");
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Changes one byte of a file in place, behind the back of the server.
+pub fn flip(path: &Path) {
+    let mut content = std::fs::read(path).unwrap();
+    let middle = content.len() / 2;
+    content[middle] ^= 1;
+    std::fs::write(path, content).unwrap();
 }

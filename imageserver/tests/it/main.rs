@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod broken_disk;
+mod check;
 mod collection;
 mod crash;
 mod expiry;
@@ -12,4 +14,6 @@ mod images;
 mod memory;
 mod notes;
 mod objects;
+mod power;
+mod scrub;
 mod space;

@@ -66,5 +66,19 @@ async fn a_full_disk_is_named_and_reading_goes_on() {
     assert_eq!(server.fetch(&[hello]).await, [(hello, Some(b"hello".to_vec()))]);
     assert_eq!(server.fetch(&[ids[0]]).await, [(ids[0], Some(many[0].clone()))]);
     assert_eq!(server.get("/", "").status, 200);
-    drop(server);
+
+    // Not even the record of an image fits, until there is space again: nobody restarts the server.
+    std::fs::write(mount.0.join("rest"), vec![0; 4 << 20]).unwrap_err();
+    let error = server.add(image_of("more", &tree)).await.unwrap_err();
+    assert_eq!(error.code, FaultCode::NoSpace);
+    assert!(error.message.starts_with("no space left to store image more: "), "{}", error.message);
+    let listed = server.metric("dominator_images");
+    std::fs::remove_file(mount.0.join("rest")).unwrap();
+    let mut grow = Command::new("mount");
+    grow.args(["-o", "remount,size=32m"]).arg(mount.0);
+    assert!(grow.status().unwrap().success());
+    assert_eq!((server.add(image_of("more", &tree)).await.is_ok(), listed), (true, "1".to_owned()));
+    assert_eq!(server.upload(&slices).await.known, 20 - missing.len() as u64);
+    assert_eq!(server.fetch(&ids).await.len(), 20);
+    server.stop().await;
 }

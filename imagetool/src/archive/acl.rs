@@ -148,6 +148,26 @@ impl Acl {
         value
     }
 
+    /// The text that tar archives hold, accounts by their numbers.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let entries = self.0.iter().map(|entry| {
+            let name = match entry.tag {
+                USER_OBJECT | USER => "user",
+                GROUP_OBJECT | GROUP => "group",
+                MASK => "mask",
+                _ => "other",
+            };
+            let id = match entry.tag {
+                USER | GROUP => entry.id.to_string(),
+                _ => String::new(),
+            };
+            let letter = |bit, letter| if entry.permissions & bit == 0 { '-' } else { letter };
+            format!("{name}:{id}:{}{}{}", letter(4, 'r'), letter(2, 'w'), letter(1, 'x'))
+        });
+        entries.collect::<Vec<_>>().join(",")
+    }
+
     /// The nine permission bits that a file with this access list has.
     #[must_use]
     pub fn mode_bits(&self) -> u32 {
@@ -226,6 +246,9 @@ mod tests {
         assert_eq!(Acl::from_attribute(&want).unwrap(), acl);
         assert_eq!(acl.mode_bits(), 0o770);
         assert!(!acl.is_minimal());
+        let text = "user::rwx,user:1000:rw-,group::r-x,mask::rwx,other::---";
+        assert_eq!(acl.to_text(), text);
+        assert_eq!(parse(text).unwrap(), acl);
         assert_eq!(parse("u::rwx,g::r-x,o::---,u:nobody-here:rw-:1000,m::rwx").unwrap(), acl);
     }
 

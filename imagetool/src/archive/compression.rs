@@ -1,7 +1,8 @@
-//! Opens an archive whatever it is compressed with, known by its first bytes and not by its name.
+//! Opens an archive whatever it is compressed with, known by its first bytes and not by its name;
+//! and compresses one.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::path::Path;
 
 /// How much is read from the disk at once, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -13,8 +14,12 @@ const XZ_MEMORY_BYTES_MAX: u64 = 1 << 30;
 /// makes.
 const ZSTD_WINDOW_LOG_MAX: u32 = 30;
 
+/// How hard zstd and xz compress: what their programs do if they are not told.
+const ZSTD_LEVEL: i32 = 3;
+const XZ_LEVEL: u32 = 6;
+
 /// What an archive is compressed with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Compression {
     /// Nothing.
     None,
@@ -41,15 +46,107 @@ impl Compression {
             _ => Self::None,
         }
     }
+
+    /// What the name of an archive promises.
+    #[must_use]
+    pub fn of_name(path: &Path) -> Self {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("gz" | "tgz") => Self::Gzip,
+            Some("zst" | "tzst") => Self::Zstd,
+            Some("xz" | "txz") => Self::Xz,
+            Some("bz2" | "tbz" | "tbz2") => Self::Bzip2,
+            _ => Self::None,
+        }
+    }
 }
 
-/// The decompressed bytes of `file`, read from where it stands.
+/// Compresses what is written to it. The same input gives the same output.
+pub enum Compressor<W: Write> {
+    /// Not at all.
+    None(BufWriter<W>),
+    /// With gzip.
+    Gzip(flate2::write::GzEncoder<BufWriter<W>>),
+    /// With zstd.
+    Zstd(zstd::stream::write::Encoder<'static, BufWriter<W>>),
+    /// With xz.
+    Xz(liblzma::write::XzEncoder<BufWriter<W>>),
+    /// With bzip2.
+    Bzip2(bzip2::write::BzEncoder<BufWriter<W>>),
+}
+
+impl<W: Write> Compressor<W> {
+    /// Writes to `output`.
+    ///
+    /// # Errors
+    ///
+    /// What the start of the compressor gives.
+    pub fn new(compression: Compression, output: W) -> io::Result<Self> {
+        let output = BufWriter::with_capacity(BUFFER_BYTES, output);
+        Ok(match compression {
+            Compression::None => Self::None(output),
+            Compression::Gzip => {
+                let level = flate2::Compression::default();
+                Self::Gzip(flate2::write::GzEncoder::new(output, level))
+            }
+            Compression::Zstd => {
+                let mut encoder = zstd::stream::write::Encoder::new(output, ZSTD_LEVEL)?;
+                encoder.include_checksum(true)?;
+                Self::Zstd(encoder)
+            }
+            Compression::Xz => Self::Xz(liblzma::write::XzEncoder::new(output, XZ_LEVEL)),
+            Compression::Bzip2 => {
+                let level = bzip2::Compression::best();
+                Self::Bzip2(bzip2::write::BzEncoder::new(output, level))
+            }
+        })
+    }
+
+    /// Writes what is left, and gives the output back.
+    ///
+    /// # Errors
+    ///
+    /// What the output gives.
+    pub fn finish(self) -> io::Result<W> {
+        let output = match self {
+            Self::None(output) => output,
+            Self::Gzip(encoder) => encoder.finish()?,
+            Self::Zstd(encoder) => encoder.finish()?,
+            Self::Xz(encoder) => encoder.finish()?,
+            Self::Bzip2(encoder) => encoder.finish()?,
+        };
+        output.into_inner().map_err(|error| error.into_error())
+    }
+}
+
+impl<W: Write> Write for Compressor<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::None(output) => output.write(buffer),
+            Self::Gzip(encoder) => encoder.write(buffer),
+            Self::Zstd(encoder) => encoder.write(buffer),
+            Self::Xz(encoder) => encoder.write(buffer),
+            Self::Bzip2(encoder) => encoder.write(buffer),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::None(output) => output.flush(),
+            Self::Gzip(encoder) => encoder.flush(),
+            Self::Zstd(encoder) => encoder.flush(),
+            Self::Xz(encoder) => encoder.flush(),
+            Self::Bzip2(encoder) => encoder.flush(),
+        }
+    }
+}
+
+/// The decompressed bytes of `input`.
 ///
 /// # Errors
 ///
 /// What reading its first bytes, or the start of a decompressor, gives.
-pub fn open(file: File) -> io::Result<Box<dyn Read + Send>> {
-    let mut input = BufReader::with_capacity(BUFFER_BYTES, file);
+pub fn open(input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
     Ok(match Compression::of(input.fill_buf()?) {
         Compression::None => Box::new(input),
         Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),

@@ -141,11 +141,15 @@ fn device_of(member: &Member, kind: EntryType) -> Result<Device, EntryError> {
         (None, Some(gnu)) => (&gnu.dev_major, &gnu.dev_minor),
         (None, None) => return Err(bad()),
     };
-    let number = |field: &[u8], max: u32| {
-        let number = field_number(field).and_then(|number| u32::try_from(number).ok());
+    // Libarchive has less room in the header than others, and says large numbers in records.
+    let number = |key: &'static str, field: &[u8], max: u32| {
+        let recorded = member.records.number(key).map_err(|source| EntryError::Pax { source })?;
+        let number = recorded.or_else(|| field_number(field));
+        let number = number.and_then(|number| u32::try_from(number).ok());
         number.filter(|number| *number <= max).ok_or_else(bad)
     };
-    let (major, minor) = (number(major, MAJOR_MAX)?, number(minor, MINOR_MAX)?);
+    let major = number("SCHILY.devmajor", major, MAJOR_MAX)?;
+    let minor = number("SCHILY.devminor", minor, MINOR_MAX)?;
     Ok(if kind == EntryType::Block {
         Device::Block { major, minor }
     } else {

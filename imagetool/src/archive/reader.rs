@@ -10,19 +10,20 @@ use std::io::{self, Read};
 use common::escape::escape;
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
+use super::expansion::Expands;
 use super::pax::Records;
 use super::sparse::{self, Piece, STRETCHES_MAX, SparseRecords, Stretch};
 use super::{ArchiveError, EntryError};
 
 /// Headers and contents are padded to this, in bytes.
-const BLOCK_BYTES: u64 = 512;
+pub const BLOCK_BYTES: u64 = 512;
 
 /// The longest long name, in bytes. Linux has no path above 4,096, this leaves room for `./`.
 const LONG_NAME_BYTES_MAX: u64 = 1 << 16;
 
 /// The largest pax header, in bytes: sixty of the longest extended attributes. Headers that count
 /// for all that follows may have as much together, because each member gets a copy of them.
-const PAX_BYTES_MAX: u64 = 4 << 20;
+pub const PAX_BYTES_MAX: u64 = 4 << 20;
 
 /// One member of an archive, as its headers describe it.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub struct Member {
     pub records: Records,
     /// Length of the content, holes included, in bytes.
     pub size_bytes: u64,
+    /// Length of the holes together, in bytes.
+    pub hole_bytes: u64,
 }
 
 /// Reads the members of an archive in their order.
@@ -52,6 +55,17 @@ pub struct Reader<R> {
     pieces: std::vec::IntoIter<Piece>,
     padding_bytes: u64,
     last_name: Option<String>,
+    end: End,
+}
+
+/// How the end of an archive is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By a block of zeros: without it the archive was cut.
+    Marked,
+    /// By the end of the input. Somebody else makes sure that it was not cut, as the digest of a
+    /// layer does; some tools leave out what should follow their last content.
+    Input,
 }
 
 impl<R: Read> Reader<R> {
@@ -65,7 +79,22 @@ impl<R: Read> Reader<R> {
             pieces: Vec::new().into_iter(),
             padding_bytes: 0,
             last_name: None,
+            end: End::Marked,
         }
+    }
+
+    /// Lets the archive end as `end` says.
+    #[must_use]
+    pub fn ending(mut self, end: End) -> Self {
+        self.end = end;
+        self
+    }
+
+    /// How many bytes were read so far: behind [`Reader::next_member`] the place where the content
+    /// of the member starts.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// The next member, or `None` behind the last one. What is left of the content of the one
@@ -171,7 +200,9 @@ impl<R: Read> Reader<R> {
         let padded = padded.ok_or_else(|| in_entry(EntryError::Number { field: "size" }))?;
         self.padding_bytes = padded - stored;
         self.pieces = pieces.into_iter();
-        Ok(Member { name, link, kind, header, records, size_bytes })
+        // The pieces add up, so there are no more stored bytes than bytes.
+        let hole_bytes = size_bytes.saturating_sub(stored);
+        Ok(Member { name, link, kind, header, records, size_bytes, hole_bytes })
     }
 
     /// Hands what is left of the current member's content to `take`, chunk by chunk.
@@ -202,20 +233,23 @@ impl<R: Read> Reader<R> {
             }
         }
         let padding = std::mem::take(&mut self.padding_bytes);
-        Ok(self.skip(padding)?)
+        match (self.skip(padding), self.end) {
+            (Err(ArchiveError::Truncated { .. }), End::Input) => Ok(()),
+            (skipped, _) => Ok(skipped?),
+        }
     }
 
-    /// Reads to the end of the input, behind the last member.
+    /// Reads to the end of the input, behind the last member, and gives the input back.
     ///
     /// # Errors
     ///
     /// [`ArchiveError::Trailing`] if anything but zeros follows; a checksum of the compression
     /// that does not hold.
-    pub fn finish(mut self) -> Result<(), ArchiveError> {
+    pub fn finish(mut self) -> Result<R, ArchiveError> {
         let mut buffer = [0; 16 << 10];
         loop {
             match self.some(&mut buffer)? {
-                0 => return Ok(()),
+                0 => return Ok(self.input),
                 read if buffer[..read].iter().all(|&byte| byte == 0) => {}
                 _ => return Err(ArchiveError::Trailing { offset: self.offset }),
             }
@@ -226,7 +260,14 @@ impl<R: Read> Reader<R> {
     fn header(&mut self) -> Result<Option<Box<Header>>, ArchiveError> {
         let mut header = Box::new(Header::new_old());
         let at = self.offset;
-        self.exact(header.as_mut_bytes())?;
+        match self.exact(header.as_mut_bytes()) {
+            Err(ArchiveError::Empty | ArchiveError::Truncated { .. })
+                if self.end == End::Input && self.offset == at =>
+            {
+                return Ok(None);
+            }
+            read => read?,
+        }
         if header.as_bytes().iter().all(|&byte| byte == 0) {
             return Ok(None);
         }
@@ -399,7 +440,17 @@ impl<R: Read> Reader<R> {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                     return Err(self.truncated());
                 }
-                Err(source) => return Err(ArchiveError::Read { offset: self.offset, source }),
+                Err(source) => {
+                    let offset = self.offset;
+                    let expands =
+                        source.get_ref().and_then(|inner| inner.downcast_ref::<Expands>());
+                    return Err(match expands {
+                        Some(&expands) => {
+                            ArchiveError::Expands { offset, after: self.after(), source: expands }
+                        }
+                        None => ArchiveError::Read { offset, source },
+                    });
+                }
             }
         }
     }

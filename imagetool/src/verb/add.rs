@@ -23,13 +23,12 @@ use serde::Serialize;
 
 use super::tag::tag_of;
 use super::{Context, Ended, get_image, print_json};
-use crate::archive::{Archive, ArchiveError};
 use crate::computed::{self, Rules};
 use crate::content::{Contents, Objects};
-use crate::directory;
 use crate::failure::{Failure, Outcome};
 use crate::health;
 use crate::output::{count, plural, plural_entries, size};
+use crate::source::{Read, Source, SourceArgs};
 use crate::upload::{Sent, UploadError, upload};
 
 /// How long the server may take to make an image durable.
@@ -61,6 +60,8 @@ Examples:
   imagetool --insecure add test/today root.tar - - --expires-in 7d
   imagetool --insecure add web/7 root.tar filter - --tag os=debian-12 --build-log build.log
   imagetool --insecure add web/8 root.tar filter triggers.json --health-check health.json
+  skopeo copy docker://debian:12 oci-archive:debian.tar
+  imagetool --insecure add base/debian-12 debian.tar filter - --platform linux/arm64
 
 A health check is a JSON object; it is run on the machine, without a shell, after each update:
   {\"command\": [\"/usr/local/bin/web-answers\", \"443\"], \"within_seconds\": 60, \"undo\": true}
@@ -72,8 +73,9 @@ version gets a new name.")]
 pub struct AddArgs {
     /// The name of the new image, such as base/debian-12.7.
     pub name: ImageName,
-    /// A tar archive, plain or compressed with gzip, zstd, xz or bzip2; or a directory; or `-`
-    /// for an archive on the standard input.
+    /// A tar archive, plain or compressed with gzip, zstd, xz or bzip2; or a directory; or an
+    /// OCI or Docker image, as an archive or an OCI layout; or `-` for an archive on the standard
+    /// input.
     #[arg(value_name = "IMAGEFILE")]
     pub image_file: PathBuf,
     /// Regular expressions, one a line, of the paths that each machine keeps as its own. `-` for
@@ -104,6 +106,9 @@ pub struct AddArgs {
     /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
+    /// How IMAGEFILE is taken.
+    #[command(flatten)]
+    pub source: SourceArgs,
 }
 
 /// What is printed with `--format json`.
@@ -145,30 +150,40 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
         computed: computed_rules(&tree),
         health_check,
     };
-    content.verify(&tree).map_err(|error| Failure::new(&error))?;
-    refuse_large_directories(&tree, DIRECTORY_BYTES_MAX)?;
+    let build_log = send_build_log(context, build_log).await?;
+    let notes = Notes { build_log, tags, release_notes, ..Notes::default() };
+    make_image(context, content, notes, args.expires_in, &tree, contents).await
+}
+
+/// Uploads `tree` and makes the image `content` of it, which goes away by itself after
+/// `expires_in`.
+pub(super) async fn make_image(
+    context: &Context,
+    content: Content,
+    mut notes: Notes,
+    expires_in: Option<Duration>,
+    tree: &Tree,
+    contents: Contents,
+) -> Ended {
+    content.verify(tree).map_err(|error| Failure::new(&error))?;
+    refuse_large_directories(tree, DIRECTORY_BYTES_MAX)?;
     if let Some(filter) = &content.filter {
         warn_of_unique_paths(filter);
     }
-    let objects = Objects::of(&tree);
-    let sent = upload(&context.client, args.digest, objects, contents, &context.meter)
+    let (name, algorithm) = (content.name.clone(), content.algorithm());
+    let objects = Objects::of(tree);
+    let sent = upload(&context.client, algorithm, objects, contents, &context.meter)
         .await
         .map_err(|error| upload_failure(&error))?;
-    let notes = Notes {
-        // From when it is added, however long the upload took.
-        expires_at: args.expires_in.map(|duration| written::later(now(), duration)),
-        build_log: send_build_log(context, build_log).await?,
-        tags,
-        release_notes,
-        ..Notes::default()
-    };
+    // From when it is added, however long the upload took.
+    notes.expires_at = expires_in.map(|duration| written::later(now(), duration));
     let request = AddImageRequest { content, notes };
     let reply = context
         .client
         .call_within::<AddImage>(&request, ADD_LIMIT)
         .await
-        .map_err(|error| Failure::of_image_call(&error, &args.name))?;
-    report(context, &args.name, reply.digest, &tree, sent)
+        .map_err(|error| Failure::of_image_call(&error, &name))?;
+    report(context, &name, reply.digest, tree, sent)
 }
 
 /// Brings the build log to the server. One that is there already stays there for a while.
@@ -250,7 +265,7 @@ fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), Failure> {
 }
 
 /// Refuses a name that is taken before any work is done for it.
-async fn check_name_is_free(context: &Context, name: &ImageName) -> Result<(), Failure> {
+pub(super) async fn check_name_is_free(context: &Context, name: &ImageName) -> Result<(), Failure> {
     match get_image(&context.client, name).await {
         Ok(_) => Err(Failure::of_text(format!("{name} is there already"))
             .hint("an image never changes: take a new name, such as one with a version or a date")),
@@ -268,33 +283,11 @@ async fn read(
 ) -> Result<(Tree, Contents), Failure> {
     let (path, algorithm) = (args.image_file.clone(), args.digest);
     let (filter, rules, meter) = (filter.cloned(), rules.clone(), context.meter.clone());
+    let source = args.source.clone();
     let reading = tokio::task::spawn_blocking(move || {
-        let of_file = |error: &dyn std::error::Error| {
-            Failure::of_text(format!("{}: {}", path.display(), common::report::report(error)))
-        };
-        let (mut builder, contents) = if path.is_dir() {
-            let found = directory::read(&path, algorithm, filter.as_ref(), &meter)
-                .map_err(|error| directory_failure(&error))?;
-            for warning in found.warnings {
-                eprintln!("warning: {warning}");
-            }
-            (found.builder, Contents::Directory(found.contents))
-        } else {
-            let mut archive = Archive::open(&path).map_err(|error| Failure::new(&error))?;
-            let builder = archive
-                .read(algorithm, &meter)
-                .map_err(|error| with_archive_hint(of_file(&error), &error))?;
-            (builder, Contents::Archive(archive))
-        };
-        computed::apply(&rules, &mut builder).map_err(|error| Failure::new(&error))?;
-        let tree = builder.finish().map_err(|error| of_file(&error))?;
-        let tree = match &filter {
-            Some(filter) => tree
-                .without(|path| filter.keeps_below_unkept(path))
-                .map_err(|error| of_file(&error))?,
-            None => tree,
-        };
-        Ok((tree, contents))
+        let source = Source::open(&path, &source, &meter)?;
+        let read = source.read(algorithm, filter.as_ref(), &meter)?;
+        finish_tree(&path, read, filter.as_ref(), &rules)
     });
     match reading.await {
         Ok(read) => read,
@@ -302,35 +295,26 @@ async fn read(
     }
 }
 
-fn directory_failure(error: &directory::DirectoryError) -> Failure {
-    let failure = Failure::new(error);
-    match error {
-        directory::DirectoryError::Changed { .. } => {
-            failure.hint("make images from a directory that nothing writes to, such as a snapshot")
-        }
-        directory::DirectoryError::Read { source, .. }
-            if source.kind() == io::ErrorKind::PermissionDenied =>
-        {
-            failure.hint("run imagetool as root to read all files of a system")
-        }
-        _ => failure,
-    }
-}
-
-fn with_archive_hint(failure: Failure, error: &ArchiveError) -> Failure {
-    let hint = match error {
-        ArchiveError::Truncated { .. } => "the copy is incomplete: make or fetch it again",
-        ArchiveError::Trailing { .. } => {
-            "if archives were appended to each other, unpack them and make one of the result"
-        }
-        ArchiveError::Entry { .. } => {
-            "nothing was uploaded; make the archive anew, for instance with \
-             `tar --format=pax --acls --xattrs -C ROOT -cf FILE .`"
-        }
-        ArchiveError::NotTar => "IMAGEFILE is a tar archive or a directory",
-        _ => return failure,
+/// Puts the computed files into what was read from `path`, and takes out what the filter keeps.
+pub(super) fn finish_tree(
+    path: &Path,
+    read: Read,
+    filter: Option<&Filter>,
+    rules: &Rules,
+) -> Result<(Tree, Contents), Failure> {
+    let of_file = |error: &dyn std::error::Error| {
+        Failure::of_text(format!("{}: {}", path.display(), common::report::report(error)))
     };
-    failure.hint(hint)
+    let Read { mut builder, contents } = read;
+    computed::apply(rules, &mut builder).map_err(|error| Failure::new(&error))?;
+    let tree = builder.finish().map_err(|error| of_file(&error))?;
+    let tree = match filter {
+        Some(filter) => {
+            tree.without(|path| filter.keeps_below_unkept(path)).map_err(|error| of_file(&error))?
+        }
+        None => tree,
+    };
+    Ok((tree, contents))
 }
 
 fn upload_failure(error: &UploadError) -> Failure {
@@ -341,7 +325,7 @@ fn upload_failure(error: &UploadError) -> Failure {
     }
 }
 
-fn is_none(path: &Path) -> bool {
+pub(super) fn is_none(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
@@ -360,7 +344,7 @@ fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
     })
 }
 
-fn filter_of(path: &Path) -> Result<Option<Filter>, Failure> {
+pub(super) fn filter_of(path: &Path) -> Result<Option<Filter>, Failure> {
     if is_none(path) {
         return Ok(None);
     }
@@ -370,7 +354,7 @@ fn filter_of(path: &Path) -> Result<Option<Filter>, Failure> {
     })
 }
 
-fn triggers_of(path: &Path) -> Result<Triggers, Failure> {
+pub(super) fn triggers_of(path: &Path) -> Result<Triggers, Failure> {
     if is_none(path) {
         return Ok(Triggers::default());
     }
@@ -380,7 +364,7 @@ fn triggers_of(path: &Path) -> Result<Triggers, Failure> {
     })
 }
 
-fn health_check_of(path: &Path) -> Result<HealthCheck, Failure> {
+pub(super) fn health_check_of(path: &Path) -> Result<HealthCheck, Failure> {
     let text = text_of(path, "health check")?;
     health::parse(&text).map_err(|error| {
         Failure::of_text(format!("{}: {error}", path.display()))
@@ -388,7 +372,7 @@ fn health_check_of(path: &Path) -> Result<HealthCheck, Failure> {
     })
 }
 
-fn rules_of(path: &Path) -> Result<Rules, Failure> {
+pub(super) fn rules_of(path: &Path) -> Result<Rules, Failure> {
     let text = text_of(path, "list of computed files")?;
     Rules::from_text(&text).map_err(|error| {
         Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))

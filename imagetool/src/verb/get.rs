@@ -113,7 +113,7 @@ async fn finish(target: Arc<Target>, tree: &Arc<Tree>, context: &Context) -> End
     Ok(if losses.is_empty() { Outcome::Done } else { Outcome::Partly })
 }
 
-fn warn(loss: Loss, paths: &[TreePath]) {
+pub(super) fn warn(loss: Loss, paths: &[TreePath]) {
     let shown: Vec<String> = paths.iter().take(3).map(TreePath::to_string).collect();
     let more = if paths.len() > shown.len() { ", ..." } else { "" };
     let number = count(paths.len() as u64);
@@ -130,7 +130,7 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-fn failure(error: &DownloadError) -> Failure {
+pub(super) fn failure(error: &DownloadError) -> Failure {
     match error {
         DownloadError::Call { source } => Failure::of_call(source),
         DownloadError::Restore { source } => restore_failure(source),

@@ -14,26 +14,26 @@ use crate::tars::{Member, archive};
 use crate::trees::{fill, gnu_tar, read, shown};
 
 /// A server, and a directory to work in.
-struct Place {
-    server: Server,
+pub struct Place {
+    pub server: Server,
     directory: tempfile::TempDir,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { server: Server::start(), directory: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) {
         fs::write(self.path(name), content).unwrap();
     }
 
     /// A directory with entries of every kind.
-    fn tree(&self, name: &str) -> PathBuf {
+    pub fn tree(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir(&path).unwrap();
         fill(&path);
@@ -41,11 +41,11 @@ impl Place {
     }
 
     /// Runs imagetool in the directory, and gives its output and exit code as one text.
-    fn run(&self, arguments: &[&str]) -> String {
+    pub fn run(&self, arguments: &[&str]) -> String {
         self.run_with_input(arguments, b"")
     }
 
-    fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> String {
+    pub fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> String {
         let mut child = Command::new(env!("CARGO_BIN_EXE_imagetool"))
             .args(["--insecure", "--imageserver", &self.server.address.to_string()])
             .args(arguments)
@@ -70,12 +70,12 @@ impl Place {
     }
 
     #[track_caller]
-    fn check(&self, arguments: &[&str], expect: Expect) {
+    pub fn check(&self, arguments: &[&str], expect: Expect) {
         expect.assert_eq(&self.run(arguments));
     }
 }
 
-fn rsync_finds_no_difference(source: &Path, copy: &Path) {
+pub fn rsync_finds_no_difference(source: &Path, copy: &Path) {
     let output = Command::new("rsync")
         .args(["-aHAXOJ", "--checksum", "--dry-run", "--itemize-changes", "--delete"])
         .arg(source.join(""))
@@ -113,7 +113,7 @@ fn what_is_added_is_what_is_got() {
     rsync_finds_no_difference(&tree, &place.path("again"));
 }
 
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     nix::unistd::Uid::effective().is_root()
 }
 

@@ -39,17 +39,14 @@ fn names_and_links_that_lead_outside_are_refused() {
             "the entry `a\\x00b` is refused: its name is no path: path `/a\\x00b` has the bad \
              component `a\\x00b`: it holds a zero byte",
         ),
-        (
-            below_symlink(),
-            "the entry `a/passwd` is refused: it lies below /a, which is a symlink in this archive",
-        ),
+        (below_symlink(), "the entry `a/passwd` is refused: it lies below /a, which is a symlink"),
         (
             below_symlink().into_iter().rev().collect(),
-            "the entry `a/passwd` is refused: it lies below /a, which is a symlink in this archive",
+            "the entry `a/passwd` is refused: it lies below /a, which is a symlink",
         ),
         (
             vec![Member::file(b"good/x", b"")],
-            "the entry `good/x` is refused: it lies below /good, which is a file in this archive",
+            "the entry `good/x` is refused: it lies below /good, which is a file",
         ),
         (
             vec![Member::file(b"./good", b"")],
@@ -61,23 +58,19 @@ fn names_and_links_that_lead_outside_are_refused() {
         ),
         (
             vec![Member::hard_link(b"link", b"nowhere")],
-            "the entry `link` is refused: it is a hard link to /nowhere, which is no regular \
-             file of this archive",
+            "the entry `link` is refused: it is a hard link to /nowhere, which is no regular file",
         ),
         (
             vec![Member::hard_link(b"link", b"link")],
-            "the entry `link` is refused: it is a hard link to /link, which is no regular file \
-             of this archive",
+            "the entry `link` is refused: it is a hard link to /link, which is no regular file",
         ),
         (
             vec![Member::hard_link(b"a", b"b"), Member::hard_link(b"b", b"a")],
-            "the entry `a` is refused: it is a hard link to /a, which is no regular file of \
-             this archive",
+            "the entry `a` is refused: it is a hard link to /a, which is no regular file",
         ),
         (
             vec![Member::directory(b"d"), Member::hard_link(b"link", b"d")],
-            "the entry `link` is refused: it is a hard link to /d, which is no regular file of \
-             this archive",
+            "the entry `link` is refused: it is a hard link to /d, which is no regular file",
         ),
         (
             vec![Member::hard_link(b"link", b"../../etc/passwd")],

@@ -64,6 +64,25 @@ pub fn shown(tree: &Tree) -> String {
     text::to_text(tree)
 }
 
+/// What any format of archives can hold: no attributes, and whole seconds.
+pub fn coarse(tree: &Tree) -> String {
+    let is_attribute =
+        |word: &str| ["user.", "system.", "security."].iter().any(|space| word.starts_with(space));
+    let word = |word: &str| match word.split_once('.') {
+        Some((seconds, part))
+            if part.len() == 9 && part.bytes().all(|byte| byte.is_ascii_digit()) =>
+        {
+            seconds.to_owned()
+        }
+        _ => word.to_owned(),
+    };
+    let line = |line: &str| {
+        let words = line.split(' ').filter(|word| !is_attribute(word)).map(word);
+        words.collect::<Vec<_>>().join(" ") + "\n"
+    };
+    shown(tree).lines().map(line).collect()
+}
+
 /// Makes an archive of `root` with GNU tar.
 pub fn gnu_tar(root: &Path, archive: &Path, flags: &[&str]) {
     let status = Command::new("tar")
@@ -76,4 +95,13 @@ pub fn gnu_tar(root: &Path, archive: &Path, flags: &[&str]) {
         .status()
         .unwrap();
     assert!(status.success());
+}
+
+/// Runs a program of the tests, which must be there and succeed, and gives its output.
+#[track_caller]
+pub fn tool(directory: &Path, words: &[&str]) -> Vec<u8> {
+    let output = Command::new(words[0]).args(&words[1..]).current_dir(directory).output();
+    let output = output.unwrap_or_else(|error| panic!("{words:?}: {error}: is it installed?"));
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    output.stdout
 }

@@ -284,7 +284,7 @@ impl World {
         let (staged, needs) = &self.troubles.staged[&host];
         assert_eq!(*staged, update_id, "host {host} has staged another update");
         let view = self.must_be_known(host);
-        let lacks = |object: &&ObjectId| !view.cache.contains(*object);
+        let lacks = |object: &&ObjectId| !view.cache.contains(object);
         let missing = needs.iter().find(lacks);
         assert_eq!(missing, None, "host {host} is told to go without an object");
         // The same by the machine itself, as long as it is the one that was polled.

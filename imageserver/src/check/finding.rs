@@ -1,0 +1,316 @@
+//! What a check has found, and how it is told.
+// tidy: core
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use common::image::ImageName;
+use common::object::ObjectId;
+use common::words::{counted, size};
+use serde::Serialize;
+
+/// The most of one kind that are named; more are counted.
+const NAMED_MAX: usize = 100_000;
+
+/// How many objects of one image a text names.
+const SHOWN_MAX: usize = 10;
+
+/// One thing that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// A record of an image, in order or not.
+    Image,
+    /// The mark of a name that was deleted.
+    Deleted,
+    /// A file that was just made when the machine crashed.
+    Empty,
+    /// An object that is not what its name says.
+    Corrupt {
+        /// Which.
+        id: ObjectId,
+        /// How long it is.
+        size_bytes: u64,
+        /// Where it is now, if it was put aside.
+        aside: Option<PathBuf>,
+    },
+    /// An object that the disk does not give back.
+    Unreadable {
+        /// Which.
+        id: ObjectId,
+        /// What the kernel said.
+        error: String,
+    },
+    /// A record that cannot be used.
+    Record {
+        /// Of which image.
+        name: ImageName,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An image of which not all is there.
+    Lacks {
+        /// Which.
+        name: ImageName,
+        /// What it needs.
+        objects: BTreeSet<ObjectId>,
+    },
+    /// A name that was deleted, and has a record.
+    Revived(ImageName),
+    /// A file that no server has made.
+    Unknown(PathBuf),
+}
+
+/// An object that is not what its name says.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Corrupt {
+    /// Which.
+    pub object: ObjectId,
+    /// How long it is.
+    pub size_bytes: u64,
+    /// Where it is now, if it was put aside.
+    pub put_aside: Option<String>,
+}
+
+/// An image of which not all is there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Lacking {
+    /// Which.
+    pub image: ImageName,
+    /// What it needs.
+    pub objects: Vec<ObjectId>,
+}
+
+/// All that was found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Findings {
+    /// True if nothing is missing or damaged.
+    pub sound: bool,
+    /// Objects that were read.
+    pub objects: u64,
+    /// Their length together.
+    pub object_bytes: u64,
+    /// How long that took.
+    pub reading_seconds: f64,
+    /// Images.
+    pub images: u64,
+    /// Names that were deleted.
+    pub deleted_names: u64,
+    /// Uploads that were not finished, which the next server removes.
+    pub unfinished: u64,
+    /// Objects that were just made when the machine crashed, which the next upload replaces.
+    pub empty: u64,
+    /// Objects that are not what their names say.
+    pub corrupt: Vec<Corrupt>,
+    /// Objects that the disk does not give back, and what the kernel said.
+    pub unreadable: BTreeMap<ObjectId, String>,
+    /// Images of which not all is there.
+    pub incomplete: Vec<Lacking>,
+    /// Records that cannot be used, and why.
+    pub damaged_records: BTreeMap<ImageName, String>,
+    /// Names that were deleted and have a record, which the next server removes.
+    pub revived_names: Vec<ImageName>,
+    /// Files that no server has made.
+    pub unknown_files: Vec<String>,
+    /// How much more was found than is named.
+    pub more: u64,
+    #[serde(skip)]
+    bad: BTreeSet<ObjectId>,
+}
+
+impl Findings {
+    /// Takes note of `finding`.
+    pub fn add(&mut self, finding: Finding) {
+        let named = self.corrupt.len()
+            + self.unreadable.len()
+            + self.unknown_files.len()
+            + self.incomplete.len();
+        match finding {
+            Finding::Image => self.images += 1,
+            Finding::Deleted => self.deleted_names += 1,
+            Finding::Empty => self.empty += 1,
+            _ if named >= NAMED_MAX => self.more += 1,
+            Finding::Corrupt { id, size_bytes, aside } => {
+                self.bad.insert(id);
+                let put_aside = aside.map(|path| path.display().to_string());
+                self.corrupt.push(Corrupt { object: id, size_bytes, put_aside });
+            }
+            Finding::Unreadable { id, error } => {
+                self.bad.insert(id);
+                self.unreadable.insert(id, error);
+            }
+            Finding::Record { name, why } => {
+                self.damaged_records.insert(name, why);
+            }
+            Finding::Lacks { name, objects } => {
+                let objects = objects.into_iter().collect();
+                self.incomplete.push(Lacking { image: name, objects });
+            }
+            Finding::Revived(name) => self.revived_names.push(name),
+            Finding::Unknown(path) => self.unknown_files.push(path.display().to_string()),
+        }
+    }
+
+    /// True if the object was found to be corrupt or unreadable.
+    #[must_use]
+    pub fn is_bad(&self, id: &ObjectId) -> bool {
+        self.bad.contains(id)
+    }
+
+    /// Puts all that was found in order, whichever thread found it first.
+    pub fn sort(&mut self) {
+        self.corrupt.sort();
+        self.incomplete.sort();
+        self.revived_names.sort();
+        self.unknown_files.sort();
+        self.sound = self.corrupt.is_empty()
+            && self.unreadable.is_empty()
+            && self.incomplete.is_empty()
+            && self.damaged_records.is_empty()
+            && self.more == 0;
+    }
+
+    /// True if there is nothing that wants an operator.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.sound && self.revived_names.is_empty() && self.unknown_files.is_empty()
+    }
+
+    /// As operators read it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let mut line = |name: &str, rest: String| {
+            writeln!(text, "{name:<11} {rest}").expect("writing to a String cannot fail");
+        };
+        line("objects", format!("{}, {}{}", self.objects, size(self.object_bytes), self.rate()));
+        let deleted = counted(self.deleted_names, "name");
+        line("images", format!("{}; {deleted} deleted", self.images));
+        if self.unfinished > 0 {
+            let uploads = counted(self.unfinished, "unfinished upload");
+            line("left over", format!("{uploads}, removed by the next start of the server"));
+        }
+        if self.empty > 0 {
+            let files = counted(self.empty, "empty file");
+            line("left over", format!("{files} of a crash, replaced by the next upload"));
+        }
+        for Corrupt { object, size_bytes, put_aside } in &self.corrupt {
+            let aside = match put_aside {
+                Some(path) => format!("now {path}"),
+                None => "--repair puts it aside".to_owned(),
+            };
+            line("corrupt", format!("{object} ({}); {aside}", size(*size_bytes)));
+        }
+        for (object, error) in &self.unreadable {
+            line("unreadable", format!("{object}: {error}"));
+        }
+        for Lacking { image, objects } in &self.incomplete {
+            for object in objects.iter().take(SHOWN_MAX) {
+                line("missing", format!("{object} of image {image}"));
+            }
+            if objects.len() > SHOWN_MAX {
+                let more = counted((objects.len() - SHOWN_MAX) as u64, "more object");
+                line("missing", format!("{more} of image {image}"));
+            }
+        }
+        for (name, why) in &self.damaged_records {
+            line("record", format!("of image {name}: {why}"));
+        }
+        for name in &self.revived_names {
+            let next = "the next start of the server removes it";
+            line("deleted", format!("image {name} has still a record; {next}"));
+        }
+        for path in &self.unknown_files {
+            line("unknown", format!("{path} is not a file of the server"));
+        }
+        if self.more > 0 {
+            line("more", format!("{} are not named", counted(self.more, "finding")));
+        }
+        line("result", self.result());
+        text
+    }
+
+    fn rate(&self) -> String {
+        if self.reading_seconds <= 0.0 {
+            return String::new();
+        }
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate for people"
+        )]
+        let rate = (self.object_bytes as f64 / self.reading_seconds) as u64;
+        format!(" read in {:.1} s ({}/s)", self.reading_seconds, size(rate))
+    }
+
+    fn result(&self) -> String {
+        if self.is_clean() {
+            return "all is there and whole".to_owned();
+        }
+        if self.sound {
+            return "all is there and whole; look at what is named above".to_owned();
+        }
+        let incomplete = self.incomplete.len() + self.damaged_records.len();
+        if incomplete == 0 {
+            return "no image needs what is damaged".to_owned();
+        }
+        format!("{} not whole", counted(incomplete as u64, "image"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::object::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn all_is_told() {
+        let [one, two] = [&b"1"[..], b"2"].map(|content| Algorithm::Blake3.digest(content));
+        let name = |text| ImageName::new(text).unwrap();
+        let mut findings = Findings { objects: 7, object_bytes: 7_000, ..Findings::default() };
+        findings.sort();
+        let text = "objects     7, 7.0 kB\nimages      0; 0 names deleted\n\
+                    result      all is there and whole\n";
+        assert_eq!((findings.text().as_str(), findings.is_clean()), (text, true));
+
+        let corrupt = |aside| Finding::Corrupt { id: one, size_bytes: 8, aside };
+        for finding in [
+            Finding::Image,
+            Finding::Image,
+            Finding::Deleted,
+            Finding::Empty,
+            corrupt(Some("/q/one".into())),
+            corrupt(None),
+            Finding::Unreadable { id: two, error: "Input/output error".into() },
+            Finding::Record { name: name("a/b"), why: "it is cut".into() },
+            Finding::Lacks { name: name("c"), objects: [one, two].into() },
+            Finding::Revived(name("d")),
+            Finding::Unknown("/data/x".into()),
+        ] {
+            findings.add(finding);
+        }
+        findings.unfinished = 2;
+        findings.reading_seconds = 0.5;
+        findings.sort();
+        let text = format!(
+            "objects     7, 7.0 kB read in 0.5 s (14.0 kB/s)\n\
+             images      2; 1 name deleted\n\
+             left over   2 unfinished uploads, removed by the next start of the server\n\
+             left over   1 empty file of a crash, replaced by the next upload\n\
+             corrupt     {one} (8 bytes); --repair puts it aside\n\
+             corrupt     {one} (8 bytes); now /q/one\n\
+             unreadable  {two}: Input/output error\n\
+             missing     {two} of image c\n\
+             missing     {one} of image c\n\
+             record      of image a/b: it is cut\n\
+             deleted     image d has still a record; the next start of the server removes it\n\
+             unknown     /data/x is not a file of the server\n\
+             result      2 images not whole\n"
+        );
+        assert_eq!(findings.text(), text);
+        assert!(!findings.sound && !findings.is_clean());
+        assert!(findings.is_bad(&one) && findings.is_bad(&two));
+    }
+}

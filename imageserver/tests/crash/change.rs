@@ -1,0 +1,262 @@
+//! What is done to a store, by its own code and in one thread, and what may come of it.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use common::api::image_server::collection::CollectRequest;
+use common::filter::Filter;
+use common::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
+use common::object::{Algorithm, ObjectId};
+use common::report::report;
+use common::tree::{Child, Directory, File, Leaf, Metadata, Node, Time, Tree, TreeBuilder};
+use common::trigger::Triggers;
+use imageserver::admission::{AdmissionError, admit};
+use imageserver::collection::Collector;
+use imageserver::collection::pressure::Bounds;
+use imageserver::store::reading::MediumReader;
+use imageserver::store::record::Record;
+use imageserver::store::{Store, StoreError};
+
+use crate::calls::{BEGIN, END};
+use crate::trial;
+
+const ALGORITHM: Algorithm = Algorithm::Blake3;
+
+/// One kind of change.
+#[derive(Debug)]
+pub struct Change {
+    /// What it is called.
+    pub name: &'static str,
+    /// The images that there are before it.
+    pub before: &'static [&'static str],
+    /// Images that were deleted before it, and left their objects.
+    deleted: &'static [&'static str],
+    /// The images that there are after it.
+    pub after: &'static [&'static str],
+    /// True if what it makes must be on the medium when it ends.
+    pub is_synced: bool,
+    /// Makes it. It can be made again whatever became of the first time.
+    make: fn(&Arc<Store>) -> Result<(), String>,
+}
+
+/// All kinds.
+pub static CHANGES: &[Change] = &[
+    Change {
+        name: "add",
+        before: &["base/1"],
+        deleted: &[],
+        after: &["base/1", "base/2"],
+        is_synced: true,
+        make: add,
+    },
+    Change {
+        name: "delete",
+        before: &["base/1", "base/2"],
+        deleted: &[],
+        after: &["base/1"],
+        is_synced: true,
+        make: delete,
+    },
+    // An object that comes back with a power cut is collected again.
+    Change {
+        name: "collect",
+        before: &["base/1"],
+        deleted: &["base/2"],
+        after: &["base/1"],
+        is_synced: false,
+        make: collect,
+    },
+];
+
+impl Change {
+    /// The change that is called so.
+    fn called(name: &str) -> &'static Self {
+        CHANGES.iter().find(|change| change.name == name).expect("the test knows the names")
+    }
+
+    /// Makes the store in `directory` as it is before the change.
+    pub fn prepare(&self, directory: &Path) {
+        let store = Store::open(directory).unwrap();
+        for image in self.before.iter().chain(self.deleted) {
+            store_image(&store, image).unwrap();
+        }
+        for image in self.deleted {
+            store.images.delete(&name(image), "deleted by a test\n").unwrap();
+        }
+    }
+
+    /// Makes the change, or makes it again.
+    pub fn make(&self, store: &Arc<Store>) -> Result<(), String> {
+        (self.make)(store)
+    }
+
+    /// Nothing is there of what only images that were deleted before needed.
+    pub fn expect_gone(&self, store: &Store) -> Result<(), String> {
+        for image in self.deleted {
+            let (tree, mut objects) = tree_of(image);
+            encodings(tree.root(), &mut objects);
+            // The first is what all images have.
+            for id in objects[1..].iter().map(|content| ALGORITHM.digest(content)) {
+                if store.objects.size_bytes(&id).map_err(|error| report(&error))?.is_some() {
+                    return Err(format!("{id} is left, which only {image} needed"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The program that is disturbed: makes the change that the environment names in the store in
+/// `directory`. Its last line says how that ended.
+pub fn act(directory: &Path) -> ExitCode {
+    let change = Change::called(&std::env::var(trial::CHANGE).unwrap());
+    let store = Arc::new(Store::open(directory).unwrap());
+    let mark = |path| assert!(std::fs::symlink_metadata(path).is_err());
+    mark(BEGIN);
+    let made = change.make(&store);
+    mark(END);
+    // As a server does in the background, which hears that the disk gives it now.
+    let mut reader = MediumReader::default();
+    for id in store.objects.wounds().all().keys() {
+        store.objects.read_medium(id, &mut reader, &mut |_| true).unwrap();
+    }
+    // What could be read before can be read after, of this very store.
+    if let Err(why) = expect_whole(&store) {
+        println!("wrong: {why}");
+    }
+    match made {
+        Ok(()) => println!("done"),
+        Err(why) => println!("refused: {why}"),
+    }
+    ExitCode::SUCCESS
+}
+
+fn add(store: &Arc<Store>) -> Result<(), String> {
+    store_image(store, "base/2")
+}
+
+fn delete(store: &Arc<Store>) -> Result<(), String> {
+    match store.images.delete(&name("base/2"), "deleted by a test\n") {
+        Ok(()) | Err(StoreError::Gone { .. }) => Ok(()),
+        Err(error) => Err(report(&error)),
+    }
+}
+
+fn collect(store: &Arc<Store>) -> Result<(), String> {
+    let never = Bounds { above_percent: 100, down_to_percent: 100 };
+    let all = CollectRequest { dry_run: false, bytes: 0 };
+    let collected = Collector::new(Arc::clone(store), never).collect(all, || false);
+    collected.map(drop).map_err(|error| report(&error))
+}
+
+/// The tree of an image: a file that all have, a small one, a large one, and a second name.
+fn tree_of(image: &str) -> (Tree, Vec<Vec<u8>>) {
+    let small = format!("this is {image}\n").into_bytes();
+    let large: Vec<u8> = small.iter().copied().cycle().take(300_000).collect();
+    let contents = vec![b"shared".to_vec(), small, large];
+    let mut builder = TreeBuilder::new(ALGORITHM);
+    for path in ["/etc", "/usr", "/usr/lib"] {
+        builder.insert(path.parse().unwrap(), Node::Directory(Metadata::new(0o755, 0, 0))).unwrap();
+    }
+    for (path, content) in ["/etc/shared", "/etc/release", "/usr/lib/large"].iter().zip(&contents) {
+        let file = File {
+            metadata: Metadata::new(0o644, 0, 0),
+            mtime: Time { seconds: 1_600_000_000, nanoseconds: 0 },
+            size_bytes: content.len() as u64,
+            object: ALGORITHM.digest(content),
+        };
+        builder.insert(path.parse().unwrap(), Node::Leaf(Leaf::File(file))).unwrap();
+    }
+    (builder.finish().unwrap(), contents)
+}
+
+fn encodings(directory: &Directory, into: &mut Vec<Vec<u8>>) {
+    into.push(directory.encode());
+    for entry in directory.entries() {
+        if let Child::Directory(below) = &entry.child {
+            encodings(below, into);
+        }
+    }
+}
+
+/// Uploads what is missing and adds the image, in the order in which the service does.
+fn store_image(store: &Store, image: &str) -> Result<(), String> {
+    let failed = |error: StoreError| report(&error);
+    let (tree, mut objects) = tree_of(image);
+    encodings(tree.root(), &mut objects);
+    for content in objects {
+        let (id, size_bytes) = (ALGORITHM.digest(&content), content.len() as u64);
+        if store.objects.held(&id).map_err(failed)? == Some(size_bytes) {
+            continue;
+        }
+        let mut receiving = store.objects.receive(id, size_bytes).map_err(failed)?;
+        for chunk in content.chunks(200_000) {
+            receiving.write(chunk).map_err(failed)?;
+        }
+        receiving.finish().map_err(failed)?;
+    }
+    let content = Content {
+        format: FORMAT,
+        name: name(image),
+        root: tree.digest(),
+        filter: Some(Filter::new::<&str>([]).unwrap()),
+        triggers: Triggers::default(),
+        computed: computed_rules(&tree),
+        health_check: None,
+    };
+    let totals = admit(&store.objects, &content).map_err(|error: AdmissionError| report(&error))?;
+    store.objects.sync().map_err(failed)?;
+    let record = Record { image: Image { content, notes: Notes::default() }, totals };
+    match store.images.add(&record) {
+        // It was there already.
+        Ok(()) | Err(StoreError::Exists { .. }) => Ok(()),
+        Err(error) => Err(report(&error)),
+    }
+}
+
+fn name(text: &str) -> ImageName {
+    ImageName::new(text).unwrap()
+}
+
+/// The names of the images that are seen.
+pub fn names(store: &Store) -> Vec<String> {
+    let page = store.images.list(None, 100);
+    page.images.into_iter().map(|image| image.name.to_string()).collect()
+}
+
+/// Reads every image with all that it needs.
+///
+/// # Errors
+///
+/// What is missing or wrong.
+pub fn expect_whole(store: &Store) -> Result<(), String> {
+    let damaged = store.images.damaged();
+    if !damaged.is_empty() {
+        return Err(format!("damaged records: {damaged:?}"));
+    }
+    for image in names(store) {
+        let record = store.images.get(&name(&image)).map_err(|error| report(&error))?;
+        let content = record.image.content;
+        let totals = admit(&store.objects, &content).map_err(|error| report(&error))?;
+        if totals != record.totals {
+            return Err(format!("{image} has {totals:?}"));
+        }
+        let (tree, contents) = tree_of(&image);
+        if tree.digest() != content.root {
+            return Err(format!("{image} is another one"));
+        }
+        for content in contents {
+            expect_object(store, &ALGORITHM.digest(&content))?;
+        }
+    }
+    Ok(())
+}
+
+fn expect_object(store: &Store, id: &ObjectId) -> Result<(), String> {
+    match store.objects.open_verified(id) {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err(format!("object {id} is missing or corrupt")),
+        Err(error) => Err(report(&error)),
+    }
+}

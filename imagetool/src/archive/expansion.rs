@@ -1,0 +1,107 @@
+//! Stops an archive that expands to far more than it is.
+//!
+//! A few kilobytes can stand for terabytes, by compression or by holes, and all of them would be
+//! hashed here and stored by the image server. What compresses so well is no file-system that
+//! anybody means to have.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What an archive may expand to in any case, in bytes.
+pub const FREE_BYTES: u64 = 1 << 30;
+
+/// How many times its size an archive may expand to beyond that.
+pub const RATIO_MAX: u64 = 200;
+
+/// An archive expands to too much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it expands to more than {RATIO_MAX} times its size")]
+pub struct Expands;
+
+/// Counts what is read and what becomes of it, over all parts of an archive.
+#[derive(Clone, Debug, Default)]
+pub struct Expansion(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    packed_bytes: AtomicU64,
+    expanded_bytes: AtomicU64,
+}
+
+impl Expansion {
+    /// Counts `bytes` of the archive as it is stored.
+    pub fn packed(&self, bytes: u64) {
+        self.0.packed_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts `bytes` that the archive expands to.
+    ///
+    /// # Errors
+    ///
+    /// [`Expands`] if that is too much for what was read so far.
+    pub fn expanded(&self, bytes: u64) -> Result<(), Expands> {
+        let before = self.0.expanded_bytes.load(Ordering::Relaxed);
+        let expanded = before.saturating_add(bytes);
+        self.0.expanded_bytes.store(expanded, Ordering::Relaxed);
+        let packed = self.0.packed_bytes.load(Ordering::Relaxed);
+        let fits = expanded <= FREE_BYTES || expanded / RATIO_MAX <= packed;
+        if fits { Ok(()) } else { Err(Expands) }
+    }
+
+    /// Counts what is read of `input`, which is stored.
+    pub fn count_packed<R: Read>(&self, input: R) -> PackedReader<R> {
+        PackedReader { input, expansion: self.clone() }
+    }
+
+    /// Counts what is read of `input`, which is expanded.
+    pub fn count_expanded<R: Read>(&self, input: R) -> ExpandedReader<R> {
+        ExpandedReader { input, expansion: self.clone() }
+    }
+}
+
+/// Made by [`Expansion::count_packed`].
+#[derive(Debug)]
+pub struct PackedReader<R> {
+    input: R,
+    expansion: Expansion,
+}
+
+impl<R: Read> Read for PackedReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer)?;
+        self.expansion.packed(read as u64);
+        Ok(read)
+    }
+}
+
+/// Made by [`Expansion::count_expanded`]; fails with [`Expands`] inside of the error.
+#[derive(Debug)]
+pub struct ExpandedReader<R> {
+    input: R,
+    expansion: Expansion,
+}
+
+impl<R: Read> Read for ExpandedReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer)?;
+        self.expansion.expanded(read as u64).map_err(io::Error::other)?;
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn much_may_come_of_much_and_little_of_anything() {
+        let expansion = Expansion::default();
+        expansion.packed(10);
+        assert_eq!(expansion.expanded(FREE_BYTES), Ok(()));
+        assert_eq!(expansion.expanded(RATIO_MAX), Err(Expands));
+        expansion.packed(FREE_BYTES / RATIO_MAX);
+        assert_eq!(expansion.expanded(0), Ok(()));
+        assert_eq!(expansion.expanded(u64::MAX), Err(Expands));
+    }
+}

@@ -1,0 +1,332 @@
+//! Lays layers upon a tree: what each adds, what it replaces and what it takes away.
+//!
+//! An ordinary archive is one layer upon nothing. In a layer of an image, as the OCI image
+//! specification has it, the name `.wh.NAME` takes away what lower layers have as `NAME`, and
+//! `.wh..wh..opq` all that they have in its directory. A layer takes away before it adds, whatever
+//! the order of its members: it never takes away what it adds itself.
+//!
+//! # Invariants
+//!
+//! * A directory keeps what it holds when a layer has it again; it gets the new owner, mode and
+//!   attributes. Anything else is replaced, with all that it holds.
+//! * A file that is replaced or taken away leaves its further names as they are.
+//! * Nothing is written through a symlink, of this layer or a lower one.
+// tidy: core
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use common::object::Algorithm;
+use common::path::TreePath;
+use common::tree::{self, Leaf, Metadata, Node, Tree, TreeBuilder, TreeError};
+
+use super::EntryError;
+
+/// What the name of a whiteout starts with.
+const WHITEOUT: &[u8] = b".wh.";
+
+/// What names start with that are neither entries nor whiteouts, but of one one-time storage
+/// driver's own use; except [`OPAQUE`].
+const OWN_USE: &[u8] = b".wh..wh.";
+
+/// The name that takes away all that lower layers have in its directory.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// What the names of whiteouts mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whiteouts {
+    /// They take away.
+    Honoured,
+    /// They are names like others.
+    Ordinary,
+}
+
+/// What one layer says.
+#[derive(Debug)]
+pub struct Layer {
+    whiteouts: Whiteouts,
+    entries: BTreeMap<TreePath, Addition>,
+    removed: BTreeSet<TreePath>,
+    emptied: BTreeSet<TreePath>,
+}
+
+#[derive(Debug)]
+struct Addition {
+    node: Node,
+    /// The name that the entry has in the archive.
+    name: Vec<u8>,
+}
+
+/// An entry that cannot be laid upon what is there.
+#[derive(Debug)]
+pub struct Refused {
+    /// Its name in the archive.
+    pub name: Vec<u8>,
+    /// Why.
+    pub source: EntryError,
+}
+
+/// What a path of a layer means.
+enum Meaning {
+    Entry,
+    Nothing,
+    Removes(TreePath),
+    Empties(TreePath),
+}
+
+impl Layer {
+    /// A layer that says nothing.
+    #[must_use]
+    pub fn new(whiteouts: Whiteouts) -> Self {
+        let (removed, emptied) = (BTreeSet::new(), BTreeSet::new());
+        Self { whiteouts, entries: BTreeMap::new(), removed, emptied }
+    }
+
+    /// How many entries it adds and takes away.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len() + self.removed.len() + self.emptied.len()
+    }
+
+    /// True if it changes nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds what the layer has at `path`, called `name` in the archive. A hard link may name a
+    /// path of this layer, before or behind it, or of a lower one.
+    ///
+    /// # Errors
+    ///
+    /// [`EntryError::Duplicate`], and [`EntryError::Whiteout`] for what is no whiteout but has
+    /// the name of one.
+    pub fn insert(&mut self, path: TreePath, node: Node, name: &[u8]) -> Result<(), EntryError> {
+        let meaning = match self.whiteouts {
+            Whiteouts::Honoured => meaning_of(&path, &node)?,
+            Whiteouts::Ordinary => Meaning::Entry,
+        };
+        match meaning {
+            Meaning::Nothing => {}
+            Meaning::Removes(path) => {
+                self.removed.insert(path);
+            }
+            Meaning::Empties(path) => {
+                self.emptied.insert(path);
+            }
+            Meaning::Entry => {
+                if self.entries.contains_key(&path) {
+                    return Err(EntryError::Duplicate);
+                }
+                self.entries.insert(path, Addition { node, name: name.to_owned() });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn meaning_of(path: &TreePath, node: &Node) -> Result<Meaning, EntryError> {
+    let bad = |why| EntryError::Whiteout { why };
+    if path.components().any(|name| name.starts_with(OWN_USE) && name != OPAQUE) {
+        return Ok(Meaning::Nothing);
+    }
+    let parent = path.parent().unwrap_or_else(TreePath::root);
+    if parent.components().any(|name| name.starts_with(WHITEOUT)) {
+        return Err(bad("it lies in what is the name of one"));
+    }
+    let Some(name) = path.name().strip_prefix(WHITEOUT) else { return Ok(Meaning::Entry) };
+    if node.is_directory() {
+        return Err(bad("it is a directory"));
+    }
+    if path.name() == OPAQUE {
+        return Ok(Meaning::Empties(parent));
+    }
+    let removed = parent.join(name).map_err(|_| bad("what it takes away is no name"))?;
+    Ok(Meaning::Removes(removed))
+}
+
+/// A tree to lay layers upon.
+#[derive(Debug, Default)]
+pub struct Layered {
+    places: BTreeMap<TreePath, Place>,
+    files: Vec<tree::File>,
+}
+
+/// What is at a path.
+#[derive(Clone, Debug)]
+enum Place {
+    /// A regular file, by its index: all names of one file have the same.
+    File(usize),
+    /// A hard link that was not followed yet; there is none between two layers.
+    Link(TreePath),
+    /// Anything else.
+    Other(Node),
+}
+
+impl Place {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::Link(_) => "hard link",
+            Self::Other(node) => node.kind(),
+        }
+    }
+}
+
+impl Layered {
+    /// Starts with `tree`.
+    ///
+    /// # Errors
+    ///
+    /// [`TreeError::BadLink`] if a hard link of the tree names no file before it.
+    pub fn of_tree(tree: &Tree) -> Result<Self, TreeError> {
+        let mut layered = Self::default();
+        for (path, node) in tree.nodes() {
+            let place = match node {
+                Node::Leaf(Leaf::HardLink(target)) => match layered.places.get(&target) {
+                    Some(Place::File(index)) => Place::File(*index),
+                    _ => return Err(TreeError::BadLink { path, target }),
+                },
+                node => layered.place_of(node),
+            };
+            layered.places.insert(path, place);
+        }
+        Ok(layered)
+    }
+
+    /// Lays `layer` upon what is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] names the first entry that cannot be; then this is of no use any more.
+    pub fn apply(&mut self, layer: Layer) -> Result<(), Refused> {
+        for path in &layer.emptied {
+            self.remove_below(path);
+        }
+        for path in &layer.removed {
+            self.remove(path);
+        }
+        let mut links = Vec::new();
+        // Parents come before what they hold.
+        for (path, Addition { node, name }) in layer.entries {
+            if let Err(source) = self.make_directories_above(&path) {
+                return Err(Refused { name, source });
+            }
+            let stays = node.is_directory()
+                && matches!(self.places.get(&path), Some(place) if is_directory(place));
+            if !stays {
+                self.remove(&path);
+            }
+            let place = self.place_of(node);
+            if matches!(place, Place::Link(_)) {
+                links.push((path.clone(), name));
+            }
+            self.places.insert(path, place);
+        }
+        links.into_iter().try_for_each(|(path, name)| {
+            self.follow(path).map_err(|source| Refused { name, source })
+        })
+    }
+
+    /// Ends with all entries; of all names of a file the first carries it.
+    #[must_use]
+    pub fn into_builder(self, algorithm: Algorithm) -> TreeBuilder {
+        let mut builder = TreeBuilder::new(algorithm);
+        let mut carriers: BTreeMap<usize, TreePath> = BTreeMap::new();
+        for (path, place) in self.places {
+            let node = match place {
+                Place::File(index) => match carriers.get(&index) {
+                    Some(carrier) => Node::Leaf(Leaf::HardLink(carrier.clone())),
+                    None => {
+                        carriers.insert(index, path.clone());
+                        Node::Leaf(Leaf::File(self.files[index].clone()))
+                    }
+                },
+                Place::Link(target) => Node::Leaf(Leaf::HardLink(target)),
+                Place::Other(node) => node,
+            };
+            builder.replace(path, node);
+        }
+        builder
+    }
+
+    fn place_of(&mut self, node: Node) -> Place {
+        match node {
+            Node::Leaf(Leaf::File(file)) => {
+                self.files.push(file);
+                Place::File(self.files.len() - 1)
+            }
+            Node::Leaf(Leaf::HardLink(target)) => Place::Link(target),
+            node => Place::Other(node),
+        }
+    }
+
+    /// Makes the directories above `path` that are missing.
+    fn make_directories_above(&mut self, path: &TreePath) -> Result<(), EntryError> {
+        let mut missing = Vec::new();
+        for ancestor in path.ancestors().skip(1) {
+            match self.places.get(&ancestor) {
+                Some(place) if is_directory(place) => break,
+                Some(place) => return Err(EntryError::Below { kind: place.kind(), ancestor }),
+                None => missing.push(ancestor),
+            }
+        }
+        for ancestor in missing {
+            let made = Node::Directory(Metadata::new(0o755, 0, 0));
+            self.places.insert(ancestor, Place::Other(made));
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, path: &TreePath) {
+        self.places.remove(path);
+        self.remove_below(path);
+    }
+
+    fn remove_below(&mut self, path: &TreePath) {
+        let behind = (Bound::Excluded(path), Bound::Unbounded);
+        let below = self.places.range::<TreePath, _>(behind).map(|(below, _)| below);
+        let below: Vec<TreePath> =
+            below.take_while(|below| below.starts_with(path)).cloned().collect();
+        for path in below {
+            self.places.remove(&path);
+        }
+    }
+
+    /// Follows the hard link at `path`, and all that it leads over. What can have further names
+    /// only on a disk, a symlink or a special file, is there twice then.
+    fn follow(&mut self, path: TreePath) -> Result<(), EntryError> {
+        let mut chain: BTreeSet<TreePath> = BTreeSet::new();
+        let mut at = path;
+        let found = loop {
+            match self.places.get(&at) {
+                Some(Place::Link(target)) => {
+                    let target = target.clone();
+                    chain.insert(at);
+                    if chain.contains(&target) {
+                        return Err(EntryError::LinkToNowhere { target });
+                    }
+                    at = target;
+                }
+                Some(
+                    found @ (Place::File(_)
+                    | Place::Other(Node::Leaf(Leaf::Symlink(_) | Leaf::Special(_)))),
+                ) => break found.clone(),
+                Some(Place::Other(_)) | None => {
+                    return Err(EntryError::LinkToNowhere { target: at });
+                }
+            }
+        };
+        for link in chain {
+            self.places.insert(link, found.clone());
+        }
+        Ok(())
+    }
+}
+
+fn is_directory(place: &Place) -> bool {
+    matches!(place, Place::Other(Node::Directory(_)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! `imagetool add-overlay`: makes an image of another one and a layer upon it.
+
+use std::path::{Path, PathBuf};
+
+use common::filter::Filter;
+use common::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
+use common::object::ObjectId;
+use common::tree::Tree;
+
+use super::add::{
+    check_name_is_free, filter_of, finish_tree, health_check_of, is_none, make_image, rules_of,
+    triggers_of,
+};
+use super::{Context, Ended, get, get_image};
+use crate::archive::layer::Layered;
+use crate::computed::Rules;
+use crate::content::Contents;
+use crate::download;
+use crate::failure::Failure;
+use crate::source::{Source, SourceArgs};
+
+/// Makes an image of another one and a layer upon it.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool --insecure add-overlay web/9 base/debian-12.7 nginx.tar.zst
+  imagetool --insecure add-overlay web/10 web/9 /srv/build/changes = triggers.json
+  imagetool --insecure add-overlay web/11 base/debian-12.7 web.oci.tar
+
+The layer replaces what the base has at its paths, except that directories keep what they hold.
+As in the layers of OCI images, a file `.wh.NAME` in it takes NAME away, and `.wh..wh..opq` all
+that the base has in that directory. An OCI or Docker image is as many layers as it has.
+
+Only what the image server does not have yet is sent, and no file of the base is fetched.")]
+pub struct AddOverlayArgs {
+    /// The name of the new image, such as web/9.
+    pub name: ImageName,
+    /// The image that the layer is laid upon. It stays as it is.
+    pub base: ImageName,
+    /// The layer: a tar archive, a directory (of which the root itself does not count), or an OCI
+    /// or Docker image; or `-` for an archive on the standard input.
+    pub layer: PathBuf,
+    /// The filter of the new image. The base's if not given, or `=`; `-` for none.
+    #[arg(value_name = "FILTERFILE")]
+    pub filter_file: Option<PathBuf>,
+    /// The triggers of the new image. The base's if not given, or `=`; `-` for none.
+    #[arg(value_name = "TRIGGERFILE")]
+    pub trigger_file: Option<PathBuf>,
+    /// Lines `PATH HOST:PORT`: computed files besides those of the base.
+    #[arg(long, value_name = "FILE")]
+    pub computed: Option<PathBuf>,
+    /// How a machine is checked after an update, as for `add`. The base's if not given; `-` for
+    /// not at all.
+    #[arg(long, value_name = "FILE")]
+    pub health_check: Option<PathBuf>,
+    /// How the layer is taken.
+    #[command(flatten)]
+    pub source: SourceArgs,
+}
+
+/// Adds an image that is made of another one.
+///
+/// # Errors
+///
+/// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
+pub async fn run(context: &Context, args: AddOverlayArgs) -> Ended {
+    // What is wrong with the files of the command line is told before anything is fetched.
+    let filter = given(args.filter_file.as_deref(), filter_of)?;
+    let triggers = given(args.trigger_file.as_deref(), triggers_of)?;
+    let health_check = match args.health_check.as_deref() {
+        Some(path) if is_none(path) => Some(None),
+        Some(path) => Some(Some(health_check_of(path)?)),
+        None => None,
+    };
+    let rules = args.computed.as_deref().map(rules_of).transpose()?.unwrap_or_default();
+    check_name_is_free(context, &args.name).await?;
+    let Image { content: base, notes: _ } = get_image(&context.client, &args.base)
+        .await
+        .map_err(|error| Failure::of_image_call(&error, &args.base))?;
+    let filter = filter.unwrap_or(base.filter);
+    let (tree, contents) = read(context, &args, base.root, filter.as_ref(), &rules).await?;
+    let content = Content {
+        format: FORMAT,
+        name: args.name,
+        root: tree.digest(),
+        filter,
+        triggers: triggers.unwrap_or(base.triggers),
+        computed: computed_rules(&tree),
+        health_check: health_check.unwrap_or(base.health_check),
+    };
+    let notes = Notes { source_image: Some(args.base), ..Notes::default() };
+    make_image(context, content, notes, None, &tree, contents).await
+}
+
+/// What the file at `path` says; `None` if the base's is meant.
+fn given<T>(
+    path: Option<&Path>,
+    read: impl FnOnce(&Path) -> Result<T, Failure>,
+) -> Result<Option<T>, Failure> {
+    path.filter(|path| path.as_os_str() != "=").map(read).transpose()
+}
+
+/// Reads the tree of the base, and the layer upon it.
+async fn read(
+    context: &Context,
+    args: &AddOverlayArgs,
+    base: ObjectId,
+    filter: Option<&Filter>,
+    rules: &Rules,
+) -> Result<(Tree, Contents), Failure> {
+    let tree = download::tree(&context.client, base, &context.meter).await;
+    let tree = tree.map_err(|error| get::failure(&error))?;
+    let (path, source) = (args.layer.clone(), args.source.clone());
+    let (filter, rules, meter) = (filter.cloned(), rules.clone(), context.meter.clone());
+    let reading = tokio::task::spawn_blocking(move || {
+        let lower = Layered::of_tree(&tree).map_err(|error| Failure::new(&error))?;
+        let source = Source::open(&path, &source, &meter)?;
+        let read = source.read_upon(lower, tree.algorithm(), filter.as_ref(), &meter)?;
+        finish_tree(&path, read, filter.as_ref(), &rules)
+    });
+    match reading.await {
+        Ok(read) => read,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
