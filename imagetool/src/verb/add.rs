@@ -17,6 +17,7 @@ use common::wire::FaultCode;
 use serde::Serialize;
 
 use super::{Context, Ended, get_image, print_json};
+use crate::admission::{self, RequiredPaths};
 use crate::computed::{self, Rules};
 use crate::content::{Contents, Objects};
 use crate::failure::{Failure, Outcome};
@@ -30,15 +31,6 @@ const ADD_LIMIT: Duration = Duration::from_secs(600);
 
 /// The largest filter, trigger or rules file, in bytes.
 const TEXT_BYTES_MAX: u64 = 8 << 20;
-
-/// Paths whose content is another on each machine; examples stand for patterns.
-const UNIQUE_PATHS: [&str; 5] = [
-    "/etc/fstab",
-    "/etc/hostname",
-    "/etc/machine-id",
-    "/etc/ssh/ssh_host_ed25519_key",
-    "/etc/ssh/ssh_host_rsa_key",
-];
 
 /// Makes an image from an archive or a directory.
 #[derive(Clone, Debug, clap::Args)]
@@ -80,6 +72,10 @@ pub struct AddArgs {
     /// JSON: how a machine is checked after an update to the image; see below.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
+    /// Paths that the image must have, separated by commas; '' for none. Sparse images need none,
+    /// and those that the filter keeps need not be there.
+    #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
+    pub required_paths: RequiredPaths,
     /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
@@ -122,22 +118,23 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
         computed: computed_rules(&tree),
         health_check,
     };
-    make_image(context, content, Notes::default(), &tree, contents).await
+    let required = &args.required_paths;
+    make_image(context, content, Notes::default(), &tree, contents, required).await
 }
 
-/// Uploads `tree` and makes the image `content` of it.
+/// Uploads `tree`, which must have the `required` paths, and makes the image `content` of it.
 pub(super) async fn make_image(
     context: &Context,
     content: Content,
     notes: Notes,
     tree: &Tree,
     contents: Contents,
+    required: &RequiredPaths,
 ) -> Ended {
     content.verify(tree).map_err(|error| Failure::new(&error))?;
     refuse_large_directories(tree, DIRECTORY_BYTES_MAX)?;
-    if let Some(filter) = &content.filter {
-        warn_of_unique_paths(filter);
-    }
+    require(tree, content.filter.as_ref(), required)?;
+    warn(tree, content.filter.as_ref());
     let (name, algorithm) = (content.name.clone(), content.algorithm());
     let objects = Objects::of(tree);
     let sent = upload(&context.client, algorithm, objects, contents, &context.meter)
@@ -263,7 +260,7 @@ pub(super) fn is_none(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
+pub(super) fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
     use std::io::Read as _;
     let read = || -> io::Result<String> {
         let mut text = String::new();
@@ -274,17 +271,23 @@ fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
         }
         Ok(text)
     };
-    read().map_err(|error| {
-        Failure::of_text(format!("cannot read the {what}: {error}")).hint("`-` stands for none")
-    })
+    read().map_err(|error| Failure::of_text(format!("cannot read the {what}: {error}")))
+}
+
+fn or_none(failure: Failure) -> Failure {
+    failure.hint("`-` stands for none")
 }
 
 pub(super) fn filter_of(path: &Path) -> Result<Option<Filter>, Failure> {
     if is_none(path) {
         return Ok(None);
     }
-    let text = text_of(path, "filter")?;
-    Filter::from_text(&text).map(Some).map_err(|error| {
+    let text = text_of(path, "filter").map_err(or_none)?;
+    parse_filter(path, &text).map(Some)
+}
+
+pub(super) fn parse_filter(path: &Path, text: &str) -> Result<Filter, Failure> {
+    Filter::from_text(text).map_err(|error| {
         Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
     })
 }
@@ -293,8 +296,12 @@ pub(super) fn triggers_of(path: &Path) -> Result<Triggers, Failure> {
     if is_none(path) {
         return Ok(Triggers::default());
     }
-    let text = text_of(path, "triggers")?;
-    Triggers::from_json(&text).map_err(|error| {
+    let text = text_of(path, "triggers").map_err(or_none)?;
+    parse_triggers(path, &text)
+}
+
+pub(super) fn parse_triggers(path: &Path, text: &str) -> Result<Triggers, Failure> {
+    Triggers::from_json(text).map_err(|error| {
         Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
     })
 }
@@ -314,18 +321,32 @@ pub(super) fn rules_of(path: &Path) -> Result<Rules, Failure> {
     })
 }
 
-/// Says which files that are another on each machine the image would make equal, or take away.
-fn warn_of_unique_paths(filter: &Filter) {
-    let unkept: Vec<&str> = UNIQUE_PATHS
-        .into_iter()
-        .filter(|path| TreePath::new(path).is_ok_and(|path| !filter.keeps(&path)))
-        .collect();
-    if !unkept.is_empty() {
-        eprintln!(
-            "warning: the filter does not keep {}: each machine would get the image's, or lose \
-             its own",
-            unkept.join(", ")
-        );
+/// Refuses a tree that no machine could run.
+fn require(tree: &Tree, filter: Option<&Filter>, required: &RequiredPaths) -> Result<(), Failure> {
+    admission::require(tree, filter, required).map_err(|error| {
+        let failure = Failure::new(&error);
+        let failure = match &error.nested {
+            Some(path) => failure.hint(format!(
+                "the system seems to be in {path}: make the image of that directory"
+            )),
+            None => failure,
+        };
+        failure.hint(
+            "an image with a filter is all that a machine has. For one that adds to machines give \
+             `-` for the filter; for a tree that is no system give --required-paths ''",
+        )
+    })
+}
+
+/// Says what the image would do to machines that hardly anyone means to do.
+fn warn(tree: &Tree, filter: Option<&Filter>) {
+    let told = admission::warnings(tree, filter);
+    for warning in &told.warnings {
+        eprintln!("warning: {warning}");
+    }
+    if !told.filter_lines.is_empty() {
+        let lines = told.filter_lines.join("\n  ");
+        eprintln!("hint: to leave this to the machines, add to the filter:\n  {lines}");
     }
 }
 
