@@ -31,7 +31,7 @@ Defaults for --imageserver, --insecure and others may stand in ~/.config/dominat
 Data goes to the standard output, everything else to the standard error.
 Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared: different)."
 )]
-struct Arguments {
+pub struct Arguments {
     /// The image server, HOST or HOST:PORT.
     #[arg(
         long,
@@ -64,6 +64,7 @@ enum Command {
 enum Verb {
     Add(Box<verb::add::AddArgs>),
     AddOverlay(Box<verb::add_overlay::AddOverlayArgs>),
+    AddFromSub(verb::add_from_sub::AddFromSubArgs),
     List(verb::list::ListArgs),
     Show(verb::show::ShowArgs),
     Get(verb::get::GetArgs),
@@ -131,6 +132,7 @@ async fn carry_out(context: &Context, verb: Verb) -> Ended {
     match verb {
         Verb::Add(args) => verb::add::run(context, *args).await,
         Verb::AddOverlay(args) => verb::add_overlay::run(context, *args).await,
+        Verb::AddFromSub(args) => verb::add_from_sub::run(context, args).await,
         Verb::List(args) => verb::list::run(context, args).await,
         Verb::Show(args) => verb::show::run(context, args).await,
         Verb::Get(args) => verb::get::run(context, args).await,

@@ -25,6 +25,7 @@ pub mod output;
 pub mod progress;
 pub mod restore;
 pub mod source;
+pub mod sub;
 pub mod triggers;
 pub mod upload;
 pub mod verb;

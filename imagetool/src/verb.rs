@@ -1,6 +1,7 @@
 //! The verbs of the command line, one file each.
 
 pub mod add;
+pub mod add_from_sub;
 pub mod add_overlay;
 pub mod check;
 pub mod delete;

@@ -27,7 +27,7 @@ use crate::source::{Read, Source, SourceArgs};
 use crate::upload::{Sent, UploadError, upload};
 
 /// How long the server may take to make an image durable.
-const ADD_LIMIT: Duration = Duration::from_secs(600);
+pub(super) const ADD_LIMIT: Duration = Duration::from_secs(600);
 
 /// The largest filter, trigger or rules file, in bytes.
 const TEXT_BYTES_MAX: u64 = 8 << 20;
@@ -149,7 +149,13 @@ pub(super) async fn make_image(
     report(context, &name, reply.digest, tree, sent)
 }
 
-fn report(context: &Context, name: &ImageName, digest: ObjectId, tree: &Tree, sent: Sent) -> Ended {
+pub(super) fn report(
+    context: &Context,
+    name: &ImageName,
+    digest: ObjectId,
+    tree: &Tree,
+    sent: Sent,
+) -> Ended {
     let totals = tree.root().totals();
     eprintln!(
         "Added {name}: {}, {}; sent {} ({}), {} {} there already.",
@@ -175,7 +181,7 @@ fn report(context: &Context, name: &ImageName, digest: ObjectId, tree: &Tree, se
 }
 
 /// Refuses a tree with a directory that no server takes, before anything is sent.
-fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), Failure> {
+pub(super) fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), Failure> {
     let mut stack = vec![(TreePath::root(), tree.root())];
     while let Some((path, directory)) = stack.pop() {
         let length = directory.encode().len();
@@ -248,7 +254,7 @@ pub(super) fn finish_tree(
     Ok((tree, contents))
 }
 
-fn upload_failure(error: &UploadError) -> Failure {
+pub(super) fn upload_failure(error: &UploadError) -> Failure {
     match error {
         UploadError::Call { source } => Failure::of_call(source),
         UploadError::Send { .. } => Failure::new(error)
@@ -322,7 +328,11 @@ pub(super) fn rules_of(path: &Path) -> Result<Rules, Failure> {
 }
 
 /// Refuses a tree that no machine could run.
-fn require(tree: &Tree, filter: Option<&Filter>, required: &RequiredPaths) -> Result<(), Failure> {
+pub(super) fn require(
+    tree: &Tree,
+    filter: Option<&Filter>,
+    required: &RequiredPaths,
+) -> Result<(), Failure> {
     admission::require(tree, filter, required).map_err(|error| {
         let failure = Failure::new(&error);
         let failure = match &error.nested {
@@ -339,7 +349,7 @@ fn require(tree: &Tree, filter: Option<&Filter>, required: &RequiredPaths) -> Re
 }
 
 /// Says what the image would do to machines that hardly anyone means to do.
-fn warn(tree: &Tree, filter: Option<&Filter>) {
+pub(super) fn warn(tree: &Tree, filter: Option<&Filter>) {
     let told = admission::warnings(tree, filter);
     for warning in &told.warnings {
         eprintln!("warning: {warning}");

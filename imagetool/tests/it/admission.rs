@@ -59,3 +59,28 @@ fn what_a_debian_would_take_from_machines_is_told() {
     let ours = ["/etc/fstab", "/etc/hostname", "/etc/machine-id", "/var/lib/dbus/machine-id"];
     assert_eq!(removed, ours);
 }
+
+#[test]
+fn an_interrupted_add_leaves_nothing_behind() {
+    use std::io::Write as _;
+    let place = Place::new();
+    std::fs::create_dir(place.path("tmp")).unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_imagetool"))
+        .args(["--insecure", "--imageserver", &place.server.address.to_string()])
+        .args(["add", "a", "-", "-", "-"])
+        .env("TMPDIR", place.path("tmp"))
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let member = Member::file(b"large", &vec![b'x'; 4 << 20]);
+    let all = archive([member]);
+    // More than a pipe holds: most of it has been read when this returns.
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(&all[..2 << 20]).unwrap();
+    let id = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
+    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert!(!child.wait().unwrap().success());
+    assert_eq!(std::fs::read_dir(place.path("tmp")).unwrap().count(), 0);
+    let state = place.server.state();
+    assert_eq!((state.received, state.images.len()), (0, 0));
+}
