@@ -272,6 +272,16 @@ pub enum ImageError {
         /// The path.
         path: TreePath,
     },
+    /// An entry has an extended attribute that the kernel gives to no entry of its kind.
+    #[error("{path} has the extended attribute {name}, which no {kind} can have")]
+    Attribute {
+        /// The path.
+        path: TreePath,
+        /// The attribute, escaped.
+        name: String,
+        /// What is at the path.
+        kind: &'static str,
+    },
     /// The computed files of the tree are not those that the image lists.
     #[error("the computed files that the image lists are not those of its tree: see {path}")]
     Computed {
@@ -377,6 +387,9 @@ impl Content {
             if self.filter.as_ref().is_some_and(kept) {
                 return Err(ImageError::Kept { path });
             }
+            if let Some(name) = impossible_attribute(&node) {
+                return Err(ImageError::Attribute { path, name, kind: node.kind() });
+            }
             if let Node::Leaf(Leaf::Computed(computed)) = node {
                 let listed = rules.next();
                 if listed.is_none_or(|rule| rule.path != path || rule.source != computed.source) {
@@ -389,6 +402,22 @@ impl Content {
             Some(rule) => Err(ImageError::Computed { path: rule.path.clone() }),
         }
     }
+}
+
+/// The first extended attribute of `node` that Linux refuses for its kind.
+fn impossible_attribute(node: &Node) -> Option<String> {
+    let allows = |name: &[u8]| match node {
+        Node::Directory(_) => true,
+        Node::Leaf(Leaf::File(_) | Leaf::Computed(_)) => name != b"system.posix_acl_default",
+        Node::Leaf(Leaf::Symlink(_)) => {
+            !name.starts_with(b"user.") && !name.starts_with(b"system.posix_acl_")
+        }
+        Node::Leaf(Leaf::Special(_) | Leaf::HardLink(_)) => {
+            !name.starts_with(b"user.") && name != b"system.posix_acl_default"
+        }
+    };
+    let mut names = node.metadata()?.xattrs.iter().map(|(name, _)| name);
+    names.find(|name| !allows(name)).map(crate::escape::escape)
 }
 
 /// The computed files of `tree`, sorted by path, as [`Content::computed`] lists them.
@@ -425,6 +454,34 @@ mod tests {
             assert_eq!(ImageName::new(text).unwrap_err().to_string(), error);
         }
         assert!(ImageName::new(&"x".repeat(1_025)).is_err());
+    }
+
+    #[test]
+    fn attributes_that_no_kernel_sets_are_refused() {
+        let refused = |text: &str| {
+            let tree = crate::tree::text::from_text(Algorithm::Blake3, text).unwrap();
+            let content = Content {
+                format: FORMAT,
+                name: ImageName::new("any").unwrap(),
+                root: tree.digest(),
+                filter: None,
+                triggers: Triggers::default(),
+                computed: Vec::new(),
+                health_check: None,
+            };
+            content.verify(&tree).map_err(|error| error.to_string())
+        };
+        let table = [
+            ("d 755 0:0 /a user.x=1 system.posix_acl_default=1", None),
+            ("p 600 0:0 1.000000000 /a system.posix_acl_access=1", None),
+            ("l 0:0 /a -> b security.selinux=1", None),
+            ("l 0:0 /a -> b user.x=1", Some("user.x, which no symlink can have")),
+            ("p 600 0:0 1.000000000 /a user.x=1", Some("user.x, which no fifo can have")),
+        ];
+        for (text, error) in table {
+            let want = error.map(|end| format!("/a has the extended attribute {end}"));
+            assert_eq!(refused(text).err(), want, "{text}");
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What the tools of operators have in common. Data goes to stdout, talk to stderr.
 
+pub mod documents;
+
 use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 

@@ -26,6 +26,7 @@ use common::api::dominator::{
 };
 use common::daemon::{DOMINATOR_PORT, EXIT_FAILED, EXIT_MISUSE, SecurityArgs, exit};
 use common::report::report;
+use common::tool::documents::{self, Documents};
 use common::tool::{Format, Output, json};
 use common::wire::FaultCode;
 use common::wire::Method;
@@ -212,6 +213,8 @@ enum Command {
     GetConfig(settings::Get),
     /// Show how the dominator itself is doing
     Status,
+    #[command(flatten)]
+    Documents(Documents),
 }
 
 impl Command {
@@ -235,6 +238,7 @@ impl Command {
             | Self::Events(_)
             | Self::Audit(_)
             | Self::Backup { .. }
+            | Self::Documents(_)
             | Self::Status => false,
         }
     }
@@ -249,6 +253,9 @@ fn status_of(text: &str) -> Result<Status, String> {
 
 /// Runs the tool.
 pub async fn run(arguments: Arguments) -> ExitCode {
+    if let Command::Documents(documents) = &arguments.command {
+        return documents::run::<Arguments>(documents);
+    }
     if let Err(error) = arguments.security.check("domtool") {
         return exit(EXIT_MISUSE, &error.to_string(), &[error.hint()]);
     }
@@ -351,6 +358,7 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
             events::backup(client, file).await?;
             String::new()
         }
+        Command::Documents(_) => unreachable!("they are made before the dominator is asked"),
         Command::Trust(order) => return trust::run(client, format, order).await,
         Command::Order(command) => return orders::run(client, format, command).await,
         Command::Plan(command) => return plan::run(client, format, command).await,

@@ -26,7 +26,7 @@ use common::wire::client::Peer;
 /// Prometheus, /healthz, and /objects/<id> for caches.
 #[derive(Debug, Parser)]
 #[command(version, after_long_help = EXAMPLES)]
-struct Flags {
+pub struct Flags {
     /// Without one, the server runs.
     #[command(subcommand)]
     verb: Option<Verb>,

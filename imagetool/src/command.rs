@@ -2,23 +2,26 @@
 
 use std::process::ExitCode;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::Failure;
 use crate::progress::Meter;
 use crate::verb::{self, Context, Ended};
 use clap::{Parser, Subcommand};
 use common::daemon::{IMAGESERVER_PORT, SecurityArgs};
 use common::tool::Format;
+use common::tool::documents::{self, Documents};
 use common::wire::client::{Client, Peer};
 
 /// Makes, shows and fetches images: whole file-system trees that machines are kept equal to.
 #[derive(Debug, Parser)]
 #[command(
+    name = "imagetool",
     version,
     after_help = "\
 Examples:
   imagetool --insecure add base/debian-12.7 root.tar.zst filter triggers.json
   imagetool --insecure list
   imagetool --insecure show base/debian-12.7
+  imagetool --insecure diff base/debian-12.6 base/debian-12.7
   imagetool --insecure get base/debian-12.7 /srv/chroot/debian
   imagetool --insecure tar base/debian-12.7 -o debian.tar.zst
   imagetool --insecure add-overlay web/9 base/debian-12.7 nginx.tar
@@ -26,9 +29,9 @@ Examples:
 
 Defaults for --imageserver, --insecure and others may stand in ~/.config/dominator/config.toml.
 Data goes to the standard output, everything else to the standard error.
-Exit codes: 0 done, 1 failed, 2 misuse, 3 partly done."
+Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared: different)."
 )]
-struct Arguments {
+pub struct Arguments {
     /// The image server, HOST or HOST:PORT.
     #[arg(
         long,
@@ -44,13 +47,24 @@ struct Arguments {
     #[command(flatten)]
     security: SecurityArgs,
     #[command(subcommand)]
-    verb: Verb,
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Asking(Verb),
+    #[command(flatten)]
+    Here(Here),
+    #[command(flatten)]
+    Documents(Documents),
 }
 
 #[derive(Debug, Subcommand)]
 enum Verb {
     Add(Box<verb::add::AddArgs>),
     AddOverlay(Box<verb::add_overlay::AddOverlayArgs>),
+    AddFromSub(verb::add_from_sub::AddFromSubArgs),
     List(verb::list::ListArgs),
     Show(verb::show::ShowArgs),
     Get(verb::get::GetArgs),
@@ -62,13 +76,33 @@ enum Verb {
     ChangeExpiry(verb::change_expiry::ChangeExpiryArgs),
     AcceptClock(verb::accept_clock::AcceptClockArgs),
     Gc(verb::gc::GcArgs),
+    Diff(verb::diff::DiffArgs),
+    ShowFile(verb::show_file::ShowFileArgs),
+    GetFile(verb::get_file::GetFileArgs),
+    Check(verb::check::CheckArgs),
+    Verify(verb::verify::VerifyArgs),
+}
+
+// What needs no server.
+#[derive(Debug, Subcommand)]
+enum Here {
+    MergeFilters(verb::merge_filters::MergeFiltersArgs),
+    MergeTriggers(verb::merge_triggers::MergeTriggersArgs),
+    MatchTriggers(verb::match_triggers::MatchTriggersArgs),
+    ScanFilter(verb::scan_filter::ScanFilterArgs),
 }
 
 /// Runs the program, with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments: Arguments = common::daemon::config::parse_tool();
-    match run(arguments) {
+    let Arguments { imageserver, format, security, command } = arguments;
+    let ended = match command {
+        Command::Documents(documents) => return documents::run::<Arguments>(&documents),
+        Command::Here(verb) => run_here(format, verb),
+        Command::Asking(verb) => run(&imageserver, format, &security, verb),
+    };
+    match ended {
         Ok(outcome) => ExitCode::from(outcome.exit_code()),
         Err(failure) => {
             eprintln!("{failure}");
@@ -77,12 +111,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: Arguments) -> Result<Outcome, Failure> {
-    let Arguments { imageserver, format, security, verb } = arguments;
+fn run(imageserver: &str, format: Format, security: &SecurityArgs, verb: Verb) -> Ended {
     security
         .check("imagetool")
         .map_err(|error| Failure::new(&error).hint(error.hint()).misuse())?;
-    let peer = Peer::parse(&imageserver, IMAGESERVER_PORT)
+    let peer = Peer::parse(imageserver, IMAGESERVER_PORT)
         .map_err(|error| Failure::new(&error).misuse())?;
     let context = Context { client: Client::new(peer), format, meter: Meter::on_terminal() };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -92,10 +125,20 @@ fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     runtime.block_on(carry_out(&context, verb))
 }
 
+fn run_here(format: Format, verb: Here) -> Ended {
+    match verb {
+        Here::MergeFilters(args) => verb::merge_filters::run(format, &args),
+        Here::MergeTriggers(args) => verb::merge_triggers::run(&args),
+        Here::MatchTriggers(args) => verb::match_triggers::run(format, args),
+        Here::ScanFilter(args) => verb::scan_filter::run(format, &Meter::on_terminal(), &args),
+    }
+}
+
 async fn carry_out(context: &Context, verb: Verb) -> Ended {
     match verb {
         Verb::Add(args) => verb::add::run(context, *args).await,
         Verb::AddOverlay(args) => verb::add_overlay::run(context, *args).await,
+        Verb::AddFromSub(args) => verb::add_from_sub::run(context, args).await,
         Verb::List(args) => verb::list::run(context, args).await,
         Verb::Show(args) => verb::show::run(context, args).await,
         Verb::Get(args) => verb::get::run(context, args).await,
@@ -107,5 +150,10 @@ async fn carry_out(context: &Context, verb: Verb) -> Ended {
         Verb::ChangeExpiry(args) => verb::change_expiry::run(context, args).await,
         Verb::AcceptClock(args) => verb::accept_clock::run(context, args).await,
         Verb::Gc(args) => verb::gc::run(context, args).await,
+        Verb::Diff(args) => verb::diff::run(context, args).await,
+        Verb::ShowFile(args) => verb::show_file::run(context, args).await,
+        Verb::GetFile(args) => verb::get_file::run(context, args).await,
+        Verb::Check(args) => verb::check::run(context, args).await,
+        Verb::Verify(args) => verb::verify::run(context, args).await,
     }
 }

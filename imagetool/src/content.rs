@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use crate::archive::{Archive, ArchiveError};
 use crate::directory::DirectoryContents;
 use crate::progress::Meter;
+use crate::sub::SubContents;
 
 /// How much content goes into one piece of an upload, in bytes.
 const PIECE_BYTES: usize = 256 << 10;
@@ -26,6 +27,8 @@ pub enum Contents {
     Directory(DirectoryContents),
     /// In an archive.
     Archive(Archive),
+    /// On a machine.
+    Sub(SubContents),
 }
 
 /// Why contents could not be sent.
@@ -73,6 +76,7 @@ impl Contents {
         match self {
             Self::Directory(contents) => contents.send(algorithm, missing, sink),
             Self::Archive(archive) => archive.send(algorithm, missing, sink),
+            Self::Sub(contents) => contents.send(algorithm, missing, sink),
         }
     }
 }

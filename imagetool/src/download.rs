@@ -23,10 +23,10 @@ use crate::progress::{Meter, Unit};
 use crate::restore::{RestoreError, Target};
 
 /// The most that the directories of one tree may take, in bytes of their encoding.
-const TREE_BYTES_MAX: u64 = 4 << 30;
+pub(crate) const TREE_BYTES_MAX: u64 = 4 << 30;
 
 /// How many objects are asked for at once.
-const BATCH_OBJECTS_MAX: usize = 1_024;
+pub(crate) const BATCH_OBJECTS_MAX: usize = 1_024;
 
 /// How many bytes of content are asked for at once, unless one object alone has more.
 const BATCH_BYTES_MAX: u64 = 32 << 20;

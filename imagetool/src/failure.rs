@@ -4,8 +4,14 @@ use std::error::Error;
 
 use common::daemon::{EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, EXIT_PARTLY};
 use common::image::ImageName;
+use common::tool::EXIT_DIFFERENT;
 use common::wire::FaultCode;
 use common::wire::client::CallError;
+
+use crate::download::DownloadError;
+
+const ABSENT_HINT: &str =
+    "the image cannot be restored from this server; look at its log and its disk";
 
 /// How a verb ended that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +20,8 @@ pub enum Outcome {
     Done,
     /// A part could not be done; what, was said.
     Partly,
+    /// Two things were compared, and differ; or what was looked for is not all there.
+    Different,
 }
 
 impl Outcome {
@@ -23,6 +31,7 @@ impl Outcome {
         match self {
             Self::Done => EXIT_DONE,
             Self::Partly => EXIT_PARTLY,
+            Self::Different => EXIT_DIFFERENT,
         }
     }
 }
@@ -81,6 +90,21 @@ impl Failure {
             _ => return Self::of_call(error),
         };
         Self::of_text(format!("{name}: {}", common::report::report(error))).hint(hint)
+    }
+
+    /// A failure to fetch directories or contents.
+    #[must_use]
+    pub fn of_download(error: &DownloadError) -> Self {
+        match error {
+            DownloadError::Call { source } => Self::of_call(source),
+            DownloadError::File { source, .. }
+                if matches!(**source, DownloadError::Absent { .. }) =>
+            {
+                Self::new(error).hint(ABSENT_HINT)
+            }
+            DownloadError::Absent { .. } => Self::new(error).hint(ABSENT_HINT),
+            _ => Self::new(error),
+        }
     }
 
     /// Adds what the user can do.

@@ -6,18 +6,26 @@
 //! verb of the command line. Contents are never held in memory, and nothing that is read, from
 //! an archive or from a server, is trusted.
 
+pub mod admission;
 pub mod archive;
 pub mod command;
+pub mod compare;
 pub mod computed;
 pub mod content;
 pub mod directory;
 pub mod download;
+pub mod entry;
 pub mod failure;
+pub mod filters;
 pub mod health;
+pub mod inventory;
+pub mod listings;
 pub mod oci;
 pub mod output;
 pub mod progress;
 pub mod restore;
 pub mod source;
+pub mod sub;
+pub mod triggers;
 pub mod upload;
 pub mod verb;

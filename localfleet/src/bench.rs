@@ -277,7 +277,9 @@ fn upload_filtered(
     fs::write(&filter, lines).context("cannot write the filter")?;
     let shown = |path: &Path| path.display().to_string();
     let mut words: Vec<String> =
-        ["add", image, &shown(tree), &shown(&filter), "-"].map(str::to_owned).into();
+        ["add", image, &shown(tree), &shown(&filter), "-", "--required-paths="]
+            .map(str::to_owned)
+            .into();
     words.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let output = fleet.imagetool(&words)?;
     ensure!(output.status.success(), "imagetool: {}", String::from_utf8_lossy(&output.stderr));

@@ -51,6 +51,12 @@ struct Arguments {
 enum Command {
     Bench(bench::Arguments),
     Simulate(simulator::Arguments),
+    /// Write manual pages of all programs into a directory
+    Man {
+        /// The directory; it is made if it is not there
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -62,7 +68,12 @@ fn main() -> ExitCode {
     if let Some(Command::Simulate(arguments)) = arguments.command {
         return simulator::simulate(arguments);
     }
-    match run(&arguments) {
+    // Nor does this need root.
+    let done = match &arguments.command {
+        Some(Command::Man { directory }) => localfleet::programs::write_pages(directory),
+        _ => run(&arguments),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

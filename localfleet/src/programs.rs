@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use clap::CommandFactory as _;
 
 /// Stands in for service(8): started with `FILE SERVICE VERB` it appends `SERVICE VERB` to the
 /// file as a line.
@@ -56,6 +57,30 @@ pub fn install(binary: &Path, directory: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("cannot make {}", directory.display()))?;
     for (name, _) in PROGRAMS {
         symlink(binary, directory.join(name)).context("cannot link a program")?;
+    }
+    Ok(())
+}
+
+/// Writes the manual pages of all programs that operators use into `directory`.
+///
+/// # Errors
+///
+/// If a page cannot be written.
+pub fn write_pages(directory: &Path) -> anyhow::Result<()> {
+    let programs = [
+        subd::daemon::Options::command(),
+        subd::subtool::Arguments::command(),
+        subd::fs2objectcache::Arguments::command(),
+        imageserver::command::Flags::command(),
+        imagetool::command::Arguments::command(),
+        dominator::daemon::Arguments::command(),
+        dominator::domtool::Arguments::command(),
+        dominator::mdbd::Arguments::command(),
+    ];
+    for program in programs {
+        let name = program.get_name().to_owned();
+        common::tool::documents::write_pages(program, directory)
+            .with_context(|| format!("cannot write the pages of {name}"))?;
     }
     Ok(())
 }

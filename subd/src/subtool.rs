@@ -21,6 +21,7 @@ use common::image::ImageName;
 use common::path::TreePath;
 use common::report::report;
 use common::tool::Format;
+use common::tool::documents::{self, Documents};
 use common::when::written;
 
 /// Looks at one machine and brings it up to date by hand, with no dominator.
@@ -168,6 +169,8 @@ enum Command {
     },
     /// Run the health check of the machine's image now; nothing is undone if it fails
     CheckHealth,
+    #[command(flatten)]
+    Documents(Documents),
 }
 
 /// What a machine may be limited to.
@@ -229,6 +232,9 @@ struct PauseEnd {
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments: Arguments = config::parse_tool();
+    if let Command::Documents(documents) = &arguments.command {
+        return documents::run::<Arguments>(documents);
+    }
     if let Err(error) = arguments.security.check("subtool") {
         return exit(EXIT_MISUSE, &error.to_string(), &[error.hint()]);
     }

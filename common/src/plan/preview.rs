@@ -278,7 +278,8 @@ fn unknown_line(from: Option<&ImageName>, why: &str) -> String {
 }
 
 /// What would be done to services, as lines.
-fn lines_of(calls: &ServiceCalls) -> Vec<String> {
+#[must_use]
+pub fn lines_of(calls: &ServiceCalls) -> Vec<String> {
     let line = |when: &str, call: &ServiceCall| {
         format!("{when} the change: {} {}", call.verb.name(), call.service)
     };

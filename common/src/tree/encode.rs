@@ -243,8 +243,56 @@ pub struct References {
     pub files: Vec<(ObjectId, u64)>,
 }
 
-enum Item {
+/// Decodes a directory alone, without what its sub-directories hold.
+///
+/// # Errors
+///
+/// As [`decode`], but needs no sub-directory.
+pub fn list(algorithm: Algorithm, bytes: &[u8]) -> Result<Listing, TreeError> {
+    let mut entries = Vec::new();
+    let metadata = read(algorithm, bytes, |name, item| {
+        entries.push((name, item));
+        Ok(())
+    })?;
+    Ok(Listing { metadata, entries })
+}
+
+/// A directory alone: sub-directories are known by their digests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// Mode, owner and extended attributes of the directory itself.
+    pub metadata: Metadata,
+    /// The entries, sorted by name.
+    pub entries: Vec<(Name, Item)>,
+}
+
+impl Listing {
+    /// The listing of a directory that is at hand.
+    #[must_use]
+    pub fn of(directory: &Directory) -> Self {
+        let item = |child: &Child| match child {
+            Child::Directory(below) => Item::Directory(below.digest()),
+            Child::Leaf(leaf) => Item::Leaf(leaf.clone()),
+        };
+        let entries = directory.entries().iter();
+        let entries = entries.map(|entry| (entry.name.clone(), item(&entry.child))).collect();
+        Self { metadata: directory.metadata().clone(), entries }
+    }
+
+    /// What has the name `name`. Takes a binary search.
+    #[must_use]
+    pub fn get(&self, name: &[u8]) -> Option<&Item> {
+        let index = self.entries.binary_search_by(|(entry, _)| entry.as_bytes().cmp(name)).ok()?;
+        Some(&self.entries[index].1)
+    }
+}
+
+/// What a name in a [`Listing`] stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// The directory with that digest.
     Directory(ObjectId),
+    /// Anything else.
     Leaf(Leaf),
 }
 

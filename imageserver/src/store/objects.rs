@@ -26,10 +26,10 @@ use super::wounds::{Wound, Wounds, is_unreadable};
 use super::{StoreError, failed, layout, make_directory};
 
 /// The longest object that is read, hashed and sent in one piece, in bytes.
-pub const WHOLE_BYTES_MAX: u64 = 256 << 10;
+pub const WHOLE_BYTES_MAX: u64 = 64 << 10;
 
 /// How much of a larger object is read at once, in bytes.
-pub const CHUNK_BYTES: usize = 256 << 10;
+pub const CHUNK_BYTES: usize = 64 << 10;
 
 /// How many large objects may be checked at one time, each by one thread. Of those that ask for
 /// the same one, the others wait for the first.

@@ -23,6 +23,7 @@ use serde::Serialize;
 
 use super::tag::tag_of;
 use super::{Context, Ended, get_image, print_json};
+use crate::admission::{self, RequiredPaths};
 use crate::computed::{self, Rules};
 use crate::content::{Contents, Objects};
 use crate::failure::{Failure, Outcome};
@@ -32,22 +33,13 @@ use crate::source::{Read, Source, SourceArgs};
 use crate::upload::{Sent, UploadError, upload};
 
 /// How long the server may take to make an image durable.
-const ADD_LIMIT: Duration = Duration::from_secs(600);
+pub(super) const ADD_LIMIT: Duration = Duration::from_secs(600);
 
 /// The largest filter, trigger or rules file, in bytes.
 const TEXT_BYTES_MAX: u64 = 8 << 20;
 
 /// The largest build log, in bytes: it is held in memory.
 const BUILD_LOG_BYTES_MAX: u64 = 64 << 20;
-
-/// Paths whose content is another on each machine; examples stand for patterns.
-const UNIQUE_PATHS: [&str; 5] = [
-    "/etc/fstab",
-    "/etc/hostname",
-    "/etc/machine-id",
-    "/etc/ssh/ssh_host_ed25519_key",
-    "/etc/ssh/ssh_host_rsa_key",
-];
 
 /// Makes an image from an archive or a directory.
 #[derive(Clone, Debug, clap::Args)]
@@ -103,6 +95,10 @@ pub struct AddArgs {
     /// The log of the build: stored beside the image, `show --build-log` prints it.
     #[arg(long, value_name = "FILE")]
     pub build_log: Option<PathBuf>,
+    /// Paths that the image must have, separated by commas; '' for none. Sparse images need none,
+    /// and those that the filter keeps need not be there.
+    #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
+    pub required_paths: RequiredPaths,
     /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
@@ -152,11 +148,12 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
     };
     let build_log = send_build_log(context, build_log).await?;
     let notes = Notes { build_log, tags, release_notes, ..Notes::default() };
-    make_image(context, content, notes, args.expires_in, &tree, contents).await
+    let (expires_in, required) = (args.expires_in, &args.required_paths);
+    make_image(context, content, notes, expires_in, &tree, contents, required).await
 }
 
-/// Uploads `tree` and makes the image `content` of it, which goes away by itself after
-/// `expires_in`.
+/// Uploads `tree`, which must have the `required` paths, and makes the image `content` of it, which
+/// goes away by itself after `expires_in`.
 pub(super) async fn make_image(
     context: &Context,
     content: Content,
@@ -164,12 +161,12 @@ pub(super) async fn make_image(
     expires_in: Option<Duration>,
     tree: &Tree,
     contents: Contents,
+    required: &RequiredPaths,
 ) -> Ended {
     content.verify(tree).map_err(|error| Failure::new(&error))?;
     refuse_large_directories(tree, DIRECTORY_BYTES_MAX)?;
-    if let Some(filter) = &content.filter {
-        warn_of_unique_paths(filter);
-    }
+    require(tree, content.filter.as_ref(), required)?;
+    warn(tree, content.filter.as_ref());
     let (name, algorithm) = (content.name.clone(), content.algorithm());
     let objects = Objects::of(tree);
     let sent = upload(&context.client, algorithm, objects, contents, &context.meter)
@@ -218,7 +215,13 @@ fn now() -> Time {
     Time { seconds: now.as_second(), nanoseconds }
 }
 
-fn report(context: &Context, name: &ImageName, digest: ObjectId, tree: &Tree, sent: Sent) -> Ended {
+pub(super) fn report(
+    context: &Context,
+    name: &ImageName,
+    digest: ObjectId,
+    tree: &Tree,
+    sent: Sent,
+) -> Ended {
     let totals = tree.root().totals();
     eprintln!(
         "Added {name}: {}, {}; sent {} ({}), {} {} there already.",
@@ -244,7 +247,7 @@ fn report(context: &Context, name: &ImageName, digest: ObjectId, tree: &Tree, se
 }
 
 /// Refuses a tree with a directory that no server takes, before anything is sent.
-fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), Failure> {
+pub(super) fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), Failure> {
     let mut stack = vec![(TreePath::root(), tree.root())];
     while let Some((path, directory)) = stack.pop() {
         let length = directory.encode().len();
@@ -317,7 +320,7 @@ pub(super) fn finish_tree(
     Ok((tree, contents))
 }
 
-fn upload_failure(error: &UploadError) -> Failure {
+pub(super) fn upload_failure(error: &UploadError) -> Failure {
     match error {
         UploadError::Call { source } => Failure::of_call(source),
         UploadError::Send { .. } => Failure::new(error)
@@ -329,7 +332,7 @@ pub(super) fn is_none(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
+pub(super) fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
     let read = || -> io::Result<String> {
         let mut text = String::new();
         fs_err::File::open(path)?.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text)?;
@@ -339,17 +342,23 @@ fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
         }
         Ok(text)
     };
-    read().map_err(|error| {
-        Failure::of_text(format!("cannot read the {what}: {error}")).hint("`-` stands for none")
-    })
+    read().map_err(|error| Failure::of_text(format!("cannot read the {what}: {error}")))
+}
+
+fn or_none(failure: Failure) -> Failure {
+    failure.hint("`-` stands for none")
 }
 
 pub(super) fn filter_of(path: &Path) -> Result<Option<Filter>, Failure> {
     if is_none(path) {
         return Ok(None);
     }
-    let text = text_of(path, "filter")?;
-    Filter::from_text(&text).map(Some).map_err(|error| {
+    let text = text_of(path, "filter").map_err(or_none)?;
+    parse_filter(path, &text).map(Some)
+}
+
+pub(super) fn parse_filter(path: &Path, text: &str) -> Result<Filter, Failure> {
+    Filter::from_text(text).map_err(|error| {
         Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
     })
 }
@@ -358,8 +367,12 @@ pub(super) fn triggers_of(path: &Path) -> Result<Triggers, Failure> {
     if is_none(path) {
         return Ok(Triggers::default());
     }
-    let text = text_of(path, "triggers")?;
-    Triggers::from_json(&text).map_err(|error| {
+    let text = text_of(path, "triggers").map_err(or_none)?;
+    parse_triggers(path, &text)
+}
+
+pub(super) fn parse_triggers(path: &Path, text: &str) -> Result<Triggers, Failure> {
+    Triggers::from_json(text).map_err(|error| {
         Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
     })
 }
@@ -379,18 +392,36 @@ pub(super) fn rules_of(path: &Path) -> Result<Rules, Failure> {
     })
 }
 
-/// Says which files that are another on each machine the image would make equal, or take away.
-fn warn_of_unique_paths(filter: &Filter) {
-    let unkept: Vec<&str> = UNIQUE_PATHS
-        .into_iter()
-        .filter(|path| TreePath::new(path).is_ok_and(|path| !filter.keeps(&path)))
-        .collect();
-    if !unkept.is_empty() {
-        eprintln!(
-            "warning: the filter does not keep {}: each machine would get the image's, or lose \
-             its own",
-            unkept.join(", ")
-        );
+/// Refuses a tree that no machine could run.
+pub(super) fn require(
+    tree: &Tree,
+    filter: Option<&Filter>,
+    required: &RequiredPaths,
+) -> Result<(), Failure> {
+    admission::require(tree, filter, required).map_err(|error| {
+        let failure = Failure::new(&error);
+        let failure = match &error.nested {
+            Some(path) => failure.hint(format!(
+                "the system seems to be in {path}: make the image of that directory"
+            )),
+            None => failure,
+        };
+        failure.hint(
+            "an image with a filter is all that a machine has. For one that adds to machines give \
+             `-` for the filter; for a tree that is no system give --required-paths ''",
+        )
+    })
+}
+
+/// Says what the image would do to machines that hardly anyone means to do.
+pub(super) fn warn(tree: &Tree, filter: Option<&Filter>) {
+    let told = admission::warnings(tree, filter);
+    for warning in &told.warnings {
+        eprintln!("warning: {warning}");
+    }
+    if !told.filter_lines.is_empty() {
+        let lines = told.filter_lines.join("\n  ");
+        eprintln!("hint: to leave this to the machines, add to the filter:\n  {lines}");
     }
 }
 

@@ -12,6 +12,7 @@ use super::add::{
     triggers_of,
 };
 use super::{Context, Ended, get, get_image};
+use crate::admission::{self, RequiredPaths};
 use crate::archive::layer::Layered;
 use crate::computed::Rules;
 use crate::content::Contents;
@@ -53,6 +54,9 @@ pub struct AddOverlayArgs {
     /// not at all.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
+    /// Paths that the new image must have, as for `add`.
+    #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
+    pub required_paths: RequiredPaths,
     /// How the layer is taken.
     #[command(flatten)]
     pub source: SourceArgs,
@@ -89,7 +93,7 @@ pub async fn run(context: &Context, args: AddOverlayArgs) -> Ended {
         health_check: health_check.unwrap_or(base.health_check),
     };
     let notes = Notes { source_image: Some(args.base), ..Notes::default() };
-    make_image(context, content, notes, None, &tree, contents).await
+    make_image(context, content, notes, None, &tree, contents, &args.required_paths).await
 }
 
 /// What the file at `path` says; `None` if the base's is meant.

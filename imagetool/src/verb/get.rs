@@ -15,9 +15,6 @@ use crate::output::{count, plural_entries, size};
 use crate::progress::Unit;
 use crate::restore::{Loss, RestoreError, Target};
 
-const ABSENT_HINT: &str =
-    "the image cannot be restored from this server; look at its log and its disk";
-
 /// Makes the tree of an image in a new directory, exactly as machines get it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
@@ -132,13 +129,8 @@ async fn blocking<T: Send + 'static>(
 
 pub(super) fn failure(error: &DownloadError) -> Failure {
     match error {
-        DownloadError::Call { source } => Failure::of_call(source),
         DownloadError::Restore { source } => restore_failure(source),
-        DownloadError::File { source, .. } if matches!(**source, DownloadError::Absent { .. }) => {
-            Failure::new(error).hint(ABSENT_HINT)
-        }
-        DownloadError::Absent { .. } => Failure::new(error).hint(ABSENT_HINT),
-        _ => Failure::new(error),
+        _ => Failure::of_download(error),
     }
 }
 

@@ -1,27 +1,69 @@
 //! `imagetool list`: shows which images there are.
 
+use std::cmp::Ordering;
+
 use comfy_table::{CellAlignment, Table, presets};
 use common::api::image_server::{ImageSummary, ListImages, ListImagesRequest};
+use common::image::ImageName;
 use common::tool::Format;
+use globset::{GlobBuilder, GlobMatcher};
 
 use super::{Context, Ended, print, print_json};
 use crate::failure::{Failure, Outcome};
 use crate::output::{count, size, time};
 
-/// Lists the images, sorted by name.
+/// Lists images.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   imagetool --insecure list
-  imagetool --insecure list --format json | jq -r '.[].name'")]
-pub struct ListArgs {}
+  imagetool --insecure list base                        # base, and all below base/
+  imagetool --insecure list --glob 'web/*-2024*' --sort created --reverse
+  imagetool --insecure list --format json | jq -r '.[].name'
+
+In a glob `*` and `?` stop at a slash, `**` does not.")]
+pub struct ListArgs {
+    /// Only the image of this name and those below it.
+    #[arg(value_name = "PREFIX")]
+    pub prefix: Option<ImageName>,
+    /// Only images whose whole name matches.
+    #[arg(long, value_name = "GLOB", value_parser = glob_of)]
+    pub glob: Option<GlobMatcher>,
+    /// What the list is sorted by; images that are equal in that by name.
+    #[arg(long, value_enum, value_name = "BY", default_value_t)]
+    pub sort: SortBy,
+    /// The other way round.
+    #[arg(long)]
+    pub reverse: bool,
+}
+
+/// What a list is sorted by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum SortBy {
+    /// The name
+    #[default]
+    Name,
+    /// When the image was added
+    Created,
+    /// When it goes away by itself; those that never do come last
+    Expires,
+    /// The length of all its files
+    Size,
+    /// The number of its entries
+    Entries,
+}
+
+fn glob_of(text: &str) -> Result<GlobMatcher, globset::Error> {
+    let glob = GlobBuilder::new(text).literal_separator(true).build()?;
+    Ok(glob.compile_matcher())
+}
 
 /// Lists images.
 ///
 /// # Errors
 ///
 /// [`Failure`] if the server cannot be asked.
-pub async fn run(context: &Context, _args: ListArgs) -> Ended {
+pub async fn run(context: &Context, args: ListArgs) -> Ended {
     let mut images: Vec<ImageSummary> = Vec::new();
     loop {
         let request = ListImagesRequest { after: images.last().map(|image| image.name.clone()) };
@@ -33,12 +75,42 @@ pub async fn run(context: &Context, _args: ListArgs) -> Ended {
             break;
         }
     }
+    let images = chosen(images, &args);
     match context.format {
         Format::Json => print_json(&images)?,
         Format::Table if images.is_empty() => eprintln!("There are no images."),
         Format::Table => print(&table(&images))?,
     }
     Ok(Outcome::Done)
+}
+
+/// The images that were asked for, in the order that was asked for.
+fn chosen(mut images: Vec<ImageSummary>, args: &ListArgs) -> Vec<ImageSummary> {
+    let is_below = |image: &ImageSummary, prefix: &ImageName| {
+        let rest = image.name.as_str().strip_prefix(prefix.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    images.retain(|image| {
+        args.prefix.as_ref().is_none_or(|prefix| is_below(image, prefix))
+            && args.glob.as_ref().is_none_or(|glob| glob.is_match(image.name.as_str()))
+    });
+    images.sort_by(|left, right| {
+        let never = |image: &ImageSummary| image.expires_at.is_none();
+        let order = match args.sort {
+            SortBy::Name => Ordering::Equal,
+            SortBy::Created => left.created_on.cmp(&right.created_on),
+            SortBy::Expires => {
+                (never(left), left.expires_at).cmp(&(never(right), right.expires_at))
+            }
+            SortBy::Size => left.totals.bytes.cmp(&right.totals.bytes),
+            SortBy::Entries => left.totals.entries.cmp(&right.totals.entries),
+        };
+        order.then_with(|| left.name.cmp(&right.name))
+    });
+    if args.reverse {
+        images.reverse();
+    }
+    images
 }
 
 fn table(images: &[ImageSummary]) -> String {
@@ -74,4 +146,68 @@ fn table(images: &[ImageSummary]) -> String {
     }
     let lines = table.lines().map(|line| line.trim_end().to_owned() + "\n");
     lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use common::object::Algorithm;
+    use common::tree::{Time, Totals};
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        list: ListArgs,
+    }
+
+    fn image(name: &str, bytes: u64, created: i64, expires: Option<i64>) -> ImageSummary {
+        let at = |seconds| Time { seconds, nanoseconds: 0 };
+        ImageSummary {
+            tags: std::collections::BTreeMap::new(),
+            name: ImageName::new(name).unwrap(),
+            digest: Algorithm::Blake3.digest(b""),
+            root: Algorithm::Blake3.digest(b""),
+            totals: Totals { bytes, ..Totals::default() },
+            filter_lines: None,
+            triggers: 0,
+            created_on: at(created),
+            expires_at: expires.map(at),
+        }
+    }
+
+    #[test]
+    fn images_are_chosen_and_sorted() {
+        let all = [
+            image("base", 1, 9, None),
+            image("base/a", 5, 8, Some(3)),
+            image("base/b/c", 3, 7, Some(2)),
+            image("based", 4, 7, None),
+        ];
+        let names = |line: &str| {
+            let words = ["list"].into_iter().chain(line.split_whitespace());
+            let args = Line::parse_from(words).list;
+            let chosen = chosen(all.to_vec(), &args);
+            let names: Vec<&str> = chosen.iter().map(|image| image.name.as_str()).collect();
+            names.join(" ")
+        };
+        let table = [
+            ("", "base base/a base/b/c based"),
+            ("base", "base base/a base/b/c"),
+            ("base/b", "base/b/c"),
+            ("--glob base*", "base based"),
+            ("--glob base/*", "base/a"),
+            ("--glob base/**", "base/a base/b/c"),
+            ("base --glob *", "base"),
+            ("--sort size", "base base/b/c based base/a"),
+            ("--sort created", "base/b/c based base/a base"),
+            ("--sort expires", "base/b/c base/a base based"),
+            ("--reverse", "based base/b/c base/a base"),
+        ];
+        for (line, want) in table {
+            assert_eq!(names(line), want, "{line}");
+        }
+        assert!(Line::try_parse_from(["list", "--glob", "a[b"]).is_err());
+    }
 }

@@ -16,6 +16,7 @@ use crate::download;
 use crate::failure::{Failure, Outcome};
 use crate::health;
 use crate::output::{count, size, time};
+use crate::triggers;
 
 /// Shows an image: its digests, filter, triggers and sums, and with --tree all its entries.
 #[derive(Clone, Debug, clap::Args)]
@@ -166,15 +167,8 @@ fn describe(image: &Image, tree: &Tree) -> String {
         line("Triggers:", "none".to_owned());
     }
     for (index, trigger) in content.triggers.0.iter().enumerate() {
-        let action = match (trigger.reboots(), trigger.do_reload) {
-            (true, _) => "reboot",
-            (false, true) => "reload",
-            (false, false) => "restart",
-        };
-        let impact = if trigger.high_impact { ", high impact" } else { "" };
-        let patterns = trigger.match_lines.lines().join(" ");
         let label = if index == 0 { "Triggers:" } else { "" };
-        line(label, format!("{} ({action}{impact}): {patterns}", trigger.service));
+        line(label, triggers::in_words(trigger));
     }
     let check = content.health_check.as_ref().map_or_else(|| "none".to_owned(), health::in_words);
     line("Health:", check);

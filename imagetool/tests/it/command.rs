@@ -16,7 +16,7 @@ use crate::trees::{fill, gnu_tar, read, shown};
 /// A server, and a directory to work in.
 pub struct Place {
     pub server: Server,
-    directory: tempfile::TempDir,
+    pub directory: tempfile::TempDir,
 }
 
 impl Place {
@@ -204,8 +204,22 @@ fn images_are_listed_shown_and_deleted() {
     );
     place.write("computed", "/resolv.conf files.example\n");
     place.check(
-        &["add", "/base/a", "a.tar", "filter", "triggers", "--computed", "computed"],
+        &[
+            "add",
+            "/base/a",
+            "a.tar",
+            "filter",
+            "triggers",
+            "--computed",
+            "computed",
+            "--required-paths",
+            "",
+        ],
         expect![[r#"
+            warning: every machine would lose its own /etc/dominator/tls/*, /etc/subd/*
+            hint: to leave this to the machines, add to the filter:
+              /etc/dominator/tls$
+              /etc/subd$
             Added base/a: 2 entries, 1 B; sent 2 new objects (148 B), 0 were there already.
             exit 0
         "#]],
@@ -318,8 +332,15 @@ fn the_filter_is_applied_and_what_it_forgets_is_told() {
             Member::hard_link(b"kept/link", b"home/user/notes"),
         ]),
     );
-    expect_file!["expected/filter-warning.txt"]
-        .assert_eq(&place.run(&["add", "a", "a.tar", "filter", "-"]));
+    expect_file!["expected/filter-warning.txt"].assert_eq(&place.run(&[
+        "add",
+        "a",
+        "a.tar",
+        "filter",
+        "-",
+        "--required-paths",
+        "",
+    ]));
     let tree = place.run(&["show", "a", "--tree"]);
     let tree: String = tree
         .lines()

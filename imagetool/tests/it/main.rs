@@ -3,14 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
+mod admission;
 mod archives;
 mod command;
 mod directories;
 mod format;
 mod hostile;
 mod layouts;
+mod looking;
 mod oci;
 mod overlay;
+mod rule_files;
 mod server;
 mod tar_out;
 mod tars;

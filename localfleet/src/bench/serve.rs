@@ -66,7 +66,7 @@ impl Link {
         let id = std::process::id();
         let link = Self { server: format!("store-{id}"), clients: format!("fetch-{id}") };
         let (server, clients) = (&link.server, &link.clients);
-        let shape = format!("tbf rate {megabits}mbit burst 256kb latency 50ms");
+        let shape = format!("tbf rate {megabits}mbit burst 256kb latency 400ms");
         for words in [
             format!("ip netns add {server}"),
             format!("ip netns add {clients}"),
@@ -92,7 +92,7 @@ impl Link {
     }
 
     /// Runs `work` on a thread that is where the clients are.
-    fn from_clients<T: Send>(
+    fn at_clients<T: Send>(
         &self,
         work: impl AsyncFnOnce() -> anyhow::Result<T> + Send,
     ) -> anyhow::Result<T> {
@@ -134,20 +134,20 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let log = directory.join("log");
     let mut server = Daemon::start("imageserver", Path::new("ip"), arguments, log)?;
     let client = || client_of(ADDRESS.parse().expect("it is an address"));
-    link.from_clients(async || ready(&client(), &mut server).await)?;
+    link.at_clients(async || ready(&client(), &mut server).await)?;
     eprintln!("uploading the image");
     let mut add = Command::new("ip");
     add.args(Link::inside(&link.clients, &bench.programs.join("imagetool")));
     add.args(["--insecure", "--imageserver", ADDRESS, "add", "image", &tree, "-", "-"]);
     run(&mut add, &[0])?;
-    let objects = link.from_clients(async || files_of(&client(), "image").await)?;
+    let objects = link.at_clients(async || files_of(&client(), "image").await)?;
     let id = server.id().context("the imageserver does not run")?;
     let mut rows = Vec::new();
     for (name, bytes) in SIZES {
         eprintln!("{FETCHERS} machines fetch {name}");
         let ids = first_of(&objects, bytes);
         let before = cpu_of(id)?;
-        let counts = link.from_clients(async || fetch(client, &ids).await)?;
+        let counts = link.at_clients(async || fetch(client, &ids).await)?;
         let cpu = (cpu_of(id)? - before).as_secs_f64() / (WATCHED + SETTLE).as_secs_f64();
         rows.extend(of_link(&format!("{FETCHERS} machines fetch {name} each"), &counts, megabits));
         let rate = counts.iter().sum::<f64>() / bytes as f64;
@@ -165,7 +165,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         });
     }
     eprintln!("{UPLOADS} uploads");
-    let counts = link.from_clients(async || upload(client).await)?;
+    let counts = link.at_clients(async || upload(client).await)?;
     rows.extend(of_link(&format!("{UPLOADS} uploads"), &counts, megabits));
     server.stop()?;
     std::fs::remove_dir_all(&directory).context("cannot remove the data")?;

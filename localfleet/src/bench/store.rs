@@ -93,6 +93,9 @@ struct Times {
     fetch: Samples,
 }
 
+/// One of [`Times`].
+type Part = fn(&Times) -> &Samples;
+
 /// Where everything is.
 struct Place {
     tree: PathBuf,
@@ -224,7 +227,7 @@ impl Ours {
         let (objects, bytes) = (self.objects as f64, self.totals.bytes as f64);
         let what = format!("{} objects, {} ({name})", self.objects, mebibytes(bytes));
         let mut rows = Vec::new();
-        let parts: [(String, fn(&Times) -> &Samples); 3] = [
+        let parts: [(String, Part); 3] = [
             (format!("adding {what}: time"), |times| &times.add),
             (format!("adding it again with {changed} files changed: time"), |times| &times.again),
             (format!("fetching {what}: time"), |times| &times.fetch),

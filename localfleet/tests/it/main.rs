@@ -12,5 +12,6 @@ mod liar;
 mod orders;
 mod plan;
 mod simulated;
+mod snapshot;
 mod stopped;
 mod trees;

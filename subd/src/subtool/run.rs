@@ -87,6 +87,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Output, ToolError> {
             file::get(&session.machine, path, file.as_deref(), &mut talk).await?;
             Ok(String::new().into())
         }
+        Command::Documents(_) => unreachable!("they are made before a machine is asked"),
         Command::Cleanup { all } => session.cleanup(*all).await,
         Command::WaitForImage { image } => session.wait_for(image, &mut talk).await,
         Command::CheckHealth => session.check_health().await,

@@ -41,7 +41,7 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 
 /// The most of a reply that waits for a slow caller, for each stream, in bytes.
-const SEND_BUFFER_BYTES: usize = 256 << 10;
+const SEND_BUFFER_BYTES: usize = 64 << 10;
 
 /// How long to wait when the kernel has no descriptor for a new connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

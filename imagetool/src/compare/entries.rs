@@ -1,0 +1,380 @@
+//! Compares two trees by path, from the top down; equal directories are not looked into.
+//!
+//! A hard link stands for the file it is a name of, so that a file which becomes a link of another
+//! with the same content differs in its links alone.
+// tidy: core
+
+use common::object::ObjectId;
+use common::path::{DEPTH_MAX, TreePath};
+use common::plan::Difference;
+use common::tree::encode::{Item, Listing};
+use common::tree::{ENTRIES_MAX, Leaf, Metadata, Name, Node, TreeError, Xattrs};
+use serde::Serialize;
+
+use super::{Ignore, Ignored};
+use crate::entry::{EntryRecord, in_short};
+use crate::listings::{Listings, Sight};
+use crate::output::{size, time};
+
+/// What differs at one path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The path.
+    pub path: TreePath,
+    /// How.
+    pub how: How,
+}
+
+/// How a path differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Only the second tree has it.
+    Added(Node),
+    /// Only the first tree has it.
+    Removed(Node),
+    /// Both have it.
+    Changed {
+        /// In the first tree.
+        before: Side,
+        /// In the second tree.
+        after: Side,
+        /// In what they differ; never empty.
+        what: Vec<Difference>,
+    },
+}
+
+/// What one tree has at a path that both have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// The entry; of a hard link the file.
+    pub node: Node,
+    /// The path that a hard link is a further name of.
+    pub link_to: Option<TreePath>,
+}
+
+/// Compares the trees of `before` and `after`, and gives what differs, sorted by path.
+///
+/// The result is whole when nothing is wanted of `listings` afterwards; until then directories
+/// that are not known are taken as if nothing in them differed.
+///
+/// # Errors
+///
+/// [`TreeError`] if a tree is larger or deeper than trees may be, or a hard link leads nowhere.
+pub fn compare(
+    listings: &mut Listings,
+    before: ObjectId,
+    after: ObjectId,
+    ignore: &Ignore,
+) -> Result<Vec<Change>, TreeError> {
+    let mut walk = Walk { listings, before, after, ignore, changes: Vec::new() };
+    let root = Pair {
+        path: TreePath::root(),
+        depth: 0,
+        before: Some(Item::Directory(before)),
+        after: Some(Item::Directory(after)),
+    };
+    let mut stack = vec![root];
+    let mut seen = 0_u64;
+    while let Some(pair) = stack.pop() {
+        seen += 1;
+        // Equal directories are named by few bytes any number of times.
+        if seen > 2 * ENTRIES_MAX {
+            return Err(TreeError::TooLarge);
+        }
+        if pair.depth > DEPTH_MAX {
+            return Err(TreeError::TooDeep);
+        }
+        walk.pair(pair, &mut stack)?;
+    }
+    Ok(walk.changes)
+}
+
+/// One path that is to be compared.
+struct Pair {
+    path: TreePath,
+    depth: usize,
+    before: Option<Item>,
+    after: Option<Item>,
+}
+
+struct Walk<'call> {
+    listings: &'call mut Listings,
+    before: ObjectId,
+    after: ObjectId,
+    ignore: &'call Ignore,
+    changes: Vec<Change>,
+}
+
+impl Walk<'_> {
+    fn pair(&mut self, pair: Pair, stack: &mut Vec<Pair>) -> Result<(), TreeError> {
+        if pair.before == pair.after {
+            return Ok(());
+        }
+        let directory = |item: &Option<Item>| match item {
+            Some(Item::Directory(id)) => Some(*id),
+            _ => None,
+        };
+        let (before_id, after_id) = (directory(&pair.before), directory(&pair.after));
+        let mut list = |id: Option<ObjectId>| id.map(|id| self.listings.get(id));
+        let (before, after) = (list(before_id), list(after_id));
+        if matches!(before, Some(None)) || matches!(after, Some(None)) {
+            // Wanted now; the look is taken again when it is there.
+            return Ok(());
+        }
+        let (before, after) = (before.flatten(), after.flatten());
+        let node = |item: &Option<Item>, listing: Option<&Listing>| match (item, listing) {
+            (Some(Item::Leaf(leaf)), _) => Some(Node::Leaf(leaf.clone())),
+            (_, listing) => listing.map(|listing| Node::Directory(listing.metadata.clone())),
+        };
+        let nodes = (node(&pair.before, before.as_deref()), node(&pair.after, after.as_deref()));
+        let how = match nodes {
+            (None, None) => None,
+            (None, Some(node)) => Some(How::Added(node)),
+            (Some(node), None) => Some(How::Removed(node)),
+            (Some(before), Some(after)) => self.both(&pair.path, before, after)?,
+        };
+        self.changes.extend(how.map(|how| Change { path: pair.path.clone(), how }));
+        let below = merged(before.as_deref(), after.as_deref());
+        stack.extend(below.into_iter().rev().map(|(name, before, after)| {
+            let path = pair.path.join(name.as_bytes()).expect("a name of a directory is one");
+            Pair { path, depth: pair.depth + 1, before, after }
+        }));
+        Ok(())
+    }
+
+    fn both(
+        &mut self,
+        path: &TreePath,
+        before: Node,
+        after: Node,
+    ) -> Result<Option<How>, TreeError> {
+        let before = self.side(self.before, path, before)?;
+        let after = self.side(self.after, path, after)?;
+        let (Some(before), Some(after)) = (before, after) else { return Ok(None) };
+        let mut what = differences(&before.node, &after.node);
+        if before.link_to != after.link_to {
+            what.push(Difference::Links);
+        }
+        what.retain(|one| ignored_by(*one).is_none_or(|ignored| !self.ignore.contains(&ignored)));
+        Ok((!what.is_empty()).then_some(How::Changed { before, after, what }))
+    }
+
+    /// The file behind a hard link; `None` if directories have to be fetched first.
+    fn side(
+        &mut self,
+        root: ObjectId,
+        path: &TreePath,
+        node: Node,
+    ) -> Result<Option<Side>, TreeError> {
+        let Node::Leaf(Leaf::HardLink(target)) = node else {
+            return Ok(Some(Side { node, link_to: None }));
+        };
+        match self.listings.find(root, &target) {
+            Sight::Unknown => Ok(None),
+            Sight::Leaf(leaf @ Leaf::File(_)) => {
+                Ok(Some(Side { node: Node::Leaf(leaf), link_to: Some(target) }))
+            }
+            _ => Err(TreeError::BadLink { path: path.clone(), target }),
+        }
+    }
+}
+
+/// The entries of both directories by name.
+fn merged<'list>(
+    before: Option<&'list Listing>,
+    after: Option<&'list Listing>,
+) -> Vec<(&'list Name, Option<Item>, Option<Item>)> {
+    let entries = |listing: Option<&'list Listing>| {
+        listing.map_or(&[][..], |listing| &listing.entries).iter().peekable()
+    };
+    let (mut before, mut after) = (entries(before), entries(after));
+    let mut all = Vec::new();
+    loop {
+        let name = match (before.peek(), after.peek()) {
+            (None, None) => return all,
+            (Some((name, _)), None) | (None, Some((name, _))) => name,
+            (Some((left, _)), Some((right, _))) => left.min(right),
+        };
+        let before = before.next_if(|(one, _)| one == name).map(|(_, item)| item.clone());
+        let after = after.next_if(|(one, _)| one == name).map(|(_, item)| item.clone());
+        all.push((name, before, after));
+    }
+}
+
+/// In what two entries differ, their links aside.
+fn differences(before: &Node, after: &Node) -> Vec<Difference> {
+    if before.kind() != after.kind() {
+        return vec![Difference::Kind];
+    }
+    let mut what = Vec::new();
+    let mut note = |differs: bool, one: Difference| {
+        if differs {
+            what.push(one);
+        }
+    };
+    let mut mtimes = None;
+    match (before, after) {
+        (Node::Leaf(Leaf::File(before)), Node::Leaf(Leaf::File(after))) => {
+            note(before.object != after.object, Difference::Content);
+            mtimes = Some((before.mtime, after.mtime));
+        }
+        (Node::Leaf(Leaf::Computed(before)), Node::Leaf(Leaf::Computed(after))) => {
+            note(before.source != after.source, Difference::Content);
+        }
+        (Node::Leaf(Leaf::Symlink(before)), Node::Leaf(Leaf::Symlink(after))) => {
+            note(before.target != after.target, Difference::Target);
+        }
+        (Node::Leaf(Leaf::Special(before)), Node::Leaf(Leaf::Special(after))) => {
+            note(before.device != after.device, Difference::Device);
+            mtimes = Some((before.mtime, after.mtime));
+        }
+        _ => {}
+    }
+    if let (Some(before), Some(after)) = (before.metadata(), after.metadata()) {
+        note(before.mode != after.mode, Difference::Mode);
+        note((before.uid, before.gid) != (after.uid, after.gid), Difference::Owner);
+        note(before.xattrs != after.xattrs, Difference::Xattrs);
+    }
+    note(mtimes.is_some_and(|(before, after)| before != after), Difference::Mtime);
+    what
+}
+
+/// The flag that leaves a difference out.
+fn ignored_by(difference: Difference) -> Option<Ignored> {
+    match difference {
+        Difference::Missing | Difference::Extra | Difference::Kind => None,
+        Difference::Content => Some(Ignored::Content),
+        Difference::Mode => Some(Ignored::Mode),
+        Difference::Owner => Some(Ignored::Owner),
+        Difference::Xattrs => Some(Ignored::Xattrs),
+        Difference::Mtime => Some(Ignored::Mtime),
+        Difference::Target => Some(Ignored::Target),
+        Difference::Device => Some(Ignored::Device),
+        Difference::Links => Some(Ignored::Links),
+    }
+}
+
+impl Change {
+    /// The change on one line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let path = &self.path;
+        match &self.how {
+            How::Added(node) => format!("added   {path}: {}", in_short(node)),
+            How::Removed(node) => format!("removed {path}: {}", in_short(node)),
+            How::Changed { before, after, what } => {
+                let words: Vec<String> =
+                    what.iter().map(|one| in_words(*one, before, after)).collect();
+                format!("changed {path}: {}", words.join(", "))
+            }
+        }
+    }
+}
+
+/// A difference with both values: `mode 644 to 600`.
+fn in_words(difference: Difference, before: &Side, after: &Side) -> String {
+    let name = difference.name();
+    let value = |side: &Side| value_of(difference, side);
+    match difference {
+        Difference::Xattrs => {
+            let (before, after) = (xattrs_of(&before.node), xattrs_of(&after.node));
+            format!("{name} {}", differing_names(&before, &after).join(" "))
+        }
+        _ => match (value(before), value(after)) {
+            (Some(before), Some(after)) if before != after => format!("{name} {before} to {after}"),
+            _ => name.to_owned(),
+        },
+    }
+}
+
+fn value_of(difference: Difference, side: &Side) -> Option<String> {
+    let metadata = || side.node.metadata();
+    Some(match (difference, &side.node) {
+        (Difference::Kind, node) => node.kind().to_owned(),
+        (Difference::Content, Node::Leaf(Leaf::File(file))) => size(file.size_bytes),
+        (Difference::Content, Node::Leaf(Leaf::Computed(computed))) => computed.source.clone(),
+        (Difference::Mode, _) => format!("{:o}", metadata()?.mode),
+        (Difference::Owner, _) => format!("{}:{}", metadata()?.uid, metadata()?.gid),
+        (Difference::Mtime, Node::Leaf(Leaf::File(file))) => time(file.mtime),
+        (Difference::Mtime, Node::Leaf(Leaf::Special(special))) => time(special.mtime),
+        (Difference::Target, Node::Leaf(Leaf::Symlink(symlink))) => symlink.target.to_string(),
+        (Difference::Device, node) => {
+            let (major, minor) = EntryRecord::of(node).device?;
+            format!("{major},{minor}")
+        }
+        (Difference::Links, _) => match &side.link_to {
+            None => "none".to_owned(),
+            Some(first) => first.to_string(),
+        },
+        _ => return None,
+    })
+}
+
+fn xattrs_of(node: &Node) -> Xattrs {
+    node.metadata().map_or_else(Xattrs::none, |Metadata { xattrs, .. }| xattrs.clone())
+}
+
+fn differing_names(before: &Xattrs, after: &Xattrs) -> Vec<String> {
+    let gone = before.iter().filter(|(name, value)| after.get(name) != Some(value));
+    let new = after.iter().filter(|(name, _)| before.get(name).is_none());
+    let mut names: Vec<String> =
+        gone.chain(new).map(|(name, _)| common::escape::escape(name)).collect();
+    names.sort();
+    names
+}
+
+/// All changes in JSON, each list sorted by path.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EntriesRecord {
+    /// What only the second tree has.
+    pub added: Vec<OneRecord>,
+    /// What only the first tree has.
+    pub removed: Vec<OneRecord>,
+    /// What both have, and have otherwise.
+    pub changed: Vec<ChangedRecord>,
+}
+
+/// An entry of one tree in JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OneRecord {
+    path: TreePath,
+    #[serde(flatten)]
+    entry: EntryRecord,
+}
+
+/// An entry of two trees in JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ChangedRecord {
+    path: TreePath,
+    what: Vec<Difference>,
+    before: EntryRecord,
+    after: EntryRecord,
+}
+
+impl EntriesRecord {
+    /// Sorts `changes` by how.
+    #[must_use]
+    pub fn of(changes: &[Change]) -> Self {
+        let mut record = Self::default();
+        for Change { path, how } in changes {
+            let path = path.clone();
+            let one = |node| OneRecord { path: path.clone(), entry: EntryRecord::of(node) };
+            match how {
+                How::Added(node) => record.added.push(one(node)),
+                How::Removed(node) => record.removed.push(one(node)),
+                How::Changed { before, after, what } => {
+                    let side = |side: &Side| EntryRecord {
+                        link_to: side.link_to.clone(),
+                        ..EntryRecord::of(&side.node)
+                    };
+                    let (before, after) = (side(before), side(after));
+                    record.changed.push(ChangedRecord { path, what: what.clone(), before, after });
+                }
+            }
+        }
+        record
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+//! `imagetool add-from-sub`: makes an image of what a running machine has.
+
+use std::path::PathBuf;
+
+use common::api::image_server::{AddImage, AddImageRequest};
+use common::daemon::SUBD_PORT;
+use common::filter::Filter;
+use common::image::{Content, FORMAT, ImageName, Notes};
+use common::path::TreePath;
+use common::scope::Coverage;
+use common::tree::Tree;
+use common::tree::encode::DIRECTORY_BYTES_MAX;
+use common::wire::client::{Client, Peer};
+
+use super::add::{
+    ADD_LIMIT, check_name_is_free, filter_of, health_check_of, refuse_large_directories, report,
+    require, triggers_of, upload_failure, warn,
+};
+use super::{Context, Ended};
+use crate::admission::{self, RequiredPaths};
+use crate::content::{Contents, Objects};
+use crate::failure::Failure;
+use crate::sub::{Snapshot, Sub, SubError};
+use crate::upload::{UploadError, upload};
+
+/// How often a machine is read that changes while it is read.
+const ATTEMPTS_MAX: u32 = 5;
+
+/// How many paths or lines an error names.
+const NAMED_MAX: usize = 5;
+
+/// Makes an image of what a running machine has.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool --insecure add-from-sub rescue/web1-2024-05-01 web1 filter triggers.json
+  imagetool --insecure add-from-sub golden/7 10.0.0.7:6969 filter -
+
+The machine looks at its tree anew, and the image is exactly what it found: if files change while
+they are read, it looks again. Only contents that the image server does not have are read from
+it. What the machine does not scan, because its own image's filter or configuration keeps it, is
+not in the image either.")]
+pub struct AddFromSubArgs {
+    /// The name of the new image.
+    pub name: ImageName,
+    /// The machine, as HOST or HOST:PORT of its subd.
+    #[arg(value_name = "HOST")]
+    pub host: String,
+    /// Regular expressions, one a line, of the paths that each machine keeps as its own; what they
+    /// match on this machine is left out. `-` for none.
+    #[arg(value_name = "FILTERFILE")]
+    pub filter_file: PathBuf,
+    /// JSON: which services are restarted when which paths change. `-` for none.
+    #[arg(value_name = "TRIGGERFILE")]
+    pub trigger_file: PathBuf,
+    /// JSON: how a machine is checked after an update to the image; see `add --help`.
+    #[arg(long, value_name = "FILE")]
+    pub health_check: Option<PathBuf>,
+    /// Paths that the image must have, as for `add`.
+    #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
+    pub required_paths: RequiredPaths,
+}
+
+/// Adds an image.
+///
+/// # Errors
+///
+/// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
+pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
+    let filter = filter_of(&args.filter_file)?;
+    let triggers = triggers_of(&args.trigger_file)?;
+    let health_check = args.health_check.as_deref().map(health_check_of).transpose()?;
+    let peer = Peer::parse(&args.host, SUBD_PORT).map_err(|error| Failure::new(&error).misuse())?;
+    check_name_is_free(context, &args.name).await?;
+    let host = peer.authority();
+    let sub = Sub::new(Client::new(peer));
+    let failed = |error: SubError| sub_failure(&host, &error);
+    let configuration = sub.configuration().await.map_err(failed)?;
+    let Coverage::Full(kept) = &configuration.scan.coverage else {
+        let message = format!("{host} has a sparse image, and scans only the paths of that");
+        return Err(Failure::of_text(message)
+            .hint("require an image with a filter of it first, or make the image of a directory"));
+    };
+    let mut attempt = 1;
+    let (tree, sent) = loop {
+        let snapshot = sub.snapshot(&context.meter).await.map_err(failed)?;
+        refuse_unread(&host, &snapshot, filter.as_ref())?;
+        let tree = without_kept(&snapshot.tree, filter.as_ref())?;
+        if attempt == 1 {
+            tell_unscanned(&host, kept, &snapshot, filter.as_ref());
+            refuse_large_directories(&tree, DIRECTORY_BYTES_MAX)?;
+            require(&tree, filter.as_ref(), &args.required_paths)?;
+            warn(&tree, filter.as_ref());
+        }
+        let contents = Contents::Sub(sub.contents(&tree));
+        let (algorithm, objects) = (tree.algorithm(), Objects::of(&tree));
+        let meter = &context.meter;
+        match upload(&context.client, algorithm, objects, contents, meter).await {
+            Ok(sent) => break (tree, sent),
+            Err(error @ UploadError::Send { .. }) if attempt < ATTEMPTS_MAX => {
+                let error = common::report::report(&error);
+                eprintln!("note: {host}: {error}; it is read again");
+                attempt += 1;
+            }
+            Err(error @ UploadError::Send { .. }) => {
+                return Err(upload_failure(&error).hint(format!(
+                    "{host} changes all the time: stop what writes there, or leave its paths to \
+                     the machines by the filter"
+                )));
+            }
+            Err(error) => return Err(upload_failure(&error)),
+        }
+    };
+    let content = Content {
+        format: FORMAT,
+        name: args.name.clone(),
+        root: tree.digest(),
+        filter,
+        triggers,
+        computed: Vec::new(),
+        health_check,
+    };
+    content.verify(&tree).map_err(|error| Failure::new(&error))?;
+    let notes = Notes { release_notes: Some(format!("what {host} had")), ..Notes::default() };
+    let request = AddImageRequest { content, notes };
+    let reply = context.client.call_within::<AddImage>(&request, ADD_LIMIT).await;
+    let reply = reply.map_err(|error| Failure::of_image_call(&error, &args.name))?;
+    report(context, &args.name, reply.digest, &tree, sent)
+}
+
+fn sub_failure(host: &str, error: &SubError) -> Failure {
+    let failure = Failure::of_text(format!("{host}: {}", common::report::report(error)));
+    match error {
+        SubError::Call { source: common::wire::client::CallError::Connect { .. } } => {
+            failure.hint("is subd running there, and is this its address?")
+        }
+        _ => failure,
+    }
+}
+
+fn without_kept(tree: &Tree, filter: Option<&Filter>) -> Result<Tree, Failure> {
+    match filter {
+        None => Ok(tree.clone()),
+        Some(filter) => tree
+            .without(|path| filter.keeps_below_unkept(path))
+            .map_err(|error| Failure::new(&error)),
+    }
+}
+
+/// Refuses what the machine could not read: an image without it would take it from others.
+fn refuse_unread(host: &str, snapshot: &Snapshot, filter: Option<&Filter>) -> Result<(), Failure> {
+    let is_kept = |path: &TreePath| filter.is_some_and(|filter| filter.keeps(path));
+    let unread = snapshot.scan.unreadable.iter().filter(|(path, _)| !is_kept(path));
+    let mut unread = unread.map(|(path, why)| format!("{path} ({why})"));
+    let named: Vec<String> = unread.by_ref().take(NAMED_MAX).collect();
+    if named.is_empty() {
+        return Ok(());
+    }
+    let more = if unread.next().is_some() { ", ..." } else { "" };
+    let message = format!("{host} cannot read {}{more}", named.join(", "));
+    Err(Failure::of_text(message).hint("mend that, or leave it to the machines by the filter"))
+}
+
+/// Says what the image lacks because the machine does not scan it, and the new filter does not
+/// leave it to the machines.
+fn tell_unscanned(host: &str, kept: &Filter, snapshot: &Snapshot, filter: Option<&Filter>) {
+    let Some(filter) = filter else { return };
+    let lines = kept.lines().iter().chain(&snapshot.exclusions);
+    let mut lines = lines.filter(|line| !filter.lines().contains(line)).map(String::as_str);
+    let named: Vec<&str> = lines.by_ref().take(NAMED_MAX).collect();
+    if !named.is_empty() {
+        let more = if lines.next().is_some() { "\n  ..." } else { "" };
+        eprintln!(
+            "warning: {host} does not scan what these lines match, so the image has none of it, \
+             and machines would lose theirs unless the new filter keeps it:\n  {}{more}",
+            named.join("\n  ")
+        );
+    }
+}

@@ -1,0 +1,277 @@
+//! `imagetool diff`: tells in what two images differ.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use common::filter::Filter;
+use common::image::{Image, ImageName, ImageNameError};
+use common::object::{Algorithm, ObjectId};
+use common::tool::Format;
+use common::tree::Tree;
+use serde::Serialize;
+
+use super::{Context, Ended, get_image, print, print_json};
+use crate::compare::entries::{Change, EntriesRecord, How, compare};
+use crate::compare::rules::Rules;
+use crate::compare::{Ignore, Ignored};
+use crate::failure::{Failure, Outcome};
+use crate::listings::{Listings, fetch};
+use crate::output::count;
+use crate::progress::Meter;
+use crate::source::{Source, SourceArgs};
+
+/// Tells in what two images differ: paths, filters, triggers, computed files, health checks,
+/// packages.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool --insecure diff base/debian-12.7 base/debian-12.8
+  imagetool --insecure diff --ignore mtime,packages base/debian-12.7 base/debian-12.8
+  imagetool --insecure diff base/debian-12.7 file:/srv/build/root      # before it is added
+  imagetool --insecure diff web/7 web/8 --format json | jq -r '.entries.changed[].path'
+
+Exit codes: 0 the two are the same, 3 they differ, 1 they could not be compared.
+
+Only directories that differ are fetched. A path is `added` if only B has it, `removed` if only A
+has it. A hard link is compared as the file that it is a name of. Of file:PATH, a directory or an
+archive as for `add`, only the tree is compared, without what the other image's filter keeps.")]
+pub struct DiffArgs {
+    /// An image, or file:PATH for a directory or archive.
+    #[arg(value_name = "A")]
+    pub before: Operand,
+    /// What it is compared with.
+    #[arg(value_name = "B")]
+    pub after: Operand,
+    /// What counts as no difference; separated by commas, or given several times.
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
+    pub ignore: Vec<Ignored>,
+}
+
+/// One of the two that are compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// An image of the server.
+    Image(ImageName),
+    /// A directory or an archive.
+    File(PathBuf),
+}
+
+impl FromStr for Operand {
+    type Err = ImageNameError;
+
+    fn from_str(text: &str) -> Result<Self, ImageNameError> {
+        match text.strip_prefix("file:") {
+            Some(path) => Ok(Self::File(path.into())),
+            None => ImageName::new(text).map(Self::Image),
+        }
+    }
+}
+
+impl std::fmt::Display for Operand {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Image(name) => name.fmt(formatter),
+            Self::File(path) => write!(formatter, "file:{}", path.display()),
+        }
+    }
+}
+
+/// What is printed with `--format json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    before: About,
+    after: About,
+    same: bool,
+    entries: EntriesRecord,
+    #[serde(flatten)]
+    rules: Rules,
+}
+
+#[derive(Debug, Serialize)]
+struct About {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<ObjectId>,
+    root: ObjectId,
+}
+
+/// One side of the comparison, at hand.
+struct Side {
+    image: Option<Image>,
+    root: ObjectId,
+}
+
+/// What an operand is, before files are read.
+enum Given<'args> {
+    Image(Box<Image>),
+    File(&'args Path),
+}
+
+impl Given<'_> {
+    fn image(&self) -> Option<&Image> {
+        match self {
+            Self::Image(image) => Some(image),
+            Self::File(_) => None,
+        }
+    }
+}
+
+/// Compares.
+///
+/// # Errors
+///
+/// [`Failure`] if an image is not there or cannot be read.
+pub async fn run(context: &Context, args: DiffArgs) -> Ended {
+    let ignore: Ignore = args.ignore.iter().copied().collect();
+    let mut listings = Listings::default();
+    let (before, after) = both(context, &args, &mut listings).await?;
+    let changes = match ignore.contains(&Ignored::Tree) {
+        true => Vec::new(),
+        false => tree_changes(context, &mut listings, &before, &after, &ignore).await?,
+    };
+    let rules = match (&before.image, &after.image) {
+        (Some(before), Some(after)) => Rules::of(before, after, &ignore),
+        _ => Rules::default(),
+    };
+    let same = changes.is_empty() && rules.is_empty();
+    match context.format {
+        Format::Json => print_json(&Report {
+            before: about(&args.before, &before),
+            after: about(&args.after, &after),
+            same,
+            entries: EntriesRecord::of(&changes),
+            rules,
+        })?,
+        Format::Table => {
+            let lines = changes.iter().map(Change::line).chain(rules.lines());
+            print(&lines.map(|line| line + "\n").collect::<String>())?;
+            eprintln!("{}", summary(&args, &changes, &rules));
+        }
+    }
+    Ok(if same { Outcome::Done } else { Outcome::Different })
+}
+
+async fn both(
+    context: &Context,
+    args: &DiffArgs,
+    listings: &mut Listings,
+) -> Result<(Side, Side), Failure> {
+    let before = given(context, &args.before).await?;
+    let after = given(context, &args.after).await?;
+    let before_root = root(context, &before, after.image(), listings).await?;
+    let after_root = root(context, &after, before.image(), listings).await?;
+    let side = |given: &Given<'_>, root| Side { image: given.image().cloned(), root };
+    Ok((side(&before, before_root), side(&after, after_root)))
+}
+
+async fn given<'args>(context: &Context, operand: &'args Operand) -> Result<Given<'args>, Failure> {
+    match operand {
+        Operand::File(path) => Ok(Given::File(path)),
+        Operand::Image(name) => {
+            let image = get_image(&context.client, name).await;
+            let image = image.map_err(|error| Failure::of_image_call(&error, name))?;
+            Ok(Given::Image(Box::new(image)))
+        }
+    }
+}
+
+/// The digest of the tree; files are read for it, by the digests and the filter of the `other`.
+async fn root(
+    context: &Context,
+    given: &Given<'_>,
+    other: Option<&Image>,
+    listings: &mut Listings,
+) -> Result<ObjectId, Failure> {
+    let path = match given {
+        Given::Image(image) => return Ok(image.content.root),
+        Given::File(path) => path.to_path_buf(),
+    };
+    let algorithm = other.map(|image| image.content.algorithm()).unwrap_or_default();
+    let filter = other.and_then(|image| image.content.filter.clone());
+    let meter = context.meter.clone();
+    let read = move || read(&path, algorithm, filter.as_ref(), &meter);
+    let tree = match tokio::task::spawn_blocking(read).await {
+        Ok(tree) => tree?,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    };
+    listings.insert_tree(&tree);
+    Ok(tree.digest())
+}
+
+/// Reads a directory or an archive as `add` does.
+fn read(
+    path: &Path,
+    algorithm: Algorithm,
+    filter: Option<&Filter>,
+    meter: &Meter,
+) -> Result<Tree, Failure> {
+    let failed = |error: &dyn std::error::Error| {
+        Failure::of_text(format!("{}: {}", path.display(), common::report::report(error)))
+    };
+    let plainly = SourceArgs { platform: None, image_ref: None, plain: false };
+    let source = Source::open(path, &plainly, meter)?;
+    let builder = source.read(algorithm, filter, meter)?.builder;
+    let tree = builder.finish().map_err(|error| failed(&error))?;
+    match filter {
+        None => Ok(tree),
+        Some(filter) => {
+            tree.without(|path| filter.keeps_below_unkept(path)).map_err(|error| failed(&error))
+        }
+    }
+}
+
+async fn tree_changes(
+    context: &Context,
+    listings: &mut Listings,
+    before: &Side,
+    after: &Side,
+    ignore: &Ignore,
+) -> Result<Vec<Change>, Failure> {
+    let (before, after) = (before.root, after.root);
+    if before.algorithm() != after.algorithm() && !ignore.contains(&Ignored::Content) {
+        let (before, after) = (before.algorithm(), after.algorithm());
+        let message = format!("one image has {before} digests, the other {after} digests");
+        return Err(Failure::of_text(message).hint(
+            "contents cannot be compared by digests of two kinds: compare all else with \
+             --ignore content",
+        ));
+    }
+    let look = |listings: &mut Listings| compare(listings, before, after, ignore);
+    fetch::look(&context.client, listings, &context.meter, look)
+        .await
+        .map_err(|error| Failure::of_download(&error))?
+        .map_err(|error| Failure::new(&error))
+}
+
+fn about(operand: &Operand, side: &Side) -> About {
+    About {
+        name: operand.to_string(),
+        digest: side.image.as_ref().map(|image| image.content.digest()),
+        root: side.root,
+    }
+}
+
+fn summary(args: &DiffArgs, changes: &[Change], rules: &Rules) -> String {
+    let (before, after) = (&args.before, &args.after);
+    let mut counts = [0_u64; 3];
+    for change in changes {
+        counts[match change.how {
+            How::Added(_) => 0,
+            How::Removed(_) => 1,
+            How::Changed { .. } => 2,
+        }] += 1;
+    }
+    let [added, removed, changed] = counts.map(count);
+    let sections = rules.sections();
+    if changes.is_empty() && sections.is_empty() {
+        let but = if args.ignore.is_empty() { "" } else { ", as far as they were compared" };
+        return format!("{before} and {after} are the same{but}.");
+    }
+    let mut text =
+        format!("{before} to {after}: {added} added, {removed} removed, {changed} changed");
+    if !sections.is_empty() {
+        text += "; another ";
+        text += &sections.join(", ");
+    }
+    text + "."
+}

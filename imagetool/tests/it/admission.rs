@@ -1,0 +1,86 @@
+//! What `add` refuses and warns of, also on a real Debian tree if there is one.
+
+use std::path::PathBuf;
+
+use expect_test::{expect, expect_file};
+
+use crate::command::Place;
+use crate::tars::{Member, archive};
+
+#[test]
+fn an_image_that_no_machine_could_run_is_refused() {
+    let place = Place::new();
+    place.write("filter", "/tmp/.*\n");
+    place.write("a.tar", archive([Member::file(b"root/etc/passwd", b"1")]));
+    let refused = place.run(&["add", "a", "a.tar", "filter", "-"]);
+    expect_file!["expected/required-paths.txt"].assert_eq(&refused);
+    place.check(
+        &["add", "b", "a.tar", "-", "-", "--required-paths", "etc"],
+        expect![[r#"
+        error: invalid value 'etc' for '--required-paths <PATHS>': path `etc` is not absolute
+
+        For more information, try '--help'.
+        exit 2
+    "#]],
+    );
+}
+
+#[test]
+fn what_a_debian_would_take_from_machines_is_told() {
+    let Some(trees) = std::env::var_os("DEBIAN_TREES") else {
+        eprintln!("DEBIAN_TREES is not set: nothing was tried");
+        return;
+    };
+    let tree = PathBuf::from(trees).join("systemd");
+    let place = Place::new();
+    place.write("filter", "/tmp/.*\n/var/log/.*\n");
+    let added = place.run(&["add", "debian/1", tree.to_str().unwrap(), "filter", "-"]);
+    let told: String = added
+        .lines()
+        .filter(|line| !line.starts_with("Added "))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    expect_file!["expected/debian-warnings.txt"].assert_eq(&told);
+    // With the lines that were advised there is nothing left to be told.
+    let advised: String = added
+        .lines()
+        .filter_map(|line| line.strip_prefix("  "))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    place.write("better", advised);
+    let added = place.run(&["add", "debian/2", tree.to_str().unwrap(), "better", "-"]);
+    assert!(added.starts_with("Added debian/2: "), "{added}");
+    let differ = place.run(&["diff", "debian/1", "debian/2", "--ignore", "filter"]);
+    let removed: Vec<&str> = differ
+        .lines()
+        .filter_map(|line| line.strip_prefix("removed ")?.split_once(':'))
+        .map(|(path, _)| path)
+        .collect();
+    let ours = ["/etc/fstab", "/etc/hostname", "/etc/machine-id", "/var/lib/dbus/machine-id"];
+    assert_eq!(removed, ours);
+}
+
+#[test]
+fn an_interrupted_add_leaves_nothing_behind() {
+    use std::io::Write as _;
+    let place = Place::new();
+    std::fs::create_dir(place.path("tmp")).unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_imagetool"))
+        .args(["--insecure", "--imageserver", &place.server.address.to_string()])
+        .args(["add", "a", "-", "-", "-"])
+        .env("TMPDIR", place.path("tmp"))
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let member = Member::file(b"large", &vec![b'x'; 4 << 20]);
+    let all = archive([member]);
+    // More than a pipe holds: most of it has been read when this returns.
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(&all[..2 << 20]).unwrap();
+    let id = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
+    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert!(!child.wait().unwrap().success());
+    assert_eq!(std::fs::read_dir(place.path("tmp")).unwrap().count(), 0);
+    let state = place.server.state();
+    assert_eq!((state.received, state.images.len()), (0, 0));
+}
