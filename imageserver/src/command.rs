@@ -23,7 +23,7 @@ use common::wire::client::Peer;
 /// Every distinct file of all images is stored once, under its digest, in the data directory. An
 /// image is added with `imagetool add` and never changes; its name is never used again, even after
 /// it was deleted. The same port answers calls, http://HOST:6971/ for browsers, /metrics for
-/// Prometheus, /healthz, and /objects/<id> for caches.
+/// Prometheus, /healthz, and /objects/ID for caches.
 #[derive(Debug, Parser)]
 #[command(version, after_long_help = EXAMPLES)]
 pub struct Flags {
