@@ -65,7 +65,9 @@ fn an_interrupted_add_leaves_nothing_behind() {
     use std::io::Write as _;
     let place = Place::new();
     std::fs::create_dir(place.path("tmp")).unwrap();
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_imagetool"))
+    // Tests that run in the background of a shell are to ignore the signal, and so would this.
+    let mut child = std::process::Command::new("env")
+        .args(["--default-signal=INT", env!("CARGO_BIN_EXE_imagetool")])
         .args(["--insecure", "--imageserver", &place.server.address.to_string()])
         .args(["add", "a", "-", "-", "-"])
         .env("TMPDIR", place.path("tmp"))
