@@ -100,6 +100,10 @@ type Part = fn(&Times) -> &Samples;
 struct Place {
     tree: PathBuf,
     next: PathBuf,
+    /// What all have stored and fetched.
+    all: PathBuf,
+    /// How often it was begun.
+    begun: usize,
     stored: PathBuf,
     target: PathBuf,
 }
@@ -119,20 +123,19 @@ impl Place {
         Ok(run(&mut shell, &[0]).with_context(|| script.clone())?.wall)
     }
 
-    /// Begins with nothing stored.
-    fn empty(&self) -> anyhow::Result<()> {
-        for directory in [&self.stored, &self.target] {
-            if directory.exists() {
-                fs::remove_dir_all(directory).context("cannot remove what was stored")?;
-            }
-        }
-        fs::create_dir(&self.stored).context("cannot make a directory")?;
+    /// Begins with nothing stored. What was stored before stays until all is measured: for some
+    /// minutes after many files were removed, ext4 takes several times as long to make others.
+    fn begin(&mut self) -> anyhow::Result<()> {
+        self.begun += 1;
+        self.stored = self.all.join(format!("{}-stored", self.begun));
+        self.target = self.all.join(format!("{}-fetched", self.begun));
+        fs::create_dir_all(&self.stored).context("cannot make a directory")?;
         settle()
     }
 
-    fn peer(&self, peer: &Peer, times: &mut Times) -> anyhow::Result<()> {
+    fn peer(&mut self, peer: &Peer, times: &mut Times) -> anyhow::Result<()> {
         eprintln!("{}: adding and fetching", peer.name);
-        self.empty()?;
+        self.begin()?;
         self.shell(peer.begin)?;
         times.add.add(self.shell(peer.add)?.as_secs_f64());
         times.again.add(self.shell(peer.again)?.as_secs_f64());
@@ -162,11 +165,13 @@ struct Ours {
 pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let (system, name) = bench.system()?;
     let at = |name: &str| bench.place.join(name);
-    let place = Place {
+    let mut place = Place {
         tree: at("store-tree"),
         next: at("store-next"),
-        stored: at("stored"),
-        target: at("fetched"),
+        all: at("store"),
+        begun: 0,
+        stored: PathBuf::new(),
+        target: PathBuf::new(),
     };
     material::copy(&system, &place.tree)?;
     leave_out_special_files(&place.tree)?;
@@ -175,12 +180,12 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let mut ours = Ours::default();
     let mut peers: Vec<Times> = PEERS.iter().map(|_| Times::default()).collect();
     for _ in 0..bench.runs() {
-        ours.run(bench, &place)?;
+        ours.run(bench, &mut place)?;
         for (peer, times) in PEERS.iter().zip(&mut peers) {
             place.peer(peer, times)?;
         }
     }
-    place.empty()?;
+    fs::remove_dir_all(&place.all).context("cannot remove what was stored")?;
     Ok(ours.rows(&peers, &name, changed))
 }
 
@@ -192,8 +197,8 @@ fn leave_out_special_files(tree: &Path) -> anyhow::Result<()> {
 }
 
 impl Ours {
-    fn run(&mut self, bench: &Bench<'_>, place: &Place) -> anyhow::Result<()> {
-        place.empty()?;
+    fn run(&mut self, bench: &Bench<'_>, place: &mut Place) -> anyhow::Result<()> {
+        place.begin()?;
         let directory = place.stored.join("fleet");
         fs::create_dir(&directory).context("cannot make a directory")?;
         let mut fleet = Fleet::start(Options {
