@@ -44,6 +44,8 @@ use expiry::Expiry;
 use metrics::Metrics;
 use scrub::Scrub;
 use service::Service;
+use store::bucket::settings::Settings;
+use store::contract::Look;
 use store::{Store, StoreError};
 
 /// The name of the daemon.
@@ -54,6 +56,9 @@ const RELIEVE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// How often the clocks are read, and images looked for whose time has come.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How often it is looked what other servers that share the store have changed.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What is done beside answering calls.
 #[derive(Clone)]
@@ -71,6 +76,8 @@ pub struct Life {
 pub struct Config {
     /// The data directory.
     pub data: PathBuf,
+    /// The bucket that has the store, if the data directory has not.
+    pub bucket: Option<Settings>,
     /// When objects are collected without being asked for.
     pub collect: Bounds,
     /// The longest lease that is given.
@@ -96,8 +103,13 @@ impl ImageServer {
     ///
     /// [`StoreError`], if another server has it or the file-system fails.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
-        let Config { data, collect, lease_max, clock_settle, scrub } = config;
-        let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
+        let Config { data, bucket, collect, lease_max, clock_settle, scrub } = config;
+        let runtime = tokio::runtime::Handle::current();
+        let open = move || match bucket {
+            None => Store::open(&data),
+            Some(settings) => Store::open_bucket(&data, &settings, runtime),
+        };
+        let opened = tokio::task::spawn_blocking(open).await;
         let store = opened.map_err(|lost| StoreError::Io {
             what: "open the data directory".to_owned(),
             source: std::io::Error::other(lost),
@@ -118,6 +130,7 @@ impl ImageServer {
         tasks.spawn_blocking(move || counted.0.objects.count(&|| counted.1.is_cancelled()));
         tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
+        tasks.spawn(refresh(Arc::clone(&self.store), stop.clone()));
         let scrub = Arc::new(Scrub::default());
         scrub::start(&scrub, self.scrub, &self.store, &metrics, &tasks, &stop);
         let life = Life { collector: self.collector, expiry: self.expiry, scrub };
@@ -134,6 +147,24 @@ impl ImageServer {
         let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;
         if let Ok(Err(error)) = synced {
             tracing::error!("objects may not be on the medium: {}", report(&error));
+        }
+    }
+}
+
+/// Hears of images that other servers have added or changed, until `stop` is cancelled.
+async fn refresh(store: Arc<Store>, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(REFRESH_INTERVAL) => {}
+            () = stop.cancelled() => return,
+        }
+        let looking = Arc::clone(&store);
+        match tokio::task::spawn_blocking(move || looking.images.refresh(Look::Often)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!("what other servers changed is not known: {}", report(&error));
+            }
+            Err(error) => tracing::error!("looking for images was broken off: {error}"),
         }
     }
 }

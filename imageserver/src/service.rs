@@ -35,6 +35,7 @@ use crate::Life;
 use crate::collection::Collector;
 use crate::expiry::Expiry;
 use crate::metrics::Metrics;
+use crate::store::bucket::BucketError;
 use crate::store::{Store, StoreError};
 
 /// The most uploads at one time: each has a thread.
@@ -196,7 +197,18 @@ fn fault_of_store(error: &StoreError) -> Fault {
         StoreError::Exists { .. } => FaultCode::Exists,
         StoreError::Gone { .. } => FaultCode::Gone,
         StoreError::NotFound { .. } => FaultCode::NotFound,
-        StoreError::Unsynced => FaultCode::Unavailable,
+        StoreError::Unsynced
+        | StoreError::Slow { .. }
+        | StoreError::Removing { .. }
+        | StoreError::TurnLost
+        | StoreError::TooLate => FaultCode::Unavailable,
+        StoreError::Raced { .. } => FaultCode::Busy,
+        StoreError::LongName { .. } => FaultCode::BadRequest,
+        StoreError::Bucket { source, .. } => match source {
+            BucketError::Unreachable { .. } => FaultCode::Unavailable,
+            BucketError::Full { .. } => FaultCode::NoSpace,
+            _ => FaultCode::Internal,
+        },
         _ => FaultCode::Internal,
     };
     let message = report(error);

@@ -25,6 +25,9 @@ use crate::store::objects::{CHUNK_BYTES, Content};
 /// The content type of an object: the server knows nothing about it.
 const CONTENT_TYPE: &str = "application/octet-stream";
 
+/// Of how many objects the store is told before they are read.
+const AHEAD_MAX: usize = 64;
+
 /// An object stream of `ids`.
 pub(super) fn objects(
     store: Arc<Store>,
@@ -32,7 +35,8 @@ pub(super) fn objects(
     place: OwnedSemaphorePermit,
     ids: Vec<ObjectId>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let state = Batch { store, metrics, ids: ids.into_iter(), current: None, ended: false, place };
+    let ids = ids.into_iter();
+    let state = Batch { store, metrics, ids, ahead: 0, current: None, ended: false, place };
     chunks(state, Batch::next)
 }
 
@@ -83,6 +87,8 @@ struct Batch {
     store: Arc<Store>,
     metrics: Arc<Metrics>,
     ids: std::vec::IntoIter<ObjectId>,
+    /// How many of the next ones the store was told of.
+    ahead: usize,
     current: Option<Rest>,
     ended: bool,
     #[expect(dead_code, reason = "held until the stream ends")]
@@ -108,6 +114,13 @@ impl Batch {
                 self.ended = true;
                 break;
             };
+            if self.ahead == 0 {
+                let rest = self.ids.as_slice();
+                self.ahead = rest.len().min(AHEAD_MAX);
+                self.store.objects.ahead(&[&[id], &rest[..self.ahead]].concat());
+            } else {
+                self.ahead -= 1;
+            }
             self.begin(id, &mut buffer);
         }
         Ok(Some(buffer.into()))

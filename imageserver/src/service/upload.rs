@@ -4,6 +4,7 @@
 //! them is limited, so that memory does not grow with the size of objects, nor with a disk that is
 //! slower than the network.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{fault_of_store, joined};
 use crate::metrics::Metrics;
-use crate::store::contract::Receiving;
+use crate::store::contract::{Landing, Receiving};
 use crate::store::{Store, StoreError};
 
 /// The most content that is handed to the writer at once, in bytes.
@@ -32,6 +33,9 @@ const BATCH_STEPS_MAX: usize = 256;
 
 /// How many batches may wait for the writer.
 const BATCHES_MAX: usize = 4;
+
+/// How many objects of one upload may be on their way to their places.
+const LANDING_MAX: usize = 64;
 
 /// One thing for the writer to do.
 enum Step {
@@ -211,7 +215,7 @@ enum Current<'store> {
     /// Between two objects.
     None,
     /// It is stored.
-    Stored(Box<dyn Receiving + 'store>, u64),
+    Stored(ObjectId, Box<dyn Receiving + 'store>, u64),
     /// It is there already, so it is let go.
     Known,
 }
@@ -221,13 +225,16 @@ struct Writer<'store> {
     store: &'store Store,
     metrics: &'store Metrics,
     current: Current<'store>,
+    /// Objects that are on their way to their places, with their lengths.
+    landing: VecDeque<(ObjectId, Landing, u64)>,
     reply: AddObjectsReply,
 }
 
 impl<'store> Writer<'store> {
     fn new(store: &'store Store, metrics: &'store Metrics) -> Self {
         let reply = AddObjectsReply::default();
-        Self { store, metrics, current: Current::None, reply }
+        let landing = VecDeque::new();
+        Self { store, metrics, current: Current::None, landing, reply }
     }
 
     /// Runs until the sender is gone. An object that is incomplete then leaves nothing.
@@ -236,39 +243,58 @@ impl<'store> Writer<'store> {
         mut batches: mpsc::Receiver<Vec<Step>>,
     ) -> Result<AddObjectsReply, StoreError> {
         while let Some(batch) = batches.blocking_recv() {
+            let begun = |step: &Step| match step {
+                Step::Begin { id, .. } => Some(*id),
+                Step::Content(_) | Step::Finish => None,
+            };
+            let ids: Vec<ObjectId> = batch.iter().filter_map(begun).collect();
+            // Before they are looked for, so that what is found to be there stays.
+            self.store.leasing.give(&ids, LEASE_SECONDS_MAX)?;
             for step in batch {
                 self.step(step)?;
             }
         }
+        self.land(0)?;
         Ok(self.reply)
+    }
+
+    /// Waits until at most `left` objects are still on their way.
+    fn land(&mut self, left: usize) -> Result<(), StoreError> {
+        while self.landing.len() > left {
+            let Some((_, landing, size_bytes)) = self.landing.pop_front() else { break };
+            landing.wait()?;
+            self.reply.added += 1;
+            self.reply.added_bytes += size_bytes;
+            self.metrics.objects_added.inc();
+            self.metrics.objects_added_bytes.inc_by(size_bytes);
+        }
+        Ok(())
     }
 
     fn step(&mut self, step: Step) -> Result<(), StoreError> {
         match step {
             Step::Begin { id, size_bytes } => {
-                // Before it is looked for, so that what is found to be there stays.
-                self.store.leasing.give(&[id], LEASE_SECONDS_MAX)?;
-                let there = self.store.objects.held(&id)? == Some(size_bytes);
+                if self.landing.iter().any(|(landing, ..)| *landing == id) {
+                    self.land(0)?;
+                }
+                let there = self.store.objects.known(&id)? == Some(size_bytes);
                 self.current = if there {
                     Current::Known
                 } else {
-                    Current::Stored(self.store.objects.receive(id, size_bytes)?, size_bytes)
+                    Current::Stored(id, self.store.objects.receive(id, size_bytes)?, size_bytes)
                 };
             }
             Step::Content(content) => {
-                if let Current::Stored(receiving, _) = &mut self.current {
+                if let Current::Stored(_, receiving, _) = &mut self.current {
                     receiving.write(&content)?;
                 }
             }
             Step::Finish => match std::mem::replace(&mut self.current, Current::None) {
                 Current::None => {}
                 Current::Known => self.reply.known += 1,
-                Current::Stored(receiving, size_bytes) => {
-                    receiving.finish()?;
-                    self.reply.added += 1;
-                    self.reply.added_bytes += size_bytes;
-                    self.metrics.objects_added.inc();
-                    self.metrics.objects_added_bytes.inc_by(size_bytes);
+                Current::Stored(id, receiving, size_bytes) => {
+                    self.landing.push_back((id, receiving.finish()?, size_bytes));
+                    self.land(LANDING_MAX)?;
                 }
             },
         }

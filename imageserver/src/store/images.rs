@@ -16,7 +16,7 @@ use common::tree::Time;
 use tokio::sync::Notify;
 
 use super::StoreError;
-use super::contract::{Found, Records, Version};
+use super::contract::{Found, Look, Records, Version};
 use super::record::Record;
 use crate::collection::walk::Start;
 
@@ -54,7 +54,7 @@ impl Images {
             change: Mutex::new(()),
             added: Notify::new(),
         };
-        images.refresh()?;
+        images.refresh(Look::Close)?;
         // None of them was added since the start.
         images.write_index().additions = 0;
         Ok(images)
@@ -65,8 +65,8 @@ impl Images {
     /// # Errors
     ///
     /// What the store says.
-    pub fn refresh(&self) -> Result<(), StoreError> {
-        self.records.changes(&mut |name, found| self.note(&name, found))
+    pub fn refresh(&self, look: Look) -> Result<(), StoreError> {
+        self.records.changes(look, &mut |name, found| self.note(&name, found))
     }
 
     /// Takes note of what is under `name` now.
@@ -110,8 +110,9 @@ impl Images {
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         self.records.create(name, &bytes)?;
         let mut index = self.write_index();
+        // Unless it was heard of already that it is there.
+        index.additions += u64::from(!index.images.contains_key(name));
         index.insert(record);
-        index.additions += 1;
         drop(index);
         self.added.notify_waiters();
         Ok(())
@@ -212,7 +213,7 @@ impl Images {
     /// [`StoreError::NotFound`] or [`StoreError::Gone`]; otherwise what the file-system says.
     pub fn delete(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        self.delete_locked(name, mark)
+        self.delete_locked(name, None, mark)
     }
 
     /// Deletes an image if it `is_due` by when it goes. True if it was.
@@ -231,10 +232,25 @@ impl Images {
             let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
             index.images.get(name).map(|summary| summary.expires_at)
         };
-        if !expires_at.is_some_and(is_due) {
+        if expires_at.is_none() {
             return Ok(false);
         }
-        self.delete_locked(name, mark).map(|()| true)
+        // Another server may have changed when it goes, or have let it go.
+        let (record, version) = match self.read(name) {
+            Ok(found) => found,
+            Err(StoreError::Gone { .. } | StoreError::NotFound { .. }) => {
+                self.write_index().remove(name);
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        };
+        if !is_due(record.image.notes.expires_at) {
+            return Ok(false);
+        }
+        match self.delete_locked(name, Some(&version), mark) {
+            Err(StoreError::Gone { .. } | StoreError::Raced { .. }) => Ok(false),
+            done => done.map(|()| true),
+        }
     }
 
     /// All images that go by themselves, with the times at which they do.
@@ -282,10 +298,20 @@ impl Images {
         replaced
     }
 
-    fn delete_locked(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
-        self.records.bury(name, mark, &mut || {
+    fn delete_locked(
+        &self,
+        name: &ImageName,
+        version: Option<&Version>,
+        mark: &str,
+    ) -> Result<(), StoreError> {
+        let deleted = self.records.bury(name, version, mark, &mut || {
             self.write_index().remove(name);
-        })
+        });
+        if matches!(deleted, Err(StoreError::Gone { .. })) {
+            // Another server may have been first.
+            self.write_index().remove(name);
+        }
+        deleted
     }
 }
 

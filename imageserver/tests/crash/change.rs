@@ -14,6 +14,7 @@ use common::trigger::Triggers;
 use imageserver::admission::{AdmissionError, admit};
 use imageserver::collection::Collector;
 use imageserver::collection::pressure::Bounds;
+use imageserver::store::contract::Landing;
 use imageserver::store::reading::MediumReader;
 use imageserver::store::record::Record;
 use imageserver::store::{Store, StoreError};
@@ -194,7 +195,7 @@ fn store_image(store: &Store, image: &str) -> Result<(), String> {
         for chunk in content.chunks(200_000) {
             receiving.write(chunk).map_err(failed)?;
         }
-        receiving.finish().map_err(failed)?;
+        receiving.finish().and_then(Landing::wait).map_err(failed)?;
     }
     let content = Content {
         format: FORMAT,
@@ -205,9 +206,10 @@ fn store_image(store: &Store, image: &str) -> Result<(), String> {
         computed: computed_rules(&tree),
         health_check: None,
     };
-    let totals =
+    let admitted =
         admit(&*store.objects, &content).map_err(|error: AdmissionError| report(&error))?;
     store.objects.sync().map_err(failed)?;
+    let totals = admitted.totals;
     let record = Record { image: Image { content, notes: Notes::default() }, totals };
     match store.images.add(&record) {
         // It was there already.
@@ -239,7 +241,7 @@ pub fn expect_whole(store: &Store) -> Result<(), String> {
     for image in names(store) {
         let record = store.images.get(&name(&image)).map_err(|error| report(&error))?;
         let content = record.image.content;
-        let totals = admit(&*store.objects, &content).map_err(|error| report(&error))?;
+        let totals = admit(&*store.objects, &content).map_err(|error| report(&error))?.totals;
         if totals != record.totals {
             return Err(format!("{image} has {totals:?}"));
         }

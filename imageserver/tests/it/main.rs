@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod broken_disk;
+mod bucket;
 mod check;
 mod collection;
 mod crash;
@@ -16,5 +17,6 @@ mod notes;
 mod objects;
 mod power;
 mod scrub;
+mod shared;
 mod space;
 mod suite;
