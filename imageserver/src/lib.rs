@@ -43,8 +43,8 @@ use tokio_util::task::TaskTracker;
 use expiry::Expiry;
 use metrics::Metrics;
 use scrub::Scrub;
-use service::Service;
-use store::{Store, StoreError};
+use service::{Packers, Service};
+use store::{Store, StoreError, failed};
 
 /// The name of the daemon.
 pub const DAEMON: &str = "imageserver";
@@ -79,6 +79,8 @@ pub struct Config {
     pub clock_settle: Duration,
     /// How all that is kept is read again.
     pub scrub: scrub::Settings,
+    /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
+    pub pack_level: i32,
 }
 
 /// An image server that has its data directory, and does not answer yet.
@@ -87,6 +89,7 @@ pub struct ImageServer {
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
     scrub: scrub::Settings,
+    packers: Packers,
 }
 
 impl ImageServer {
@@ -96,7 +99,8 @@ impl ImageServer {
     ///
     /// [`StoreError`], if another server has it or the file-system fails.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
-        let Config { data, collect, lease_max, clock_settle, scrub } = config;
+        let Config { data, collect, lease_max, clock_settle, scrub, pack_level } = config;
+        let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
         let store = opened.map_err(|lost| StoreError::Io {
             what: "open the data directory".to_owned(),
@@ -106,7 +110,7 @@ impl ImageServer {
         let store = Arc::new(store);
         let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
         let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle));
-        Ok(Self { store, collector, expiry, scrub })
+        Ok(Self { store, collector, expiry, scrub, packers })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -125,8 +129,8 @@ impl ImageServer {
             metrics.register(registry, &self.store, &life);
         });
         let router = pages::routes(router, &self.store, &life, &frame);
-        let store = Arc::clone(&self.store);
-        let service = Service::new(self.store, life, metrics, tasks.clone(), stop.clone());
+        let (packers, store) = (self.packers, Arc::clone(&self.store));
+        let service = Service::new(self.store, life, metrics, packers, tasks.clone(), stop.clone());
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;

@@ -47,6 +47,8 @@ pub struct Caller {
     pub address: SocketAddr,
     /// Where it came in: one of the addresses that this server listens on.
     pub local: SocketAddr,
+    /// True if packed content may be sent ([`super::packing`]).
+    pub unpacks: bool,
 }
 
 /// What a handler gives back, sooner or later.
