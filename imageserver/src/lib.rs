@@ -119,7 +119,7 @@ impl ImageServer {
         let metrics = Arc::new(Metrics::default());
         let frame = Frame::new(DAEMON);
         let counted = (Arc::clone(&self.store), stop.clone());
-        tasks.spawn_blocking(move || counted.0.objects.count(|| counted.1.is_cancelled()));
+        tasks.spawn_blocking(move || counted.0.objects.count(&|| counted.1.is_cancelled()));
         tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
         let scrub = Arc::new(Scrub::default());

@@ -17,3 +17,4 @@ mod objects;
 mod power;
 mod scrub;
 mod space;
+mod suite;
