@@ -10,6 +10,7 @@
 //! * When an image is visible, all that it needs is on the medium.
 //! * A name that was deleted is never used again.
 
+pub mod directories;
 pub mod holding;
 pub mod holdings;
 pub mod images;
@@ -33,6 +34,7 @@ use std::sync::RwLock;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::{Flock, FlockArg};
 
+use directories::KeptDirectories;
 use holding::Holding;
 use images::Images;
 use leasing::Leasing;
@@ -173,6 +175,8 @@ pub struct Store {
     pub objects: Objects,
     /// Records by name.
     pub images: Images,
+    /// Which directories were made, and who owns them.
+    pub directories: KeptDirectories,
     /// Which images are in use.
     pub holding: Holding,
     /// Which objects are held for callers.
@@ -201,10 +205,11 @@ impl Store {
         let objects = Objects::open(data)?;
         let leasing = Leasing::open(data, is_new)?;
         let images = Images::open(data)?;
+        let directories = KeptDirectories::open(data);
         let holding = Holding::open(data);
         let adding = RwLock::new(());
         let data = data.to_owned();
-        Ok(Self { objects, images, holding, leasing, adding, data, _lock: lock })
+        Ok(Self { objects, images, directories, holding, leasing, adding, data, _lock: lock })
     }
 
     /// The data directory.

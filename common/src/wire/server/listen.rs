@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::super::access::Identity;
 use super::super::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
 use super::dispatch::Service;
 use super::executor::Tracked;
@@ -159,11 +160,14 @@ impl Serve {
             }
         };
         let asked = Arc::new(AtomicBool::new(false));
+        // Until certificates are checked, whoever reaches the port is anybody.
+        let identity = Arc::new(Identity::insecure());
         let handler = {
             let (asked, service) = (Arc::clone(&asked), Arc::clone(&self.service));
             service_fn(move |request| {
                 asked.store(true, Ordering::Relaxed);
-                let answer = Arc::clone(&service).answer(Caller { address, local }, request);
+                let caller = Caller { address, local, identity: Arc::clone(&identity) };
+                let answer = Arc::clone(&service).answer(caller, request);
                 async move { Ok::<_, Infallible>(answer.await) }
             })
         };
