@@ -17,6 +17,7 @@ pub mod admission;
 pub mod check;
 pub mod collection;
 pub mod command;
+pub mod directories;
 pub mod expiry;
 pub mod holds;
 pub mod metrics;
@@ -81,6 +82,8 @@ pub struct Config {
     pub scrub: scrub::Settings,
     /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
     pub pack_level: i32,
+    /// True to refuse images in directories that were never made.
+    pub require_directories: bool,
 }
 
 /// An image server that has its data directory, and does not answer yet.
@@ -99,7 +102,15 @@ impl ImageServer {
     ///
     /// [`StoreError`], if another server has it or the file-system fails.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
-        let Config { data, collect, lease_max, clock_settle, scrub, pack_level } = config;
+        let Config {
+            data,
+            collect,
+            lease_max,
+            clock_settle,
+            scrub,
+            pack_level,
+            require_directories,
+        } = config;
         let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
         let store = opened.map_err(|lost| StoreError::Io {
@@ -107,6 +118,9 @@ impl ImageServer {
             source: std::io::Error::other(lost),
         })??;
         store.leasing.set_longest(u32::try_from(lease_max.as_secs()).unwrap_or(u32::MAX));
+        if require_directories {
+            store.directories.demand();
+        }
         let store = Arc::new(store);
         let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
         let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle));

@@ -3,7 +3,9 @@
 //! File work runs on threads of its own, never on those that serve the network. A change that was
 //! begun is finished even if its caller goes away.
 
+mod access;
 mod collection;
+mod directories;
 mod download;
 mod expiry;
 mod images;
@@ -11,12 +13,16 @@ mod notes;
 mod packing;
 mod upload;
 
+pub(crate) use directories::sums;
 pub use packing::Packers;
 pub(crate) use upload::store_objects;
 
 use std::sync::Arc;
 
 use common::api::image_server::collection::Collect;
+use common::api::image_server::directories::{
+    ChangeOwner, ListDirectories, MakeDirectory, RemoveDirectory,
+};
 use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
 use common::api::image_server::holds::HoldImages;
 use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
@@ -97,6 +103,7 @@ impl Service {
         let (upload, check, download, object) = (own(), own(), own(), own());
         let (collect, expiry, clock, hold) = (own(), own(), own(), own());
         let (copy, tag, latest) = (own(), own(), own());
+        let (make, remove, give, directories) = (own(), own(), own(), own());
         router
             .method::<AddImage, _, _>(move |caller, request| add.clone().add_image(caller, request))
             .method::<GetImage, _, _>(move |_, request| get.clone().get_image(request))
@@ -122,6 +129,18 @@ impl Service {
             })
             .method::<FindLatestImage, _, _>(move |_, request| {
                 latest.clone().find_latest_image(request)
+            })
+            .method::<MakeDirectory, _, _>(move |caller, request| {
+                make.clone().make_directory(caller, request)
+            })
+            .method::<RemoveDirectory, _, _>(move |caller, request| {
+                remove.clone().remove_directory(caller, request)
+            })
+            .method::<ChangeOwner, _, _>(move |caller, request| {
+                give.clone().change_owner(caller, request)
+            })
+            .method::<ListDirectories, _, _>(move |_, request| {
+                directories.clone().list_directories(request)
             })
             .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
             .method::<CheckObjects, _, _>(move |_, request| check.clone().check_objects(request))

@@ -12,6 +12,7 @@
 //! * A name that was deleted is never used again.
 
 pub mod contract;
+pub mod directories;
 pub mod holding;
 pub mod holdings;
 pub mod images;
@@ -37,6 +38,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::{Flock, FlockArg};
 
 use contract::{Collecting, Holding, Leasing, Objects};
+use directories::KeptDirectories;
 use holding::LocalHolding;
 use images::Images;
 use leasing::LocalLeasing;
@@ -205,6 +207,8 @@ pub struct Store {
     pub objects: Arc<dyn Objects>,
     /// Records by name.
     pub images: Images,
+    /// Which directories were made, and who owns them.
+    pub directories: KeptDirectories,
     /// Which images are in use.
     pub holding: Box<dyn Holding>,
     /// Which objects are held for callers.
@@ -238,6 +242,7 @@ impl Store {
         Ok(Self {
             objects,
             images: Images::open(Box::new(LocalRecords::open(data)?))?,
+            directories: KeptDirectories::open(data),
             holding: Box::new(LocalHolding::open(data)),
             leasing,
             collecting: Box::new(collecting),

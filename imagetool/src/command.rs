@@ -106,6 +106,10 @@ enum Verb {
     GetFile(verb::get_file::GetFileArgs),
     Check(verb::check::CheckArgs),
     Verify(verb::verify::VerifyArgs),
+    Tree(verb::tree::TreeArgs),
+    Mkdir(verb::mkdir::MkdirArgs),
+    Rmdir(verb::rmdir::RmdirArgs),
+    Chown(verb::chown::ChownArgs),
 }
 
 // What needs no server.
@@ -185,5 +189,9 @@ async fn carry_out(context: &Context, verb: Verb) -> Ended {
         Verb::GetFile(args) => verb::get_file::run(context, args).await,
         Verb::Check(args) => verb::check::run(context, args).await,
         Verb::Verify(args) => verb::verify::run(context, args).await,
+        Verb::Tree(args) => verb::tree::run(context, args).await,
+        Verb::Mkdir(args) => verb::mkdir::run(context, args).await,
+        Verb::Rmdir(args) => verb::rmdir::run(context, args).await,
+        Verb::Chown(args) => verb::chown::run(context, args).await,
     }
 }

@@ -107,6 +107,10 @@ fn methods_of_the_image_server_have_these_bytes() {
     pinned.method::<image_server::notes::CopyImage>(samples::copy_image());
     pinned.method::<image_server::notes::ChangeTags>(samples::change_tags());
     pinned.method::<image_server::notes::FindLatestImage>(samples::find_latest_image());
+    pinned.method::<image_server::directories::MakeDirectory>(samples::make_directory());
+    pinned.method::<image_server::directories::RemoveDirectory>(samples::remove_directory());
+    pinned.method::<image_server::directories::ChangeOwner>(samples::change_owner());
+    pinned.method::<image_server::directories::ListDirectories>(samples::list_directories());
     pinned.method::<image_server::expiry::ChangeExpiry>(samples::change_expiry());
     pinned.method::<image_server::expiry::AcceptClock>(samples::accept_clock());
     pinned.method::<image_server::holds::HoldImages>(samples::hold_images());

@@ -6,6 +6,7 @@ mod broken_disk;
 mod check;
 mod collection;
 mod crash;
+mod directories;
 mod expiry;
 mod fixture;
 mod hostile;
