@@ -17,6 +17,7 @@ pub mod admission;
 pub mod check;
 pub mod collection;
 pub mod command;
+pub mod directories;
 pub mod expiry;
 pub mod holds;
 pub mod metrics;
@@ -43,10 +44,10 @@ use tokio_util::task::TaskTracker;
 use expiry::Expiry;
 use metrics::Metrics;
 use scrub::Scrub;
-use service::Service;
+use service::{Packers, Service};
 use store::bucket::settings::Settings;
 use store::contract::Look;
-use store::{Store, StoreError};
+use store::{Store, StoreError, failed};
 
 /// The name of the daemon.
 pub const DAEMON: &str = "imageserver";
@@ -86,6 +87,10 @@ pub struct Config {
     pub clock_settle: Duration,
     /// How all that is kept is read again.
     pub scrub: scrub::Settings,
+    /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
+    pub pack_level: i32,
+    /// True to refuse images in directories that were never made.
+    pub require_directories: bool,
 }
 
 /// An image server that has its data directory, and does not answer yet.
@@ -94,6 +99,7 @@ pub struct ImageServer {
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
     scrub: scrub::Settings,
+    packers: Packers,
 }
 
 impl ImageServer {
@@ -103,7 +109,17 @@ impl ImageServer {
     ///
     /// [`StoreError`], if another server has it or the file-system fails.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
-        let Config { data, bucket, collect, lease_max, clock_settle, scrub } = config;
+        let Config {
+            data,
+            bucket,
+            collect,
+            lease_max,
+            clock_settle,
+            scrub,
+            pack_level,
+            require_directories,
+        } = config;
+        let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let runtime = tokio::runtime::Handle::current();
         let open = move || match bucket {
             None => Store::open(&data),
@@ -115,10 +131,13 @@ impl ImageServer {
             source: std::io::Error::other(lost),
         })??;
         store.leasing.set_longest(u32::try_from(lease_max.as_secs()).unwrap_or(u32::MAX));
+        if require_directories {
+            store.directories.demand();
+        }
         let store = Arc::new(store);
         let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
         let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle));
-        Ok(Self { store, collector, expiry, scrub })
+        Ok(Self { store, collector, expiry, scrub, packers })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -138,8 +157,8 @@ impl ImageServer {
             metrics.register(registry, &self.store, &life);
         });
         let router = pages::routes(router, &self.store, &life, &frame);
-        let store = Arc::clone(&self.store);
-        let service = Service::new(self.store, life, metrics, tasks.clone(), stop.clone());
+        let (packers, store) = (self.packers, Arc::clone(&self.store));
+        let service = Service::new(self.store, life, metrics, packers, tasks.clone(), stop.clone());
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;
@@ -159,7 +178,11 @@ async fn refresh(store: Arc<Store>, stop: CancellationToken) {
             () = stop.cancelled() => return,
         }
         let looking = Arc::clone(&store);
-        match tokio::task::spawn_blocking(move || looking.images.refresh(Look::Often)).await {
+        let look = move || {
+            let heard = looking.images.refresh(Look::Often);
+            heard.and(looking.directories.refresh())
+        };
+        match tokio::task::spawn_blocking(look).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!("what other servers changed is not known: {}", report(&error));

@@ -85,6 +85,11 @@ impl Collector for Holdings {
                 "Images with damaged records",
                 self.store.images.damaged().len() as u64,
             ),
+            (
+                "directories_damaged",
+                "1 if nobody knows who owns which directories",
+                self.store.directories.damage().is_some().into(),
+            ),
             ("objects", "Objects, those of former runs once they are counted", held.objects),
             ("objects_bytes", "Length of these objects", held.bytes),
         ];

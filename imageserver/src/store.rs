@@ -13,6 +13,7 @@
 
 pub mod bucket;
 pub mod contract;
+pub mod directories;
 pub mod holding;
 pub mod holdings;
 pub mod images;
@@ -40,6 +41,7 @@ use nix::fcntl::{Flock, FlockArg};
 use bucket::BucketError;
 use bucket::settings::Settings;
 use contract::{Collecting, Holding, Leasing, Objects};
+use directories::{KeptDirectories, LocalRegister};
 use holding::LocalHolding;
 use images::Images;
 use leasing::LocalLeasing;
@@ -221,6 +223,9 @@ pub enum StoreError {
         /// The name.
         name: common::image::ImageName,
     },
+    /// Another server has changed the directories at the same time.
+    #[error("the directories were changed through another server at the same time: try again")]
+    RacedDirectories,
     /// An image cannot have so long a name in a bucket.
     #[error(
         "the name {name} is too long for a bucket, where all but letters and digits counts \
@@ -271,6 +276,8 @@ pub struct Store {
     pub objects: Arc<dyn Objects>,
     /// Records by name.
     pub images: Images,
+    /// Which directories were made, and who owns them.
+    pub directories: KeptDirectories,
     /// Which images are in use.
     pub holding: Box<dyn Holding>,
     /// Which objects are held for callers.
@@ -310,6 +317,7 @@ impl Store {
         Ok(Self {
             objects,
             images: Images::open(Box::new(LocalRecords::open(data)?))?,
+            directories: KeptDirectories::open(Box::new(LocalRegister::new(data))),
             holding: Box::new(LocalHolding::open(data)),
             leasing,
             collecting: Box::new(collecting),

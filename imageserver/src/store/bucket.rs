@@ -4,6 +4,7 @@
 //! PREFIX/format                             what the rest is
 //! PREFIX/objects/<algorithm>/<2 hex>/<hex>  objects; an empty one that should not be is none
 //! PREFIX/images/<escaped name>              a record, or in its place the mark that it is gone
+//! PREFIX/directories                        which directories were made, and who owns them
 //! PREFIX/changed                            written anew after each change of an image
 //! PREFIX/leases/<server>/<number>           objects that a server has promised to callers
 //! PREFIX/holds/<digest of holder>           images that a dominator uses
@@ -35,6 +36,7 @@ mod leases;
 mod objects;
 mod push;
 mod records;
+mod register;
 mod remote;
 mod turn;
 
@@ -49,6 +51,7 @@ use std::sync::Arc;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use tokio::runtime::Handle;
 
+use super::directories::KeptDirectories;
 use super::images::Images;
 use super::objects::LocalObjects;
 use super::{Store, StoreError, empty, failed, layout, lock, make_directory};
@@ -57,6 +60,7 @@ use holds::BucketHolding;
 use leases::BucketLeasing;
 use objects::BucketObjects;
 use records::BucketRecords;
+use register::BucketRegister;
 use remote::Remote;
 use settings::Settings;
 
@@ -103,6 +107,7 @@ pub(super) fn open(data: &Path, settings: &Settings, runtime: Handle) -> Result<
     Ok(Store {
         objects,
         images: Images::open(Box::new(BucketRecords::new(Arc::clone(&remote))))?,
+        directories: KeptDirectories::open(Box::new(BucketRegister::new(Arc::clone(&remote)))),
         holding: Box::new(BucketHolding::new(remote)),
         leasing,
         collecting: Box::new(collecting),

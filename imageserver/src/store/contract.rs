@@ -7,7 +7,7 @@
 //! is true of each.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::api::image_server::collection::{CollectReply, CollectRequest};
 use common::image::ImageName;
@@ -285,6 +285,34 @@ pub trait Records: Send + Sync {
         mark: &str,
         gone: &mut dyn FnMut(),
     ) -> Result<(), StoreError>;
+}
+
+/// The one file that says which directories were made, and who owns them.
+pub trait Register: Send + Sync {
+    /// What it holds, and what tells that from what it holds at another time; `None` if nothing
+    /// was ever written. It has at most `bytes_max` bytes.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn read(&self, bytes_max: usize) -> Result<Option<(Vec<u8>, Version)>, StoreError>;
+
+    /// Puts `bytes` in the place of that version, durably. If it fails the former one is there.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::RacedDirectories`] if it is of another version; otherwise what the store says.
+    fn replace(&self, version: &Version, bytes: &[u8]) -> Result<Version, StoreError>;
+
+    /// True if it may have another version than that one.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn has_changed(&self, version: &Version) -> Result<bool, StoreError>;
+
+    /// Where it is, for people.
+    fn place(&self) -> PathBuf;
 }
 
 /// What callers were promised to find there.

@@ -19,6 +19,7 @@ use super::StoreError;
 use super::contract::{Found, Look, Records, Version};
 use super::record::Record;
 use crate::collection::walk::Start;
+use crate::directories::is_below;
 
 #[derive(Default)]
 struct Index {
@@ -206,6 +207,27 @@ impl Images {
         index.damaged.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
     }
 
+    /// Calls `visit` with each image below `directory`, or with all.
+    pub fn visit(&self, directory: Option<&ImageName>, mut visit: impl FnMut(&ImageSummary)) {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let start = directory.map_or(Bound::Unbounded, Bound::Excluded);
+        let images = index.images.range::<ImageName, _>((start, Bound::Unbounded));
+        images
+            .map(|(_, image)| image)
+            .take_while(|image| directory.is_none_or(|above| begins(&image.name, above)))
+            .filter(|image| directory.is_none_or(|above| is_below(&image.name, above)))
+            .for_each(&mut visit);
+    }
+
+    /// How many images are below `directory`, those whose records are damaged among them.
+    #[must_use]
+    pub fn count_below(&self, directory: &ImageName) -> u64 {
+        let mut count = 0;
+        self.visit(Some(directory), |_| count += 1);
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        count + index.damaged.keys().filter(|name| is_below(name, directory)).count() as u64
+    }
+
     /// Deletes an image, and lets no other have its name. Its objects stay.
     ///
     /// # Errors
@@ -349,6 +371,11 @@ impl Index {
         self.additions += u64::from(is_new);
         is_new
     }
+}
+
+/// True if one name begins with all of the other, be it below it or not.
+fn begins(name: &ImageName, with: &ImageName) -> bool {
+    name.as_str().starts_with(with.as_str())
 }
 
 fn decode(name: &ImageName, bytes: &[u8]) -> Result<Record, StoreError> {

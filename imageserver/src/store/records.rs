@@ -170,7 +170,7 @@ impl Records for LocalRecords {
 }
 
 /// Writes a file of which nobody knows yet, durably.
-fn write(temporary: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write(temporary: &Path, bytes: &[u8]) -> io::Result<()> {
     fs_err::OpenOptions::new()
         .create(true)
         .truncate(true)

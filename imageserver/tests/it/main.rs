@@ -7,6 +7,7 @@ mod bucket;
 mod check;
 mod collection;
 mod crash;
+mod directories;
 mod expiry;
 mod fixture;
 mod hostile;

@@ -12,6 +12,8 @@ use crate::store::layout;
 pub const FORMAT: &str = "format";
 /// What is above the records of images.
 pub const IMAGES: &str = "images";
+/// Which directories were made.
+pub const DIRECTORIES: &str = "directories";
 /// Is written anew after each change of an image.
 pub const CHANGED: &str = "changed";
 /// What is above all objects.
