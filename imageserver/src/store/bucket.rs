@@ -36,6 +36,7 @@ mod leases;
 mod objects;
 mod push;
 mod records;
+mod refusal;
 mod register;
 mod remote;
 mod turn;
@@ -43,7 +44,7 @@ mod turn;
 #[cfg(test)]
 mod interleavings;
 
-pub use remote::BucketError;
+pub use refusal::BucketError;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use common::object::ObjectId;
@@ -17,7 +17,7 @@ use imageserver::store::bucket::keys;
 use imageserver::store::bucket::settings::Settings;
 
 use crate::fixture::name;
-use crate::suite::Place;
+use crate::suite::{Place, make_directory};
 
 /// Ends the server when nobody holds the other end of its standard input any more, however the
 /// tests end.
@@ -101,6 +101,60 @@ impl Drop for Moto {
     }
 }
 
+/// Stands in front of a bucket, and answers for it as often as it is told.
+pub struct Gate {
+    pub address: SocketAddr,
+    /// The status to answer with, and how often.
+    answers: Arc<Mutex<(&'static str, u32)>>,
+}
+
+impl Gate {
+    /// Before `bucket`. Its threads end with the tests.
+    pub fn before(bucket: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let answers = Arc::<Mutex<(&'static str, u32)>>::default();
+        let told = Arc::clone(&answers);
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let told = Arc::clone(&told);
+                std::thread::spawn(move || Self::serve(near.unwrap(), bucket, &told));
+            }
+        });
+        Self { address, answers }
+    }
+
+    /// Answers the next `times` requests with `status`.
+    pub fn answer(&self, status: &'static str, times: u32) {
+        *self.answers.lock().unwrap() = (status, times);
+    }
+
+    /// Each connection is of one request: the server says that it closes it.
+    fn serve(mut near: TcpStream, bucket: SocketAddr, told: &Mutex<(&'static str, u32)>) {
+        let status = {
+            let mut told = told.lock().unwrap();
+            if told.1 > 0 { Some(told.0) } else { None }.inspect(|_| told.1 -= 1)
+        };
+        let mut first = vec![0; 64 << 10];
+        let Ok(length @ 1..) = near.read(&mut first) else { return };
+        if let Some(status) = status {
+            let answer =
+                format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            // The other side may have gone.
+            let _sent = near.write_all(answer.as_bytes());
+            let _rest = near.shutdown(std::net::Shutdown::Write);
+            while near.read(&mut first).is_ok_and(|length| length > 0) {}
+            return;
+        }
+        let mut far = TcpStream::connect(bucket).unwrap();
+        far.write_all(&first[..length]).unwrap();
+        let (mut from_near, mut to_far) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from_near, &mut to_far));
+        let _copied = std::io::copy(&mut far, &mut near);
+        let _closed = near.shutdown(std::net::Shutdown::Both);
+    }
+}
+
 /// The one that all places share, each with a bucket of its own.
 fn shared() -> &'static Moto {
     static MOTO: OnceLock<Moto> = OnceLock::new();
@@ -179,4 +233,17 @@ impl Place for Bucket {
         let key = self.key(&keys::image(&name(image)).unwrap());
         self.moto.put(&self.settings.bucket, &key, b"no record\n");
     }
+}
+
+#[test]
+fn directories_that_several_servers_make_are_all_there() {
+    let place = Bucket::new();
+    let (one, two) = (place.open(), place.open_beside("other"));
+    make_directory(&one, "web");
+    make_directory(&two, "db");
+    make_directory(&one, "web/edge");
+    two.directories.refresh().unwrap();
+    assert_eq!(one.directories.now(), two.directories.now());
+    let known = |directory: &str| one.directories.now().is_there(&name(directory), |_| false);
+    assert!(known("web") && known("db") && known("web/edge") && !known("x"));
 }

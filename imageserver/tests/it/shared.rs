@@ -16,9 +16,9 @@ use common::tree::Tree;
 use common::tree::encode::references;
 use common::wire::{Fault, FaultCode};
 
-use crate::bucket::Moto;
+use crate::bucket::{Gate, Moto};
 use crate::fixture::{
-    ALGORITHM, Server, command, directories, fault, image_of, name, tree_of, until,
+    ALGORITHM, Server, command, directories, fault, image_of, name, stream_of, tree_of, until,
 };
 
 /// A bucket, and directories for servers.
@@ -290,6 +290,40 @@ async fn without_the_bucket_what_is_near_is_still_served() {
     assert_eq!(other.len(), 1);
     let refused = server.add(image_of("other", &tree)).await.unwrap_err();
     assert_eq!(refused.code, FaultCode::Unavailable, "{refused}");
+}
+
+#[tokio::test]
+async fn what_the_bucket_cannot_do_now_is_tried_again_and_then_told() {
+    let site = Site::new();
+    let gate = Gate::before(site.moto.address);
+    let flags: Vec<String> = site
+        .flags(&[])
+        .into_iter()
+        .map(|flag| flag.replace(&site.moto.address.to_string(), &gate.address.to_string()))
+        .collect();
+    let server = Server::run(command(&site.path("one")).args(flags));
+    let tree = tree_of(&[("/etc/file", b"content")]);
+    gate.answer("503 Slow Down", 3);
+    server.upload_tree(&tree, &[b"content"]).await;
+    server.add(image_of("base", &tree)).await.unwrap();
+    assert_eq!(expect_whole(&server).await, 1);
+    #[rustfmt::skip]
+    let table = [
+        ("403 Forbidden",            FaultCode::Internal,    "does not allow it (403 Forbidden)"),
+        ("507 Insufficient Storage", FaultCode::NoSpace,     "takes no more (507 Insufficient Storage)"),
+        ("503 Slow Down",            FaultCode::Unavailable, "cannot now (503"),
+    ];
+    for (number, (status, code, text)) in table.into_iter().enumerate() {
+        gate.answer(status, u32::MAX);
+        let content = format!("refused {number}");
+        let refused =
+            fault(server.upload_chunks(stream_of(&[content.as_bytes()])).await.unwrap_err());
+        assert_eq!(refused.code, code, "{refused}");
+        assert!(refused.message.contains(text), "{refused}");
+        gate.answer(status, 0);
+        let reply = server.upload(&[content.as_bytes()]).await;
+        assert_eq!(reply.added, 1, "{status}");
+    }
 }
 
 /// What a server says that does not start.

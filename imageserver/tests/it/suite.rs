@@ -82,6 +82,7 @@ run_on_each! {
     uses_of_images_are_known
     what_nothing_needs_is_collected
     a_damaged_record_stops_collections
+    directories_outlast_the_server
 }
 
 fn put_with(store: &Store, algorithm: Algorithm, content: &[u8]) -> ObjectId {
@@ -384,6 +385,30 @@ fn uses_of_images_are_known(place: &dyn Place) {
     expect(&store);
     drop(store);
     expect(&place.open());
+}
+
+/// Makes a directory without owners.
+pub fn make_directory(store: &Store, directory: &str) {
+    let made = store.directories.change(|directories| {
+        let names = vec![name(directory)];
+        Ok(directories.make(&name(directory), names, None, Time::default())?)
+    });
+    made.unwrap();
+}
+
+fn directories_outlast_the_server(place: &dyn Place) {
+    let store = place.open();
+    make_directory(&store, "web");
+    make_directory(&store, "web/edge");
+    let refused = store.directories.change(|directories| {
+        directories.remove(&name("web/edge"), 0)?;
+        Ok(directories.remove(&name("web"), 1)?)
+    });
+    refused.unwrap_err();
+    let expected = store.directories.now();
+    drop(store);
+    let store = place.open();
+    assert_eq!((store.directories.damage(), store.directories.now()), (None, expected));
 }
 
 fn collect(store: &Arc<Store>) -> Result<CollectReply, CollectError> {

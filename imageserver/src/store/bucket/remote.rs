@@ -14,6 +14,7 @@ use object_store::{
 use tokio::runtime::Handle;
 
 use super::keys;
+use super::refusal::BucketError;
 use super::rules::Clocks;
 use super::settings::{Settings, credentials};
 use crate::clock::wall;
@@ -33,59 +34,6 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How many requests of one kind are under way at once.
 pub const REQUESTS_MAX: usize = 64;
-
-/// Why a bucket did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BucketError {
-    /// It does not answer, or only that it cannot now.
-    #[error("the bucket {bucket} does not answer")]
-    Unreachable {
-        /// Which.
-        bucket: String,
-        /// What was said.
-        #[source]
-        source: Error,
-    },
-    /// It does not let this server do that.
-    #[error(
-        "the bucket {bucket} does not allow it: check the credentials of this server, and what \
-         they may do"
-    )]
-    Denied {
-        /// Which.
-        bucket: String,
-        /// What was said.
-        #[source]
-        source: Error,
-    },
-    /// It is full, or its owner may store no more.
-    #[error("the bucket {bucket} takes no more: give it more space, or delete images")]
-    Full {
-        /// Which.
-        bucket: String,
-        /// What was said.
-        #[source]
-        source: Error,
-    },
-    /// It cannot be used for images.
-    #[error("the bucket {bucket} cannot be used: {why}")]
-    Unfit {
-        /// Which.
-        bucket: String,
-        /// Why.
-        why: &'static str,
-    },
-    /// It said something else.
-    #[error("the bucket {bucket} refuses")]
-    Refused {
-        /// Which.
-        bucket: String,
-        /// What was said.
-        #[source]
-        source: Error,
-    },
-}
 
 /// What is under a key.
 pub struct Entry {
@@ -233,7 +181,7 @@ impl Remote {
         let bucket = self.bucket.clone();
         move |source| {
             let what = what.into();
-            StoreError::Bucket { what, source: meaning(bucket, source) }
+            StoreError::Bucket { what, source: BucketError::of(bucket, &source) }
         }
     }
 
@@ -383,27 +331,6 @@ fn meta(found: ObjectMeta) -> Meta {
 
 fn unfit(settings: &Settings, source: Error) -> StoreError {
     let bucket = format!("s3://{}", settings.bucket);
-    let source = BucketError::Refused { bucket, source };
-    StoreError::Bucket { what: "open the store".to_owned(), source }
-}
-
-/// The library tells some failures by kind, and others by the text of the answer only.
-fn meaning(bucket: String, source: Error) -> BucketError {
-    let text = common::report::report(&source);
-    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
-    match &source {
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-            BucketError::Denied { bucket, source }
-        }
-        _ if says(&["507", "QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"]) => {
-            BucketError::Full { bucket, source }
-        }
-        Error::NotFound { .. } => BucketError::Refused { bucket, source },
-        Error::Generic { .. }
-            if says(&["error sending request", "50", "SlowDown", "timed out"]) =>
-        {
-            BucketError::Unreachable { bucket, source }
-        }
-        _ => BucketError::Refused { bucket, source },
-    }
+    let what = "open the store".to_owned();
+    StoreError::Bucket { what, source: BucketError::of(bucket, &source) }
 }
