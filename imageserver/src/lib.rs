@@ -172,6 +172,7 @@ impl ImageServer {
 
 /// Hears of images that other servers have added or changed, until `stop` is cancelled.
 async fn refresh(store: Arc<Store>, stop: CancellationToken) {
+    let mut is_known = true;
     loop {
         tokio::select! {
             () = tokio::time::sleep(REFRESH_INTERVAL) => {}
@@ -183,9 +184,16 @@ async fn refresh(store: Arc<Store>, stop: CancellationToken) {
             heard.and(looking.directories.refresh())
         };
         match tokio::task::spawn_blocking(look).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) if is_known => {}
+            Ok(Ok(())) => {
+                is_known = true;
+                tracing::info!("what other servers changed is known again");
+            }
             Ok(Err(error)) => {
-                tracing::warn!("what other servers changed is not known: {}", report(&error));
+                // Once is enough: it is looked every few seconds.
+                if std::mem::take(&mut is_known) {
+                    tracing::error!("what other servers change is not known: {}", report(&error));
+                }
             }
             Err(error) => tracing::error!("looking for images was broken off: {error}"),
         }

@@ -16,7 +16,7 @@ use imageserver::store::Store;
 use imageserver::store::bucket::keys;
 use imageserver::store::bucket::settings::Settings;
 
-use crate::fixture::name;
+use crate::fixture::{ALGORITHM, name};
 use crate::suite::{Place, make_directory};
 
 /// Ends the server when nobody holds the other end of its standard input any more, however the
@@ -233,6 +233,25 @@ impl Place for Bucket {
         let key = self.key(&keys::image(&name(image)).unwrap());
         self.moto.put(&self.settings.bucket, &key, b"no record\n");
     }
+}
+
+/// So many that they are looked for in lists.
+#[test]
+fn of_thousands_it_is_known_which_are_there() {
+    let place = Bucket::new();
+    let store = place.open();
+    let content = |number: u32| number.to_le_bytes();
+    let ids: Vec<ObjectId> = (0..2_500).map(|number| ALGORITHM.digest(&content(number))).collect();
+    let stored: Vec<u32> = (0..2_500).step_by(250).collect();
+    for number in &stored {
+        let mut receiving = store.objects.receive(ids[*number as usize], 4).unwrap();
+        receiving.write(&content(*number)).unwrap();
+        receiving.finish().unwrap().wait().unwrap();
+    }
+    let held = store.objects.all_held(&ids).unwrap();
+    let found: Vec<u32> = (0..2_500).filter(|&number| held[number as usize].is_some()).collect();
+    assert_eq!(found, stored);
+    assert!(held.iter().flatten().all(|&size_bytes| size_bytes == 4));
 }
 
 #[test]

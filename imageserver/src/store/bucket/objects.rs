@@ -5,8 +5,8 @@
 //! quarantine, and an empty one is written in its place if it is still the same: one that is good
 //! and came meanwhile stays.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,10 +17,10 @@ use futures_util::stream::{StreamExt as _, TryStreamExt as _};
 use object_store::{Error, ObjectStoreExt as _};
 use tokio::sync::Semaphore;
 
-use super::keys;
 use super::leases::BucketLeasing;
 use super::push::{BucketReceiving, UNITS_MAX};
 use super::remote::{Meta, REQUESTS_MAX, Remote, random};
+use super::{keys, layout};
 use crate::collection::pressure::Space;
 use crate::store::StoreError;
 use crate::store::contract::{Objects, Pin, Receiving};
@@ -34,6 +34,14 @@ const AHEAD_MAX: usize = 16;
 
 /// For how long what an image needs is held while the image is added, in seconds.
 const PIN_SECONDS: u32 = 2 * 3_600;
+
+/// From how many objects on it is looked for them in lists; unless there are so many others for
+/// each that lists are longer.
+const LISTED_MIN: usize = 2_000;
+const LISTED_PER_ID: u64 = 100;
+
+/// How many lists are asked for at once.
+const LISTS_MAX: usize = 32;
 
 /// By which part the cache is emptied when it is full.
 const EVICT_PART: u64 = 10;
@@ -240,6 +248,10 @@ impl BucketObjects {
 
     /// Asks the bucket for many at once.
     fn look(&self, ids: &[ObjectId]) -> Result<Vec<Option<u64>>, StoreError> {
+        let held = self.stored.objects.load(Ordering::Relaxed);
+        if ids.len() >= LISTED_MIN && held / LISTED_PER_ID <= ids.len() as u64 {
+            return self.look_in_lists(ids);
+        }
         let looks = ids.iter().map(|id| async move {
             let key = self.remote.key(&keys::object(id));
             let found = self.remote.head_async(&key).await?;
@@ -247,6 +259,34 @@ impl BucketObjects {
         });
         let looks: Vec<_> = looks.collect();
         self.remote.wait(futures_util::stream::iter(looks).buffered(REQUESTS_MAX).try_collect())
+    }
+
+    /// The same by lists of all that begins like one of them: far fewer requests if they are many.
+    fn look_in_lists(&self, ids: &[ObjectId]) -> Result<Vec<Option<u64>>, StoreError> {
+        let wanted: HashSet<&ObjectId> = ids.iter().collect();
+        let places: BTreeSet<PathBuf> = ids
+            .iter()
+            .filter_map(|id| layout::object_path(id).parent().map(Path::to_owned))
+            .collect();
+        let lists = places.into_iter().map(|place| {
+            let wanted = &wanted;
+            async move {
+                let prefix = format!("{}/{}", keys::OBJECTS, place.display());
+                let mut found = Vec::new();
+                let mut stream = self.remote.list_async(&prefix);
+                while let Some(meta) = stream.try_next().await? {
+                    let id = self.remote.below(&meta.key, keys::OBJECTS).and_then(keys::object_at);
+                    if let Some(id) = id.filter(|id| wanted.contains(id)) {
+                        found.push((id, Self::length(&id, &meta)));
+                    }
+                }
+                Ok::<_, StoreError>(found)
+            }
+        });
+        let lists: Vec<_> = lists.collect();
+        let lists = futures_util::stream::iter(lists).buffer_unordered(LISTS_MAX).try_concat();
+        let found: HashMap<ObjectId, Option<u64>> = self.remote.wait(lists)?.into_iter().collect();
+        Ok(ids.iter().map(|id| found.get(id).copied().flatten()).collect())
     }
 
     /// When the bucket dates objects; `None` for those that are not there.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::lock::locked;
-use futures_util::stream::{StreamExt as _, TryStreamExt as _};
+use futures_util::stream::{Stream, StreamExt as _, TryStreamExt as _};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::path::Path;
 use object_store::{
@@ -285,13 +285,27 @@ impl Remote {
         }
     }
 
+    /// All keys below `below`, in order.
+    pub fn list_async(
+        &self,
+        below: &str,
+    ) -> impl Stream<Item = Result<Meta, StoreError>> + Unpin + use<> {
+        let prefix = self.key(below);
+        let bucket = self.bucket.clone();
+        let listed = self.store.list(Some(&prefix));
+        listed.map(move |found| {
+            found.map(meta).map_err(|error| StoreError::Bucket {
+                what: format!("list {prefix}"),
+                source: BucketError::of(bucket.clone(), &error),
+            })
+        })
+    }
+
     /// Gives all keys below `below` to `take`, in order, until it says `false`.
     pub fn list(&self, below: &str, take: &mut dyn FnMut(Meta) -> bool) -> Result<(), StoreError> {
-        let prefix = self.key(below);
-        let mut stream = self.store.list(Some(&prefix));
+        let mut stream = self.list_async(below);
         while let Some(found) = self.wait(stream.next()) {
-            let found = found.map_err(self.failed(format!("list {prefix}")))?;
-            if !take(meta(found)) {
+            if !take(found?) {
                 break;
             }
         }
