@@ -25,6 +25,7 @@ use crate::triggers;
 Examples:
   imagetool --insecure show base/debian-12.7
   imagetool --insecure show base/debian-12.7 --tree | grep ' /etc/ssh/'
+  imagetool --insecure show base/debian-12.7 --packages
   diff <(imagetool show A --tree) <(imagetool show B --tree)
 
 With --tree what is said of the image stands in lines that start with `#`; the other lines
@@ -38,6 +39,9 @@ pub struct ShowArgs {
     /// Print the log of the build, and nothing else.
     #[arg(long, conflicts_with = "tree")]
     pub build_log: bool,
+    /// Print the packages that are installed in it, and nothing else.
+    #[arg(long, conflicts_with_all = ["tree", "build_log"])]
+    pub packages: bool,
 }
 
 /// What is printed with `--format json`.
@@ -63,6 +67,9 @@ pub async fn run(context: &Context, args: ShowArgs) -> Ended {
         .map_err(|error| Failure::of_image_call(&error, &args.name))?;
     if args.build_log {
         return print_build_log(context, &image).await;
+    }
+    if args.packages {
+        return print_packages(context, &image);
     }
     let tree = download::tree(&context.client, image.content.root, &context.meter)
         .await
@@ -117,6 +124,31 @@ async fn print_build_log(context: &Context, image: &Image) -> Ended {
     Ok(Outcome::Done)
 }
 
+fn print_packages(context: &Context, image: &Image) -> Ended {
+    let packages = &image.notes.packages;
+    match context.format {
+        Format::Json => print_json(packages)?,
+        Format::Table if packages.is_empty() => {
+            eprintln!("No packages are known of {}.", image.content.name);
+        }
+        Format::Table => {
+            let name = packages.iter().map(|one| one.name.chars().count()).max().unwrap_or(0);
+            let version = packages.iter().map(|one| one.version.chars().count()).max();
+            let version = version.unwrap_or(0).max("VERSION".len());
+            let name = name.max("PACKAGE".len());
+            let line = |one: &str, two: &str, three: &str| {
+                format!("{one:<name$}  {two:<version$}  {three:>10}\n")
+            };
+            let mut text = line("PACKAGE", "VERSION", "INSTALLED");
+            for one in packages {
+                text.push_str(&line(&one.name, &one.version, &size(one.size_bytes)));
+            }
+            print(&text)?;
+        }
+    }
+    Ok(Outcome::Done)
+}
+
 fn describe(image: &Image, tree: &Tree) -> String {
     let Image { content, notes } = image;
     let totals = tree.root().totals();
@@ -154,6 +186,12 @@ fn describe(image: &Image, tree: &Tree) -> String {
     }
     for (index, text) in notes.release_notes.iter().flat_map(|text| text.lines()).enumerate() {
         line(if index == 0 { "Notes:" } else { "" }, text.to_owned());
+    }
+    if !notes.packages.is_empty() {
+        let installed = notes.packages.iter().map(|one| one.size_bytes);
+        let installed = installed.fold(0, u64::saturating_add);
+        let packages = count(notes.packages.len() as u64);
+        line("Packages:", format!("{packages}, {} installed", size(installed)));
     }
     if let Some(log) = &notes.build_log {
         line("Build log:", log.to_string());
