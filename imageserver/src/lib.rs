@@ -44,8 +44,8 @@ use tokio_util::task::TaskTracker;
 use expiry::Expiry;
 use metrics::Metrics;
 use scrub::Scrub;
-use service::Service;
-use store::{Store, StoreError};
+use service::{Packers, Service};
+use store::{Store, StoreError, failed};
 
 /// The name of the daemon.
 pub const DAEMON: &str = "imageserver";
@@ -80,6 +80,8 @@ pub struct Config {
     pub clock_settle: Duration,
     /// How all that is kept is read again.
     pub scrub: scrub::Settings,
+    /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
+    pub pack_level: i32,
     /// True to refuse images in directories that were never made.
     pub require_directories: bool,
 }
@@ -90,6 +92,7 @@ pub struct ImageServer {
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
     scrub: scrub::Settings,
+    packers: Packers,
 }
 
 impl ImageServer {
@@ -99,7 +102,16 @@ impl ImageServer {
     ///
     /// [`StoreError`], if another server has it or the file-system fails.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
-        let Config { data, collect, lease_max, clock_settle, scrub, require_directories } = config;
+        let Config {
+            data,
+            collect,
+            lease_max,
+            clock_settle,
+            scrub,
+            pack_level,
+            require_directories,
+        } = config;
+        let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
         let store = opened.map_err(|lost| StoreError::Io {
             what: "open the data directory".to_owned(),
@@ -112,7 +124,7 @@ impl ImageServer {
         let store = Arc::new(store);
         let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
         let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle));
-        Ok(Self { store, collector, expiry, scrub })
+        Ok(Self { store, collector, expiry, scrub, packers })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -121,7 +133,7 @@ impl ImageServer {
         let metrics = Arc::new(Metrics::default());
         let frame = Frame::new(DAEMON);
         let counted = (Arc::clone(&self.store), stop.clone());
-        tasks.spawn_blocking(move || counted.0.objects.count(|| counted.1.is_cancelled()));
+        tasks.spawn_blocking(move || counted.0.objects.count(&|| counted.1.is_cancelled()));
         tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
         let scrub = Arc::new(Scrub::default());
@@ -131,8 +143,8 @@ impl ImageServer {
             metrics.register(registry, &self.store, &life);
         });
         let router = pages::routes(router, &self.store, &life, &frame);
-        let store = Arc::clone(&self.store);
-        let service = Service::new(self.store, life, metrics, tasks.clone(), stop.clone());
+        let (packers, store) = (self.packers, Arc::clone(&self.store));
+        let service = Service::new(self.store, life, metrics, packers, tasks.clone(), stop.clone());
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;

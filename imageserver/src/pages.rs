@@ -72,8 +72,9 @@ fn name_of(request: &PageRequest, parameter: &str) -> Result<Option<ImageName>, 
 fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> Result<Page, Fault> {
     let held = store.objects.holdings();
     let still = if held.complete { "" } else { " (still counting those of former runs)" };
-    let free = match store.objects.free_bytes() {
-        Ok(bytes) => size(bytes),
+    let free = match store.objects.space() {
+        Ok(Some(space)) => size(space.free),
+        Ok(None) => "no end of it is known".to_owned(),
         Err(error) => report(&error),
     };
     let mut body = lost(&life.scrub.losses());

@@ -11,9 +11,11 @@ mod estimate;
 mod expiry;
 mod images;
 mod notes;
+mod packing;
 mod upload;
 
 pub(crate) use directories::sums;
+pub use packing::Packers;
 pub(crate) use upload::store_objects;
 
 use std::sync::Arc;
@@ -32,7 +34,7 @@ use common::api::object_server::{
     GetObjectsRequest, IDS_MAX,
 };
 use common::report::report;
-use common::wire::server::{ObjectReader, Router};
+use common::wire::server::{Caller, ObjectReader, Router};
 use common::wire::{Fault, FaultCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinError;
@@ -64,6 +66,7 @@ pub struct Service {
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
     metrics: Arc<Metrics>,
+    packers: Packers,
     tasks: TaskTracker,
     stop: CancellationToken,
     uploads: Arc<Semaphore>,
@@ -80,6 +83,7 @@ impl Service {
         store: Arc<Store>,
         life: Life,
         metrics: Arc<Metrics>,
+        packers: Packers,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
@@ -88,6 +92,7 @@ impl Service {
             collector: life.collector,
             expiry: life.expiry,
             metrics,
+            packers,
             tasks,
             stop,
             uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
@@ -150,8 +155,8 @@ impl Service {
             })
             .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
             .method::<CheckObjects, _, _>(move |_, request| check.clone().check_objects(request))
-            .download::<GetObjects, _, _, _>(move |_, request| {
-                download.clone().get_objects(request)
+            .download::<GetObjects, _, _, _>(move |caller, request| {
+                download.clone().get_objects(caller, request)
             })
             .pages_below("/objects/", move |request| object.clone().object_page(request))
     }
@@ -179,11 +184,13 @@ impl Service {
 
     async fn get_objects(
         self,
+        caller: Caller,
         request: GetObjectsRequest,
     ) -> Result<impl futures_util::Stream<Item = std::io::Result<bytes::Bytes>> + Send, Fault> {
         let ids = limited(request.ids)?;
         let place = place(&self.downloads, "downloads")?;
-        Ok(download::objects(self.store, self.metrics, place, ids))
+        let packers = caller.unpacks.then_some(self.packers);
+        Ok(download::objects(self.store, self.metrics, packers, place, ids))
     }
 
     /// Runs work on files where it may block.

@@ -48,6 +48,8 @@ pub struct Caller {
     pub address: SocketAddr,
     /// Where it came in: one of the addresses that this server listens on.
     pub local: SocketAddr,
+    /// True if packed content may be sent ([`super::packing`]).
+    pub unpacks: bool,
     /// Who it is, and what they may do.
     pub identity: Arc<Identity>,
 }

@@ -18,7 +18,7 @@ use common::wire::{Fault, FaultCode};
 use common::words::plain;
 
 use super::access::expect_may_change;
-use super::{Service, joined};
+use super::{Service, fault_of_store, joined};
 use crate::clock::wall;
 use crate::expiry::due::put_off;
 use crate::holds::refusal;
@@ -85,7 +85,7 @@ impl Service {
 
 /// Refuses to delete an image that is in use.
 pub(super) fn expect_unused(store: &Store, name: &ImageName) -> Result<(), Fault> {
-    match store.holding.holders(name) {
+    match store.holding.holders(name).map_err(|error| fault_of_store(&error))? {
         holders if holders.is_empty() => Ok(()),
         holders => Err(Fault::new(FaultCode::Held, refusal(name, &holders))),
     }

@@ -149,7 +149,7 @@ pub(super) fn make_visible(
         let text = format!("object {id}, the build log, is not on this server: upload it first");
         return Err(Fault::new(FaultCode::NotFound, text));
     }
-    let totals = admit(&store.objects, &content).map_err(|error| fault_of_admission(&error))?;
+    let totals = admit(&*store.objects, &content).map_err(|error| fault_of_admission(&error))?;
     notes.created_by = caller.address.ip().to_string();
     notes.created_on = created_on;
     let image = Image { content, notes };

@@ -13,8 +13,8 @@ use common::image::ImageName;
 use common::report::report;
 use common::wire::codec::{self, CodecError, Encoding};
 
-use super::images::write;
 use super::record::{RecordError, guard, unguard};
+use super::records::write;
 use super::{StoreError, failed, layout, sync_directory};
 use crate::directories::{Directories, DirectoryError};
 

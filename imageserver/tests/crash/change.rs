@@ -287,7 +287,8 @@ fn store_image(store: &Store, image: &str) -> Result<(), String> {
         computed: computed_rules(&tree),
         health_check: None,
     };
-    let totals = admit(&store.objects, &content).map_err(|error: AdmissionError| report(&error))?;
+    let totals =
+        admit(&*store.objects, &content).map_err(|error: AdmissionError| report(&error))?;
     store.objects.sync().map_err(failed)?;
     let record = Record { image: Image { content, notes: Notes::default() }, totals };
     match store.images.add(&record) {
@@ -332,7 +333,7 @@ pub fn expect_whole(store: &Store) -> Result<(), String> {
     for image in images(store) {
         let record = store.images.get(&name(&image)).map_err(|error| report(&error))?;
         let content = record.image.content;
-        let totals = admit(&store.objects, &content).map_err(|error| report(&error))?;
+        let totals = admit(&*store.objects, &content).map_err(|error| report(&error))?;
         if totals != record.totals {
             return Err(format!("{image} has {totals:?}"));
         }

@@ -19,3 +19,4 @@ mod objects;
 mod power;
 mod scrub;
 mod space;
+mod suite;

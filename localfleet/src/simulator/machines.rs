@@ -603,7 +603,8 @@ mod tests {
         let machines = one();
         let local = SocketAddr::from((FIRST, 6969));
         let identity = Arc::new(common::wire::access::Identity::insecure());
-        let caller = || Caller { address: local, local, identity: Arc::clone(&identity) };
+        let caller =
+            || Caller { address: local, local, unpacks: false, identity: Arc::clone(&identity) };
         let fetch = |fetch_id| FetchRequest {
             fetch_id,
             sources: Vec::new(),

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::super::access::Identity;
-use super::super::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
+use super::super::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, body};
 use super::dispatch::Service;
 use super::executor::Tracked;
 use super::metrics::Running;
@@ -166,7 +166,9 @@ impl Serve {
             let (asked, service) = (Arc::clone(&asked), Arc::clone(&self.service));
             service_fn(move |request| {
                 asked.store(true, Ordering::Relaxed);
-                let caller = Caller { address, local, identity: Arc::clone(&identity) };
+                let unpacks = body::takes_packed(request.headers());
+                let identity = Arc::clone(&identity);
+                let caller = Caller { address, local, unpacks, identity };
                 let answer = Arc::clone(&service).answer(caller, request);
                 async move { Ok::<_, Infallible>(answer.await) }
             })

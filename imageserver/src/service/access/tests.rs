@@ -19,6 +19,7 @@ use common::wire::access::{Identity, Powers};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::super::Packers;
 use super::*;
 use crate::Life;
 use crate::collection::Collector;
@@ -74,7 +75,7 @@ fn service(data: &std::path::Path) -> Service {
         scrub: Arc::new(Scrub::default()),
     };
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-    Service::new(store, life, Arc::default(), tasks, stop)
+    Service::new(store, life, Arc::default(), Packers::new(0).unwrap(), tasks, stop)
 }
 
 /// One that has a name, and is in `groups`.
@@ -85,7 +86,7 @@ fn caller(user: &str, groups: &[&str], powers: &[&str]) -> Caller {
         groups: groups.iter().map(|group| (*group).to_owned()).collect(),
         powers: Powers::new(powers.iter().copied()),
     };
-    Caller { address, local: address, identity: Arc::new(identity) }
+    Caller { address, local: address, unpacks: false, identity: Arc::new(identity) }
 }
 
 /// Calls each method with what nobody did before, and gives what was refused as denied.
