@@ -56,7 +56,7 @@ fn estimate(
             build_log: record.image.notes.build_log,
         };
         let mut marks = Marks::default();
-        let walked = walk(store, &mut marks, &others, &stop);
+        let walked = walk(&*store.objects, &mut marks, &others, &stop);
         match walked.and_then(|all| if all { split(store, &marks, &own, &stop) } else { Ok(None) })
         {
             Ok(Some(reply)) => return Ok(reply),
@@ -90,7 +90,7 @@ fn split(
         if !seen.insert(id) {
             continue;
         }
-        let encoding = read_directory(&store.objects, id).map_err(failed)?;
+        let encoding = read_directory(&*store.objects, id).map_err(failed)?;
         count(&id, encoding.len() as u64);
         let named = references(id.algorithm(), &encoding)
             .map_err(|source| failed(AdmissionError::NoDirectory { id, source }))?;
