@@ -105,6 +105,12 @@ pub enum PackagesError {
     TooMany,
 }
 
+/// A word of a package as people may see it: whoever added the image may have made it up.
+#[must_use]
+pub fn word(text: &str) -> String {
+    plain(text, WORD_BYTES_MAX)
+}
+
 /// A part of a database that is to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -235,7 +241,6 @@ fn package(found: &Found, native: &str) -> Package {
         architecture if is_any(architecture) || architecture == native => name.clone(),
         architecture => format!("{name}:{architecture}"),
     };
-    let word = |text: &str| plain(text, WORD_BYTES_MAX);
     Package { name: word(&name), version: word(version), size_bytes: *size_bytes }
 }
 

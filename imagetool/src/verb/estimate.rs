@@ -1,5 +1,6 @@
 //! `imagetool estimate`: tells what an image takes.
 
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,6 +24,9 @@ use crate::output::{count, plural, size};
 
 /// How long the server may take to look through all images.
 const ESTIMATE_LIMIT: Duration = Duration::from_secs(600);
+
+/// How long nothing is said of what takes long.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Tells what an image takes: on a machine, on the server, and on the way to a machine.
 #[derive(Clone, Debug, clap::Args)]
@@ -80,9 +84,7 @@ pub async fn run(context: &Context, args: EstimateArgs) -> Ended {
     let (tree, server, missing) = match &args.image {
         Operand::Image(name) => {
             let image = image(context, name).await?;
-            let request = EstimateImageRequest { name: name.clone() };
-            let reply = context.client.call_within::<EstimateImage>(&request, ESTIMATE_LIMIT);
-            let reply = reply.await.map_err(|error| Failure::of_image_call(&error, name))?;
+            let reply = ask(context, name).await?;
             (tree(context, &image).await?, Some(reply), None)
         }
         Operand::File(path) => {
@@ -107,6 +109,23 @@ pub async fn run(context: &Context, args: EstimateArgs) -> Ended {
         Format::Table => print(&describe(&report))?,
     }
     Ok(Outcome::Done)
+}
+
+/// What the server says of an image; who waits for it is told why.
+async fn ask(context: &Context, name: &ImageName) -> Result<EstimateImageReply, Failure> {
+    let request = EstimateImageRequest { name: name.clone() };
+    let call = context.client.call_within::<EstimateImage>(&request, ESTIMATE_LIMIT);
+    let mut call = std::pin::pin!(call);
+    let reply = match tokio::time::timeout(QUIET, &mut call).await {
+        Ok(reply) => reply,
+        Err(_) => {
+            if std::io::stderr().is_terminal() {
+                eprintln!("note: the image server looks through all images for this");
+            }
+            call.await
+        }
+    };
+    reply.map_err(|error| Failure::of_image_call(&error, name))
 }
 
 async fn image(context: &Context, name: &ImageName) -> Result<Image, Failure> {

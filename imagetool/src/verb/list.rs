@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::{Context, Ended, get_image, print, print_json};
 use crate::failure::{Failure, Outcome};
 use crate::output::{count, size, time};
+use crate::packages::word;
 use crate::progress::Unit;
 
 /// How many images are looked into at one time.
@@ -214,7 +215,7 @@ fn table(images: &[Listed]) -> String {
             row.push(super::tag::lines(&image.tags).trim_end().replace('\n', ", "));
         }
         if has_packages {
-            let words = packages.iter().map(|one| format!("{} {}", one.name, one.version));
+            let words = packages.iter().map(|one| word(&format!("{} {}", one.name, one.version)));
             row.push(words.collect::<Vec<_>>().join(", "));
         }
         table.add_row(row);

@@ -17,6 +17,7 @@ use crate::download;
 use crate::failure::{Failure, Outcome};
 use crate::health;
 use crate::output::{count, size, time};
+use crate::packages::word;
 use crate::triggers;
 
 /// Shows an image: its digests, filter, triggers and sums, and with --tree all its entries.
@@ -132,16 +133,21 @@ fn print_packages(context: &Context, image: &Image) -> Ended {
             eprintln!("No packages are known of {}.", image.content.name);
         }
         Format::Table => {
-            let name = packages.iter().map(|one| one.name.chars().count()).max().unwrap_or(0);
-            let version = packages.iter().map(|one| one.version.chars().count()).max();
-            let version = version.unwrap_or(0).max("VERSION".len());
-            let name = name.max("PACKAGE".len());
-            let line = |one: &str, two: &str, three: &str| {
-                format!("{one:<name$}  {two:<version$}  {three:>10}\n")
+            let rows: Vec<[String; 3]> = packages
+                .iter()
+                .map(|one| [word(&one.name), word(&one.version), size(one.size_bytes)])
+                .collect();
+            let head = ["PACKAGE", "VERSION", "INSTALLED"];
+            let widths = [0, 1].map(|column| {
+                let lengths = rows.iter().map(|row| row[column].chars().count());
+                lengths.max().unwrap_or(0).max(head[column].len())
+            });
+            let line = |[name, version, size]: [&str; 3]| {
+                format!("{name:<0$}  {version:<1$}  {size:>10}\n", widths[0], widths[1])
             };
-            let mut text = line("PACKAGE", "VERSION", "INSTALLED");
-            for one in packages {
-                text.push_str(&line(&one.name, &one.version, &size(one.size_bytes)));
+            let mut text = line(head);
+            for [name, version, size] in &rows {
+                text.push_str(&line([name, version, size]));
             }
             print(&text)?;
         }
