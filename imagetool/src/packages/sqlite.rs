@@ -1,7 +1,7 @@
 //! Reads the rows of one table of an SQLite database, and nothing more.
 //!
-//! rpm keeps what is installed in such a file. SQLite itself is C, and would be given what strangers
-//! made; no reader in Rust is kept up. What the format is says
+//! rpm keeps what is installed in such a file. SQLite itself is C, and would be given what
+//! strangers made; no reader in Rust is kept up. What the format is says
 //! <https://www.sqlite.org/fileformat2.html>; it is the same since 2004, and will be. The file
 //! comes from strangers: each page is looked at once, so that no cycle of pages goes on for ever,
 //! and no length is believed that the file has no bytes for.
