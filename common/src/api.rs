@@ -41,6 +41,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<image_server::ListImages>(),
         MethodInfo::of::<image_server::DeleteImage>(),
         MethodInfo::of::<image_server::collection::Collect>(),
+        MethodInfo::of::<image_server::estimate::EstimateImage>(),
         MethodInfo::of::<image_server::expiry::AcceptClock>(),
         MethodInfo::of::<image_server::expiry::ChangeExpiry>(),
         MethodInfo::of::<image_server::holds::HoldImages>(),

@@ -27,6 +27,9 @@ use crate::store::{Store, StoreError};
 /// How many images are on one page.
 const PAGE_IMAGES_MAX: usize = 1_000;
 
+/// How many packages of an image are named.
+const PACKAGES_SHOWN_MAX: usize = 10_000;
+
 /// How many images that are not whole are named.
 const LOST_IMAGES_MAX: usize = 100;
 
@@ -336,6 +339,22 @@ fn notes(image: &Image) -> String {
             .map(|rule| vec![Cell::Name(rule.path.to_string()), Cell::Text(rule.source.clone())])
             .collect();
         html.push_str(&table(&["Path", "Source"], &rows));
+    }
+    if !notes.packages.is_empty() {
+        let rows: Vec<Vec<Cell>> = notes
+            .packages
+            .iter()
+            .take(PACKAGES_SHOWN_MAX)
+            .map(|one| {
+                vec![
+                    Cell::Name(one.name.clone()),
+                    Cell::Text(one.version.clone()),
+                    Cell::Number(size(one.size_bytes)),
+                ]
+            })
+            .collect();
+        html.push_str("<h2>Packages</h2>\n");
+        html.push_str(&table(&["Package", "Version", "Installed"], &rows));
     }
     if let Some(text) = &notes.release_notes {
         html.push_str(&format!("<h2>Release notes</h2>\n<pre>{}</pre>", html_escape(text)));

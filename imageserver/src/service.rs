@@ -7,6 +7,7 @@ mod access;
 mod collection;
 mod directories;
 mod download;
+mod estimate;
 mod expiry;
 mod images;
 mod notes;
@@ -23,6 +24,7 @@ use common::api::image_server::collection::Collect;
 use common::api::image_server::directories::{
     ChangeOwner, ListDirectories, MakeDirectory, RemoveDirectory,
 };
+use common::api::image_server::estimate::EstimateImage;
 use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
 use common::api::image_server::holds::HoldImages;
 use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
@@ -55,6 +57,9 @@ const DOWNLOADS_MAX: usize = 1_000;
 /// The most images that are looked through at one time: each needs its whole tree in memory.
 const ADMISSIONS_MAX: usize = 2;
 
+/// The most estimates at one time: each reads the directories of all images.
+const ESTIMATES_MAX: usize = 1;
+
 /// What answers the calls. A clone shares everything.
 #[derive(Clone)]
 pub struct Service {
@@ -68,6 +73,7 @@ pub struct Service {
     uploads: Arc<Semaphore>,
     downloads: Arc<Semaphore>,
     admissions: Arc<Semaphore>,
+    estimates: Arc<Semaphore>,
 }
 
 impl Service {
@@ -93,6 +99,7 @@ impl Service {
             uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
             downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
             admissions: Arc::new(Semaphore::new(ADMISSIONS_MAX)),
+            estimates: Arc::new(Semaphore::new(ESTIMATES_MAX)),
         }
     }
 
@@ -105,6 +112,7 @@ impl Service {
         let (collect, expiry, clock, hold) = (own(), own(), own(), own());
         let (copy, tag, latest) = (own(), own(), own());
         let (make, remove, give, directories) = (own(), own(), own(), own());
+        let estimate = own();
         router
             .method::<AddImage, _, _>(move |caller, request| add.clone().add_image(caller, request))
             .method::<GetImage, _, _>(move |_, request| get.clone().get_image(request))
@@ -142,6 +150,9 @@ impl Service {
             })
             .method::<ListDirectories, _, _>(move |_, request| {
                 directories.clone().list_directories(request)
+            })
+            .method::<EstimateImage, _, _>(move |_, request| {
+                estimate.clone().estimate_image(request)
             })
             .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
             .method::<CheckObjects, _, _>(move |_, request| check.clone().check_objects(request))

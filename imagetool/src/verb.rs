@@ -10,6 +10,7 @@ pub mod chown;
 pub mod copy;
 pub mod delete;
 pub mod diff;
+pub mod estimate;
 pub mod find_latest;
 pub mod gc;
 pub mod get;

@@ -3,6 +3,7 @@
 
 pub mod collection;
 pub mod directories;
+pub mod estimate;
 pub mod expiry;
 pub mod holds;
 pub mod notes;

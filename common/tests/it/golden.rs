@@ -111,6 +111,7 @@ fn methods_of_the_image_server_have_these_bytes() {
     pinned.method::<image_server::directories::RemoveDirectory>(samples::remove_directory());
     pinned.method::<image_server::directories::ChangeOwner>(samples::change_owner());
     pinned.method::<image_server::directories::ListDirectories>(samples::list_directories());
+    pinned.method::<image_server::estimate::EstimateImage>(samples::estimate_image());
     pinned.method::<image_server::expiry::ChangeExpiry>(samples::change_expiry());
     pinned.method::<image_server::expiry::AcceptClock>(samples::accept_clock());
     pinned.method::<image_server::holds::HoldImages>(samples::hold_images());

@@ -47,6 +47,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<image_server::directories::RemoveDirectory>(),
         row::<image_server::directories::ChangeOwner>(),
         row::<image_server::directories::ListDirectories>(),
+        row::<image_server::estimate::EstimateImage>(),
         row::<image_server::holds::HoldImages>(),
         row::<object_server::CheckObjects>(),
         row::<dominator::ListSubs>(),

@@ -54,8 +54,9 @@ fn intro(store: &Store, below: Option<&ImageName>) -> String {
         " Shown is one of them: <a href=\"/directories\">all</a>.".to_owned()
     });
     format!(
-        "<p>{made} with <code>imagetool mkdir</code>; others are there by the images in them, and \
-         belong to the owners of the one above. Owners of a directory own all below it.{shown}</p>\n"
+        "<p>{made} with <code>imagetool mkdir</code>; others are there by the images in them, \
+         and belong to the owners of the one above. Owners of a directory own all below \
+         it.{shown}</p>\n"
     )
 }
 

@@ -8,6 +8,7 @@ mod check;
 mod collection;
 mod crash;
 mod directories;
+mod estimate;
 mod expiry;
 mod fixture;
 mod hostile;

@@ -8,6 +8,7 @@ use common::trigger::Trigger;
 use serde::Serialize;
 
 use super::{Ignore, Ignored};
+use crate::packages::word;
 use crate::{health, triggers};
 
 /// What two lists differ in.
@@ -135,10 +136,13 @@ impl Rules {
             lines.push(format!("health check: {before} to {after}"));
         }
         if let Some(packages) = &self.packages {
-            let line = |how, one: &Package| format!("package {how}: {} {}", one.name, one.version);
+            let line = |how, one: &Package| {
+                format!("package {how}: {} {}", word(&one.name), word(&one.version))
+            };
             lines.extend(packages.removed.iter().map(|one| line("removed", one)));
             lines.extend(packages.added.iter().map(|one| line("added", one)));
             lines.extend(packages.changed.iter().map(|PackageChange { name, before, after }| {
+                let [name, before, after] = [name, before, after].map(|text| word(text));
                 format!("package changed: {name} {before} to {after}")
             }));
         }

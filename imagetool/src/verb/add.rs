@@ -8,7 +8,7 @@ use common::api::image_server::{AddImage, AddImageRequest};
 use common::api::object_server::AddObjects;
 use common::filter::Filter;
 use common::image::tags::{self, Tags};
-use common::image::{Content, FORMAT, HealthCheck, ImageName, Notes, computed_rules};
+use common::image::{Content, FORMAT, HealthCheck, ImageName, Notes, Package, computed_rules};
 use common::object::{Algorithm, ObjectId};
 use common::path::TreePath;
 use common::tool::Format;
@@ -31,6 +31,7 @@ use crate::content::{Contents, Objects};
 use crate::failure::{Failure, Outcome};
 use crate::health;
 use crate::output::{count, plural, plural_entries, size};
+use crate::packages;
 use crate::source::{Read, Source, SourceArgs};
 use crate::upload::{Sent, UploadError, upload};
 
@@ -186,6 +187,7 @@ pub(super) async fn make_image(
     let sent = upload(&context.client, algorithm, objects, contents, &context.meter)
         .await
         .map_err(|error| upload_failure(&error))?;
+    notes.packages = packages_of(context, tree).await?;
     // From when it is added, however long the upload took.
     notes.expires_at = expires_in.map(|duration| written::later(now(), duration));
     let request = AddImageRequest { content, notes };
@@ -195,6 +197,12 @@ pub(super) async fn make_image(
         .await
         .map_err(|error| Failure::of_image_call(&error, &name))?;
     report(context, &name, reply.digest, tree, sent)
+}
+
+/// The packages of `tree`, which has been uploaded.
+pub(super) async fn packages_of(context: &Context, tree: &Tree) -> Result<Vec<Package>, Failure> {
+    let packages = packages::fetch::of_tree(&context.client, tree, &context.meter).await;
+    packages.map_err(|error| Failure::of_download(&error))
 }
 
 /// Brings the build log to the server. One that is there already stays there for a while.

@@ -13,8 +13,8 @@ use common::tree::encode::DIRECTORY_BYTES_MAX;
 use common::wire::client::{Client, Peer};
 
 use super::add::{
-    ADD_LIMIT, check_name_is_free, filter_of, health_check_of, refuse_large_directories, report,
-    require, triggers_of, upload_failure, warn,
+    ADD_LIMIT, check_name_is_free, filter_of, health_check_of, packages_of,
+    refuse_large_directories, report, require, triggers_of, upload_failure, warn,
 };
 use super::{Context, Ended};
 use crate::admission::{self, RequiredPaths};
@@ -121,7 +121,9 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
         health_check,
     };
     content.verify(&tree).map_err(|error| Failure::new(&error))?;
-    let notes = Notes { release_notes: Some(format!("what {host} had")), ..Notes::default() };
+    let packages = packages_of(context, &tree).await?;
+    let notes =
+        Notes { packages, release_notes: Some(format!("what {host} had")), ..Notes::default() };
     let request = AddImageRequest { content, notes };
     let reply = context.client.call_within::<AddImage>(&request, ADD_LIMIT).await;
     let reply = reply.map_err(|error| Failure::of_image_call(&error, &args.name))?;

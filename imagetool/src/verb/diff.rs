@@ -199,7 +199,7 @@ async fn root(
 }
 
 /// Reads a directory or an archive as `add` does.
-fn read(
+pub(super) fn read(
     path: &Path,
     algorithm: Algorithm,
     filter: Option<&Filter>,

@@ -4,13 +4,22 @@ use std::cmp::Ordering;
 
 use comfy_table::{CellAlignment, Table, presets};
 use common::api::image_server::{ImageSummary, ListImages, ListImagesRequest};
-use common::image::ImageName;
+use common::image::{ImageName, Package};
 use common::tool::Format;
+use common::wire::FaultCode;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use globset::{GlobBuilder, GlobMatcher};
 
-use super::{Context, Ended, print, print_json};
+use serde::Serialize;
+
+use super::{Context, Ended, get_image, print, print_json};
 use crate::failure::{Failure, Outcome};
 use crate::output::{count, size, time};
+use crate::packages::word;
+use crate::progress::Unit;
+
+/// How many images are looked into at one time.
+const LOOKS_MAX: usize = 8;
 
 /// Lists images.
 #[derive(Clone, Debug, clap::Args)]
@@ -19,6 +28,7 @@ Examples:
   imagetool --insecure list
   imagetool --insecure list base                        # base, and all below base/
   imagetool --insecure list --glob 'web/*-2024*' --sort created --reverse
+  imagetool --insecure list --package 'openssl' --package 'libssl*=3.0.1*'
   imagetool --insecure list --format json | jq -r '.[].name'
 
 In a glob `*` and `?` stop at a slash, `**` does not.")]
@@ -29,6 +39,10 @@ pub struct ListArgs {
     /// Only images whose whole name matches.
     #[arg(long, value_name = "GLOB", value_parser = glob_of)]
     pub glob: Option<GlobMatcher>,
+    /// Only images that have a package of this name, and if given of this version; may be given
+    /// several times, and then one of them is enough. Each image is looked at for that.
+    #[arg(long, value_name = "GLOB[=GLOB]", value_parser = wanted_of)]
+    pub package: Vec<Wanted>,
     /// What the list is sorted by; images that are equal in that by name.
     #[arg(long, value_enum, value_name = "BY", default_value_t)]
     pub sort: SortBy,
@@ -53,6 +67,39 @@ pub enum SortBy {
     Entries,
 }
 
+/// Which packages are looked for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    name: GlobMatcher,
+    version: Option<GlobMatcher>,
+}
+
+impl Wanted {
+    fn matches(&self, package: &Package) -> bool {
+        let version = self.version.as_ref();
+        self.name.is_match(&package.name)
+            && version.is_none_or(|version| version.is_match(&package.version))
+    }
+}
+
+fn wanted_of(text: &str) -> Result<Wanted, globset::Error> {
+    let glob = |text: &str| Ok(GlobBuilder::new(text).build()?.compile_matcher());
+    let (name, version) = match text.split_once('=') {
+        Some((name, version)) => (name, Some(glob(version)?)),
+        None => (text, None),
+    };
+    Ok(Wanted { name: glob(name)?, version })
+}
+
+/// An image in the list, with the packages that were looked for.
+#[derive(Clone, Debug, Serialize)]
+struct Listed {
+    #[serde(flatten)]
+    image: ImageSummary,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    packages: Vec<Package>,
+}
+
 fn glob_of(text: &str) -> Result<GlobMatcher, globset::Error> {
     let glob = GlobBuilder::new(text).literal_separator(true).build()?;
     Ok(glob.compile_matcher())
@@ -75,13 +122,44 @@ pub async fn run(context: &Context, args: ListArgs) -> Ended {
             break;
         }
     }
-    let images = chosen(images, &args);
+    let images = with_packages(context, chosen(images, &args), &args.package).await?;
     match context.format {
         Format::Json => print_json(&images)?,
         Format::Table if images.is_empty() => eprintln!("There are no images."),
         Format::Table => print(&table(&images))?,
     }
     Ok(Outcome::Done)
+}
+
+/// Those of `images` that have one of the packages, if any are `wanted`.
+async fn with_packages(
+    context: &Context,
+    images: Vec<ImageSummary>,
+    wanted: &[Wanted],
+) -> Result<Vec<Listed>, Failure> {
+    if wanted.is_empty() {
+        let listed = |image| Listed { image, packages: Vec::new() };
+        return Ok(images.into_iter().map(listed).collect());
+    }
+    context.meter.start("Looking into images", Unit::Items, Some(images.len() as u64));
+    let looks = images.into_iter().map(|image| async move {
+        let found = match get_image(&context.client, &image.name).await {
+            Ok(found) => found,
+            // It was deleted meanwhile.
+            Err(error) if matches!(error.code(), Some(FaultCode::Gone | FaultCode::NotFound)) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(Failure::of_image_call(&error, &image.name)),
+        };
+        context.meter.add(1);
+        let mut packages = found.notes.packages;
+        packages.retain(|package| wanted.iter().any(|wanted| wanted.matches(package)));
+        Ok((!packages.is_empty()).then_some(Listed { image, packages }))
+    });
+    let looks = stream::iter(looks).buffered(LOOKS_MAX);
+    let listed: Vec<Option<Listed>> = looks.try_collect().await?;
+    context.meter.finish();
+    Ok(listed.into_iter().flatten().collect())
 }
 
 /// The images that were asked for, in the order that was asked for.
@@ -113,15 +191,17 @@ fn chosen(mut images: Vec<ImageSummary>, args: &ListArgs) -> Vec<ImageSummary> {
     images
 }
 
-fn table(images: &[ImageSummary]) -> String {
+fn table(images: &[Listed]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     // Most fleets need none: a column of nothing would only take room.
-    let has_tags = images.iter().any(|image| !image.tags.is_empty());
+    let has_tags = images.iter().any(|one| !one.image.tags.is_empty());
+    let has_packages = images.iter().any(|one| !one.packages.is_empty());
     let mut head = vec!["NAME", "ENTRIES", "SIZE", "FILTER", "TRIGGERS", "CREATED", "EXPIRES"];
     head.extend(has_tags.then_some("TAGS"));
+    head.extend(has_packages.then_some("PACKAGES"));
     table.set_header(head);
-    for image in images {
+    for Listed { image, packages } in images {
         let mut row = vec![
             image.name.to_string(),
             count(image.totals.entries),
@@ -133,6 +213,10 @@ fn table(images: &[ImageSummary]) -> String {
         ];
         if has_tags {
             row.push(super::tag::lines(&image.tags).trim_end().replace('\n', ", "));
+        }
+        if has_packages {
+            let words = packages.iter().map(|one| word(&format!("{} {}", one.name, one.version)));
+            row.push(words.collect::<Vec<_>>().join(", "));
         }
         table.add_row(row);
     }

@@ -17,6 +17,7 @@ use crate::download;
 use crate::failure::{Failure, Outcome};
 use crate::health;
 use crate::output::{count, size, time};
+use crate::packages::word;
 use crate::triggers;
 
 /// Shows an image: its digests, filter, triggers and sums, and with --tree all its entries.
@@ -25,6 +26,7 @@ use crate::triggers;
 Examples:
   imagetool --insecure show base/debian-12.7
   imagetool --insecure show base/debian-12.7 --tree | grep ' /etc/ssh/'
+  imagetool --insecure show base/debian-12.7 --packages
   diff <(imagetool show A --tree) <(imagetool show B --tree)
 
 With --tree what is said of the image stands in lines that start with `#`; the other lines
@@ -38,6 +40,9 @@ pub struct ShowArgs {
     /// Print the log of the build, and nothing else.
     #[arg(long, conflicts_with = "tree")]
     pub build_log: bool,
+    /// Print the packages that are installed in it, and nothing else.
+    #[arg(long, conflicts_with_all = ["tree", "build_log"])]
+    pub packages: bool,
 }
 
 /// What is printed with `--format json`.
@@ -63,6 +68,9 @@ pub async fn run(context: &Context, args: ShowArgs) -> Ended {
         .map_err(|error| Failure::of_image_call(&error, &args.name))?;
     if args.build_log {
         return print_build_log(context, &image).await;
+    }
+    if args.packages {
+        return print_packages(context, &image);
     }
     let tree = download::tree(&context.client, image.content.root, &context.meter)
         .await
@@ -117,6 +125,36 @@ async fn print_build_log(context: &Context, image: &Image) -> Ended {
     Ok(Outcome::Done)
 }
 
+fn print_packages(context: &Context, image: &Image) -> Ended {
+    let packages = &image.notes.packages;
+    match context.format {
+        Format::Json => print_json(packages)?,
+        Format::Table if packages.is_empty() => {
+            eprintln!("No packages are known of {}.", image.content.name);
+        }
+        Format::Table => {
+            let rows: Vec<[String; 3]> = packages
+                .iter()
+                .map(|one| [word(&one.name), word(&one.version), size(one.size_bytes)])
+                .collect();
+            let head = ["PACKAGE", "VERSION", "INSTALLED"];
+            let widths = [0, 1].map(|column| {
+                let lengths = rows.iter().map(|row| row[column].chars().count());
+                lengths.max().unwrap_or(0).max(head[column].len())
+            });
+            let line = |[name, version, size]: [&str; 3]| {
+                format!("{name:<0$}  {version:<1$}  {size:>10}\n", widths[0], widths[1])
+            };
+            let mut text = line(head);
+            for [name, version, size] in &rows {
+                text.push_str(&line([name, version, size]));
+            }
+            print(&text)?;
+        }
+    }
+    Ok(Outcome::Done)
+}
+
 fn describe(image: &Image, tree: &Tree) -> String {
     let Image { content, notes } = image;
     let totals = tree.root().totals();
@@ -154,6 +192,12 @@ fn describe(image: &Image, tree: &Tree) -> String {
     }
     for (index, text) in notes.release_notes.iter().flat_map(|text| text.lines()).enumerate() {
         line(if index == 0 { "Notes:" } else { "" }, text.to_owned());
+    }
+    if !notes.packages.is_empty() {
+        let installed = notes.packages.iter().map(|one| one.size_bytes);
+        let installed = installed.fold(0, u64::saturating_add);
+        let packages = count(notes.packages.len() as u64);
+        line("Packages:", format!("{packages}, {} installed", size(installed)));
     }
     if let Some(log) = &notes.build_log {
         line("Build log:", log.to_string());

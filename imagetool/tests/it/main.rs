@@ -13,6 +13,7 @@ mod layouts;
 mod looking;
 mod oci;
 mod overlay;
+mod packages;
 mod rule_files;
 mod server;
 mod tar_out;

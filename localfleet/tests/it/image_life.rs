@@ -162,7 +162,8 @@ fn directories_are_made_shown_given_away_and_removed() {
     assert_eq!(
         place.run(&["rmdir", "web/prod"]),
         "error: ImageServer.RemoveDirectory at ADDRESS: directory web/prod is not empty: it has \
-         2 images, and 1 directory below it\nhint: `imagetool tree web/prod` and `imagetool list web/prod` show what is in it\nexit 1\n"
+         2 images, and 1 directory below it\nhint: `imagetool tree web/prod` and `imagetool list \
+         web/prod` show what is in it\nexit 1\n"
     );
     for image in ["web/prod/1", "web/prod/eu/2"] {
         place.data(&["delete", "--yes", image]);
@@ -175,4 +176,57 @@ fn directories_are_made_shown_given_away_and_removed() {
         "error: there is no directory web\nhint: `imagetool tree` shows the directories that \
          there are\nexit 1\n"
     );
+}
+
+/// A tree of a Debian with so many packages, `changed` of which are of another version.
+fn debian(place: &Place, changed: usize) {
+    let tree = place.path("debian");
+    let status = tree.join("var/lib/dpkg");
+    std::fs::create_dir_all(&status).unwrap();
+    let packages = (0..2_000).map(|number| {
+        let version = if number < changed { 2 } else { 1 };
+        format!(
+            "Package: package-{number}\nStatus: install ok installed\nInstalled-Size: 10\n\
+             Architecture: amd64\nVersion: {version}.0-1\n\n"
+        )
+    });
+    std::fs::write(status.join("status"), packages.collect::<String>()).unwrap();
+    std::fs::write(tree.join("large"), vec![7; 1_000_000]).unwrap();
+}
+
+#[test]
+fn packages_of_a_desktop_and_what_images_take_are_told() {
+    let place = Place::new();
+    debian(&place, 0);
+    place.data(&["add", "desk/1", "debian", "-", "-"]);
+    debian(&place, 3);
+    let json = place.json(&["estimate", "file:debian", "--against", "desk/1"]);
+    // The status, the four directories above it, and the root.
+    assert_eq!(json["missing"]["objects"], "5", "{json}");
+    assert_eq!(json["against"]["to_fetch"]["objects"], "1", "{json}");
+    place.data(&["add", "desk/2", "debian", "-", "-"]);
+    let packages = place.json(&["show", "desk/2", "--packages"]);
+    assert_eq!(packages.as_array().unwrap().len(), 2_000);
+    let said = place.run(&["diff", "desk/1", "desk/2", "--ignore", "tree"]);
+    let changed = "package changed: package-0 1.0-1 to 2.0-1\n";
+    assert!(said.starts_with(changed) && said.lines().count() == 5, "{said}");
+    assert!(said.ends_with("exit 3\n"), "{said}");
+    let found = place.json(&["list", "--package", "package-1=2.*"]);
+    assert_eq!(found.as_array().unwrap().len(), 1);
+    assert_eq!(found[0]["name"], "desk/2");
+
+    let length = std::fs::metadata(place.path("debian/var/lib/dpkg/status")).unwrap().len();
+    let json = place.json(&["estimate", "desk/2", "--against", "desk/1"]);
+    assert_eq!(json["machine"]["inodes"], "6");
+    let on_disk = 4 * 4_096 + length.div_ceil(4_096) * 4_096 + 1_003_520;
+    assert_eq!(json["machine"]["bytes"], on_disk.to_string());
+    assert_eq!(json["server"]["own"]["objects"], "5");
+    let shared = serde_json::json!({"objects": "1", "bytes": "1000000"});
+    assert_eq!(json["server"]["shared"], shared);
+    let fetched = serde_json::json!({"objects": "1", "bytes": length.to_string()});
+    assert_eq!(json["against"], serde_json::json!({"name": "desk/1", "to_fetch": fetched}));
+    let said = place.data(&["estimate", "desk/2"]);
+    let labels: Vec<&str> = said.lines().map(|line| line[..15].trim()).collect();
+    assert_eq!(labels, ["On a machine:", "On the server:", ""], "{said}");
+    assert!(place.run(&["estimate", "none"]).ends_with("exit 1\n"));
 }

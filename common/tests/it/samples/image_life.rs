@@ -9,6 +9,7 @@ use common::api::image_server::directories::{
     ChangeOwnerRequest, DirectorySummary, ListDirectoriesReply, ListDirectoriesRequest,
     MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectoryRequest,
 };
+use common::api::image_server::estimate::{EstimateImageReply, EstimateImageRequest, Sum};
 use common::api::image_server::expiry::{AcceptClockReply, ChangeExpiryReply, ChangeExpiryRequest};
 use common::api::image_server::holds::HoldImagesRequest;
 use common::api::image_server::notes::{
@@ -98,4 +99,10 @@ pub fn list_directories() -> (ListDirectoriesRequest, ListDirectoriesReply) {
         bytes_below: 1 << 60,
     };
     (request, ListDirectoriesReply { directories: vec![directory], more: true })
+}
+
+pub fn estimate_image() -> (EstimateImageRequest, EstimateImageReply) {
+    let of = |objects, bytes| Sum { objects, bytes };
+    let reply = EstimateImageReply { own: of(2, 1 << 60), shared: of(3, 4) };
+    (EstimateImageRequest { name: name("base/1") }, reply)
 }

@@ -1,0 +1,248 @@
+//! Which packages are installed in an image, by the databases of their managers in its tree.
+//!
+//! The databases are read again from the image server when the image's objects are there, so that
+//! it is of no matter where they came from: an archive, a directory, a layer upon an image, a
+//! machine. What is in them is written by strangers: it is limited, and is only text for people.
+// tidy: core
+
+mod apk;
+mod dpkg;
+pub mod fetch;
+mod rpm;
+mod sqlite;
+
+use std::collections::BTreeMap;
+
+use common::image::Package;
+use common::object::ObjectId;
+use common::path::TreePath;
+use common::tree::{Child, Leaf, Tree};
+use common::words::plain;
+
+use crate::output::size;
+
+/// The longest that all databases of an image may be together, in bytes.
+pub const DATABASES_BYTES_MAX: u64 = 128 << 20;
+
+/// The most files of which databases are made: distroless images have one for each package.
+const FILES_MAX: usize = 10_000;
+
+/// The most packages of one image.
+const PACKAGES_MAX: usize = 50_000;
+
+/// The longest that the list of packages of an image may be, in bytes; what can be told of an
+/// image has four times that.
+const LIST_BYTES_MAX: usize = 4 << 20;
+
+/// The longest name or version that is told, in bytes.
+const WORD_BYTES_MAX: usize = 256;
+
+/// How a package manager writes down what is installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Dpkg,
+    Apk,
+    Rpm,
+}
+
+/// Databases that are understood: files, or directories of files.
+const DATABASES: [(&str, Format); 6] = [
+    ("/var/lib/dpkg/status", Format::Dpkg),
+    ("/var/lib/dpkg/status.d", Format::Dpkg),
+    ("/lib/apk/db/installed", Format::Apk),
+    ("/usr/lib/apk/db/installed", Format::Apk),
+    ("/var/lib/rpm/rpmdb.sqlite", Format::Rpm),
+    ("/usr/lib/sysimage/rpm/rpmdb.sqlite", Format::Rpm),
+];
+
+/// Databases that are not.
+const FOREIGN: [&str; 5] = [
+    "/var/lib/rpm/Packages",
+    "/var/lib/rpm/Packages.db",
+    "/usr/lib/sysimage/rpm/Packages.db",
+    "/usr/lib/sysimage/rpm/Packages",
+    "/var/lib/pacman/local",
+];
+
+/// Why the packages of an image are not listed, or not all of them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PackagesError {
+    /// The database is of a kind that is not read.
+    #[error(
+        "{path} is a database of a kind that is not read: those of dpkg and apk are, and those of \
+         rpm that are SQLite"
+    )]
+    Foreign {
+        /// The database.
+        path: TreePath,
+    },
+    /// A part of the database was not written into it.
+    #[error("rpm was not ended well: {path} has changes that are not in the database yet")]
+    Unfinished {
+        /// The file of changes.
+        path: TreePath,
+    },
+    /// The database cannot be read.
+    #[error("a database is damaged: {why}")]
+    Damaged {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There is too much to read.
+    #[error("the databases have {}: at most {} are read", size(*bytes), size(DATABASES_BYTES_MAX))]
+    TooLong {
+        /// How long they are together, in bytes.
+        bytes: u64,
+    },
+    /// There are too many files.
+    #[error("the databases have more than {FILES_MAX} files")]
+    TooManyFiles,
+    /// There are too many packages.
+    #[error(
+        "there are more than {PACKAGES_MAX} packages, or their list is longer than {}",
+        size(LIST_BYTES_MAX as u64)
+    )]
+    TooMany,
+}
+
+/// A word of a package as people may see it: whoever added the image may have made it up.
+#[must_use]
+pub fn word(text: &str) -> String {
+    plain(text, WORD_BYTES_MAX)
+}
+
+/// A part of a database that is to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its content.
+    pub object: ObjectId,
+    /// The length of that, in bytes.
+    pub size_bytes: u64,
+    format: Format,
+}
+
+impl Part {
+    /// One that has all of the database of an rpm.
+    #[must_use]
+    pub fn of_rpm(content: &[u8]) -> Self {
+        let object = common::object::Algorithm::Blake3.digest(content);
+        Self { object, size_bytes: content.len() as u64, format: Format::Rpm }
+    }
+}
+
+/// What is to be read to know the packages of `tree`; nothing if it has no database.
+///
+/// # Errors
+///
+/// [`PackagesError`], if that cannot be read or is too much.
+pub fn parts(tree: &Tree) -> Result<Vec<Part>, PackagesError> {
+    let path = |text: &str| TreePath::new(text).expect("the table has paths");
+    let mut parts = Vec::new();
+    for (text, format) in DATABASES {
+        let changes = path(&format!("{text}-wal"));
+        if format == Format::Rpm && tree.file(&changes).is_some_and(|file| file.size_bytes > 0) {
+            return Err(PackagesError::Unfinished { path: changes });
+        }
+        let mut add = |path: &TreePath| {
+            if let Some(file) = tree.file(path) {
+                parts.push(Part { object: file.object, size_bytes: file.size_bytes, format });
+            }
+        };
+        match tree.get(&path(text)) {
+            Some(Child::Directory(directory)) => {
+                for entry in directory.entries() {
+                    // Beside each package are the digests of its files.
+                    let is_digests = entry.name.as_bytes().ends_with(b".md5sums");
+                    if matches!(&entry.child, Child::Leaf(Leaf::File(_))) && !is_digests {
+                        let name = entry.name.as_bytes();
+                        add(&path(text).join(name).expect("a name of a directory is one"));
+                    }
+                }
+            }
+            Some(Child::Leaf(_)) => add(&path(text)),
+            None => {}
+        }
+    }
+    if parts.len() > FILES_MAX {
+        return Err(PackagesError::TooManyFiles);
+    }
+    let bytes = parts.iter().fold(0_u64, |sum, part| sum.saturating_add(part.size_bytes));
+    if bytes > DATABASES_BYTES_MAX {
+        return Err(PackagesError::TooLong { bytes });
+    }
+    if parts.is_empty()
+        && let Some(text) = FOREIGN.into_iter().find(|text| tree.get(&path(text)).is_some())
+    {
+        return Err(PackagesError::Foreign { path: path(text) });
+    }
+    Ok(parts)
+}
+
+/// A package as a database has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Found {
+    name: String,
+    version: String,
+    architecture: String,
+    size_bytes: u64,
+}
+
+/// The packages of `parts`, with the content of each: sorted by name and version.
+///
+/// # Errors
+///
+/// [`PackagesError::TooMany`].
+pub fn packages<'a>(
+    parts: impl IntoIterator<Item = (&'a Part, &'a [u8])>,
+) -> Result<Vec<Package>, PackagesError> {
+    let mut found = Vec::new();
+    for (part, content) in parts {
+        let mut note = |package: Found| {
+            found.push(package);
+            found.len() <= PACKAGES_MAX
+        };
+        let all = match part.format {
+            Format::Dpkg => dpkg::read(content, &mut note),
+            Format::Apk => apk::read(content, &mut note),
+            Format::Rpm => rpm::read(content, &mut note)
+                .map_err(|error| PackagesError::Damaged { why: error.to_string() })?,
+        };
+        if !all {
+            return Err(PackagesError::TooMany);
+        }
+    }
+    let native = native(&found);
+    let mut packages: Vec<Package> = found.iter().map(|one| package(one, &native)).collect();
+    packages.sort_by(|left, right| (&left.name, &left.version).cmp(&(&right.name, &right.version)));
+    packages.dedup();
+    let bytes = packages.iter().fold(0, |sum, one| sum + one.name.len() + one.version.len() + 16);
+    if bytes > LIST_BYTES_MAX { Err(PackagesError::TooMany) } else { Ok(packages) }
+}
+
+/// The architecture that most packages have; it is not told.
+fn native(found: &[Found]) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for one in found.iter().filter(|one| !is_any(&one.architecture)) {
+        *counts.entry(&one.architecture).or_default() += 1;
+    }
+    let most = counts.into_iter().max_by(|(left, left_count), (right, right_count)| {
+        left_count.cmp(right_count).then_with(|| right.cmp(left))
+    });
+    most.map(|(architecture, _)| architecture.to_owned()).unwrap_or_default()
+}
+
+fn is_any(architecture: &str) -> bool {
+    matches!(architecture, "" | "all" | "noarch")
+}
+
+fn package(found: &Found, native: &str) -> Package {
+    let Found { name, version, architecture, size_bytes } = found;
+    let name = match architecture {
+        architecture if is_any(architecture) || architecture == native => name.clone(),
+        architecture => format!("{name}:{architecture}"),
+    };
+    Package { name: word(&name), version: word(version), size_bytes: *size_bytes }
+}
+
+#[cfg(test)]
+mod tests;
