@@ -20,6 +20,7 @@ pub mod command;
 pub mod expiry;
 pub mod holds;
 pub mod metrics;
+pub mod replication;
 pub mod scrub;
 pub mod service;
 pub mod store;
@@ -33,6 +34,7 @@ use std::time::Duration;
 
 use collection::Collector;
 use collection::pressure::Bounds;
+use common::api::image_server::replication::ServerId;
 use common::daemon::page::Frame;
 use common::report::report;
 use common::wire::server::{Router, serve};
@@ -42,6 +44,8 @@ use tokio_util::task::TaskTracker;
 
 use expiry::Expiry;
 use metrics::Metrics;
+use replication::follower::Follower;
+use replication::{Replication, identity};
 use scrub::Scrub;
 use service::Service;
 use store::{Store, StoreError};
@@ -64,6 +68,8 @@ pub struct Life {
     pub expiry: Arc<Expiry>,
     /// Reads all that is kept again.
     pub scrub: Arc<Scrub>,
+    /// Follows a master, and knows the replicas.
+    pub replication: Arc<Replication>,
 }
 
 /// What an image server needs to know.
@@ -79,6 +85,8 @@ pub struct Config {
     pub clock_settle: Duration,
     /// How all that is kept is read again.
     pub scrub: scrub::Settings,
+    /// Which master is followed.
+    pub replicate: Option<replication::Settings>,
 }
 
 /// An image server that has its data directory, and does not answer yet.
@@ -87,6 +95,19 @@ pub struct ImageServer {
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
     scrub: scrub::Settings,
+    id: ServerId,
+    replicate: Option<replication::Settings>,
+}
+
+/// A server that cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The data directory cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It is that of an archive.
+    #[error(transparent)]
+    Archive(#[from] identity::ArchiveError),
 }
 
 impl ImageServer {
@@ -94,19 +115,23 @@ impl ImageServer {
     ///
     /// # Errors
     ///
-    /// [`StoreError`], if another server has it or the file-system fails.
-    pub async fn open(config: Config) -> Result<Self, StoreError> {
-        let Config { data, collect, lease_max, clock_settle, scrub } = config;
+    /// [`OpenError`], if another server has it, the file-system fails, or it is an archive.
+    pub async fn open(config: Config) -> Result<Self, OpenError> {
+        let Config { data, collect, lease_max, clock_settle, scrub, replicate } = config;
         let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
         let store = opened.map_err(|lost| StoreError::Io {
             what: "open the data directory".to_owned(),
             source: std::io::Error::other(lost),
         })??;
         store.leasing.set_longest(u32::try_from(lease_max.as_secs()).unwrap_or(u32::MAX));
+        let id = identity::server_id(store.data())?;
+        if let Some(settings) = &replicate {
+            identity::keep_archive(store.data(), settings.is_archive)??;
+        }
         let store = Arc::new(store);
         let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
-        let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle));
-        Ok(Self { store, collector, expiry, scrub })
+        let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some()));
+        Ok(Self { store, collector, expiry, scrub, id, replicate })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -120,7 +145,16 @@ impl ImageServer {
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
         let scrub = Arc::new(Scrub::default());
         scrub::start(&scrub, self.scrub, &self.store, &metrics, &tasks, &stop);
-        let life = Life { collector: self.collector, expiry: self.expiry, scrub };
+        let follower = self.replicate.map(|settings| {
+            let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&metrics));
+            Arc::new(Follower::new(settings, self.id.clone(), store, metrics, tasks.clone()))
+        });
+        let port = listener.local_addr().map_or(0, |address| address.port());
+        if let Some(follower) = &follower {
+            follower.start(port, &tasks, &stop);
+        }
+        let replication = Arc::new(Replication::new(self.id, follower));
+        let life = Life { collector: self.collector, expiry: self.expiry, scrub, replication };
         let router = Router::new(DAEMON).frame(frame.clone()).metrics(|registry| {
             metrics.register(registry, &self.store, &life);
         });

@@ -8,7 +8,9 @@ mod download;
 mod expiry;
 mod images;
 mod notes;
+mod replication;
 mod upload;
+mod writes;
 
 pub(crate) use upload::store_objects;
 
@@ -18,6 +20,7 @@ use common::api::image_server::collection::Collect;
 use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
 use common::api::image_server::holds::HoldImages;
 use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
+use common::api::image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
 use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
 use common::api::object_server::{
     AddObjects, CheckObjects, CheckObjectsReply, CheckObjectsRequest, GetObjects,
@@ -35,6 +38,7 @@ use crate::Life;
 use crate::collection::Collector;
 use crate::expiry::Expiry;
 use crate::metrics::Metrics;
+use crate::replication::Replication;
 use crate::store::{Store, StoreError};
 
 /// The most uploads at one time: each has a thread.
@@ -52,6 +56,7 @@ pub struct Service {
     store: Arc<Store>,
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
+    replication: Arc<Replication>,
     metrics: Arc<Metrics>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -75,6 +80,7 @@ impl Service {
             store,
             collector: life.collector,
             expiry: life.expiry,
+            replication: life.replication,
             metrics,
             tasks,
             stop,
@@ -92,6 +98,7 @@ impl Service {
         let (upload, check, download, object) = (own(), own(), own(), own());
         let (collect, expiry, clock, hold) = (own(), own(), own(), own());
         let (copy, tag, latest) = (own(), own(), own());
+        let (updates, forward, replication, forget) = (own(), own(), own(), own());
         router
             .method::<AddImage, _, _>(move |caller, request| add.clone().add_image(caller, request))
             .method::<GetImage, _, _>(move |_, request| get.clone().get_image(request))
@@ -117,6 +124,16 @@ impl Service {
             })
             .method::<FindLatestImage, _, _>(move |_, request| {
                 latest.clone().find_latest_image(request)
+            })
+            .method::<GetImageUpdates, _, _>(move |caller, request| {
+                updates.clone().get_image_updates(caller, request)
+            })
+            .method::<Forward, _, _>(move |caller, request| {
+                forward.clone().forward(caller, request)
+            })
+            .method::<GetReplication, _, _>(move |_, _| replication.clone().get_replication())
+            .method::<DropCopy, _, _>(move |caller, request| {
+                forget.clone().drop_copy(caller, request)
             })
             .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
             .method::<CheckObjects, _, _>(move |_, request| check.clone().check_objects(request))

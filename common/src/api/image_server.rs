@@ -5,6 +5,7 @@ pub mod collection;
 pub mod expiry;
 pub mod holds;
 pub mod notes;
+pub mod replication;
 
 use serde::{Deserialize, Serialize};
 

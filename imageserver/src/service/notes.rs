@@ -19,7 +19,7 @@ use crate::clock::wall;
 use crate::store::{Store, StoreError};
 
 impl Service {
-    pub(super) async fn copy_image(
+    pub(super) async fn copy_here(
         self,
         caller: Caller,
         request: CopyImageRequest,
@@ -37,7 +37,7 @@ impl Service {
         Ok(reply)
     }
 
-    pub(super) async fn change_tags(
+    pub(super) async fn change_tags_here(
         self,
         caller: Caller,
         request: ChangeTagsRequest,

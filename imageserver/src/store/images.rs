@@ -3,6 +3,8 @@
 //! In memory there is only what lists show of each image. Changes are made one after the other;
 //! reading never waits for them.
 
+pub mod changes;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::ops::Bound;
@@ -16,16 +18,21 @@ use common::object::ObjectId;
 use common::report::report;
 use common::tree::Time;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::layout::{self, Placed};
 use super::record::Record;
 use super::{StoreError, failed, make_directory, sync_directory};
+use crate::clock::random;
 use crate::collection::walk::Start;
+use crate::replication::log::Log;
+use changes::Mark;
 
-#[derive(Default)]
 struct Index {
     images: BTreeMap<ImageName, ImageSummary>,
+    notes: BTreeMap<ImageName, ObjectId>,
+    ended: BTreeMap<ImageName, Mark>,
+    log: Log<ImageName>,
     damaged: BTreeMap<ImageName, String>,
     build_logs: BTreeMap<ImageName, ObjectId>,
     additions: u64,
@@ -39,6 +46,7 @@ pub struct Images {
     // Held while the files change, so that a name cannot be deleted while it is being added.
     change: Mutex<()>,
     added: Notify,
+    told: watch::Sender<u64>,
 }
 
 /// What became of an image whose name was used.
@@ -79,7 +87,7 @@ impl Images {
     pub(super) fn open(data: &Path) -> Result<Self, StoreError> {
         let root = data.join(layout::IMAGES);
         make_directory(&root)?;
-        let mut index = Index::default();
+        let mut index = Index::new(random());
         let mut deleted = Vec::new();
         for entry in walkdir::WalkDir::new(&root).min_depth(1) {
             let entry = entry.map_err(|error| failed("read the images")(error.into()))?;
@@ -97,6 +105,8 @@ impl Images {
                 let path = root.join(layout::image_path(&name));
                 fs_err::remove_file(path).map_err(failed(format!("delete image {name}")))?;
             }
+            let mark = fs_err::read(root.join(layout::deleted_path(&name)));
+            index.end(&name, Mark::read(&mark.map_err(failed(format!("look for image {name}")))?));
         }
         Ok(Self {
             root,
@@ -104,6 +114,7 @@ impl Images {
             index: RwLock::new(index),
             change: Mutex::new(()),
             added: Notify::new(),
+            told: watch::Sender::new(0),
         })
     }
 
@@ -148,6 +159,7 @@ impl Images {
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
         index.insert(record);
         index.additions += 1;
+        self.tell(&mut index, name);
         drop(index);
         self.added.notify_waiters();
         Ok(())
@@ -346,7 +358,10 @@ impl Images {
         write(&temporary, &bytes)
             .and_then(|()| fs_err::rename(&temporary, &path))
             .map_err(failed(format!("change image {name}")))?;
-        self.index.write().unwrap_or_else(PoisonError::into_inner).insert(record);
+        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        index.insert(record);
+        self.tell(&mut index, name);
+        drop(index);
         sync_directory(path.parent().expect("it is below the directory of images"))
     }
 
@@ -357,9 +372,11 @@ impl Images {
             Err(other) => return Err(other),
         }
         let what = format!("delete image {name}");
+        let mark = Mark::text(mark, self.digest(name));
         self.place(&self.root.join(layout::deleted_path(name)), mark.as_bytes(), &what)?;
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
-        index.remove(name);
+        index.end(name, Mark::read(mark.as_bytes()));
+        self.tell(&mut index, name);
         drop(index);
         // The mark has deleted it: what fails now is made up for at the next start.
         if let Err(error) = fs_err::remove_file(self.image_path(name)) {
@@ -370,17 +387,26 @@ impl Images {
 }
 
 impl Index {
+    fn new(instance: u64) -> Self {
+        let (images, notes, ended) = Default::default();
+        let (damaged, build_logs) = Default::default();
+        Self { images, notes, ended, log: Log::new(instance), damaged, build_logs, additions: 0 }
+    }
+
     fn insert(&mut self, record: &Record) {
         let Image { content, notes } = &record.image;
         self.images.insert(content.name.clone(), record.summary());
-        if let Some(log) = notes.build_log {
-            self.build_logs.insert(content.name.clone(), log);
-        }
+        self.notes.insert(content.name.clone(), changes::notes_of(record));
+        match notes.build_log {
+            Some(log) => self.build_logs.insert(content.name.clone(), log),
+            None => self.build_logs.remove(&content.name),
+        };
     }
 
     /// True if it was there.
     fn remove(&mut self, name: &ImageName) -> bool {
         self.build_logs.remove(name);
+        self.notes.remove(name);
         self.images.remove(name).is_some() | self.damaged.remove(name).is_some()
     }
 

@@ -15,5 +15,6 @@ mod memory;
 mod notes;
 mod objects;
 mod power;
+mod replication;
 mod scrub;
 mod space;
