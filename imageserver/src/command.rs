@@ -100,8 +100,8 @@ struct ReplicateArgs {
     #[arg(long, value_name = "ADDR")]
     replicate_from: Option<String>,
 
-    /// Follow only images whose names match: `base/*`. `*` matches slashes too. May be given
-    /// several times. What is here and is not followed stays, and does not change.
+    /// Follow only images whose names match: `base/**`. `*` matches no slash, `**` does. May be
+    /// given several times. What is here and is not followed stays, and does not change.
     #[arg(long, value_name = "PATTERN", requires = "replicate_from")]
     replicate_include: Vec<String>,
 
@@ -142,7 +142,7 @@ Examples:
 
   # A replica of another server, and one of some of its images
   imageserver --insecure --replicate-from images1
-  imageserver --insecure --replicate-from images1:6971 --replicate-include 'base/*'
+  imageserver --insecure --replicate-from images1:6971 --replicate-include 'base/**'
 
   # Is all that was kept still there, and whole? The server must be stopped for this
   imageserver check

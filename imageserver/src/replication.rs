@@ -32,6 +32,9 @@ pub mod patterns;
 pub mod queue;
 pub mod roster;
 
+#[cfg(test)]
+mod simulation;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::api::image_server::replication::{GetReplicationReply, ReplicaReport, ServerId};

@@ -17,6 +17,7 @@ pub mod list;
 pub mod match_triggers;
 pub mod merge_filters;
 pub mod merge_triggers;
+pub mod replication;
 pub mod scan_filter;
 pub mod show;
 pub mod show_file;

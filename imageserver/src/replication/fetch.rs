@@ -1,7 +1,8 @@
 //! Fetches what an image needs and is not here, and nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use common::api::object_server::{GetObjectsRequest, IDS_MAX};
 use common::image::Image;
@@ -9,6 +10,7 @@ use common::object::ObjectId;
 use common::report::report;
 use common::tree::encode::references;
 use common::wire::client::Client;
+use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use crate::admission::{TREE_BYTES_MAX, read_directory};
@@ -26,8 +28,7 @@ const BATCH_OBJECTS_MAX: usize = 4_096;
 /// The most bytes that are asked for at once, unless one object has more.
 const BATCH_BYTES_MAX: u64 = 256 << 20;
 
-/// Gets objects from one server.
-#[derive(Clone)]
+/// Gets objects from one server. What several images need is fetched once.
 pub struct Fetcher {
     /// The server.
     pub client: Client,
@@ -37,12 +38,44 @@ pub struct Fetcher {
     pub metrics: Arc<Metrics>,
     /// Tracks threads.
     pub tasks: TaskTracker,
+    /// What is on its way.
+    coming: Mutex<BTreeSet<ObjectId>>,
+    came: Notify,
+}
+
+/// Objects that are on their way, until this is dropped.
+struct Claim<'fetcher> {
+    fetcher: &'fetcher Fetcher,
+    ids: Vec<ObjectId>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut coming = self.fetcher.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        for id in &self.ids {
+            coming.remove(id);
+        }
+        drop(coming);
+        self.fetcher.came.notify_waiters();
+    }
 }
 
 /// The directories below those that were asked for, and files by id with their lengths.
 type Below = (Vec<ObjectId>, BTreeMap<ObjectId, u64>);
 
 impl Fetcher {
+    /// Gets objects from the server of `client` into `store`.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        store: Arc<Store>,
+        metrics: Arc<Metrics>,
+        tasks: TaskTracker,
+    ) -> Self {
+        let (coming, came) = (Mutex::default(), Notify::new());
+        Self { client, store, metrics, tasks, coming, came }
+    }
+
     /// Fetches all objects that `image` needs and that are missing here. `left` is told how many
     /// bytes are to come.
     ///
@@ -117,18 +150,38 @@ impl Fetcher {
 
     /// Fetches objects of these lengths, in batches.
     async fn fetch(&self, wanted: Vec<(ObjectId, u64)>, left: &impl Fn(u64)) -> Result<(), String> {
-        let mut rest_bytes: u64 = wanted.iter().map(|(_, bytes)| *bytes).sum();
-        left(rest_bytes);
-        let mut rest = &wanted[..];
-        while !rest.is_empty() {
-            let (batch, bytes) = batch(rest);
-            let ids: Vec<ObjectId> = rest[..batch].iter().map(|(id, _)| *id).collect();
-            self.fetch_batch(&ids).await?;
-            rest = &rest[batch..];
-            rest_bytes -= bytes;
-            left(rest_bytes);
+        let mut rest: BTreeMap<ObjectId, u64> = wanted.into_iter().collect();
+        loop {
+            left(rest.values().sum());
+            if rest.is_empty() {
+                return Ok(());
+            }
+            let mut came = pin!(self.came.notified());
+            // From here on nothing that comes is missed.
+            came.as_mut().enable();
+            let claim = self.claim(&rest);
+            if claim.ids.is_empty() {
+                // All of it comes for other images.
+                came.await;
+                let still = self.missing(rest.keys().copied().collect()).await?;
+                let still: BTreeSet<ObjectId> = still.into_iter().collect();
+                rest.retain(|id, _| still.contains(id));
+                continue;
+            }
+            self.fetch_batch(&claim.ids).await?;
+            for id in &claim.ids {
+                rest.remove(id);
+            }
         }
-        Ok(())
+    }
+
+    /// Takes a batch of what nobody else fetches just now.
+    fn claim(&self, wanted: &BTreeMap<ObjectId, u64>) -> Claim<'_> {
+        let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = wanted.iter().filter(|(id, _)| !coming.contains(id));
+        let ids = batch(free.map(|(id, bytes)| (*id, *bytes)));
+        coming.extend(&ids);
+        Claim { fetcher: self, ids }
     }
 
     async fn fetch_batch(&self, ids: &[ObjectId]) -> Result<(), String> {
@@ -152,17 +205,18 @@ impl Fetcher {
     }
 }
 
-/// How many of `wanted` are asked for at once, and how long these are.
-fn batch(wanted: &[(ObjectId, u64)]) -> (usize, u64) {
-    let most = BATCH_OBJECTS_MAX.min(IDS_MAX);
-    let mut bytes = 0;
-    for (index, (_, length)) in wanted.iter().take(most).enumerate() {
-        if index > 0 && bytes + length > BATCH_BYTES_MAX {
-            return (index, bytes);
+/// The first of `wanted`, which are asked for at once.
+fn batch(wanted: impl Iterator<Item = (ObjectId, u64)>) -> Vec<ObjectId> {
+    let mut ids = Vec::new();
+    let mut bytes: u64 = 0;
+    for (id, length) in wanted.take(BATCH_OBJECTS_MAX.min(IDS_MAX)) {
+        bytes = bytes.saturating_add(length);
+        if !ids.is_empty() && bytes > BATCH_BYTES_MAX {
+            break;
         }
-        bytes += length;
+        ids.push(id);
     }
-    (wanted.len().min(most), bytes)
+    ids
 }
 
 #[cfg(test)]
@@ -174,15 +228,13 @@ mod tests {
     #[test]
     fn batches_are_neither_too_many_nor_too_long() {
         let id = Algorithm::Blake3.digest(b"");
-        let of = |lengths: &[u64]| {
-            batch(&lengths.iter().map(|length| (id, *length)).collect::<Vec<_>>())
-        };
+        let of = |lengths: &[u64]| batch(lengths.iter().map(|length| (id, *length))).len();
         let large = BATCH_BYTES_MAX;
-        assert_eq!(of(&[]), (0, 0));
-        assert_eq!(of(&[1, 2, 3]), (3, 6));
-        assert_eq!(of(&[large * 2, 1]), (1, large * 2));
-        assert_eq!(of(&[1, large, 1]), (1, 1));
-        assert_eq!(of(&[1, large - 1, 1]), (2, large));
-        assert_eq!(of(&[0; 5_000]), (BATCH_OBJECTS_MAX, 0));
+        assert_eq!(of(&[]), 0);
+        assert_eq!(of(&[1, 2, 3]), 3);
+        assert_eq!(of(&[large * 2, 1]), 1);
+        assert_eq!(of(&[1, large, 1]), 1);
+        assert_eq!(of(&[1, large - 1, 1]), 2);
+        assert_eq!(of(&[0; 5_000]), BATCH_OBJECTS_MAX);
     }
 }

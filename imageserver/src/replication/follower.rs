@@ -40,7 +40,7 @@ const WAIT: Duration = Duration::from_secs(10);
 const SLACK: Duration = Duration::from_secs(20);
 
 /// How long one that finds itself its own master waits until it asks again.
-const LOOP_WAIT: Duration = Duration::from_secs(10);
+const LOOP_WAIT: Duration = Duration::from_secs(2);
 
 /// How many images are fetched or changed at one time.
 const WORKERS: usize = 4;
@@ -91,7 +91,7 @@ impl Follower {
         let rules = Rules { patterns: settings.patterns.clone(), is_archive: settings.is_archive };
         // What is fetched has a connection of its own, so that it holds up no news.
         let client = Client::new(settings.from.clone());
-        let fetcher = Fetcher { client, store: Arc::clone(&store), metrics, tasks };
+        let fetcher = Fetcher::new(client, Arc::clone(&store), metrics, tasks);
         let state = State {
             course: Course::default(),
             queue: Queue::default(),

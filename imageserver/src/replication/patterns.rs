@@ -1,11 +1,11 @@
 //! Which images a replica follows, by patterns of their names.
 //!
-//! The patterns are those that the dominator takes for host names: `*` matches anything, slashes
+//! The patterns are those of `imagetool list --glob`: `*` matches anything but a slash, `**` slashes
 //! too, `?` one character, `[ab]` one of these, `{a,b}` either.
 // tidy: core
 
 use common::image::ImageName;
-use globset::{Glob, GlobSet, GlobSetBuilder};
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
 /// A text that is no pattern.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,8 @@ fn set(patterns: &[String]) -> Result<GlobSet, PatternError> {
     let mut globs = GlobSetBuilder::new();
     for pattern in patterns {
         // Names have no leading slash.
-        let glob = Glob::new(pattern.strip_prefix('/').unwrap_or(pattern));
+        let pattern_of = pattern.strip_prefix('/').unwrap_or(pattern);
+        let glob = GlobBuilder::new(pattern_of).literal_separator(true).build();
         globs.add(glob.map_err(|source| PatternError { pattern: pattern.clone(), source })?);
     }
     let all = || patterns.join(", ");
@@ -61,17 +62,19 @@ mod tests {
     #[test]
     fn names_are_followed_that_are_included_and_not_excluded() {
         #[rustfmt::skip]
-        let table: [(&[&str], &[&str], &str, bool); 11] = [
+        let table: [(&[&str], &[&str], &str, bool); 13] = [
             (&[],                 &[],               "base/1",      true),
             (&["base/*"],         &[],               "base/1",      true),
-            (&["base/*"],         &[],               "base/a/1",    true),
+            (&["base/*"],         &[],               "base/a/1",    false),
+            (&["base/**"],        &[],               "base/a/1",    true),
+            (&["**"],             &[],               "base/a/1",    true),
             (&["/base/*"],        &[],               "base/1",      true),
             (&["base/*"],         &[],               "web/base/1",  false),
-            (&["base/*", "web*"], &[],               "web/1",       true),
+            (&["base/*", "web/*"], &[],              "web/1",       true),
             (&[],                 &["test/*"],       "test/1",      false),
             (&[],                 &["test/*"],       "base/1",      true),
-            (&["base/*"],         &["*-debug"],      "base/1-debug", false),
-            (&["base/*"],         &["*-debug"],      "base/1",      true),
+            (&["base/*"],         &["**/*-debug"],   "base/1-debug", false),
+            (&["base/*"],         &["**/*-debug"],   "base/1",      true),
             (&["{base,web}/[0-9]"], &[],             "web/7",       true),
         ];
         for (include, exclude, name, expected) in table {

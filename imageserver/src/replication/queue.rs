@@ -17,7 +17,7 @@ pub const WAIT_MIN: Duration = Duration::from_millis(250);
 pub const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// How often what is in trouble is looked at again: what is here may have changed.
-pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
+pub const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// How long to wait after so many failures. `chance` is between 0 and 999, so that many do not try
 /// again at once.

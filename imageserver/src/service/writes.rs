@@ -240,7 +240,8 @@ impl Service {
         let request = ForwardRequest { path, caller: caller.to_string(), write };
         let reply = follower.fetch_client().call_within::<Forward>(&request, FORWARD_LIMIT).await;
         let reply = reply.map_err(|error| refused(follower, &error))?;
-        tracing::info!(image = %name, by = %caller, master = %follower.master(), "{verb} on the master");
+        let master = follower.master();
+        tracing::info!(image = %name, by = %caller, %master, "{verb} on the master");
         if let Written::Image(image) = &reply.written
             && image.content.name == name
             && follower.rules().follow(&name)

@@ -94,7 +94,7 @@ async fn patterns_say_what_is_followed_and_what_is_not_stays() {
     for image in ["base/1", "base/debug-1", "web/1"] {
         add(&root, image).await.unwrap();
     }
-    let flags = ["--replicate-include", "base/*", "--replicate-exclude", "*debug*"];
+    let flags = ["--replicate-include", "base/*", "--replicate-exclude", "**/debug*"];
     let some = replica(data[1].path(), &address(&root), &flags);
     until_level(&some).await;
     assert_eq!(names(&some).await, ["base/1"]);
