@@ -15,7 +15,7 @@ use crate::store::{Store, StoreError};
 #[non_exhaustive]
 pub enum ArrivalError {
     /// Something that it needs is missing here, or it breaks a rule.
-    #[error("image {name} is not complete")]
+    #[error("cannot take image {name}")]
     Admission {
         /// Its name.
         name: ImageName,
@@ -24,7 +24,7 @@ pub enum ArrivalError {
         source: AdmissionError,
     },
     /// Its build log is missing here.
-    #[error("the build log {log} of image {name} is missing")]
+    #[error("cannot take image {name}: its build log {log} is missing")]
     BuildLog {
         /// The name.
         name: ImageName,
@@ -32,7 +32,7 @@ pub enum ArrivalError {
         log: ObjectId,
     },
     /// Its tags are not allowed.
-    #[error("image {name} cannot be taken")]
+    #[error("cannot take image {name}")]
     Tags {
         /// Its name.
         name: ImageName,
@@ -45,13 +45,13 @@ pub enum ArrivalError {
     Store(#[from] StoreError),
 }
 
-/// Adds an image with the notes that it has, when all that it needs is here. That it is here
-/// already is as good.
+/// Adds an image with the notes that it has, when all that it needs is here. False if it is here
+/// already.
 ///
 /// # Errors
 ///
 /// [`ArrivalError`].
-pub fn receive(store: &Store, image: Image) -> Result<(), ArrivalError> {
+pub fn receive(store: &Store, image: Image) -> Result<bool, ArrivalError> {
     let name = image.content.name.clone();
     let digest = image.content.digest();
     verify(&image)?;
@@ -67,8 +67,8 @@ pub fn receive(store: &Store, image: Image) -> Result<(), ArrivalError> {
     // All objects must be on the medium before an image that needs them is seen.
     store.objects.sync()?;
     match store.images.add(&Record { image, totals }) {
-        Err(StoreError::Exists { .. }) if store.images.digest(&name) == Some(digest) => Ok(()),
-        other => Ok(other?),
+        Err(StoreError::Exists { .. }) if store.images.digest(&name) == Some(digest) => Ok(false),
+        other => Ok(other.map(|()| true)?),
     }
 }
 

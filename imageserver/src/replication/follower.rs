@@ -63,6 +63,8 @@ struct State {
     level_at: Option<Time>,
     /// Images that the master does not name; of the list that is being told, the second.
     only_here: [BTreeSet<ImageName>; 2],
+    /// Images that end although they are in use: somebody has said so to this server.
+    forced: BTreeSet<ImageName>,
 }
 
 /// Follows one master.
@@ -103,6 +105,7 @@ impl Follower {
             server: None,
             level_at: None,
             only_here: Default::default(),
+            forced: BTreeSet::new(),
         };
         Self {
             client: Client::new(settings.from.clone()),
@@ -197,7 +200,13 @@ impl Follower {
                 let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
                 GetImageUpdatesRequest { position, wait_ms, replica }
             };
-            let reply = self.client.call_within::<GetImageUpdates>(&request, WAIT + SLACK).await;
+            let call = self.client.call_within::<GetImageUpdates>(&request, WAIT + SLACK);
+            let reply = tokio::select! {
+                biased;
+                reply = call => reply,
+                // So that the master knows.
+                () = self.is_level_again(request.replica.is_level) => continue,
+            };
             let wait = match reply {
                 Ok(reply) => self.take(reply),
                 Err(error) => Some(self.failed(Link::Broken, &report(&error))),
@@ -206,6 +215,18 @@ impl Follower {
             if let Some(wait) = wait {
                 tokio::time::sleep(wait).await;
             }
+        }
+    }
+
+    /// Waits until this server is level, unless it `was` when it last said so.
+    async fn is_level_again(&self, was: bool) {
+        loop {
+            let mut progress = std::pin::pin!(self.progress.notified());
+            progress.as_mut().enable();
+            if !was && self.state().is_level() {
+                return;
+            }
+            progress.await;
         }
     }
 
@@ -319,7 +340,8 @@ impl Follower {
     /// Queues a change if there is something to do. True if there is.
     fn put(&self, state: &mut State, now: Duration, change: Change) -> bool {
         let name = change.name();
-        let here = self.store.images.here(name, || self.is_held(name));
+        let is_forced = state.forced.contains(name);
+        let here = self.store.images.here(name, || !is_forced && self.is_held(name));
         let is_idle = self.rules.decide(&change, &here) == Decision::Nothing;
         if is_idle && state.queue.is_empty_of(name) {
             return false;
@@ -377,6 +399,9 @@ impl Follower {
             }
             Outcome::Kept(..) => {}
         }
+        if !matches!(outcome, Outcome::Failed(_)) {
+            state.forced.remove(name);
+        }
         state.queue.end(now, name, outcome, chance);
         state.note_level();
         drop(state);
@@ -387,7 +412,8 @@ impl Follower {
 
     async fn carry_out(&self, change: &Change) -> Outcome {
         let name = change.name();
-        let here = self.store.images.here(name, || self.is_held(name));
+        let is_forced = self.state().forced.contains(name);
+        let here = self.store.images.here(name, || !is_forced && self.is_held(name));
         let done = match (self.rules.decide(change, &here), change) {
             (Decision::Nothing, _) => Ok(()),
             (Decision::Keep(trouble), _) => {
@@ -469,9 +495,11 @@ impl Follower {
         let work = move |store: &Store, _: &str| {
             arrival::receive(store, image).map_err(|error| report(&error))
         };
-        self.blocking(work).await?;
-        tracing::info!(image = %name, master = %self.master(), "took an image from the master");
-        self.fetcher.metrics.images_replicated.inc();
+        if self.blocking(work).await? {
+            let master = self.master();
+            tracing::info!(image = %name, %master, "took an image from the master");
+            self.fetcher.metrics.images_replicated.inc();
+        }
         self.progress.notify_waiters();
         Ok(())
     }
@@ -533,6 +561,19 @@ impl Follower {
         !self.rules.follow(name)
             || state.queue.trouble(name).is_some_and(|trouble| trouble != Trouble::Failing)
             || state.only_here[0].contains(name)
+    }
+
+    /// Lets an image end when the master says so, although it is in use: somebody meant it.
+    pub fn force(&self, name: &ImageName) {
+        if self.store.images.digest(name).is_some() {
+            self.state().forced.insert(name.clone());
+        }
+        self.look_again(name);
+    }
+
+    /// Takes [`Follower::force`] back.
+    pub fn unforce(&self, name: &ImageName) {
+        self.state().forced.remove(name);
     }
 
     /// Looks again at what there is of a name.

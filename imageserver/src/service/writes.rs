@@ -68,7 +68,7 @@ impl Service {
         if self.replication.follower().is_none() {
             return self.add_here(caller, request).await;
         }
-        self.image_written(caller, Write::Add(request)).await
+        self.image_written(caller, Write::Add(Box::new(request))).await
     }
 
     pub(super) async fn copy_image(
@@ -186,12 +186,16 @@ impl Service {
     async fn write_here(self, caller: Caller, write: Write) -> Result<ForwardReply, Fault> {
         let images = Arc::clone(&self.store);
         let get = |service: Self, name: ImageName| async move {
-            service.get_image(GetImageRequest { name, wait_ms: 0 }).await.map(Written::Image)
+            service
+                .get_image(GetImageRequest { name, wait_ms: 0 })
+                .await
+                .map(Box::new)
+                .map(Written::Image)
         };
         let written = match write {
             Write::Add(request) => {
                 let name = request.content.name.clone();
-                self.clone().add_here(caller, request).await?;
+                self.clone().add_here(caller, *request).await?;
                 get(self, name).await?
             }
             Write::Copy(request) => {
@@ -222,30 +226,37 @@ impl Service {
                         `imagetool replication` says more";
             return Err(Fault::new(FaultCode::Unavailable, text));
         }
+        let is_forced = matches!(&write, Write::Delete(request) if request.force);
         let (name, verb) = match &write {
             Write::Add(request) => (request.content.name.clone(), "added"),
             Write::Copy(request) => (request.to.clone(), "copied"),
             Write::Delete(request) => (request.name.clone(), "deleted"),
-            Write::Tags(request) => (request.name.clone(), "changed the tags of"),
-            Write::Expiry(request) => (request.name.clone(), "changed the expiry of"),
+            Write::Tags(request) => (request.name.clone(), "changed tags"),
+            Write::Expiry(request) => (request.name.clone(), "changed an expiry"),
         };
         match &write {
             Write::Add(request) => self.prepare_above(follower, request).await?,
             Write::Delete(request) if !request.force => expect_unused(&self.store, &name)?,
             _ => {}
         }
+        if is_forced {
+            follower.force(&name);
+        }
         let mut path = origin.path;
         path.push(self.replication.id().clone());
         let caller = origin.caller.address;
         let request = ForwardRequest { path, caller: caller.to_string(), write };
         let reply = follower.fetch_client().call_within::<Forward>(&request, FORWARD_LIMIT).await;
-        let reply = reply.map_err(|error| refused(follower, &error))?;
+        let reply = reply.map_err(|error| {
+            follower.unforce(&name);
+            refused(follower, &error)
+        })?;
         let master = follower.master();
         tracing::info!(image = %name, by = %caller, %master, "{verb} on the master");
         if let Written::Image(image) = &reply.written
             && image.content.name == name
             && follower.rules().follow(&name)
-            && let Err(why) = follower.receive(image.clone()).await
+            && let Err(why) = follower.receive(image.as_ref().clone()).await
         {
             // It is on the master, which tells of it, so that it is tried again.
             tracing::warn!(image = %name, "it is on the master, and not here yet: {why}");

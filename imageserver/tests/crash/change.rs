@@ -189,7 +189,8 @@ fn delete(store: &Arc<Store>) -> Result<(), String> {
 
 fn receive(store: &Arc<Store>) -> Result<(), String> {
     let image = upload(store, "base/2")?;
-    arrival::receive(store, image).map_err(|error| report(&error))
+    // False if it was there already.
+    arrival::receive(store, image).map(drop).map_err(|error| report(&error))
 }
 
 fn end(store: &Arc<Store>) -> Result<(), String> {
@@ -207,7 +208,8 @@ fn mark(store: &Arc<Store>) -> Result<(), String> {
     }
     match store.images.expect_new(&name("base/2")) {
         Err(StoreError::Gone { .. }) => Ok(()),
-        other => Err(format!("the name can be used: {other:?}")),
+        Ok(()) => Err("the name can be used".to_owned()),
+        Err(error) => Err(report(&error)),
     }
 }
 

@@ -210,7 +210,7 @@ impl Method for GetImageUpdates {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Write {
     /// [`super::AddImage`]; its objects are on the server already.
-    Add(AddImageRequest),
+    Add(Box<AddImageRequest>),
     /// [`super::DeleteImage`].
     Delete(DeleteImageRequest),
     /// [`super::notes::CopyImage`].
@@ -225,7 +225,7 @@ pub enum Write {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Written {
     /// Of [`Write::Add`] and [`Write::Copy`]: the image as it is now.
-    Image(Image),
+    Image(Box<Image>),
     /// Of [`Write::Delete`].
     Deleted,
     /// Of [`Write::Tags`].

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use common::api::image_server::replication::{Change, Cursor, Ended};
 use common::image::Image;
+use common::report::report;
 use common::wire::codec::{self, Encoding};
 use tokio::sync::watch;
 
@@ -238,7 +239,12 @@ impl Images {
         index.remove(name);
         self.tell(&mut index, name);
         drop(index);
-        sync_directory(path.parent().expect("it is below the directory of images"))
+        let directory = path.parent().expect("it is below the directory of images");
+        // It is gone; with the power it may come back, and can be dropped again.
+        if let Err(error) = sync_directory(directory) {
+            tracing::warn!("the copy may come back after a power failure: {}", report(&error));
+        }
+        Ok(())
     }
 }
 
