@@ -19,7 +19,7 @@ pub struct Done {}
 /// All methods, the reserved ones included, sorted by name.
 #[must_use]
 pub fn methods() -> Vec<MethodInfo> {
-    use Access::{Authenticated, Power, PowerOrOwner};
+    use Access::{Authenticated, Power};
     let reserve = MethodInfo::reserve;
     let mut methods = vec![
         MethodInfo::of::<subd::Poll>(),
@@ -44,7 +44,10 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<image_server::expiry::AcceptClock>(),
         MethodInfo::of::<image_server::expiry::ChangeExpiry>(),
         MethodInfo::of::<image_server::holds::HoldImages>(),
-        reserve("ImageServer.ChangeOwner", PowerOrOwner),
+        MethodInfo::of::<image_server::directories::ChangeOwner>(),
+        MethodInfo::of::<image_server::directories::ListDirectories>(),
+        MethodInfo::of::<image_server::directories::MakeDirectory>(),
+        MethodInfo::of::<image_server::directories::RemoveDirectory>(),
         MethodInfo::of::<image_server::notes::ChangeTags>(),
         MethodInfo::of::<image_server::notes::CopyImage>(),
         MethodInfo::of::<image_server::notes::FindLatestImage>(),
@@ -52,8 +55,6 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<image_server::replication::Forward>(),
         MethodInfo::of::<image_server::replication::GetReplication>(),
         MethodInfo::of::<image_server::replication::DropCopy>(),
-        reserve("ImageServer.ListDirectories", Authenticated),
-        reserve("ImageServer.MakeDirectory", PowerOrOwner),
         MethodInfo::of::<object_server::AddObjects>(),
         MethodInfo::of::<object_server::CheckObjects>(),
         MethodInfo::of::<object_server::GetObjects>(),

@@ -16,8 +16,8 @@ use common::tree::assembly::Assembly;
 use common::tree::encode::{DIRECTORY_BYTES_MAX, references};
 use common::tree::{Leaf, Node, Totals, Tree, TreeError};
 
-use crate::store::objects::{self, Objects};
-use crate::store::{StoreError, failed};
+use crate::store::contract::Objects;
+use crate::store::{StoreError, failed, objects};
 
 /// The longest encodings of all paths of a tree together, in bytes, a directory counted as often
 /// as it occurs: some 2,500,000 entries.
@@ -112,14 +112,14 @@ impl From<StoreError> for AdmissionError {
 /// # Errors
 ///
 /// [`AdmissionError`] names the path or the object.
-pub fn admit(store: &Objects, content: &Content) -> Result<Totals, AdmissionError> {
+pub fn admit(store: &dyn Objects, content: &Content) -> Result<Totals, AdmissionError> {
     let tree = assemble(store, content.root)?;
     content.verify(&tree).map_err(|source| AdmissionError::Image { source })?;
     check_files(store, &tree)?;
     Ok(tree.root().totals())
 }
 
-fn assemble(store: &Objects, root: ObjectId) -> Result<Tree, AdmissionError> {
+fn assemble(store: &dyn Objects, root: ObjectId) -> Result<Tree, AdmissionError> {
     let mut assembly = Assembly::new(root, |_| None);
     let mut shapes = BTreeMap::new();
     let mut bytes = 0;
@@ -154,7 +154,7 @@ fn too_large(what: &str) -> AdmissionError {
     AdmissionError::TooLarge { what: what.to_owned(), limit: TREE_BYTES_MAX }
 }
 
-pub(crate) fn read_directory(store: &Objects, id: ObjectId) -> Result<Vec<u8>, AdmissionError> {
+pub(crate) fn read_directory(store: &dyn Objects, id: ObjectId) -> Result<Vec<u8>, AdmissionError> {
     match store.open_verified(&id)? {
         None => Err(AdmissionError::MissingDirectory { id, more: 0 }),
         Some(objects::Content::Whole(bytes)) => Ok(bytes.into()),
@@ -203,7 +203,7 @@ fn unfolded_bytes(root: ObjectId, shapes: &BTreeMap<ObjectId, Shape>) -> u64 {
     sums.get(&root).copied().unwrap_or(0)
 }
 
-fn check_files(store: &Objects, tree: &Tree) -> Result<(), AdmissionError> {
+fn check_files(store: &dyn Objects, tree: &Tree) -> Result<(), AdmissionError> {
     let mut sizes: BTreeMap<ObjectId, Option<u64>> = BTreeMap::new();
     let mut missing: Option<(TreePath, ObjectId)> = None;
     for (path, file) in files(tree) {
@@ -236,7 +236,7 @@ fn check_files(store: &Objects, tree: &Tree) -> Result<(), AdmissionError> {
 /// The length of an object. One that has not the length that is wanted may be damaged: it is read
 /// then, and is missing if it is.
 fn size_of_intact(
-    store: &Objects,
+    store: &dyn Objects,
     id: &ObjectId,
     want: u64,
 ) -> Result<Option<u64>, AdmissionError> {

@@ -19,6 +19,7 @@ use common::object::ObjectId;
 use common::report::report;
 use walkdir::{DirEntry, DirEntryExt as _, WalkDir};
 
+use crate::store::directories;
 use crate::store::layout::{self, Placed};
 use crate::store::needs::{Holds, Survey};
 use crate::store::reading::MediumReader;
@@ -236,6 +237,9 @@ impl Check<'_> {
             if !layout::TOP.iter().any(|name| entry.file_name() == *name) {
                 self.note(Finding::Unknown(entry.into_path()));
             }
+        }
+        if let Err(why) = directories::read(data) {
+            self.note(Finding::Directories(why));
         }
         for entry in list(&self.objects)? {
             let is_known = |name: &str| entry.file_name() == name;

@@ -33,8 +33,10 @@ pub mod pressure;
 pub mod walk;
 
 mod collector;
+mod local;
 
 #[cfg(test)]
 mod interleavings;
 
 pub use collector::{CollectError, Collector, LastRun};
+pub use local::LocalCollecting;

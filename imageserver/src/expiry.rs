@@ -126,7 +126,13 @@ impl Expiry {
     fn expire(&self, now: Time) {
         let mut overdue = Vec::new();
         for (name, expires_at) in self.store.images.expiring() {
-            let is_held = !self.store.holding.holders(&name).is_empty();
+            let is_held = match self.store.holding.holders(&name) {
+                Ok(holders) => !holders.is_empty(),
+                Err(error) => {
+                    tracing::error!(image = %name, "who uses it is not known: {}", report(&error));
+                    continue;
+                }
+            };
             match due(Some(expires_at), now, is_held) {
                 Due::No => {}
                 Due::Stays => overdue.push(name),

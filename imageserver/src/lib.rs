@@ -17,6 +17,7 @@ pub mod admission;
 pub mod check;
 pub mod collection;
 pub mod command;
+pub mod directories;
 pub mod expiry;
 pub mod holds;
 pub mod metrics;
@@ -47,8 +48,8 @@ use metrics::Metrics;
 use replication::follower::Follower;
 use replication::{Replication, identity};
 use scrub::Scrub;
-use service::Service;
-use store::{Store, StoreError};
+use service::{Packers, Service};
+use store::{Store, StoreError, failed};
 
 /// The name of the daemon.
 pub const DAEMON: &str = "imageserver";
@@ -87,6 +88,10 @@ pub struct Config {
     pub scrub: scrub::Settings,
     /// Which master is followed.
     pub replicate: Option<replication::Settings>,
+    /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
+    pub pack_level: i32,
+    /// True to refuse images in directories that were never made.
+    pub require_directories: bool,
 }
 
 /// An image server that has its data directory, and does not answer yet.
@@ -97,6 +102,7 @@ pub struct ImageServer {
     scrub: scrub::Settings,
     id: ServerId,
     replicate: Option<replication::Settings>,
+    packers: Packers,
 }
 
 /// A server that cannot start.
@@ -117,13 +123,26 @@ impl ImageServer {
     ///
     /// [`OpenError`], if another server has it, the file-system fails, or it is an archive.
     pub async fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { data, collect, lease_max, clock_settle, scrub, replicate } = config;
+        let Config {
+            data,
+            collect,
+            lease_max,
+            clock_settle,
+            scrub,
+            replicate,
+            pack_level,
+            require_directories,
+        } = config;
+        let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
         let store = opened.map_err(|lost| StoreError::Io {
             what: "open the data directory".to_owned(),
             source: std::io::Error::other(lost),
         })??;
         store.leasing.set_longest(u32::try_from(lease_max.as_secs()).unwrap_or(u32::MAX));
+        if require_directories {
+            store.directories.demand();
+        }
         let id = identity::server_id(store.data())?;
         if let Some(settings) = &replicate {
             identity::keep_archive(store.data(), settings.is_archive)??;
@@ -131,7 +150,7 @@ impl ImageServer {
         let store = Arc::new(store);
         let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
         let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some()));
-        Ok(Self { store, collector, expiry, scrub, id, replicate })
+        Ok(Self { store, collector, expiry, scrub, id, replicate, packers })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -140,7 +159,7 @@ impl ImageServer {
         let metrics = Arc::new(Metrics::default());
         let frame = Frame::new(DAEMON);
         let counted = (Arc::clone(&self.store), stop.clone());
-        tasks.spawn_blocking(move || counted.0.objects.count(|| counted.1.is_cancelled()));
+        tasks.spawn_blocking(move || counted.0.objects.count(&|| counted.1.is_cancelled()));
         tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
         let scrub = Arc::new(Scrub::default());
@@ -159,8 +178,8 @@ impl ImageServer {
             metrics.register(registry, &self.store, &life);
         });
         let router = pages::routes(router, &self.store, &life, &frame);
-        let store = Arc::clone(&self.store);
-        let service = Service::new(self.store, life, metrics, tasks.clone(), stop.clone());
+        let (packers, store) = (self.packers, Arc::clone(&self.store));
+        let service = Service::new(self.store, life, metrics, packers, tasks.clone(), stop.clone());
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;

@@ -97,11 +97,16 @@ impl Collector for Holdings {
                 "Images with damaged records",
                 self.store.images.damaged().len() as u64,
             ),
+            (
+                "directories_damaged",
+                "1 if nobody knows who owns which directories",
+                self.store.directories.damage().is_some().into(),
+            ),
             ("objects", "Objects, those of former runs once they are counted", held.objects),
             ("objects_bytes", "Length of these objects", held.bytes),
         ];
-        if let Ok(free_bytes) = objects.free_bytes() {
-            gauges.push(("store_free_bytes", "Space that is left for objects", free_bytes));
+        if let Ok(Some(space)) = objects.space() {
+            gauges.push(("store_free_bytes", "Space that is left for objects", space.free));
         }
         gauges.extend(self.of_collections());
         gauges.extend(self.of_expiry());

@@ -1,4 +1,6 @@
-//! The pages: `/` with all images, and `/image?name=NAME` with one.
+//! The pages: `/` with all images, `/image?name=NAME` with one, `/directories`.
+
+mod directories;
 
 use std::sync::Arc;
 
@@ -35,7 +37,12 @@ pub fn routes(router: Router, store: &Arc<Store>, life: &Life, frame: &Frame) ->
     let (of_status, of_image) = (Arc::clone(store), Arc::clone(store));
     let (status_frame, image_frame) = (frame.clone(), frame.clone());
     let life = life.clone();
+    let (of_directories, directories_frame) = (Arc::clone(store), frame.clone());
     router
+        .page("/directories", move |request| {
+            let (store, frame) = (Arc::clone(&of_directories), directories_frame.clone());
+            on_thread(move || directories::directories(&store, &frame, &request))
+        })
         .page("/", move |request| {
             let (store, frame) = (Arc::clone(&of_status), status_frame.clone());
             let life = life.clone();
@@ -63,12 +70,13 @@ fn name_of(request: &PageRequest, parameter: &str) -> Result<Option<ImageName>, 
 fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> Result<Page, Fault> {
     let held = store.objects.holdings();
     let still = if held.complete { "" } else { " (still counting those of former runs)" };
-    let free = match store.objects.free_bytes() {
-        Ok(bytes) => size(bytes),
+    let free = match store.objects.space() {
+        Ok(Some(space)) => size(space.free),
+        Ok(None) => "no end of it is known".to_owned(),
         Err(error) => report(&error),
     };
     let mut body = lost(&life.scrub.losses());
-    body.push_str(&alarms(&life.expiry));
+    body.push_str(&alarms(store, &life.expiry));
     let state = life.replication.report(wall());
     body.push_str(&replication::alarms(&state));
     body.push_str(&pairs([
@@ -97,14 +105,21 @@ fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> R
         body.push_str(&table(&["Name", "What is wrong"], &rows));
     }
     body.push_str(&replication::section(&state, wall()));
-    body.push_str("<h2>Images</h2>\n");
+    body.push_str("<h2>Images</h2>\n<p><a href=\"/directories\">Directories</a></p>\n");
     body.push_str(&list(store, name_of(request, "after")?.as_ref()));
     Ok(Page::Html(frame.render("Image server", &body)))
 }
 
 /// What operators must know at once.
-fn alarms(expiry: &Expiry) -> String {
+fn alarms(store: &Store, expiry: &Expiry) -> String {
     let mut texts = Vec::new();
+    if let Some(why) = store.directories.damage() {
+        texts.push(format!(
+            "Who owns which directories is not known ({why}): nobody but those who have the power \
+             can change images. Put the file `directories` back from a backup, or move it away, \
+             and restart the server."
+        ));
+    }
     if let Trust::Jumped(seconds) = expiry.trust() {
         texts.push(format!(
             "The clock jumped by {seconds} s. No image expires until it is back, or you say that \

@@ -30,8 +30,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::metrics::Metrics;
 use crate::service::store_objects;
+use crate::store::contract::Objects;
 use crate::store::needs::{Holds, Survey};
-use crate::store::objects::{Content, Objects, OnMedium};
+use crate::store::objects::{Content, OnMedium};
 use crate::store::reading::MediumReader;
 use crate::store::wounds::Wound;
 use crate::store::{Store, StoreError, layout};
@@ -336,7 +337,7 @@ impl Reader {
     }
 
     fn find_losses(&self) -> Result<Losses, StoreError> {
-        let objects = &self.store.objects;
+        let objects = &*self.store.objects;
         let mut survey = Survey::default();
         let mut losses = Losses::default();
         let mut after = None;
@@ -399,7 +400,7 @@ impl Reader {
 }
 
 /// The store as images need it.
-struct Present<'store>(&'store Objects);
+struct Present<'store>(&'store dyn Objects);
 
 impl Holds for Present<'_> {
     type Error = StoreError;

@@ -3,20 +3,28 @@
 //! File work runs on threads of its own, never on those that serve the network. A change that was
 //! begun is finished even if its caller goes away.
 
+mod access;
 mod collection;
+mod directories;
 mod download;
 mod expiry;
 mod images;
 mod notes;
+mod packing;
 mod replication;
 mod upload;
 mod writes;
 
+pub(crate) use directories::sums;
+pub use packing::Packers;
 pub(crate) use upload::store_objects;
 
 use std::sync::Arc;
 
 use common::api::image_server::collection::Collect;
+use common::api::image_server::directories::{
+    ChangeOwner, ListDirectories, MakeDirectory, RemoveDirectory,
+};
 use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
 use common::api::image_server::holds::HoldImages;
 use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
@@ -27,7 +35,7 @@ use common::api::object_server::{
     GetObjectsRequest, IDS_MAX,
 };
 use common::report::report;
-use common::wire::server::{ObjectReader, Router};
+use common::wire::server::{Caller, ObjectReader, Router};
 use common::wire::{Fault, FaultCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinError;
@@ -58,6 +66,7 @@ pub struct Service {
     expiry: Arc<Expiry>,
     replication: Arc<Replication>,
     metrics: Arc<Metrics>,
+    packers: Packers,
     tasks: TaskTracker,
     stop: CancellationToken,
     uploads: Arc<Semaphore>,
@@ -73,6 +82,7 @@ impl Service {
         store: Arc<Store>,
         life: Life,
         metrics: Arc<Metrics>,
+        packers: Packers,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
@@ -82,6 +92,7 @@ impl Service {
             expiry: life.expiry,
             replication: life.replication,
             metrics,
+            packers,
             tasks,
             stop,
             uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
@@ -99,6 +110,7 @@ impl Service {
         let (collect, expiry, clock, hold) = (own(), own(), own(), own());
         let (copy, tag, latest) = (own(), own(), own());
         let (updates, forward, replication, forget) = (own(), own(), own(), own());
+        let (make, remove, give, directories) = (own(), own(), own(), own());
         router
             .method::<AddImage, _, _>(move |caller, request| add.clone().add_image(caller, request))
             .method::<GetImage, _, _>(move |_, request| get.clone().get_image(request))
@@ -135,10 +147,22 @@ impl Service {
             .method::<DropCopy, _, _>(move |caller, request| {
                 forget.clone().drop_copy(caller, request)
             })
+            .method::<MakeDirectory, _, _>(move |caller, request| {
+                make.clone().make_directory(caller, request)
+            })
+            .method::<RemoveDirectory, _, _>(move |caller, request| {
+                remove.clone().remove_directory(caller, request)
+            })
+            .method::<ChangeOwner, _, _>(move |caller, request| {
+                give.clone().change_owner(caller, request)
+            })
+            .method::<ListDirectories, _, _>(move |_, request| {
+                directories.clone().list_directories(request)
+            })
             .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
             .method::<CheckObjects, _, _>(move |_, request| check.clone().check_objects(request))
-            .download::<GetObjects, _, _, _>(move |_, request| {
-                download.clone().get_objects(request)
+            .download::<GetObjects, _, _, _>(move |caller, request| {
+                download.clone().get_objects(caller, request)
             })
             .pages_below("/objects/", move |request| object.clone().object_page(request))
     }
@@ -166,11 +190,13 @@ impl Service {
 
     async fn get_objects(
         self,
+        caller: Caller,
         request: GetObjectsRequest,
     ) -> Result<impl futures_util::Stream<Item = std::io::Result<bytes::Bytes>> + Send, Fault> {
         let ids = limited(request.ids)?;
         let place = place(&self.downloads, "downloads")?;
-        Ok(download::objects(self.store, self.metrics, place, ids))
+        let packers = caller.unpacks.then_some(self.packers);
+        Ok(download::objects(self.store, self.metrics, packers, place, ids))
     }
 
     /// Runs work on files where it may block.

@@ -1,7 +1,8 @@
 //! The store: a directory that holds objects by digest and images by name.
 //!
 //! [`objects`] keeps content, [`images`] keeps records; [`layout`] says where. One server at a
-//! time has a data directory: it holds a lock for as long as it lives.
+//! time has a data directory: it holds a lock for as long as it lives. What the rest of the server
+//! knows of all that is in [`contract`], so that a store may lie on something else than a disk.
 //!
 //! # Invariants
 //!
@@ -11,6 +12,8 @@
 //! * A name that was deleted is never used again.
 
 pub mod comparing;
+pub mod contract;
+pub mod directories;
 pub mod holding;
 pub mod holdings;
 pub mod images;
@@ -21,6 +24,7 @@ pub mod objects;
 pub mod reading;
 pub mod receive;
 pub mod record;
+pub mod records;
 pub mod removal;
 pub mod small;
 mod unsynced;
@@ -29,15 +33,45 @@ pub mod wounds;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::{Flock, FlockArg};
 
-use holding::Holding;
+use contract::{Collecting, Holding, Leasing, Objects};
+use directories::KeptDirectories;
+use holding::LocalHolding;
 use images::Images;
-use leasing::Leasing;
-use objects::Objects;
+use leasing::LocalLeasing;
+use objects::LocalObjects;
+use records::LocalRecords;
+
+use crate::collection::LocalCollecting;
+
+/// What became of an image whose name was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It was deleted.
+    Deleted,
+    /// Its time had come.
+    Expired,
+}
+
+impl Ending {
+    /// By the mark that was left.
+    pub(crate) fn of(mark: &[u8]) -> Self {
+        if mark.starts_with(b"expired") { Self::Expired } else { Self::Deleted }
+    }
+
+    /// What became of the image, as a predicate.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Deleted => "was deleted",
+            Self::Expired => "has expired",
+        }
+    }
+}
 
 /// What the store could not do.
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +135,7 @@ pub enum StoreError {
         /// The name.
         name: common::image::ImageName,
         /// What became of it.
-        ending: images::Ending,
+        ending: Ending,
     },
     /// The tags of an image are not changed.
     #[error("the tags of image {name} are not changed")]
@@ -178,16 +212,20 @@ pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> Store
     }
 }
 
-/// An open data directory.
+/// An open store.
 pub struct Store {
     /// Content by digest.
-    pub objects: Objects,
+    pub objects: Arc<dyn Objects>,
     /// Records by name.
     pub images: Images,
+    /// Which directories were made, and who owns them.
+    pub directories: KeptDirectories,
     /// Which images are in use.
-    pub holding: Holding,
+    pub holding: Box<dyn Holding>,
     /// Which objects are held for callers.
-    pub leasing: Leasing,
+    pub leasing: Arc<dyn Leasing>,
+    /// Removes objects that nothing needs.
+    pub collecting: Box<dyn Collecting>,
     /// Shared by those who add images, from the first look at what one needs until it is visible.
     /// Who has it alone may remove objects.
     pub adding: RwLock<()>,
@@ -209,13 +247,20 @@ impl Store {
         make_directory(&incoming)?;
         empty(&incoming)?;
         let is_new = !data.join(layout::OBJECTS).exists();
-        let objects = Objects::open(data)?;
-        let leasing = Leasing::open(data, is_new)?;
-        let images = Images::open(data)?;
-        let holding = Holding::open(data);
-        let adding = RwLock::new(());
-        let data = data.to_owned();
-        Ok(Self { objects, images, holding, leasing, adding, data, _lock: lock })
+        let objects = Arc::new(LocalObjects::open(data)?);
+        let leasing = Arc::new(LocalLeasing::open(data, is_new)?);
+        let collecting = LocalCollecting::new(Arc::clone(&objects), Arc::clone(&leasing));
+        Ok(Self {
+            objects,
+            images: Images::open(Box::new(LocalRecords::open(data)?))?,
+            directories: KeptDirectories::open(data),
+            holding: Box::new(LocalHolding::open(data)),
+            leasing,
+            collecting: Box::new(collecting),
+            adding: RwLock::new(()),
+            data: data.to_owned(),
+            _lock: lock,
+        })
     }
 
     /// The data directory.

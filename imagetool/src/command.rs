@@ -44,10 +44,35 @@ pub struct Arguments {
     /// How data is printed.
     #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
     format: Format,
+    /// Whether objects are packed (zstd) on their way.
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
+    pack: Pack,
     #[command(flatten)]
     security: SecurityArgs,
     #[command(subcommand)]
     command: Command,
+}
+
+/// Whether objects are packed on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Pack {
+    /// Unless the server is on this machine.
+    #[default]
+    Auto,
+    /// Wherever the server is.
+    Always,
+    /// Not even if the network is slow.
+    Never,
+}
+
+impl Pack {
+    fn client(self, peer: Peer) -> Client {
+        match self {
+            Self::Auto => Client::new(peer),
+            Self::Always => Client::packing(peer, true),
+            Self::Never => Client::packing(peer, false),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -82,6 +107,10 @@ enum Verb {
     GetFile(verb::get_file::GetFileArgs),
     Check(verb::check::CheckArgs),
     Verify(verb::verify::VerifyArgs),
+    Tree(verb::tree::TreeArgs),
+    Mkdir(verb::mkdir::MkdirArgs),
+    Rmdir(verb::rmdir::RmdirArgs),
+    Chown(verb::chown::ChownArgs),
 }
 
 // What needs no server.
@@ -97,11 +126,11 @@ enum Here {
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments: Arguments = common::daemon::config::parse_tool();
-    let Arguments { imageserver, format, security, command } = arguments;
+    let Arguments { imageserver, format, pack, security, command } = arguments;
     let ended = match command {
         Command::Documents(documents) => return documents::run::<Arguments>(&documents),
         Command::Here(verb) => run_here(format, verb),
-        Command::Asking(verb) => run(&imageserver, format, &security, verb),
+        Command::Asking(verb) => run(&imageserver, (format, pack), &security, verb),
     };
     match ended {
         Ok(outcome) => ExitCode::from(outcome.exit_code()),
@@ -112,13 +141,18 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(imageserver: &str, format: Format, security: &SecurityArgs, verb: Verb) -> Ended {
+fn run(
+    imageserver: &str,
+    (format, pack): (Format, Pack),
+    security: &SecurityArgs,
+    verb: Verb,
+) -> Ended {
     security
         .check("imagetool")
         .map_err(|error| Failure::new(&error).hint(error.hint()).misuse())?;
     let peer = Peer::parse(imageserver, IMAGESERVER_PORT)
         .map_err(|error| Failure::new(&error).misuse())?;
-    let context = Context { client: Client::new(peer), format, meter: Meter::on_terminal() };
+    let context = Context { client: pack.client(peer), format, meter: Meter::on_terminal() };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -157,5 +191,9 @@ async fn carry_out(context: &Context, verb: Verb) -> Ended {
         Verb::GetFile(args) => verb::get_file::run(context, args).await,
         Verb::Check(args) => verb::check::run(context, args).await,
         Verb::Verify(args) => verb::verify::run(context, args).await,
+        Verb::Tree(args) => verb::tree::run(context, args).await,
+        Verb::Mkdir(args) => verb::mkdir::run(context, args).await,
+        Verb::Rmdir(args) => verb::rmdir::run(context, args).await,
+        Verb::Chown(args) => verb::chown::run(context, args).await,
     }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use common::object::{Algorithm, ObjectId};
 use common::tree::{Child, Directory, Leaf, Tree};
-use common::wire::object_stream::Head;
+use common::wire::object_stream::{Form, Head};
+use common::wire::packing::{self, CHUNK_BYTES_MAX, CONTENT_BYTES_MIN, Packer};
 use tokio::sync::mpsc;
 
 use crate::archive::{Archive, ArchiveError};
@@ -20,6 +21,9 @@ const PIECE_BYTES: usize = 256 << 10;
 
 /// How many pieces may wait to be sent.
 pub const PIECES_MAX: usize = 8;
+
+/// The level of zstd with which objects are packed: about as fast as files are read and hashed.
+const PACK_LEVEL: i32 = 1;
 
 /// Where the contents of the files of a tree are.
 pub enum Contents {
@@ -130,26 +134,37 @@ pub struct Piece {
 }
 
 /// Takes objects one after the other and puts them into the pieces of an upload. Blocks while
-/// [`PIECES_MAX`] pieces wait.
+/// [`PIECES_MAX`] pieces wait: then the network is slower than the disk, and objects are packed if
+/// the server takes them so.
 pub struct Sink {
     pieces: mpsc::Sender<Piece>,
     buffer: BytesMut,
+    packer: Option<Packer>,
+    /// What is still to be packed of the current object, if it is packed.
+    unpacked: Option<Vec<u8>>,
     /// True if a part of the current object has gone out.
     partial: bool,
     meter: Meter,
 }
 
 impl Sink {
-    /// Starts an upload into `pieces`.
+    /// Starts an upload into `pieces`, to a server that takes packed objects or not.
     #[must_use]
-    pub fn new(pieces: mpsc::Sender<Piece>, meter: Meter) -> Self {
-        Self { pieces, buffer: BytesMut::new(), partial: false, meter }
+    pub fn new(pieces: mpsc::Sender<Piece>, may_pack: bool, meter: Meter) -> Self {
+        // Without memory for it, objects go as they are.
+        let packer = if may_pack { Packer::new(PACK_LEVEL).ok() } else { None };
+        Self { pieces, buffer: BytesMut::new(), packer, unpacked: None, partial: false, meter }
     }
 
     /// Starts an object.
     pub fn object(&mut self, id: ObjectId, size_bytes: u64) {
+        let is_packed = self.packer.is_some()
+            && self.pieces.capacity() == 0
+            && size_bytes >= CONTENT_BYTES_MIN as u64;
+        self.unpacked = is_packed.then(Vec::new);
+        let form = if is_packed { Form::Packed } else { Form::Plain };
         let mut head = Vec::new();
-        Head::Object { id, size_bytes }.encode(&mut head);
+        Head::Object { id, size_bytes }.encode_as(form, &mut head);
         self.buffer.extend_from_slice(&head);
     }
 
@@ -160,7 +175,13 @@ impl Sink {
     /// [`SendError::Closed`].
     pub fn content(&mut self, chunk: &[u8]) -> Result<(), SendError> {
         self.meter.add(chunk.len() as u64);
-        self.buffer.extend_from_slice(chunk);
+        match &mut self.unpacked {
+            None => self.buffer.extend_from_slice(chunk),
+            Some(unpacked) => {
+                unpacked.extend_from_slice(chunk);
+                self.pack(CHUNK_BYTES_MAX);
+            }
+        }
         if self.buffer.len() >= PIECE_BYTES {
             self.partial = true;
             self.flush(false)?;
@@ -175,6 +196,7 @@ impl Sink {
     ///
     /// [`SendError::Closed`].
     pub fn end(&mut self) -> Result<(), SendError> {
+        self.pack(1);
         if std::mem::take(&mut self.partial) || self.buffer.len() >= PIECE_BYTES / 2 {
             self.flush(true)?;
         }
@@ -190,9 +212,77 @@ impl Sink {
         self.flush(true)
     }
 
+    /// Packs what there is of the current object, while it is at least so many bytes.
+    fn pack(&mut self, least: usize) {
+        let (Some(unpacked), Some(packer)) = (&mut self.unpacked, &mut self.packer) else { return };
+        let mut rest = &unpacked[..];
+        while rest.len() >= least {
+            let (chunk, after) = rest.split_at(rest.len().min(CHUNK_BYTES_MAX));
+            packing::append(&mut self.buffer, chunk, packer.pack(chunk));
+            rest = after;
+        }
+        let done = unpacked.len() - rest.len();
+        unpacked.drain(..done);
+    }
+
     fn flush(&mut self, complete: bool) -> Result<(), SendError> {
         let bytes = self.buffer.split().freeze();
         // An empty piece still tells that the object before it is complete.
         self.pieces.blocking_send(Piece { bytes, complete }).map_err(|_| SendError::Closed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::wire::client::ObjectReader;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn objects_are_packed_while_the_network_is_slow() {
+        let (sender, mut receiver) = mpsc::channel(1);
+        let mut sink = Sink::new(sender, true, Meter::hidden());
+        let large: Vec<u8> = (0..700_000_u32).flat_map(|n| (n / 100).to_le_bytes()).collect();
+        let contents = [b"at first there is room".to_vec(), large, vec![b'x'; 300], Vec::new()];
+        let ids = contents.each_ref().map(|content| Algorithm::Blake3.digest(content));
+        let sent = contents.clone();
+        let (full, mut is_full) = mpsc::channel(1);
+        let sending = std::thread::spawn(move || {
+            for (index, (id, content)) in ids.iter().zip(&sent).enumerate() {
+                sink.object(*id, content.len() as u64);
+                if index == 1 {
+                    full.blocking_send(()).unwrap();
+                }
+                for chunk in content.chunks(100_000) {
+                    sink.content(chunk).unwrap();
+                }
+                sink.end().unwrap();
+                if index == 0 {
+                    // Nobody reads yet: now the queue is full.
+                    sink.flush(true).unwrap();
+                }
+            }
+            sink.finish().unwrap();
+        });
+        is_full.recv().await.unwrap();
+        let mut wire: Vec<u8> = Vec::new();
+        while let Some(piece) = receiver.recv().await {
+            wire.extend_from_slice(&piece.bytes);
+        }
+        sending.join().unwrap();
+        Head::End.encode(&mut wire);
+        assert!(wire.len() < 100_000, "{}", wire.len());
+        let stream = futures_util::stream::iter([Ok(Bytes::from(wire))]);
+        let mut reader = ObjectReader::of_stream(stream);
+        for (id, content) in ids.into_iter().zip(contents) {
+            let size_bytes = content.len() as u64;
+            assert_eq!(reader.head().await.unwrap(), Head::Object { id, size_bytes });
+            let mut got = Vec::new();
+            while let Some(chunk) = reader.chunk().await.unwrap() {
+                got.extend_from_slice(&chunk);
+            }
+            assert!(got == content);
+        }
+        assert_eq!(reader.head().await.unwrap(), Head::End);
     }
 }

@@ -151,7 +151,7 @@ async fn send(
         objects.files.iter().filter(|(id, _)| missing.contains(id)).map(|(_, size)| size).sum();
     meter.start("Uploading", Unit::Bytes, Some(files + directories));
     let (sender, pieces) = mpsc::channel(PIECES_MAX);
-    let mut sink = Sink::new(sender, meter.clone());
+    let mut sink = Sink::new(sender, client.may_pack(), meter.clone());
     let objects = Arc::clone(objects);
     let reading = tokio::task::spawn_blocking(move || {
         let mut read = || {

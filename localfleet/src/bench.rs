@@ -243,6 +243,19 @@ impl Bench<'_> {
         fs::remove_dir_all(self.fleet_directory(name)).context("cannot remove a fleet")
     }
 
+    /// An image server and a dominator in `directory`, and no sub.
+    fn servers(&self, directory: PathBuf) -> anyhow::Result<Fleet> {
+        Fleet::start(Options {
+            programs: self.programs.clone(),
+            directory,
+            subs: 0,
+            subd_flags: Vec::new(),
+            dominator_flags: Vec::new(),
+            addresses: Addresses::private()?,
+            stop: Arc::clone(&self.stop),
+        })
+    }
+
     /// Where a fleet is: apart from the trees, which have names too.
     fn fleet_directory(&self, name: &str) -> PathBuf {
         self.place.join("fleets").join(name)

@@ -2,6 +2,7 @@
 // tidy: core
 
 pub mod collection;
+pub mod directories;
 pub mod expiry;
 pub mod holds;
 pub mod notes;

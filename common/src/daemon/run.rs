@@ -5,13 +5,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::{EnvFilter, reload};
 
 use super::security::SecurityError;
 use super::{EXIT_FAILED, EXIT_MISUSE};
+
+/// How many connections may wait to be accepted, where the kernel allows it (`somaxconn`). A fleet
+/// that comes back after a power cut connects at one moment; what finds the queue full is dropped,
+/// or reset later.
+const QUEUE_MAX: u32 = 65_535;
 
 /// What a daemon logs to stderr, and how.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
@@ -196,12 +201,12 @@ pub enum ListenError {
 /// [`ListenError::Listen`].
 pub async fn listen(daemon: &str, address: SocketAddr) -> Result<TcpListener, ListenError> {
     let failed = |source| ListenError::Listen { address, source };
-    let listener = match TcpListener::bind(address).await {
+    let listener = match bind(address) {
         Err(error)
             if error.raw_os_error() == Some(nix::errno::Errno::EAFNOSUPPORT as i32)
                 && address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) =>
         {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+            bind((Ipv4Addr::UNSPECIFIED, address.port()).into())
         }
         result => result,
     }
@@ -209,6 +214,18 @@ pub async fn listen(daemon: &str, address: SocketAddr) -> Result<TcpListener, Li
     let local = listener.local_addr().map_err(failed)?;
     tracing::info!("{daemon} listening on http://{local}");
     Ok(listener)
+}
+
+/// Listens with as long a queue as the kernel allows.
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    // A daemon that starts again must not wait for connections of the former one to be forgotten.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(QUEUE_MAX)
 }
 
 /// Listens on what an operator wrote: `ADDR:PORT`, `:PORT` (all addresses), `ADDR`, or nothing
@@ -293,6 +310,26 @@ mod tests {
         let error = listen("testd", address).await.unwrap_err();
         let text = format!("cannot listen on {address}: Address already in use (os error 98)");
         assert_eq!(crate::report::report(&error), text);
+    }
+
+    #[tokio::test]
+    async fn a_fleet_may_connect_at_one_moment() {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+        let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+        let fleet = allowed.trim().parse::<usize>().unwrap().min(1_500);
+        let listener = listen("testd", (Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let limit = std::time::Duration::from_secs(30);
+        // Nobody accepts: all of them wait in the queue.
+        let waiting: Vec<_> = (0..fleet)
+            .map(|number| {
+                let connection = std::net::TcpStream::connect_timeout(&address, limit);
+                connection.unwrap_or_else(|error| panic!("connection {number}: {error}"))
+            })
+            .collect();
+        assert_eq!(waiting.len(), fleet);
     }
 
     #[test]

@@ -1,5 +1,14 @@
 //! Who may call a method.
+//!
+//! [`Access`] is the rule that a method carries; [`ruling`] decides by it, by who calls, and by who
+//! owns what the call is about.
 // tidy: core
+
+pub mod identity;
+pub mod ruling;
+
+pub use identity::{Identity, Owners, OwnersError, Powers};
+pub use ruling::{DeniedError, Owned, judge, judge_owners};
 
 use serde::{Deserialize, Serialize};
 

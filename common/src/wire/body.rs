@@ -1,4 +1,5 @@
-//! Bodies of HTTP messages: the one type that both sides send, and reading with a limit.
+//! Bodies of HTTP messages: the one type that both sides send, reading with a limit, and whether
+//! they may be packed.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -7,13 +8,23 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt as _};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::HeaderMap;
 use hyper::body::Frame;
+use hyper::header::ACCEPT_ENCODING;
+
+use super::packing;
 
 /// What hyper accepts as the error of a body.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A body that is sent.
 pub(super) type Body = UnsyncBoxBody<Bytes, BoxError>;
+
+/// True if who sent these headers takes packed objects.
+pub(super) fn takes_packed(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(ACCEPT_ENCODING).iter();
+    values.any(|value| value.to_str().is_ok_and(packing::is_accepted))
+}
 
 /// A body of bytes that are in memory.
 pub(super) fn full(bytes: impl Into<Bytes>) -> Body {

@@ -12,13 +12,13 @@ mod keep_alive;
 mod peer;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 
 pub use download::{Download, Extent};
@@ -30,7 +30,7 @@ use super::codec::{self, CodecError, Encoding};
 use super::fault::Fault;
 use super::method::Method;
 pub use super::object_reader::{ObjectReader, StreamError};
-use super::{PROTOCOL, PROTOCOL_HEADER, object_stream};
+use super::{PROTOCOL, PROTOCOL_HEADER, object_stream, packing};
 use crate::api::object_server::{GetObjects, GetObjectsRequest};
 use connection::Connection;
 use exchange::{Failure, Reply};
@@ -55,6 +55,10 @@ pub struct Client {
 
 struct Inner {
     peer: Peer,
+    /// True if objects may be packed on their way.
+    packs: bool,
+    /// True if the server has said that it takes packed objects.
+    is_packing_known: AtomicBool,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
 }
 
@@ -65,10 +69,27 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of `peer`; connects when first used.
+    /// A client of `peer`; connects when first used. Objects are packed on their way
+    /// ([`super::packing`]), unless `peer` is this very machine, where nothing is gained by it.
     #[must_use]
     pub fn new(peer: Peer) -> Self {
-        Self { inner: Arc::new(Inner { peer, connection: tokio::sync::Mutex::new(None) }) }
+        let packs = !peer.is_local();
+        Self::packing(peer, packs)
+    }
+
+    /// As [`Client::new`], but objects are packed or not as `packs` says, wherever `peer` is.
+    #[must_use]
+    pub fn packing(peer: Peer, packs: bool) -> Self {
+        let connection = tokio::sync::Mutex::new(None);
+        let is_packing_known = AtomicBool::new(false);
+        Self { inner: Arc::new(Inner { peer, packs, is_packing_known, connection }) }
+    }
+
+    /// True if objects of an upload may be packed: the server has said in an earlier reply that it
+    /// takes them.
+    #[must_use]
+    pub fn may_pack(&self) -> bool {
+        self.inner.packs && self.inner.is_packing_known.load(Ordering::Relaxed)
     }
 
     /// The server.
@@ -161,7 +182,11 @@ impl Client {
         request: &GetObjectsRequest,
     ) -> Result<ObjectReader, CallError> {
         let method = GetObjects::NAME;
-        let request = self.encoded::<GetObjects>(request)?;
+        let mut request = self.encoded::<GetObjects>(request)?;
+        if self.inner.packs {
+            let encoding = HeaderValue::from_static(packing::ENCODING);
+            request.headers_mut().insert(ACCEPT_ENCODING, encoding);
+        }
         let call = async {
             let (response, connection) = self.send(method, request).await?;
             let response = self.accept(method, response).await?;
@@ -282,6 +307,9 @@ impl Client {
         if !response.headers().contains_key(PROTOCOL_HEADER) {
             let what = format!("what answers is no daemon of this kind (status {status})");
             return Err(self.odd(method, what));
+        }
+        if body::takes_packed(response.headers()) {
+            self.inner.is_packing_known.store(true, Ordering::Relaxed);
         }
         if status == StatusCode::OK {
             return Ok(response);

@@ -2,17 +2,19 @@
 //!
 //! [`ObjectReader`] is a pull parser: nothing is read before it is asked for, and it never holds
 //! more than one chunk of the transport and one head. A stream that ends without its end mark
-//! was cut, and that is an error. The reader does not hash: whoever stores the content does.
+//! was cut, and that is an error. Packed content is unpacked, at most one chunk ahead. The reader
+//! does not hash: whoever stores the content does.
 
 use std::io;
 use std::time::Duration;
 
-use bytes::{Buf as _, Bytes};
+use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::Stream;
 use http_body_util::BodyExt as _;
 
 use super::body::{Body, BoxError, streamed};
-use super::object_stream::{HEAD_BYTES_MAX, Head, HeadError};
+use super::object_stream::{Form, HEAD_BYTES_MAX, Head, HeadError};
+use super::packing::{CHUNK_HEAD_BYTES, ChunkHead, UnpackError, Unpacker};
 use crate::object::ObjectId;
 
 /// The longest pause between two chunks of a stream.
@@ -43,6 +45,13 @@ pub enum StreamError {
         /// What is wrong with it.
         source: HeadError,
     },
+    /// Packed content cannot be unpacked.
+    #[error("the object stream is garbled")]
+    Unpack {
+        /// What is wrong with it.
+        #[from]
+        source: UnpackError,
+    },
     /// Nothing came for too long.
     #[error("the object stream stalled: nothing came for {} s", .limit.as_secs())]
     Stalled {
@@ -58,6 +67,11 @@ pub struct ObjectReader {
     chunk: Bytes,
     /// What is still to come of the current object's content, in bytes.
     rest: u64,
+    /// How it comes.
+    form: Form,
+    unpacker: Unpacker,
+    /// What has come since somebody asked.
+    wire_bytes: u64,
     ended: bool,
     /// Keeps the connection alive while the stream is read.
     keep: Option<Box<dyn Send + Sync>>,
@@ -75,7 +89,16 @@ impl std::fmt::Debug for ObjectReader {
 
 impl ObjectReader {
     fn new(body: Body) -> Self {
-        Self { body, chunk: Bytes::new(), rest: 0, ended: false, keep: None }
+        Self {
+            body,
+            chunk: Bytes::new(),
+            rest: 0,
+            form: Form::Plain,
+            unpacker: Unpacker::default(),
+            wire_bytes: 0,
+            ended: false,
+            keep: None,
+        }
     }
 
     pub(super) fn of_body<B>(body: B) -> Self
@@ -122,13 +145,13 @@ impl ObjectReader {
             let take = (HEAD_BYTES_MAX - had).min(self.chunk.len());
             bytes.extend_from_slice(&self.chunk[..take]);
             let decoded = Head::decode(&bytes).map_err(|source| StreamError::Head { source })?;
-            let Some((head, used)) = decoded else {
+            let Some((head, form, used)) = decoded else {
                 self.chunk.advance(take);
                 continue;
             };
             self.chunk.advance(used - had);
             match head {
-                Head::Object { size_bytes, .. } => self.rest = size_bytes,
+                Head::Object { size_bytes, .. } => (self.rest, self.form) = (size_bytes, form),
                 Head::Absent(_) => {}
                 Head::End => self.end().await?,
             }
@@ -145,16 +168,59 @@ impl ObjectReader {
         if self.rest == 0 {
             return Ok(None);
         }
+        let part = match self.form {
+            Form::Plain => {
+                self.fill().await?;
+                let rest = usize::try_from(self.rest).unwrap_or(usize::MAX);
+                self.chunk.split_to(rest.min(self.chunk.len()))
+            }
+            Form::Packed => self.unpacked().await?,
+        };
+        self.rest -= part.len() as u64;
+        Ok(Some(part))
+    }
+
+    /// How many bytes have come over the wire since this was last asked. Packed content is longer.
+    pub fn take_wire_bytes(&mut self) -> u64 {
+        std::mem::take(&mut self.wire_bytes)
+    }
+
+    /// Unpacks the next chunk of the current object.
+    async fn unpacked(&mut self) -> Result<Bytes, StreamError> {
+        let head = self.exactly(CHUNK_HEAD_BYTES).await?;
+        let head = head.as_ref().try_into().expect("as many were taken");
+        let head = ChunkHead::decode(head, self.rest)?;
+        let packed = self.exactly(head.packed_bytes).await?;
+        if head.is_plain() {
+            return Ok(packed);
+        }
+        Ok(self.unpacker.unpack(head, &packed)?)
+    }
+
+    /// The next `length` bytes: few enough that the caller would hold them in memory.
+    async fn exactly(&mut self, length: usize) -> Result<Bytes, StreamError> {
+        self.fill().await?;
+        if self.chunk.len() >= length {
+            return Ok(self.chunk.split_to(length));
+        }
+        let mut bytes = BytesMut::with_capacity(length);
+        while bytes.len() < length {
+            self.fill().await?;
+            let part = self.chunk.split_to((length - bytes.len()).min(self.chunk.len()));
+            bytes.extend_from_slice(&part);
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// Sees to it that there is something of the content of the current object to be read.
+    async fn fill(&mut self) -> Result<(), StreamError> {
         if self.chunk.is_empty() {
             self.chunk = self
                 .next()
                 .await?
                 .ok_or(StreamError::Cut { expected: "the content of an object is incomplete" })?;
         }
-        let rest = usize::try_from(self.rest).unwrap_or(usize::MAX);
-        let part = self.chunk.split_to(rest.min(self.chunk.len()));
-        self.rest -= part.len() as u64;
-        Ok(Some(part))
+        Ok(())
     }
 
     /// Makes sure that nothing follows the end mark.
@@ -178,6 +244,7 @@ impl ObjectReader {
             if let Ok(data) = frame.into_data()
                 && !data.is_empty()
             {
+                self.wire_bytes += data.len() as u64;
                 return Ok(Some(data));
             }
         }

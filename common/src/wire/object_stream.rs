@@ -5,12 +5,12 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 1 | 1: an object follows; 2: the sender does not have it; 3: the end |
+//! | 1 | 1: an object follows; 2: the sender does not have it; 3: the end; 4: as 1, but packed |
 //! | 1 | algorithm of the id: 1 BLAKE3, 2 SHA-512; absent at the end |
 //! | 32 or 64 | digest; absent at the end |
-//! | 8 | length of the content, little-endian; only of an object |
+//! | 8 | length of the content before it is packed, little-endian; only of an object |
 //!
-//! Pure: the callers move the bytes.
+//! How content is packed is said in [`super::packing`]. Pure: the callers move the bytes.
 // tidy: core
 
 use crate::object::{Algorithm, ObjectId};
@@ -45,9 +45,23 @@ pub struct HeadError {
     value: u8,
 }
 
+/// How the content of an object follows its head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As it is.
+    Plain,
+    /// In chunks ([`super::packing`]). Only for a reader that has said that it takes them.
+    Packed,
+}
+
 impl Head {
-    /// Appends the head to `bytes`.
+    /// Appends the head to `bytes`, before content that follows as it is.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
+        self.encode_as(Form::Plain, bytes);
+    }
+
+    /// Appends the head to `bytes`; `form` is how the content of an object follows.
+    pub fn encode_as(&self, form: Form, bytes: &mut Vec<u8>) {
         let mut id_of = |kind: u8, id: &ObjectId| {
             bytes.push(kind);
             bytes.push(id.algorithm().code());
@@ -55,7 +69,7 @@ impl Head {
         };
         match self {
             Self::Object { id, size_bytes } => {
-                id_of(1, id);
+                id_of(if form == Form::Packed { 4 } else { 1 }, id);
                 bytes.extend_from_slice(&size_bytes.to_le_bytes());
             }
             Self::Absent(id) => id_of(2, id),
@@ -63,17 +77,17 @@ impl Head {
         }
     }
 
-    /// Reads a head from the start of `bytes`: the head and its length in bytes, or `None` if
-    /// more bytes are needed.
+    /// Reads a head from the start of `bytes`: the head, how the content of an object follows it,
+    /// and its length in bytes; or `None` if more bytes are needed.
     ///
     /// # Errors
     ///
     /// [`HeadError`] if the kind or the algorithm is unknown.
-    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, HeadError> {
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, Form, usize)>, HeadError> {
         let Some(&kind) = bytes.first() else { return Ok(None) };
         match kind {
-            1 | 2 => {}
-            3 => return Ok(Some((Self::End, 1))),
+            1 | 2 | 4 => {}
+            3 => return Ok(Some((Self::End, Form::Plain, 1))),
             value => return Err(HeadError { what: "frame kind", value }),
         }
         let Some(&code) = bytes.get(1) else { return Ok(None) };
@@ -86,10 +100,11 @@ impl Head {
             return Ok(None);
         };
         if kind == 2 {
-            return Ok(Some((Self::Absent(id), end)));
+            return Ok(Some((Self::Absent(id), Form::Plain, end)));
         }
         let Some(size) = bytes.get(end..end + 8) else { return Ok(None) };
         let size_bytes = u64::from_le_bytes(size.try_into().expect("eight bytes were taken"));
-        Ok(Some((Self::Object { id, size_bytes }, end + 8)))
+        let form = if kind == 4 { Form::Packed } else { Form::Plain };
+        Ok(Some((Self::Object { id, size_bytes }, form, end + 8)))
     }
 }

@@ -33,6 +33,7 @@ pub use listen::{SHUTDOWN_GRACE, Server, serve};
 pub use page::{Content, Page, PageBody, PageRequest, Query};
 pub use range::ByteRange;
 
+use super::access::Identity;
 use super::body::{Body, streamed};
 use super::codec::{self, Encoding};
 use super::fault::{Fault, FaultCode};
@@ -47,6 +48,10 @@ pub struct Caller {
     pub address: SocketAddr,
     /// Where it came in: one of the addresses that this server listens on.
     pub local: SocketAddr,
+    /// True if packed content may be sent ([`super::packing`]).
+    pub unpacks: bool,
+    /// Who it is, and what they may do.
+    pub identity: Arc<Identity>,
 }
 
 /// What a handler gives back, sooner or later.

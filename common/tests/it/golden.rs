@@ -9,7 +9,8 @@ use common::api::{dominator, image_server, mdb, object_server, subd};
 use common::object::Algorithm;
 use common::tree::{Child, Directory, text};
 use common::wire::codec::{Encoding, decode, encode};
-use common::wire::object_stream::Head;
+use common::wire::object_stream::{Form, Head};
+use common::wire::packing;
 use common::wire::server::head_bytes;
 use common::wire::{Fault, FaultCode, Method};
 use expect_test::{ExpectFile, expect_file};
@@ -106,6 +107,10 @@ fn methods_of_the_image_server_have_these_bytes() {
     pinned.method::<image_server::notes::CopyImage>(samples::copy_image());
     pinned.method::<image_server::notes::ChangeTags>(samples::change_tags());
     pinned.method::<image_server::notes::FindLatestImage>(samples::find_latest_image());
+    pinned.method::<image_server::directories::MakeDirectory>(samples::make_directory());
+    pinned.method::<image_server::directories::RemoveDirectory>(samples::remove_directory());
+    pinned.method::<image_server::directories::ChangeOwner>(samples::change_owner());
+    pinned.method::<image_server::directories::ListDirectories>(samples::list_directories());
     pinned.method::<image_server::expiry::ChangeExpiry>(samples::change_expiry());
     pinned.method::<image_server::expiry::AcceptClock>(samples::accept_clock());
     pinned.method::<image_server::holds::HoldImages>(samples::hold_images());
@@ -195,6 +200,11 @@ fn object_streams_have_these_bytes() {
             writeln!(text, "== {algorithm} {}", kind(&head)).unwrap();
             text.push_str(&hex(&head_bytes(&head)));
         }
+        let mut packed = Vec::new();
+        Head::Object { id, size_bytes: 7 }.encode_as(Form::Packed, &mut packed);
+        packing::append(&mut packed, b"content", None);
+        writeln!(text, "== {algorithm} packed object, a chunk as it is").unwrap();
+        text.push_str(&hex(&packed));
     }
     writeln!(text, "== end\n{}", hex(&head_bytes(&Head::End)).trim_end()).unwrap();
     expect_file!["golden/object_stream.txt"].assert_eq(&text);

@@ -59,6 +59,7 @@ const CORES: &[&str] = &[
     "common/src/wire/object_stream",
     "common/src/words",
     "imageserver/src/check/finding",
+    "imageserver/src/directories",
     "imageserver/src/scrub/course",
     "imageserver/src/scrub/repairs",
     "imageserver/src/store/layout",

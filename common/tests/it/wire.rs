@@ -128,6 +128,7 @@ pub fn router() -> Router {
                 part,
                 etag: Some("digits".to_owned()),
                 immutable: true,
+                is_packed: false,
                 body: stream::iter([Ok(bytes)]).boxed(),
             }))
         })

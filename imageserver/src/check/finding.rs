@@ -57,6 +57,8 @@ pub enum Finding {
     },
     /// A name that was deleted, and has a record.
     Revived(ImageName),
+    /// The file of directories cannot be used, and why.
+    Directories(String),
     /// A file that no server has made.
     Unknown(PathBuf),
 }
@@ -110,6 +112,8 @@ pub struct Findings {
     pub damaged_records: BTreeMap<ImageName, String>,
     /// Names that were deleted and have a record, which the next server removes.
     pub revived_names: Vec<ImageName>,
+    /// Why it is not known who owns which directories; `None` if it is.
+    pub damaged_directories: Option<String>,
     /// Files that no server has made.
     pub unknown_files: Vec<String>,
     /// How much more was found than is named.
@@ -146,6 +150,7 @@ impl Findings {
                 let objects = objects.into_iter().collect();
                 self.incomplete.push(Lacking { image: name, objects });
             }
+            Finding::Directories(why) => self.damaged_directories = Some(why),
             Finding::Revived(name) => self.revived_names.push(name),
             Finding::Unknown(path) => self.unknown_files.push(path.display().to_string()),
         }
@@ -173,7 +178,10 @@ impl Findings {
     /// True if there is nothing that wants an operator.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.sound && self.revived_names.is_empty() && self.unknown_files.is_empty()
+        self.sound
+            && self.revived_names.is_empty()
+            && self.damaged_directories.is_none()
+            && self.unknown_files.is_empty()
     }
 
     /// As operators read it.
@@ -219,6 +227,10 @@ impl Findings {
         for name in &self.revived_names {
             let next = "the next start of the server removes it";
             line("deleted", format!("image {name} has still a record; {next}"));
+        }
+        if let Some(why) = &self.damaged_directories {
+            let then = "nobody owns any directory until it is put back";
+            line("directories", format!("the file cannot be used: {why}; {then}"));
         }
         for path in &self.unknown_files {
             line("unknown", format!("{path} is not a file of the server"));
@@ -287,6 +299,7 @@ mod tests {
             Finding::Record { name: name("a/b"), why: "it is cut".into() },
             Finding::Lacks { name: name("c"), objects: [one, two].into() },
             Finding::Revived(name("d")),
+            Finding::Directories("it is cut".into()),
             Finding::Unknown("/data/x".into()),
         ] {
             findings.add(finding);
@@ -306,6 +319,8 @@ mod tests {
              missing     {one} of image c\n\
              record      of image a/b: it is cut\n\
              deleted     image d has still a record; the next start of the server removes it\n\
+             directories the file cannot be used: it is cut; nobody owns any directory until it is \
+             put back\n\
              unknown     /data/x is not a file of the server\n\
              result      2 images not whole\n"
         );

@@ -1,26 +1,20 @@
-//! Carries collections out: walks, lists, and removes what [`super::decision`] gives free.
+//! When collections are made, one at a time, and what became of them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
 use common::image::ImageName;
-use common::object::ObjectId;
 use common::report::report;
 use common::tree::Time;
 use common::when::lasting;
 use tokio::sync::Notify;
 
-use super::decision::{Knowledge, Verdict, decide};
-use super::oldest::{Candidate, Oldest, REMEMBERED_MAX};
 use super::pressure::{Bounds, Pressure};
-use super::walk::{WalkError, walk};
+use super::walk::WalkError;
 use crate::clock::wall;
-use crate::store::removal::Taken;
+use crate::store::contract::Course;
 use crate::store::{Store, StoreError};
-
-/// How many files are renamed at most while no image can be added and no lease given.
-const BATCH_MAX: usize = 64;
 
 /// Why nothing, or not all, was collected.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +94,7 @@ struct State {
 pub struct Collector {
     store: Arc<Store>,
     bounds: Bounds,
+    started: Instant,
     running: Mutex<()>,
     state: Mutex<State>,
     uploaded: Notify,
@@ -112,6 +107,7 @@ impl Collector {
         Self {
             store,
             bounds,
+            started: Instant::now(),
             running: Mutex::default(),
             state: Mutex::default(),
             uploaded: Notify::new(),
@@ -131,10 +127,12 @@ impl Collector {
     /// Collects if the disk is too full.
     pub fn relieve(&self, stop: impl Fn() -> bool) {
         let space = match self.store.objects.space() {
-            Ok(space) => space,
+            Ok(Some(space)) => space,
+            // It is never full.
+            Ok(None) => return,
             Err(error) => return tracing::error!("{}", report(&error)),
         };
-        let goal = self.state().pressure.goal(self.bounds, space, self.store.leasing.now());
+        let goal = self.state().pressure.goal(self.bounds, space, self.now());
         let Some(bytes) = goal else { return };
         let used = space.percent();
         tracing::info!(used_percent = used, bytes, "the disk is nearly full: collects objects");
@@ -146,7 +144,7 @@ impl Collector {
                 0
             }
         };
-        self.state().pressure.note(self.store.leasing.now(), bytes, freed);
+        self.state().pressure.note(self.now(), bytes, freed);
         if freed < bytes {
             tracing::error!(
                 used_percent = used,
@@ -174,7 +172,7 @@ impl Collector {
             Err(TryLockError::WouldBlock) => return Err(CollectError::Busy),
         };
         let begun = Instant::now();
-        let result = Run::new(self, request, &stop).and_then(Run::all);
+        let result = self.store.collecting.collect(&self.store, request, self, &stop);
         let outcome = result.as_ref().map_err(|error| report(error)).copied();
         if let Ok(reply) = &outcome {
             tracing::info!(
@@ -210,188 +208,24 @@ impl Collector {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Seconds since the server started.
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_secs()
+    }
 }
 
-/// One collection.
-struct Run<'collector, Stop> {
-    collector: &'collector Collector,
-    request: CollectRequest,
-    stop: &'collector Stop,
-    knowledge: Knowledge,
-    reply: CollectReply,
-}
-
-impl<'collector, Stop: Fn() -> bool> Run<'collector, Stop> {
-    fn new(
-        collector: &'collector Collector,
-        request: CollectRequest,
-        stop: &'collector Stop,
-    ) -> Result<Self, CollectError> {
-        let held_seconds = collector.store.leasing.everything_for();
-        if held_seconds > 0 && !request.dry_run {
-            return Err(CollectError::Held { seconds: held_seconds });
-        }
-        let reply = CollectReply { held_seconds, ..CollectReply::default() };
-        Ok(Self { collector, request, stop, knowledge: Knowledge::default(), reply })
+impl Course for Collector {
+    fn unneeded(&self, amount: Amount) {
+        self.state().unneeded = Some(amount);
     }
 
-    fn all(mut self) -> Result<CollectReply, CollectError> {
-        self.walk()?;
-        let mut is_first = true;
-        loop {
-            let oldest = self.list(is_first)?;
-            is_first = false;
-            let is_complete = oldest.is_complete();
-            let candidates = oldest.into_vec();
-            if self.request.dry_run {
-                self.foresee(&candidates);
-                return Ok(self.reply);
-            }
-            let before = self.reply.removed.objects;
-            self.remove(&candidates)?;
-            if is_complete || self.is_enough() || self.reply.removed.objects == before {
-                return Ok(self.reply);
-            }
-        }
-    }
-
-    /// Walks all images that there are and that were not walked.
-    fn walk(&mut self) -> Result<(), CollectError> {
-        let store = &self.collector.store;
-        if let Some((image, _)) = store.images.damaged().into_iter().next() {
-            return Err(CollectError::Damaged { image });
-        }
-        let (additions, starts) = store.images.starts();
-        let walked = walk(store, &mut self.knowledge.marks, &starts, self.stop);
-        if !walked.map_err(|source| CollectError::Walk { source })? {
-            return Err(CollectError::Stopped);
-        }
-        self.knowledge.additions = additions;
-        self.reply.images = starts.len() as u64;
-        Ok(())
-    }
-
-    /// Finds what no image needs. Counts it when it does so for the first time.
-    fn list(&mut self, is_first: bool) -> Result<Oldest, CollectError> {
-        let store = &self.collector.store;
-        let now = store.leasing.now();
-        let mut oldest = Oldest::new(REMEMBERED_MAX);
-        let (mut unneeded, mut leased) = (Amount::default(), Amount::default());
-        let marks = &self.knowledge.marks;
-        let go_on = || !(self.stop)();
-        let all = store.objects.visit(
-            go_on,
-            |id| !marks.needs(id),
-            |candidate| {
-                unneeded.count(candidate.bytes);
-                if store.leasing.table().hold(now, &candidate.id) {
-                    leased.count(candidate.bytes);
-                } else {
-                    oldest.offer(candidate);
-                }
-            },
-        )?;
-        if !all {
-            return Err(CollectError::Stopped);
-        }
-        if is_first {
-            (self.reply.unneeded, self.reply.leased) = (unneeded, leased);
-        }
-        self.collector.state().unneeded = Some(unneeded);
-        Ok(oldest)
-    }
-
-    fn is_enough(&self) -> bool {
-        self.request.bytes > 0 && self.reply.removed.bytes >= self.request.bytes
-    }
-
-    /// Says what would be removed.
-    fn foresee(&mut self, candidates: &[Candidate]) {
-        if self.request.bytes == 0 {
-            let Amount { objects, bytes } = self.reply.unneeded;
-            let leased = self.reply.leased;
-            self.reply.removed =
-                Amount { objects: objects - leased.objects, bytes: bytes - leased.bytes };
-            return;
-        }
-        for candidate in candidates {
-            if self.is_enough() {
-                break;
-            }
-            self.reply.removed.count(candidate.bytes);
-        }
-    }
-
-    fn remove(&mut self, candidates: &[Candidate]) -> Result<(), CollectError> {
-        let mut rest = candidates;
-        while !rest.is_empty() && !self.is_enough() {
-            if (self.stop)() {
-                return Err(CollectError::Stopped);
-            }
-            let batch = &rest[..rest.len().min(BATCH_MAX)];
-            match self.take_away(batch) {
-                Batch::WalkAgain => self.walk()?,
-                Batch::Done { taken, failed } => {
-                    rest = &rest[batch.len()..];
-                    let mut failed = failed.map_or(Ok(()), Err);
-                    for one in taken {
-                        self.note(one.bytes());
-                        // One that fails leaves the others nothing but to go.
-                        failed = failed.and(one.remove());
-                    }
-                    failed?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes those of `batch` away that are still free, while no image is added and no lease given.
-    fn take_away(&self, batch: &[Candidate]) -> Batch {
-        let store = &self.collector.store;
-        let _no_image = store.adding.write().unwrap_or_else(PoisonError::into_inner);
-        let additions = store.images.additions();
-        let leases = store.leasing.table();
-        let now = store.leasing.now();
-        let mut taken = Vec::new();
-        let mut bytes = self.reply.removed.bytes;
-        for candidate in batch {
-            if self.request.bytes > 0 && bytes >= self.request.bytes {
-                break;
-            }
-            let id: &ObjectId = &candidate.id;
-            match decide(&self.knowledge, additions, &leases, now, id) {
-                Verdict::WalkAgain => return Batch::WalkAgain,
-                Verdict::Needed | Verdict::Leased => {}
-                Verdict::Remove => match store.objects.take_away(id) {
-                    Ok(None) => {}
-                    Ok(Some(one)) => {
-                        bytes += one.bytes();
-                        taken.push(one);
-                    }
-                    Err(error) => return Batch::Done { taken, failed: Some(error) },
-                },
-            }
-        }
-        Batch::Done { taken, failed: None }
-    }
-
-    /// Takes note that an object of so many bytes was removed.
-    fn note(&mut self, bytes: u64) {
-        self.reply.removed.count(bytes);
-        let mut state = self.collector.state();
+    fn removed(&self, bytes: u64) {
+        let mut state = self.state();
         state.removed.count(bytes);
         if let Some(unneeded) = &mut state.unneeded {
             unneeded.objects = unneeded.objects.saturating_sub(1);
             unneeded.bytes = unneeded.bytes.saturating_sub(bytes);
         }
     }
-}
-
-/// What became of a batch.
-enum Batch {
-    /// An image was added: nothing was done.
-    WalkAgain,
-    /// These were taken away, until one failed.
-    Done { taken: Vec<Taken>, failed: Option<StoreError> },
 }

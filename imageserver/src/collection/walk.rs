@@ -8,7 +8,7 @@ use common::tree::encode::references;
 
 use super::marks::Marks;
 use crate::admission::{AdmissionError, read_directory};
-use crate::store::Store;
+use crate::store::contract::Objects;
 
 /// What an image needs, beside what its tree names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct WalkError {
 ///
 /// [`WalkError`] if a directory is missing or cannot be read: nobody knows what is below it.
 pub fn walk(
-    store: &Store,
+    store: &dyn Objects,
     marks: &mut Marks,
     starts: &[Start],
     stop: impl Fn() -> bool,
@@ -57,7 +57,7 @@ pub fn walk(
             if stop() {
                 return Ok(false);
             }
-            let encoding = read_directory(&store.objects, id).map_err(failed)?;
+            let encoding = read_directory(store, id).map_err(failed)?;
             let named = references(root.algorithm(), &encoding)
                 .map_err(|source| failed(AdmissionError::NoDirectory { id, source }))?;
             for (file, _) in &named.files {

@@ -62,7 +62,7 @@ pub fn receive(store: &Store, image: Image) -> Result<bool, ArrivalError> {
     {
         return Err(ArrivalError::BuildLog { name, log });
     }
-    let totals = admit(&store.objects, &image.content)
+    let totals = admit(&*store.objects, &image.content)
         .map_err(|source| ArrivalError::Admission { name: name.clone(), source })?;
     // All objects must be on the medium before an image that needs them is seen.
     store.objects.sync()?;

@@ -130,7 +130,7 @@ impl Fetcher {
             let mut bytes = before;
             for id in directories {
                 let encoding =
-                    read_directory(&store.objects, id).map_err(|error| report(&error))?;
+                    read_directory(&*store.objects, id).map_err(|error| report(&error))?;
                 bytes += encoding.len() as u64;
                 if bytes > TREE_BYTES_MAX {
                     return Err("its tree is larger than a server takes".to_owned());

@@ -351,7 +351,8 @@ impl Follower {
     }
 
     fn is_held(&self, name: &ImageName) -> bool {
-        !self.store.holding.holders(name).is_empty()
+        // If it is not known, it may be.
+        self.store.holding.holders(name).map_or(true, |holders| !holders.is_empty())
     }
 
     /// Does what is in the queue, one after the other.
@@ -537,7 +538,7 @@ impl Follower {
                  say which: it stays here. `imagetool delete --local {name}` removes it"
             ),
             Trouble::Held => {
-                let holders = self.store.holding.holders(name);
+                let holders = self.store.holding.holders(name).unwrap_or_default();
                 let names: Vec<String> = holders.into_iter().map(|holder| holder.name).collect();
                 format!(
                     "the master {master} has ended {name}, but it is in use here, by {}: it stays \

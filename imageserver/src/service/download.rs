@@ -1,7 +1,8 @@
 //! `ObjectServer.GetObjects` and `GET /objects/<id>`: content, a chunk at a time.
 //!
 //! A chunk is read when the transport asks for it, so that a slow reader costs one chunk of
-//! memory and no thread. Content is checked before the first byte of it is sent.
+//! memory and no thread. Content is checked before the first byte of it is sent. It is packed for
+//! who takes it packed.
 
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::ops::Range;
@@ -10,14 +11,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use common::object::ObjectId;
 use common::report::report;
-use common::wire::object_stream::Head;
+use common::wire::object_stream::{Form, Head};
+use common::wire::packing;
 use common::wire::server::{self, Page, PageRequest};
 use common::wire::{Fault, FaultCode};
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{Service, place};
+use super::packing::Packers;
+use super::{Service, joined, place};
 use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::store::objects::{CHUNK_BYTES, Content};
@@ -25,14 +28,16 @@ use crate::store::objects::{CHUNK_BYTES, Content};
 /// The content type of an object: the server knows nothing about it.
 const CONTENT_TYPE: &str = "application/octet-stream";
 
-/// An object stream of `ids`.
+/// An object stream of `ids`, packed if there are `packers`.
 pub(super) fn objects(
     store: Arc<Store>,
     metrics: Arc<Metrics>,
+    packers: Option<Packers>,
     place: OwnedSemaphorePermit,
     ids: Vec<ObjectId>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let state = Batch { store, metrics, ids: ids.into_iter(), current: None, ended: false, place };
+    let (ids, current, ended) = (ids.into_iter(), None, false);
+    let state = Batch { store, metrics, packers, ids, current, ended, place };
     chunks(state, Batch::next)
 }
 
@@ -66,9 +71,9 @@ struct Rest {
 }
 
 impl Rest {
-    /// Appends the next part, of at most a chunk.
-    fn read(&mut self, buffer: &mut Vec<u8>) -> io::Result<()> {
-        let part = self.bytes.min(CHUNK_BYTES as u64);
+    /// Appends the next part, of at most so many bytes.
+    fn read(&mut self, limit: usize, buffer: &mut Vec<u8>) -> io::Result<()> {
+        let part = self.bytes.min(limit as u64);
         let got = self.file.by_ref().take(part).read_to_end(buffer)? as u64;
         if got < part {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "an object became shorter"));
@@ -78,12 +83,20 @@ impl Rest {
     }
 }
 
+/// A large object in the middle of a stream.
+struct Current {
+    rest: Rest,
+    /// If it is packed: whether that gains anything.
+    packing: Option<bool>,
+}
+
 /// An object stream that is being sent.
 struct Batch {
     store: Arc<Store>,
     metrics: Arc<Metrics>,
+    packers: Option<Packers>,
     ids: std::vec::IntoIter<ObjectId>,
-    current: Option<Rest>,
+    current: Option<Current>,
     ended: bool,
     #[expect(dead_code, reason = "held until the stream ends")]
     place: OwnedSemaphorePermit,
@@ -96,11 +109,9 @@ impl Batch {
         }
         let mut buffer = Vec::with_capacity(CHUNK_BYTES);
         while buffer.len() < CHUNK_BYTES {
-            if let Some(rest) = &mut self.current {
-                rest.read(&mut buffer)?;
-                if rest.bytes == 0 {
-                    self.current = None;
-                }
+            if let Some(mut current) = self.current.take() {
+                self.go_on(&mut current, &mut buffer)?;
+                self.current = (current.rest.bytes > 0).then_some(current);
                 continue;
             }
             let Some(id) = self.ids.next() else {
@@ -125,12 +136,42 @@ impl Batch {
             return Head::Absent(id).encode(buffer);
         };
         let size_bytes = content.size_bytes();
-        Head::Object { id, size_bytes }.encode(buffer);
         self.metrics.objects_sent.inc();
         self.metrics.objects_sent_bytes.inc_by(size_bytes);
+        let is_packed = self.packers.as_ref().is_some_and(|packers| packers.is_worth(size_bytes));
+        let form = if is_packed { Form::Packed } else { Form::Plain };
+        Head::Object { id, size_bytes }.encode_as(form, buffer);
         match content {
+            Content::Whole(bytes) if is_packed => {
+                let mut gains = true;
+                for chunk in bytes.chunks(packing::CHUNK_BYTES_MAX) {
+                    self.pack(chunk, &mut gains, buffer);
+                }
+            }
             Content::Whole(bytes) => buffer.extend_from_slice(&bytes),
-            Content::File(file, bytes) => self.current = Some(Rest { file, bytes }),
+            Content::File(file, bytes) => {
+                let packing = is_packed.then_some(true);
+                self.current = Some(Current { rest: Rest { file, bytes }, packing });
+            }
+        }
+    }
+
+    /// Appends the next part of a large object.
+    fn go_on(&self, current: &mut Current, buffer: &mut Vec<u8>) -> io::Result<()> {
+        let Some(gains) = &mut current.packing else {
+            return current.rest.read(CHUNK_BYTES, buffer);
+        };
+        let mut content = Vec::new();
+        current.rest.read(packing::CHUNK_BYTES_MAX, &mut content)?;
+        self.pack(&content, gains, buffer);
+        Ok(())
+    }
+
+    /// Appends a chunk of a packed object, of which is known whether packing it `gains` anything.
+    fn pack(&self, chunk: &[u8], gains: &mut bool, buffer: &mut Vec<u8>) {
+        match &self.packers {
+            Some(packers) if *gains => *gains = packers.append(chunk, buffer),
+            _ => packing::append(buffer, chunk, None),
         }
     }
 }
@@ -138,6 +179,7 @@ impl Batch {
 /// A part of one object.
 struct Part {
     rest: Rest,
+    packers: Option<Packers>,
     #[expect(dead_code, reason = "held until the stream ends")]
     place: OwnedSemaphorePermit,
 }
@@ -148,7 +190,13 @@ impl Part {
             return Ok(None);
         }
         let mut buffer = Vec::new();
-        self.rest.read(&mut buffer)?;
+        match &self.packers {
+            None => self.rest.read(CHUNK_BYTES, &mut buffer)?,
+            Some(packers) => {
+                self.rest.read(packing::CHUNK_BYTES_MAX, &mut buffer)?;
+                buffer = packers.frame(&buffer)?;
+            }
+        }
         Ok(Some(buffer.into()))
     }
 }
@@ -176,7 +224,9 @@ impl Service {
             },
         };
         self.metrics.objects_sent.inc();
-        let body = self.body(content, part.clone(), place)?;
+        let packs = request.caller.unpacks && part.is_none() && self.packers.is_worth(total_bytes);
+        let packers = packs.then(|| self.packers.clone());
+        let body = self.body(content, part.clone(), packers, place).await?;
         let etag = Some(id.to_string());
         Ok(Page::Stream(server::Content {
             content_type: CONTENT_TYPE,
@@ -184,14 +234,16 @@ impl Service {
             part,
             etag,
             immutable: true,
+            is_packed: packs,
             body,
         }))
     }
 
-    fn body(
+    async fn body(
         &self,
         content: Content,
         part: Option<Range<u64>>,
+        packers: Option<Packers>,
         place: OwnedSemaphorePermit,
     ) -> Result<server::PageBody, Fault> {
         let part = part.unwrap_or(0..content.size_bytes());
@@ -200,13 +252,23 @@ impl Service {
             Content::Whole(bytes) => {
                 let index = |offset| usize::try_from(offset).expect("a whole object is small");
                 let bytes = bytes.slice(index(part.start)..index(part.end));
+                let bytes = match packers {
+                    None => bytes,
+                    Some(packers) => {
+                        let packing = move || packers.frame(&bytes);
+                        let packed = joined(self.tasks.spawn_blocking(packing).await)?;
+                        packed
+                            .map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?
+                            .into()
+                    }
+                };
                 Ok(Box::pin(futures_util::stream::iter([Ok(bytes)])))
             }
             Content::File(mut file, _) => {
                 file.seek(SeekFrom::Start(part.start))
                     .map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
                 let rest = Rest { file, bytes: part.end - part.start };
-                Ok(Box::pin(chunks(Part { rest, place }, Part::next)))
+                Ok(Box::pin(chunks(Part { rest, packers, place }, Part::next)))
             }
         }
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::api::Done;
-use common::api::image_server::expiry::{AcceptClockReply, ChangeExpiryReply, ChangeExpiryRequest};
+use common::api::image_server::expiry::{
+    AcceptClockReply, ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest,
+};
 use common::api::image_server::holds::{
     HOLD_SECONDS_MAX, HOLDER_BYTES_MAX, HoldImagesRequest, NAMES_MAX,
 };
@@ -15,7 +17,8 @@ use common::wire::server::Caller;
 use common::wire::{Fault, FaultCode};
 use common::words::plain;
 
-use super::{Service, joined};
+use super::access::expect_may_change;
+use super::{Service, fault_of_store, joined};
 use crate::clock::wall;
 use crate::expiry::due::put_off;
 use crate::holds::refusal;
@@ -30,6 +33,9 @@ impl Service {
         let ChangeExpiryRequest { name, expires_in_seconds } = request;
         let wanted =
             expires_in_seconds.map(|seconds| later(wall(), Duration::from_secs(seconds.into())));
+        let (changed, by) = (name.clone(), caller.clone());
+        let may = move |store: &Store| Ok(expect_may_change::<ChangeExpiry>(store, &by, &changed));
+        self.blocking(may).await??;
         let changed = name.clone();
         let notes = self.blocking(move |store| {
             store.images.change(&changed, |notes| {
@@ -79,7 +85,7 @@ impl Service {
 
 /// Refuses to delete an image that is in use.
 pub(super) fn expect_unused(store: &Store, name: &ImageName) -> Result<(), Fault> {
-    match store.holding.holders(name) {
+    match store.holding.holders(name).map_err(|error| fault_of_store(&error))? {
         holders if holders.is_empty() => Ok(()),
         holders => Err(Fault::new(FaultCode::Held, refusal(name, &holders))),
     }

@@ -6,20 +6,24 @@ use std::time::Duration;
 
 use common::api::Done;
 use common::api::image_server::{
-    AddImageReply, AddImageRequest, DeleteImageRequest, GetImage, GetImageRequest, ListImagesReply,
-    ListImagesRequest,
+    AddImage, AddImageReply, AddImageRequest, DeleteImage, DeleteImageRequest, GetImage,
+    GetImageRequest, ListImagesReply, ListImagesRequest,
 };
-use common::image::{Content, Image, Notes, tags};
+use common::image::{Content, Image, ImageName, Notes, tags};
 use common::report::report;
+use common::wire::access::Owners;
 use common::wire::codec::{self, Encoding};
 use common::wire::server::Caller;
 use common::wire::{Fault, FaultCode, Method as _};
 use tokio::time::Instant;
 
+use super::access::{expect_may_add, expect_may_change};
+use super::directories::fault_of_directory;
 use super::expiry::expect_unused;
 use super::{Service, fault_of_store, joined};
 use crate::admission::{AdmissionError, admit};
 use crate::clock::wall;
+use crate::store::directories::Steady;
 use crate::store::record::Record;
 use crate::store::{Store, images};
 
@@ -89,6 +93,9 @@ impl Service {
         request: DeleteImageRequest,
     ) -> Result<Done, Fault> {
         let DeleteImageRequest { name, force } = request;
+        let (deleted, by) = (name.clone(), caller.clone());
+        let may = move |store: &Store| Ok(expect_may_change::<DeleteImage>(store, &by, &deleted));
+        self.blocking(may).await??;
         if !force {
             expect_unused(&self.store, &name)?;
         }
@@ -110,6 +117,7 @@ fn add_image(
     caller: &Caller,
     request: AddImageRequest,
 ) -> Result<AddImageReply, Fault> {
+    expect_may_add::<AddImage>(store, caller, &request.content.name)?;
     // From here on until the image is visible no object is removed.
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
     make_visible(store, caller, request.content, request.notes)
@@ -126,6 +134,10 @@ pub(super) fn make_visible(
     let store_fault = |error| fault_of_store(&error);
     store.images.expect_new(&content.name).map_err(store_fault)?;
     tags::verify(&notes.tags).map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+    let owners = Owners::new(notes.owner_groups.clone(), notes.owner_users.clone());
+    owners.verify().map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+    // Before all the work; and again when nobody can remove the directory any more.
+    expect_directory(&store.directories.steady(), &content.name)?;
     let created_on = wall();
     if notes.expires_at.is_some_and(|expires_at| expires_at <= created_on) {
         let text = format!("image {} would have expired before it was added", content.name);
@@ -137,7 +149,7 @@ pub(super) fn make_visible(
         let text = format!("object {id}, the build log, is not on this server: upload it first");
         return Err(Fault::new(FaultCode::NotFound, text));
     }
-    let totals = admit(&store.objects, &content).map_err(|error| fault_of_admission(&error))?;
+    let totals = admit(&*store.objects, &content).map_err(|error| fault_of_admission(&error))?;
     notes.created_by = caller.address.ip().to_string();
     notes.created_on = created_on;
     let image = Image { content, notes };
@@ -146,10 +158,18 @@ pub(super) fn make_visible(
     // All objects must be on the medium before an image that needs them is seen.
     store.objects.sync().map_err(store_fault)?;
     let record = Record { image, totals };
+    let steady = store.directories.steady();
+    expect_directory(&steady, &record.image.content.name)?;
     store.images.add(&record).map_err(store_fault)?;
+    drop(steady);
     let name = &record.image.content.name;
     tracing::info!(image = %name, %digest, by = %caller.address, "added an image");
     Ok(AddImageReply { digest })
+}
+
+/// Refuses an image in a directory that was never made, if the server asks for that.
+fn expect_directory(steady: &Steady<'_>, name: &ImageName) -> Result<(), Fault> {
+    steady.admit(name).map_err(|error| fault_of_directory(&error))
 }
 
 /// Refuses an image that would be too large for the reply that gives it.

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use common::api::image_server::AddImageReply;
 use common::api::image_server::notes::{
-    ChangeTagsReply, ChangeTagsRequest, CopyImageRequest, FindLatestImageReply,
-    FindLatestImageRequest,
+    ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest,
+    FindLatestImageReply, FindLatestImageRequest,
 };
 use common::image::{Content, DEPRECATED, Image, Notes, tags};
 use common::when::written::later;
 use common::wire::Fault;
 use common::wire::server::Caller;
 
+use super::access::{expect_may_add, expect_may_change};
 use super::images::make_visible;
 use super::{Service, fault_of_store, joined};
 use crate::clock::wall;
@@ -43,6 +44,9 @@ impl Service {
         request: ChangeTagsRequest,
     ) -> Result<ChangeTagsReply, Fault> {
         let ChangeTagsRequest { name, set, remove } = request;
+        let (changed, by) = (name.clone(), caller.clone());
+        let may = move |store: &Store| Ok(expect_may_change::<ChangeTags>(store, &by, &changed));
+        self.blocking(may).await??;
         let changed = name.clone();
         let notes = self.blocking(move |store| {
             store.images.change(&changed, |notes| {
@@ -72,6 +76,7 @@ fn copy_image(
     request: CopyImageRequest,
 ) -> Result<AddImageReply, Fault> {
     let CopyImageRequest { from, to, expires_in_seconds } = request;
+    expect_may_add::<CopyImage>(store, caller, &to)?;
     // From before the source is read: it may be deleted while it is copied.
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
     let record = store.images.get(&from).map_err(|error| fault_of_store(&error))?;

@@ -87,6 +87,17 @@ impl Service {
         }
     }
 
+    /// Refuses what only the server at the top decides on, and what is not sent on to it.
+    pub(super) fn expect_no_master(&self) -> Result<(), Fault> {
+        let Some(follower) = self.replication.follower() else { return Ok(()) };
+        let text = format!(
+            "this server is a replica of {}: directories and their owners are kept there, so ask \
+             that server",
+            follower.master()
+        );
+        Err(Fault::new(FaultCode::BadRequest, text))
+    }
+
     pub(super) async fn get_replication(self) -> Result<GetReplicationReply, Fault> {
         let replication = std::sync::Arc::clone(&self.replication);
         self.blocking(move |_| Ok(replication.report(wall()))).await

@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 use super::{fault_of_store, joined};
 use crate::metrics::Metrics;
 use crate::store::comparing::Comparing;
-use crate::store::receive::Receiving;
+use crate::store::contract::Receiving;
 use crate::store::{Store, StoreError};
 
 /// The most content that is handed to the writer at once, in bytes.
@@ -214,7 +214,7 @@ enum Current<'store> {
     /// Between two objects.
     None,
     /// It is stored.
-    Stored(Receiving<'store>, u64),
+    Stored(Box<dyn Receiving + 'store>, u64),
     /// It is there already, so it is only compared.
     Known(Comparing),
 }

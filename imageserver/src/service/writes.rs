@@ -13,7 +13,7 @@ use common::api::Done;
 use common::api::image_server::expiry::{ChangeExpiryReply, ChangeExpiryRequest};
 use common::api::image_server::notes::{ChangeTagsReply, ChangeTagsRequest, CopyImageRequest};
 use common::api::image_server::replication::{
-    Forward, ForwardReply, ForwardRequest, Link, SERVERS_MAX, ServerId, Write, Written,
+    self, Forward, ForwardReply, ForwardRequest, Link, SERVERS_MAX, ServerId, Write, Written,
 };
 use common::api::image_server::{
     AddImageReply, AddImageRequest, DeleteImageRequest, GetImageRequest,
@@ -22,6 +22,7 @@ use common::api::object_server::{AddObjects, CheckObjects, CheckObjectsRequest, 
 use common::image::{Content, ImageName};
 use common::object::ObjectId;
 use common::report::report;
+use common::wire::access::{Identity, Powers};
 use common::wire::client::CallError;
 use common::wire::server::Caller;
 use common::wire::{Fault, FaultCode};
@@ -31,8 +32,8 @@ use super::images::fault_of_admission;
 use super::{Service, download, fault_of_store, joined};
 use crate::admission::{admit, read_directory};
 use crate::replication::follower::Follower;
+use crate::store::contract::Objects;
 use crate::store::needs::{Holds, Survey};
-use crate::store::objects::Objects;
 use crate::store::{Store, StoreError};
 
 /// How long the master may take for a change: it walks the whole tree of an image.
@@ -142,9 +143,9 @@ impl Service {
         caller: Caller,
         request: ForwardRequest,
     ) -> Result<ForwardReply, Fault> {
-        let ForwardRequest { path, caller: origin, write } = request;
+        let ForwardRequest { path, origin, write } = request;
         let bad = |text: String| Err(Fault::new(FaultCode::BadRequest, text));
-        let Ok(address) = origin.parse::<SocketAddr>() else {
+        let Ok(address) = origin.address.parse::<SocketAddr>() else {
             return bad("the caller of a change that is sent on is an address and port".to_owned());
         };
         if path.len() > SERVERS_MAX {
@@ -157,7 +158,14 @@ impl Service {
                 self.replication.id()
             ));
         }
-        let origin = Origin { caller: Caller { address, local: caller.local }, path };
+        // No more than this change needs.
+        let powers = match origin.has_power {
+            true => Powers::new([write.method()]),
+            false => Powers::default(),
+        };
+        let identity = Identity { user: origin.user, groups: origin.groups, powers };
+        let identity = Arc::new(identity);
+        let origin = Origin { caller: Caller { address, identity, ..caller }, path };
         self.write(origin, write).await
     }
 
@@ -244,8 +252,14 @@ impl Service {
         }
         let mut path = origin.path;
         path.push(self.replication.id().clone());
-        let caller = origin.caller.address;
-        let request = ForwardRequest { path, caller: caller.to_string(), write };
+        let Caller { address: caller, identity, .. } = origin.caller;
+        let origin = replication::Origin {
+            address: caller.to_string(),
+            user: identity.user.clone(),
+            groups: identity.groups.clone(),
+            has_power: identity.powers.has(write.method()),
+        };
+        let request = ForwardRequest { path, origin, write };
         let reply = follower.fetch_client().call_within::<Forward>(&request, FORWARD_LIMIT).await;
         let reply = reply.map_err(|error| {
             follower.unforce(&name);
@@ -301,7 +315,7 @@ impl Service {
             let place = Arc::clone(&self.downloads).acquire_owned().await;
             let place = place.expect("the semaphore is never closed");
             let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&self.metrics));
-            let body = download::objects(store, metrics, place, missing);
+            let body = download::objects(store, metrics, None, place, missing);
             let sent = client.upload::<AddObjects>(body).await;
             sent.map_err(|error| refused(follower, &error))?;
         }
@@ -319,14 +333,14 @@ fn needs(store: &Store, content: &Content, log: Option<ObjectId>) -> Result<Vec<
         store.images.expect_new(name).map_err(store_fault)?;
     }
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
-    admit(&store.objects, content).map_err(|error| fault_of_admission(&error))?;
+    admit(&*store.objects, content).map_err(|error| fault_of_admission(&error))?;
     if let Some(id) = log
         && store.objects.held(&id).map_err(store_fault)?.is_none()
     {
         let text = format!("object {id}, the build log, is not on this server: upload it first");
         return Err(Fault::new(FaultCode::NotFound, text));
     }
-    let mut all = All { objects: &store.objects, ids: log.into_iter().collect() };
+    let mut all = All { objects: &*store.objects, ids: log.into_iter().collect() };
     let lacks = Survey::default().lacks(content.root, &mut all).map_err(store_fault)?;
     match lacks.first() {
         None => Ok(all.ids.into_iter().collect()),
@@ -336,7 +350,7 @@ fn needs(store: &Store, content: &Content, log: Option<ObjectId>) -> Result<Vec<
 
 /// Notes all that a tree names.
 struct All<'store> {
-    objects: &'store Objects,
+    objects: &'store dyn Objects,
     ids: BTreeSet<ObjectId>,
 }
 

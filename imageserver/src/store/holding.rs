@@ -8,17 +8,18 @@ use std::time::Instant;
 use common::image::ImageName;
 use common::report::report;
 
-use super::{layout, small};
+use super::contract::Holding;
+use super::{StoreError, layout, small};
 use crate::holds::{Holder, Holds, TooManyError};
 
 /// The images that are in use.
-pub struct Holding {
+pub struct LocalHolding {
     data: PathBuf,
     started: Instant,
     holds: Mutex<Holds>,
 }
 
-impl Holding {
+impl LocalHolding {
     pub(super) fn open(data: &Path) -> Self {
         let kept = small::read(data, layout::HOLDS).unwrap_or_else(|error| {
             let why = report(&error);
@@ -39,13 +40,10 @@ impl Holding {
     fn holds(&self) -> MutexGuard<'_, Holds> {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Takes note that `holder` uses `names`, and no others, for `seconds`.
-    ///
-    /// # Errors
-    ///
-    /// [`TooManyError`].
-    pub fn note(
+impl Holding for LocalHolding {
+    fn note(
         &self,
         holder: &str,
         names: BTreeSet<ImageName>,
@@ -61,15 +59,11 @@ impl Holding {
         Ok(())
     }
 
-    /// Who uses `name`.
-    #[must_use]
-    pub fn holders(&self, name: &ImageName) -> Vec<Holder> {
-        self.holds().holders(self.now(), name)
+    fn holders(&self, name: &ImageName) -> Result<Vec<Holder>, StoreError> {
+        Ok(self.holds().holders(self.now(), name))
     }
 
-    /// How many images are in use.
-    #[must_use]
-    pub fn count(&self) -> usize {
+    fn count(&self) -> usize {
         self.holds().held(self.now()).len()
     }
 }

@@ -6,10 +6,8 @@
 pub mod changes;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
 use std::ops::Bound;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use common::api::image_server::ImageSummary;
 use common::image::tags::{self, Tags};
@@ -17,14 +15,14 @@ use common::image::{Image, ImageName, Notes};
 use common::object::ObjectId;
 use common::report::report;
 use common::tree::Time;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use tokio::sync::{Notify, watch};
 
-use super::layout::{self, Placed};
+use super::StoreError;
+use super::contract::{Found, Records, Version};
 use super::record::Record;
-use super::{StoreError, failed, make_directory, sync_directory};
 use crate::clock::random;
 use crate::collection::walk::Start;
+use crate::directories::is_below;
 use crate::replication::log::Log;
 use changes::Mark;
 
@@ -38,40 +36,14 @@ struct Index {
     additions: u64,
 }
 
-/// The images of a data directory.
+/// The images of a store.
 pub struct Images {
-    root: PathBuf,
-    incoming: PathBuf,
+    records: Box<dyn Records>,
     index: RwLock<Index>,
-    // Held while the files change, so that a name cannot be deleted while it is being added.
+    // Held while the records change, so that a name cannot be deleted while it is being added.
     change: Mutex<()>,
     added: Notify,
     told: watch::Sender<u64>,
-}
-
-/// What became of an image whose name was used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// It was deleted.
-    Deleted,
-    /// Its time had come.
-    Expired,
-}
-
-impl Ending {
-    /// By the mark that was left.
-    fn of(mark: &[u8]) -> Self {
-        if mark.starts_with(b"expired") { Self::Expired } else { Self::Deleted }
-    }
-
-    /// What became of the image, as a predicate.
-    #[must_use]
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Deleted => "was deleted",
-            Self::Expired => "has expired",
-        }
-    }
 }
 
 /// Some of the images, sorted by name.
@@ -84,42 +56,55 @@ pub struct Page {
 }
 
 impl Images {
-    pub(super) fn open(data: &Path) -> Result<Self, StoreError> {
-        let root = data.join(layout::IMAGES);
-        make_directory(&root)?;
-        let mut index = Index::new(random());
-        let mut deleted = Vec::new();
-        for entry in walkdir::WalkDir::new(&root).min_depth(1) {
-            let entry = entry.map_err(|error| failed("read the images")(error.into()))?;
-            let below = entry.path().strip_prefix(&root).expect("the walk began at the root");
-            match layout::placed(below) {
-                _ if entry.file_type().is_dir() => {}
-                Some(Placed::Image(name)) => index.take(&name, entry.path()),
-                Some(Placed::Deleted(name)) => deleted.push(name),
-                None => tracing::warn!(path = %entry.path().display(), "not a file of the server"),
-            }
-        }
-        // A server that was killed between the two steps of a deletion has left the record.
-        for name in deleted {
-            if index.remove(&name) {
-                let path = root.join(layout::image_path(&name));
-                fs_err::remove_file(path).map_err(failed(format!("delete image {name}")))?;
-            }
-            let mark = fs_err::read(root.join(layout::deleted_path(&name)));
-            index.end(&name, Mark::read(&mark.map_err(failed(format!("look for image {name}")))?));
-        }
-        Ok(Self {
-            root,
-            incoming: data.join(layout::INCOMING),
-            index: RwLock::new(index),
+    pub(super) fn open(records: Box<dyn Records>) -> Result<Self, StoreError> {
+        let images = Self {
+            records,
+            index: RwLock::new(Index::new(random())),
             change: Mutex::new(()),
             added: Notify::new(),
             told: watch::Sender::new(0),
-        })
+        };
+        images.refresh()?;
+        let mut index = images.write_index();
+        // None of them was added since the start.
+        index.additions = 0;
+        index.log = Log::new(random());
+        drop(index);
+        Ok(images)
     }
 
-    fn image_path(&self, name: &ImageName) -> PathBuf {
-        self.root.join(layout::image_path(name))
+    /// Takes note of what other servers have changed, if several share the store.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    pub fn refresh(&self) -> Result<(), StoreError> {
+        self.records.changes(&mut |name, found| self.note(&name, found))
+    }
+
+    /// Takes note of what is under `name` now.
+    fn note(&self, name: &ImageName, found: Result<Found, StoreError>) {
+        let record = match found {
+            Ok(Found::Record(bytes, _)) => decode(name, &bytes),
+            Ok(Found::Absent) => {
+                self.changed(name, |index| index.remove(name));
+                return;
+            }
+            Ok(Found::Gone(ending)) => {
+                let mark = self.mark_of(name, ending);
+                self.changed(name, |index| index.end(name, mark));
+                return;
+            }
+            Err(error) => Err(error),
+        };
+        let is_new = self.changed(name, |index| index.take(name, record));
+        if is_new {
+            self.added.notify_waiters();
+        }
+    }
+
+    fn write_index(&self) -> RwLockWriteGuard<'_, Index> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Refuses a name that is or was used.
@@ -128,75 +113,26 @@ impl Images {
     ///
     /// [`StoreError::Exists`] or [`StoreError::Gone`].
     pub fn expect_new(&self, name: &ImageName) -> Result<(), StoreError> {
-        let why = || failed(format!("look for image {name}"));
-        match fs_err::read(self.root.join(layout::deleted_path(name))) {
-            Ok(mark) => {
-                let ending = Ending::of(&mark);
-                return Err(StoreError::Gone { name: name.clone(), ending });
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(why()(error)),
-        }
-        match fs_err::symlink_metadata(self.image_path(name)) {
-            Ok(_) => Err(StoreError::Exists { name: name.clone() }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(why()(error)),
-        }
+        self.records.expect_new(name)
     }
 
     /// Makes an image durable, then visible. All that it needs is durable already.
     ///
     /// # Errors
     ///
-    /// As [`Images::expect_new`]; otherwise what the file-system says.
+    /// As [`Images::expect_new`]; otherwise what the store says.
     pub fn add(&self, record: &Record) -> Result<(), StoreError> {
         let name = &record.image.content.name;
         let bytes =
             record.encode().map_err(|source| StoreError::Record { name: name.clone(), source })?;
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        self.expect_new(name)?;
-        self.place(&self.image_path(name), &bytes, &format!("store image {name}"))?;
-        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        self.records.create(name, &bytes)?;
+        let mut index = self.write_index();
         index.insert(record);
         index.additions += 1;
         self.tell(&mut index, name);
         drop(index);
         self.added.notify_waiters();
-        Ok(())
-    }
-
-    /// Writes a file that appears at `path` complete or not at all, and survives a crash. The
-    /// name must be new.
-    fn place(&self, path: &Path, bytes: &[u8], what: &str) -> Result<(), StoreError> {
-        let directory = path.parent().expect("it is below the directory of images");
-        make_directory(directory)?;
-        let temporary = self.incoming.join("image");
-        let written = write(&temporary, bytes)
-            .and_then(|()| fs_err::hard_link(&temporary, path))
-            .map_err(failed(what));
-        match fs_err::remove_file(&temporary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, "a temporary file stays until the next start");
-            }
-            _ => {}
-        }
-        written?;
-        let synced = self.sync_up(directory);
-        if synced.is_err() {
-            // What was refused must not be there after the next start either.
-            fs_err::remove_file(path).map_err(failed(what))?;
-        }
-        synced
-    }
-
-    /// Makes the entries of `directory`, and of those above it, durable.
-    fn sync_up(&self, directory: &Path) -> Result<(), StoreError> {
-        for directory in directory.ancestors() {
-            sync_directory(directory)?;
-            if directory == self.root {
-                break;
-            }
-        }
         Ok(())
     }
 
@@ -206,27 +142,25 @@ impl Images {
     ///
     /// [`StoreError::NotFound`], [`StoreError::Gone`], or [`StoreError::Damaged`].
     pub fn get(&self, name: &ImageName) -> Result<Record, StoreError> {
-        // A record that is still being made durable is not there yet.
-        if !self.is_visible(name) {
-            return Err(self.why_absent(name));
-        }
-        match fs_err::read(self.image_path(name)) {
-            Ok(bytes) => decode(name, &bytes),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(self.why_absent(name)),
-            Err(error) => Err(failed(format!("read image {name}"))(error)),
+        self.read(name).map(|(record, _)| record)
+    }
+
+    fn read(&self, name: &ImageName) -> Result<(Record, Version), StoreError> {
+        match self.records.read(name)? {
+            // A record that is still being made durable is not there yet.
+            Found::Record(_, version) if !self.is_visible(name, &version) => {
+                Err(StoreError::NotFound { name: name.clone() })
+            }
+            Found::Record(bytes, version) => Ok((decode(name, &bytes)?, version)),
+            Found::Absent => Err(StoreError::NotFound { name: name.clone() }),
+            Found::Gone(ending) => Err(StoreError::Gone { name: name.clone(), ending }),
         }
     }
 
-    fn is_visible(&self, name: &ImageName) -> bool {
+    /// True if the list has `name`; or if others may have added it, which do so in one step.
+    fn is_visible(&self, name: &ImageName, version: &Version) -> bool {
         let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
-        index.images.contains_key(name) || index.damaged.contains_key(name)
-    }
-
-    fn why_absent(&self, name: &ImageName) -> StoreError {
-        match self.expect_new(name) {
-            Ok(()) | Err(StoreError::Exists { .. }) => StoreError::NotFound { name: name.clone() },
-            Err(other) => other,
-        }
+        !version.0.is_empty() || index.images.contains_key(name) || index.damaged.contains_key(name)
     }
 
     /// Resolves when an image has been added after this call.
@@ -290,6 +224,27 @@ impl Images {
         index.damaged.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
     }
 
+    /// Calls `visit` with each image below `directory`, or with all.
+    pub fn visit(&self, directory: Option<&ImageName>, mut visit: impl FnMut(&ImageSummary)) {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let start = directory.map_or(Bound::Unbounded, Bound::Excluded);
+        let images = index.images.range::<ImageName, _>((start, Bound::Unbounded));
+        images
+            .map(|(_, image)| image)
+            .take_while(|image| directory.is_none_or(|above| begins(&image.name, above)))
+            .filter(|image| directory.is_none_or(|above| is_below(&image.name, above)))
+            .for_each(&mut visit);
+    }
+
+    /// How many images are below `directory`, those whose records are damaged among them.
+    #[must_use]
+    pub fn count_below(&self, directory: &ImageName) -> u64 {
+        let mut count = 0;
+        self.visit(Some(directory), |_| count += 1);
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        count + index.damaged.keys().filter(|name| is_below(name, directory)).count() as u64
+    }
+
     /// Deletes an image, and lets no other have its name. Its objects stay.
     ///
     /// # Errors
@@ -341,48 +296,43 @@ impl Images {
         change: impl FnOnce(&mut Notes) -> Result<(), E>,
     ) -> Result<Notes, E> {
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut record = self.get(name)?;
+        let (mut record, version) = self.read(name)?;
         let former = record.image.notes.clone();
         change(&mut record.image.notes)?;
         if record.image.notes != former {
-            self.replace(name, &record)?;
+            self.replace(name, &record, &version)?;
         }
         Ok(record.image.notes)
     }
 
-    /// Puts `record` in the place of the one that is there: whoever reads gets either of them.
-    fn replace(&self, name: &ImageName, record: &Record) -> Result<(), StoreError> {
+    fn replace(
+        &self,
+        name: &ImageName,
+        record: &Record,
+        version: &Version,
+    ) -> Result<(), StoreError> {
         let bytes =
             record.encode().map_err(|source| StoreError::Record { name: name.clone(), source })?;
-        let (path, temporary) = (self.image_path(name), self.incoming.join("image"));
-        write(&temporary, &bytes)
-            .and_then(|()| fs_err::rename(&temporary, &path))
-            .map_err(failed(format!("change image {name}")))?;
-        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
-        index.insert(record);
-        self.tell(&mut index, name);
-        drop(index);
-        sync_directory(path.parent().expect("it is below the directory of images"))
+        let replaced = self.records.replace(name, version, &bytes);
+        match &replaced {
+            Ok(()) => {
+                let mut index = self.write_index();
+                index.insert(record);
+                self.tell(&mut index, name);
+            }
+            // Either may be there.
+            Err(_) => self.note(name, self.records.read(name)),
+        }
+        replaced
     }
 
     fn delete_locked(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
-        match self.expect_new(name) {
-            Ok(()) => return Err(StoreError::NotFound { name: name.clone() }),
-            Err(StoreError::Exists { .. }) => {}
-            Err(other) => return Err(other),
-        }
-        let what = format!("delete image {name}");
         let mark = Mark::text(mark, self.digest(name));
-        self.place(&self.root.join(layout::deleted_path(name)), mark.as_bytes(), &what)?;
-        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
-        index.end(name, Mark::read(mark.as_bytes()));
-        self.tell(&mut index, name);
-        drop(index);
-        // The mark has deleted it: what fails now is made up for at the next start.
-        if let Err(error) = fs_err::remove_file(self.image_path(name)) {
-            tracing::warn!(%error, "the record of a deleted image stays until the next start");
-        }
-        Ok(())
+        self.records.bury(name, &mark, &mut || {
+            let mut index = self.write_index();
+            index.end(name, Mark::read(mark.as_bytes()));
+            self.tell(&mut index, name);
+        })
     }
 }
 
@@ -410,33 +360,30 @@ impl Index {
         self.images.remove(name).is_some() | self.damaged.remove(name).is_some()
     }
 
-    /// Takes the image whose record is at `path` into the lists, or among the damaged.
-    fn take(&mut self, name: &ImageName, path: &Path) {
-        let record = fs_err::read(path)
-            .map_err(failed(format!("read image {name}")))
-            .and_then(|bytes| decode(name, &bytes));
+    /// Takes an image into the lists, or among the damaged. True if it was in neither.
+    fn take(&mut self, name: &ImageName, record: Result<Record, StoreError>) -> bool {
+        let is_new = !self.images.contains_key(name) && !self.damaged.contains_key(name);
         match record {
             Ok(record) => {
+                self.damaged.remove(name);
                 self.insert(&record);
             }
             Err(error) => {
                 let why = report(&error);
                 tracing::error!(image = %name, error = %why, "an image cannot be used");
+                self.images.remove(name);
+                self.build_logs.remove(name);
                 self.damaged.insert(name.clone(), why);
             }
         }
+        self.additions += u64::from(is_new);
+        is_new
     }
 }
 
-/// Writes a file of which nobody knows yet, durably.
-fn write(temporary: &Path, bytes: &[u8]) -> io::Result<()> {
-    fs_err::OpenOptions::new()
-        .create(true)
-        .truncate(true)
-        .write(true)
-        .mode(0o600)
-        .open(temporary)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+/// True if one name begins with all of the other, be it below it or not.
+fn begins(name: &ImageName, with: &ImageName) -> bool {
+    name.as_str().starts_with(with.as_str())
 }
 
 fn decode(name: &ImageName, bytes: &[u8]) -> Result<Record, StoreError> {

@@ -8,6 +8,7 @@
 //! DATA/objects/<algorithm>/<2 hex>/<hex>    objects, files and directories alike
 //! DATA/images/<component>.d/.../<last>.image    one record for each image
 //! DATA/images/<component>.d/.../<last>.deleted  the name was used, and never is again
+//! DATA/directories                          which directories were made, and their owners
 //! DATA/incoming/                            what is being written; emptied at start
 //! DATA/unsynced                             objects may not be on the medium; empty
 //! DATA/scrub                                how far reading all objects is
@@ -38,6 +39,8 @@ pub const CLOCK: &str = "clock";
 pub const OBJECTS: &str = "objects";
 /// The directory of image records.
 pub const IMAGES: &str = "images";
+/// The file that says which directories were made.
+pub const DIRECTORIES: &str = "directories";
 /// The directory of what is being written.
 pub const INCOMING: &str = "incoming";
 /// The file that is there while objects may have been stored that are not on the medium.
@@ -53,13 +56,14 @@ pub const SERVER_ID: &str = "server-id";
 pub const ARCHIVE: &str = "archive";
 
 /// What may be at the top of the data directory; a file-system of its own has the last one.
-pub const TOP: [&str; 13] = [
+pub const TOP: [&str; 14] = [
     LOCK,
     LEASES,
     HOLDS,
     CLOCK,
     OBJECTS,
     IMAGES,
+    DIRECTORIES,
     INCOMING,
     UNSYNCED,
     SCRUB,

@@ -16,6 +16,7 @@ use common::api::object_server::LEASE_SECONDS_MAX;
 use common::object::ObjectId;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
+use super::contract::Leasing;
 use super::{StoreError, failed, layout};
 use crate::collection::leases::Leases;
 
@@ -30,7 +31,7 @@ const KEPT_MAX: u64 = with_slack(LEASE_SECONDS_MAX as u64);
 const DIGITS: usize = 15;
 
 /// The leases of a store.
-pub struct Leasing {
+pub struct LocalLeasing {
     started: Instant,
     file: fs_err::File,
     /// Until when the file says that leases may last. Locked before the table.
@@ -40,7 +41,7 @@ pub struct Leasing {
     longest: AtomicU32,
 }
 
-impl Leasing {
+impl LocalLeasing {
     /// Holds all objects for as long as leases of a former server may last. A store that is new
     /// never had one.
     pub(super) fn open(data: &Path, is_new: bool) -> Result<Self, StoreError> {
@@ -142,6 +143,28 @@ impl Leasing {
     }
 }
 
+impl Leasing for LocalLeasing {
+    fn set_longest(&self, seconds: u32) {
+        self.set_longest(seconds);
+    }
+
+    fn give(&self, ids: &[ObjectId], seconds: u32) -> Result<(), StoreError> {
+        self.give(ids, seconds)
+    }
+
+    fn count_down(&self) -> Result<(), StoreError> {
+        self.count_down()
+    }
+
+    fn everything_for(&self) -> u64 {
+        self.everything_for()
+    }
+
+    fn count(&self) -> usize {
+        self.count()
+    }
+}
+
 const fn with_slack(seconds: u64) -> u64 {
     seconds + seconds.div_ceil(SLACK_PART)
 }
@@ -159,13 +182,13 @@ mod tests {
     use super::*;
 
     fn held_after_restart(data: &Path) -> u64 {
-        Leasing::open(data, false).unwrap().everything_for()
+        LocalLeasing::open(data, false).unwrap().everything_for()
     }
 
     #[test]
     fn after_a_restart_everything_is_held_for_as_long_as_a_lease_may_last() {
         let data = tempfile::tempdir().unwrap();
-        let leasing = Leasing::open(data.path(), true).unwrap();
+        let leasing = LocalLeasing::open(data.path(), true).unwrap();
         assert_eq!(leasing.everything_for(), 0);
         assert_eq!(held_after_restart(data.path()), 0);
         leasing.give(&[Algorithm::Blake3.digest(b"x")], 2_400).unwrap();
@@ -183,7 +206,7 @@ mod tests {
     #[test]
     fn a_server_may_give_shorter_leases_or_none() {
         let data = tempfile::tempdir().unwrap();
-        let leasing = Leasing::open(data.path(), true).unwrap();
+        let leasing = LocalLeasing::open(data.path(), true).unwrap();
         let id = Algorithm::Blake3.digest(b"x");
         leasing.set_longest(0);
         leasing.give(&[id], u32::MAX).unwrap();

@@ -2,10 +2,11 @@
 //!
 //! An object is written to a temporary file while it is hashed, and renamed to its name when its
 //! length and digest are what was announced. Its own directory is not made durable for each:
-//! [`Objects::sync`] does that for all at once, before an image that needs them is seen. After a
-//! power failure an object that no image needs yet may therefore be empty or damaged: an empty one
-//! is not counted as there; and after a server that did not stop well, with objects that were not
-//! synced, none is believed to be there before it was read, until all were ([`Objects::held`]).
+//! [`LocalObjects::sync`] does that for all at once, before an image that needs them is seen. After
+//! a power failure an object that no image needs yet may therefore be empty or damaged: an empty
+//! one is not counted as there; and after a server that did not stop well, with objects that were
+//! not synced, none is believed to be there before it was read, until all were
+//! ([`LocalObjects::held`]).
 
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -17,13 +18,15 @@ use bytes::Bytes;
 use common::object::{Hasher, ObjectId};
 use walkdir::{DirEntryExt as _, WalkDir};
 
+use super::contract::{Objects, Receiving};
 use super::holdings::{Change, Holdings, Tally};
 use super::reading::{Found, MediumReader};
-use super::receive::Receiving;
+use super::receive::LocalReceiving;
 use super::unsynced::Unsynced;
 use super::verified::Verified;
 use super::wounds::{Wound, Wounds, is_unreadable};
 use super::{StoreError, failed, layout, make_directory};
+use crate::collection::pressure::Space;
 
 /// The longest object that is read, hashed and sent in one piece, in bytes.
 pub const WHOLE_BYTES_MAX: u64 = 64 << 10;
@@ -36,7 +39,7 @@ pub const CHUNK_BYTES: usize = 64 << 10;
 const CHECKS_MAX: usize = 64;
 
 /// The objects of a data directory.
-pub struct Objects {
+pub struct LocalObjects {
     pub(super) root: PathBuf,
     pub(super) incoming: PathBuf,
     quarantine: PathBuf,
@@ -88,7 +91,7 @@ impl Content {
     }
 }
 
-impl Objects {
+impl LocalObjects {
     pub(super) fn open(data: &Path) -> Result<Self, StoreError> {
         let root = data.join(layout::OBJECTS);
         for algorithm in layout::ALGORITHMS {
@@ -281,28 +284,13 @@ impl Objects {
         &self.wounds
     }
 
-    /// Those of `ids` that have to be uploaded, in order.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
-    pub fn missing(&self, ids: &[ObjectId]) -> Result<Vec<ObjectId>, StoreError> {
-        let mut missing = Vec::new();
-        for id in ids {
-            if self.held(id)?.is_none() {
-                missing.push(*id);
-            }
-        }
-        Ok(missing)
-    }
-
     /// Starts to store an object of `size_bytes`, of which nothing is seen until it is complete.
     ///
     /// # Errors
     ///
     /// [`StoreError::TooLittle`] if it cannot fit.
-    pub fn receive(&self, id: ObjectId, size_bytes: u64) -> Result<Receiving<'_>, StoreError> {
-        Receiving::new(self, id, size_bytes)
+    pub fn receive(&self, id: ObjectId, size_bytes: u64) -> Result<LocalReceiving<'_>, StoreError> {
+        LocalReceiving::new(self, id, size_bytes)
     }
 
     /// Opens an object, and makes sure that its content is what its id says. `None` if it is not
@@ -445,6 +433,73 @@ impl Objects {
     }
 }
 
+impl Objects for LocalObjects {
+    fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
+        self.size_bytes(id)
+    }
+
+    fn held(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
+        self.held(id)
+    }
+
+    fn receive(
+        &self,
+        id: ObjectId,
+        size_bytes: u64,
+    ) -> Result<Box<dyn Receiving + '_>, StoreError> {
+        Ok(Box::new(self.receive(id, size_bytes)?))
+    }
+
+    fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
+        self.open_verified(id)
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        self.sync()
+    }
+
+    fn space(&self) -> Result<Option<Space>, StoreError> {
+        self.space().map(Some)
+    }
+
+    fn count(&self, stop: &dyn Fn() -> bool) {
+        self.count(stop);
+    }
+
+    fn holdings(&self) -> Holdings {
+        self.holdings()
+    }
+
+    fn corrupt(&self) -> u64 {
+        self.corrupt()
+    }
+
+    fn wounds(&self) -> &Wounds {
+        self.wounds()
+    }
+
+    fn list(&self, below: &Path) -> Result<Vec<ObjectId>, StoreError> {
+        self.list(below)
+    }
+
+    fn read_medium(
+        &self,
+        id: &ObjectId,
+        reader: &mut MediumReader,
+        pace: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<OnMedium, StoreError> {
+        self.read_medium(id, reader, pace)
+    }
+
+    fn is_doubtful(&self) -> bool {
+        self.is_doubtful()
+    }
+
+    fn all_read(&self) {
+        self.all_read();
+    }
+}
+
 /// The length of the object that lies in such a file, in bytes. `None` if that is none: a crash of
 /// the machine leaves files that were just made empty.
 pub(super) fn length_of(id: &ObjectId, metadata: &std::fs::Metadata) -> Option<u64> {
@@ -464,7 +519,7 @@ mod tests {
     fn what_is_put_aside_is_counted_no_more_and_empty_files_never_were() {
         let data = tempfile::tempdir().unwrap();
         fs_err::create_dir(data.path().join(layout::INCOMING)).unwrap();
-        let objects = Objects::open(data.path()).unwrap();
+        let objects = LocalObjects::open(data.path()).unwrap();
         let [good, cut, bad, empty] = [&b"good"[..], b"cut", b"bad", b""].map(|content| {
             let id = Algorithm::Blake3.digest(content);
             fs_err::write(objects.path(&id), content).unwrap();

@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use common::object::{Hasher, ObjectId};
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
+use super::contract::Receiving;
 use super::holdings::Change;
-use super::objects::Objects;
+use super::objects::LocalObjects;
 use super::{StoreError, failed};
 
 /// From this length on, an object is held against the free space before any of it is taken.
 const SPACE_CHECKED_BYTES: u64 = 1 << 20;
 
-/// An object that is being stored. Dropped before [`Receiving::finish`], it leaves nothing.
-pub struct Receiving<'store> {
-    objects: &'store Objects,
+/// An object that is being stored. Dropped before [`LocalReceiving::finish`], it leaves nothing.
+pub struct LocalReceiving<'store> {
+    objects: &'store LocalObjects,
     id: ObjectId,
     size_bytes: u64,
     hasher: Hasher,
@@ -23,9 +24,9 @@ pub struct Receiving<'store> {
     temporary: Option<PathBuf>,
 }
 
-impl<'store> Receiving<'store> {
+impl<'store> LocalReceiving<'store> {
     pub(super) fn new(
-        objects: &'store Objects,
+        objects: &'store LocalObjects,
         id: ObjectId,
         size_bytes: u64,
     ) -> Result<Self, StoreError> {
@@ -86,7 +87,17 @@ impl<'store> Receiving<'store> {
     }
 }
 
-impl Drop for Receiving<'_> {
+impl Receiving for LocalReceiving<'_> {
+    fn write(&mut self, content: &[u8]) -> Result<(), StoreError> {
+        self.write(content)
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), StoreError> {
+        (*self).finish()
+    }
+}
+
+impl Drop for LocalReceiving<'_> {
     fn drop(&mut self) {
         let Some(temporary) = self.temporary.take() else { return };
         if let Err(error) = fs_err::remove_file(temporary) {

@@ -15,6 +15,29 @@ use common::tree::Totals;
 use common::wire::codec::{self, CodecError, Encoding};
 use serde::{Deserialize, Serialize};
 
+/// Puts a line before `body` that says what it is, and guards it.
+#[must_use]
+pub fn guard(magic: &str, mut body: Vec<u8>) -> Vec<u8> {
+    let mut bytes = format!("{magic}{}\n", Algorithm::Blake3.digest(&body)).into_bytes();
+    bytes.append(&mut body);
+    bytes
+}
+
+/// What [`guard`] has put a line before.
+///
+/// # Errors
+///
+/// [`RecordError`] for any other bytes.
+pub fn unguard<'bytes>(magic: &str, bytes: &'bytes [u8]) -> Result<&'bytes [u8], RecordError> {
+    let rest = bytes.strip_prefix(magic.as_bytes()).ok_or(RecordError::Magic)?;
+    let end = rest.iter().position(|&byte| byte == b'\n').ok_or(RecordError::Damaged)?;
+    let (digest, body) = (&rest[..end], &rest[end + 1..]);
+    if Algorithm::Blake3.digest(body).to_string().as_bytes() != digest {
+        return Err(RecordError::Damaged);
+    }
+    Ok(body)
+}
+
 const MAGIC: &str = "dominator-image 1 ";
 
 /// The longest record, in bytes: JSON of the largest request takes at most six bytes for each.
@@ -33,7 +56,7 @@ pub struct Record {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The first line is not that of a record.
-    #[error("it does not begin as a record of an image does")]
+    #[error("it does not begin as such a file does")]
     Magic,
     /// What follows the first line is not what was written.
     #[error("it was changed or cut short after it was written")]
@@ -56,9 +79,7 @@ impl Record {
     pub fn encode(&self) -> Result<Vec<u8>, CodecError> {
         let mut body = codec::encode(Encoding::Json, "image record", self)?;
         body.push(b'\n');
-        let mut bytes = format!("{MAGIC}{}\n", Algorithm::Blake3.digest(&body)).into_bytes();
-        bytes.append(&mut body);
-        Ok(bytes)
+        Ok(guard(MAGIC, body))
     }
 
     /// Reads the bytes of the file.
@@ -67,12 +88,7 @@ impl Record {
     ///
     /// [`RecordError`] for any bytes but those that [`Record::encode`] makes.
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
-        let rest = bytes.strip_prefix(MAGIC.as_bytes()).ok_or(RecordError::Magic)?;
-        let end = rest.iter().position(|&byte| byte == b'\n').ok_or(RecordError::Damaged)?;
-        let (digest, body) = (&rest[..end], &rest[end + 1..]);
-        if Algorithm::Blake3.digest(body).to_string().as_bytes() != digest {
-            return Err(RecordError::Damaged);
-        }
+        let body = unguard(MAGIC, bytes)?;
         codec::decode(Encoding::Json, "image record", body, RECORD_BYTES_MAX)
             .map_err(|source| RecordError::Unknown { source })
     }

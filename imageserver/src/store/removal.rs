@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use common::object::ObjectId;
 
 use super::holdings::{Change, directories};
-use super::objects::{Objects, length_of};
+use super::objects::{LocalObjects, length_of};
 use super::{StoreError, failed};
 use crate::collection::oldest::Candidate;
 use crate::collection::pressure::Space;
@@ -40,7 +40,7 @@ impl Taken {
     }
 }
 
-impl Objects {
+impl LocalObjects {
     /// Takes `id` away: it is no longer there. `None` if it was not.
     ///
     /// # Errors
@@ -124,13 +124,14 @@ mod tests {
     use common::object::Algorithm;
 
     use super::super::holdings::Holdings;
-    use super::super::{Store, layout};
+    use super::super::layout;
+    use super::super::objects::LocalObjects;
 
     #[test]
     fn what_is_taken_away_is_counted_no_more_and_can_come_again() {
         let data = tempfile::tempdir().unwrap();
-        let store = Store::open(data.path()).unwrap();
-        let objects = &store.objects;
+        std::fs::create_dir(data.path().join(layout::INCOMING)).unwrap();
+        let objects = LocalObjects::open(data.path()).unwrap();
         let put = |content: &[u8]| {
             let id = Algorithm::Blake3.digest(content);
             let mut receiving = objects.receive(id, content.len() as u64).unwrap();

@@ -12,10 +12,13 @@ use common::object::{Algorithm, ObjectId};
 use common::report::report;
 use common::tree::{Child, Directory, File, Leaf, Metadata, Node, Time, Tree, TreeBuilder};
 use common::trigger::Triggers;
+use common::wire::access::Owners;
 use imageserver::admission::{AdmissionError, admit};
 use imageserver::collection::Collector;
 use imageserver::collection::pressure::Bounds;
+use imageserver::directories::{DirectoryError, Sums};
 use imageserver::replication::arrival;
+use imageserver::store::directories::KeepError;
 use imageserver::store::reading::MediumReader;
 use imageserver::store::record::Record;
 use imageserver::store::{Store, StoreError};
@@ -30,11 +33,11 @@ const ALGORITHM: Algorithm = Algorithm::Blake3;
 pub struct Change {
     /// What it is called.
     pub name: &'static str,
-    /// The images that there are before it.
+    /// What there is before it: images, and directories that were made, as `names` tells them.
     pub before: &'static [&'static str],
     /// Images that were deleted before it, and left their objects.
     deleted: &'static [&'static str],
-    /// The images that there are after it.
+    /// What there is after it.
     pub after: &'static [&'static str],
     /// True if what it makes must be on the medium when it ends.
     pub is_synced: bool,
@@ -102,6 +105,30 @@ pub static CHANGES: &[Change] = &[
         is_synced: true,
         make: drop_copy,
     },
+    Change {
+        name: "mkdir",
+        before: &["base/1"],
+        deleted: &[],
+        after: &["base/1", "directory web: group infra", "directory web/prod: group web"],
+        is_synced: true,
+        make: make_directory,
+    },
+    Change {
+        name: "chown",
+        before: &["base/1", "directory base: group infra"],
+        deleted: &[],
+        after: &["base/1", "directory base: group web"],
+        is_synced: true,
+        make: change_owner,
+    },
+    Change {
+        name: "rmdir",
+        before: &["base/1", "directory base: group infra", "directory web: nobody"],
+        deleted: &["web/1"],
+        after: &["base/1", "directory base: group infra"],
+        is_synced: true,
+        make: remove_directory,
+    },
     // An object that comes back with a power cut is collected again.
     Change {
         name: "collect",
@@ -122,8 +149,11 @@ impl Change {
     /// Makes the store in `directory` as it is before the change.
     pub fn prepare(&self, directory: &Path) {
         let store = Store::open(directory).unwrap();
-        for image in self.before.iter().chain(self.deleted) {
-            store_image(&store, image).unwrap();
+        for thing in self.before.iter().chain(self.deleted) {
+            match thing.strip_prefix("directory ") {
+                Some(directory) => prepare_directory(&store, directory),
+                None => store_image(&store, thing).unwrap(),
+            }
         }
         for image in self.deleted {
             store.images.delete(&name(image), "deleted by a test\n").unwrap();
@@ -137,7 +167,7 @@ impl Change {
 
     /// Nothing is there of what only images that were deleted before needed.
     pub fn expect_gone(&self, store: &Store) -> Result<(), String> {
-        for image in self.deleted {
+        for image in self.deleted.iter().filter(|_| self.name == "collect") {
             let (tree, mut objects) = tree_of(image);
             encodings(tree.root(), &mut objects);
             // The first is what all images have.
@@ -238,6 +268,58 @@ fn collect(store: &Arc<Store>) -> Result<(), String> {
     collected.map(drop).map_err(|error| report(&error))
 }
 
+fn group(text: &str) -> Owners {
+    Owners::new([text], [])
+}
+
+fn now() -> Time {
+    Time { seconds: 1_700_000_000, nanoseconds: 0 }
+}
+
+/// Makes a directory that is told as `names` does.
+fn prepare_directory(store: &Store, told: &str) {
+    let (directory, owners) = told.split_once(": ").unwrap();
+    let owners = owners.strip_prefix("group ").map(group).unwrap_or_default();
+    let directory = name(directory);
+    let made = store.directories.change(|directories| {
+        let names = directories.to_make(&directory, false, |_| true)?;
+        Ok(directories.make(&directory, names, Some(owners), now())?)
+    });
+    made.unwrap();
+}
+
+fn changed<T>(done: Result<T, KeepError>) -> Result<(), String> {
+    done.map(drop).map_err(|error| report(&error))
+}
+
+fn make_directory(store: &Arc<Store>) -> Result<(), String> {
+    changed(store.directories.change(|directories| {
+        for (text, owner) in [("web", "infra"), ("web/prod", "web")] {
+            let names = directories.to_make(&name(text), true, |_| false)?;
+            directories.make(&name(text), names, Some(group(owner)), now())?;
+        }
+        Ok(())
+    }))
+}
+
+fn change_owner(store: &Arc<Store>) -> Result<(), String> {
+    changed(
+        store.directories.change(|directories| {
+            Ok(directories.give(&name("base"), group("web"), now(), |_| false)?)
+        }),
+    )
+}
+
+fn remove_directory(store: &Arc<Store>) -> Result<(), String> {
+    let removed = store.directories.change(|directories| {
+        Ok(directories.remove(&name("web"), store.images.count_below(&name("web")))?)
+    });
+    match removed {
+        Err(KeepError::Directory(DirectoryError::NotFound { .. })) => Ok(()),
+        other => changed(other),
+    }
+}
+
 /// The tree of an image: a file that all have, a small one, a large one, and a second name.
 fn tree_of(image: &str) -> (Tree, Vec<Vec<u8>>) {
     let small = format!("this is {image}\n").into_bytes();
@@ -305,7 +387,7 @@ fn upload(store: &Store, image: &str) -> Result<Image, String> {
 fn store_image(store: &Store, image: &str) -> Result<(), String> {
     let image = upload(store, image)?;
     let totals =
-        admit(&store.objects, &image.content).map_err(|error: AdmissionError| report(&error))?;
+        admit(&*store.objects, &image.content).map_err(|error: AdmissionError| report(&error))?;
     store.objects.sync().map_err(|error| report(&error))?;
     let record = Record { image, totals };
     match store.images.add(&record) {
@@ -319,8 +401,20 @@ fn name(text: &str) -> ImageName {
     ImageName::new(text).unwrap()
 }
 
-/// The names of the images that are seen.
+/// The names of the images that are seen, and the directories that were made, with their owners.
 pub fn names(store: &Store) -> Vec<String> {
+    let mut names = images(store);
+    if let Some(why) = store.directories.damage() {
+        names.push(format!("damaged directories: {why}"));
+    }
+    let all = Sums::default();
+    let (directories, _) = store.directories.now().list(&all, None, None, 100);
+    let made = directories.into_iter().filter(|directory| directory.made_on.is_some());
+    names.extend(made.map(|one| format!("directory {}: {}", one.name, one.owners.in_words())));
+    names
+}
+
+fn images(store: &Store) -> Vec<String> {
     let page = store.images.list(None, 100);
     page.images.into_iter().map(|image| image.name.to_string()).collect()
 }
@@ -335,10 +429,10 @@ pub fn expect_whole(store: &Store) -> Result<(), String> {
     if !damaged.is_empty() {
         return Err(format!("damaged records: {damaged:?}"));
     }
-    for image in names(store) {
+    for image in images(store) {
         let record = store.images.get(&name(&image)).map_err(|error| report(&error))?;
         let content = record.image.content;
-        let totals = admit(&store.objects, &content).map_err(|error| report(&error))?;
+        let totals = admit(&*store.objects, &content).map_err(|error| report(&error))?;
         if totals != record.totals {
             return Err(format!("{image} has {totals:?}"));
         }

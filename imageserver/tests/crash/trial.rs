@@ -237,7 +237,16 @@ fn expect_tidy(data: &Path, aside: Aside) -> Result<(), String> {
             return Err(format!("this is left: {left:?}"));
         }
     }
-    let known = ["images", "incoming", "leases", "lock", "objects", "quarantine", "unsynced"];
+    let known = [
+        "directories",
+        "images",
+        "incoming",
+        "leases",
+        "lock",
+        "objects",
+        "quarantine",
+        "unsynced",
+    ];
     let is_known = |path: &PathBuf| known.iter().any(|name| path.ends_with(name));
     match entries(data).into_iter().find(|path| !is_known(path)) {
         None => Ok(()),

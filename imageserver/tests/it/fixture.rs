@@ -134,12 +134,21 @@ impl Server {
 
     /// Fetches objects; `None` for those that are absent.
     pub async fn fetch(&self, ids: &[ObjectId]) -> Vec<(ObjectId, Option<Vec<u8>>)> {
+        self.fetch_by(&self.client, ids).await.0
+    }
+
+    /// Fetches objects by `client`; also says how many bytes came over the wire.
+    pub async fn fetch_by(
+        &self,
+        client: &Client,
+        ids: &[ObjectId],
+    ) -> (Vec<(ObjectId, Option<Vec<u8>>)>, u64) {
         let request = GetObjectsRequest { ids: ids.to_vec() };
-        let mut reader = self.client.get_objects(&request).await.unwrap();
+        let mut reader = client.get_objects(&request).await.unwrap();
         let mut got = Vec::new();
         loop {
             match reader.head().await.unwrap() {
-                Head::End => return got,
+                Head::End => return (got, reader.take_wire_bytes()),
                 Head::Absent(id) => got.push((id, None)),
                 Head::Object { id, .. } => {
                     let mut content = Vec::new();
@@ -192,6 +201,22 @@ pub struct Answer {
 impl Answer {
     pub fn text(&self) -> String {
         String::from_utf8(self.body.clone()).unwrap()
+    }
+
+    /// The body of an answer that was sent in chunks (RFC 9112, 7.1).
+    pub fn dechunked(&self) -> Vec<u8> {
+        assert_eq!(self.header("transfer-encoding"), Some("chunked"));
+        let (mut whole, mut rest) = (Vec::new(), &self.body[..]);
+        loop {
+            let end = rest.windows(2).position(|window| window == b"\r\n").unwrap();
+            let length = std::str::from_utf8(&rest[..end]).unwrap();
+            let length = usize::from_str_radix(length, 16).unwrap();
+            if length == 0 {
+                return whole;
+            }
+            whole.extend_from_slice(&rest[end + 2..end + 2 + length]);
+            rest = &rest[end + 4 + length..];
+        }
     }
 
     /// The value of a header.

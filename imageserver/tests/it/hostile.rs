@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use common::api::object_server::AddObjects;
 use common::wire::FaultCode;
-use common::wire::object_stream::Head;
+use common::wire::object_stream::{Form, Head};
 use common::wire::server::head_bytes;
 
 use crate::fixture::{ALGORITHM, Server, fault, files_in, object};
@@ -24,6 +24,58 @@ async fn refused(chunks: Vec<Bytes>) -> (FaultCode, String) {
 
 fn head(size_bytes: u64) -> Bytes {
     head_bytes(&Head::Object { id: ALGORITHM.digest(b"bad"), size_bytes })
+}
+
+/// The head of a packed object, and a chunk that is said to stand for `content_bytes`.
+fn packed(size_bytes: u64, content_bytes: u32, packed: &[u8]) -> Bytes {
+    let mut bytes = Vec::new();
+    let head = Head::Object { id: ALGORITHM.digest(b"bad"), size_bytes };
+    head.encode_as(Form::Packed, &mut bytes);
+    bytes.extend(content_bytes.to_le_bytes());
+    bytes.extend((packed.len() as u32).to_le_bytes());
+    bytes.extend(packed);
+    bytes.into()
+}
+
+#[tokio::test]
+async fn packed_content_that_is_another_is_refused() {
+    let (code, message) = refused(vec![packed(5, 5, b"other"), end()]).await;
+    let (want, got) = (ALGORITHM.digest(b"bad"), ALGORITHM.digest(b"other"));
+    assert_eq!(code, FaultCode::BadRequest);
+    assert_eq!(message, format!("the content sent as {want} hashes to {got}"));
+}
+
+#[tokio::test]
+async fn packed_content_that_does_not_unpack_is_refused() {
+    let garbled = "the object stream is garbled: a packed chunk";
+    let bomb = zstd::bulk::compress(&vec![0; 100_000_000], 3).unwrap();
+    let short = zstd::bulk::compress(&[0; 20_000], 3).unwrap();
+    let lie = |bytes: &[u8], content| {
+        format!(
+            "{garbled} is said to be {} bytes that stand for {content}, where 30000 are missing",
+            bytes.len()
+        )
+    };
+    let frame = |why| format!("{garbled} of 30000 bytes cannot be unpacked: {why}");
+    let table = [
+        (packed(30_000, 30_000, b"no frame at all"), frame("Unknown frame descriptor")),
+        (
+            packed(30_000, 30_000, &bomb),
+            frame("Destination buffer is too small: 100000000 bytes needed, 30000 given"),
+        ),
+        (packed(30_000, 30_000, &short), frame("it has 20000 bytes")),
+        (packed(30_000, 0, b""), lie(b"", 0)),
+        (packed(30_000, 2, b"xxx"), lie(b"xxx", 2)),
+        (packed(30_000, 30_001, b"xx"), lie(b"xx", 30_001)),
+    ];
+    for (chunk, expected) in table {
+        let (code, message) = refused(vec![chunk, end()]).await;
+        assert_eq!((code, message), (FaultCode::BadRequest, expected));
+    }
+    let cut = packed(30_000, 30_000, b"half of it");
+    let (code, message) = refused(vec![cut.slice(..cut.len() - 3)]).await;
+    let expected = "the object stream was cut: the content of an object is incomplete";
+    assert_eq!((code, &*message), (FaultCode::BadRequest, expected));
 }
 
 fn end() -> Bytes {

@@ -3,6 +3,7 @@
 use common::api::object_server::{AddObjectsReply, CheckObjects, CheckObjectsRequest, IDS_MAX};
 use common::object::Algorithm;
 use common::wire::FaultCode;
+use common::wire::client::Client;
 use common::wire::object_stream::Head;
 use common::wire::server::head_bytes;
 
@@ -40,6 +41,63 @@ async fn objects_of_all_sizes_come_back_in_order() {
     assert_eq!(files_in(data.path().join("incoming")), 0);
     assert_eq!(server.metric("dominator_objects"), "9");
     assert_eq!(server.metric("dominator_objects_bytes"), added_bytes.to_string());
+}
+
+#[tokio::test]
+async fn objects_travel_packed_to_who_asks_for_it() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path());
+    let lengths = [0, 1, 255, 256, 131_072, 131_073, 262_144, 262_145, 3_000_000];
+    let mut contents: Vec<Vec<u8>> =
+        lengths.into_iter().enumerate().map(|(seed, length)| content(seed as u8, length)).collect();
+    // What gains nothing.
+    let noise = (0..500_000_u32).map(|index| ALGORITHM.digest(&index.to_le_bytes()).digest()[0]);
+    contents.push(noise.collect());
+    let slices: Vec<&[u8]> = contents.iter().map(|content| &content[..]).collect();
+    server.upload(&slices).await;
+    let want: Vec<_> =
+        contents.iter().map(|content| (ALGORITHM.digest(content), Some(content.clone()))).collect();
+    let ids: Vec<_> = want.iter().map(|(id, _)| *id).collect();
+    let all: u64 = contents.iter().map(|content| content.len() as u64).sum();
+    let (got, plain_bytes) = server.fetch_by(&server.client, &ids).await;
+    assert!(got == want);
+    assert!((all..all + 1_000).contains(&plain_bytes), "{plain_bytes} of {all}");
+    let client = Client::packing(server.client.peer().clone(), true);
+    let (got, packed_bytes) = server.fetch_by(&client, &ids).await;
+    assert!(got == want);
+    assert!((500_000..all / 2).contains(&packed_bytes), "{packed_bytes} of {all}");
+    assert!(client.may_pack(), "the server has said that it takes packed objects");
+    assert!(!server.client.may_pack(), "this client was told not to");
+
+    // As a browser or a cache asks.
+    let large = &contents[8];
+    let path = format!("/objects/{}", ids[8]);
+    let answer = server.get(&path, "Accept-Encoding: gzip, zstd\r\n");
+    assert_eq!((answer.status, answer.header("content-encoding")), (200, Some("zstd")));
+    assert_eq!(answer.header("vary"), Some("accept-encoding"));
+    assert_eq!(answer.header("etag"), Some(&*format!("\"{}-zstd\"", ids[8])));
+    let body = answer.dechunked();
+    assert!(body.len() < large.len() / 2);
+    assert!(zstd::decode_all(&body[..]).unwrap() == *large);
+    let range = "Accept-Encoding: zstd\r\nRange: bytes=5-9\r\n";
+    let part = server.get(&path, range);
+    assert_eq!((part.status, part.header("content-encoding")), (206, None));
+    assert_eq!(part.body, large[5..10]);
+}
+
+#[tokio::test]
+async fn a_server_may_be_told_not_to_pack() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start_with(data.path(), &["--pack-level", "0"]);
+    let content = vec![7; 10_000];
+    server.upload(&[&content]).await;
+    let id = ALGORITHM.digest(&content);
+    let client = Client::packing(server.client.peer().clone(), true);
+    let (got, wire_bytes) = server.fetch_by(&client, &[id]).await;
+    assert_eq!(got, [(id, Some(content))]);
+    assert!(wire_bytes > 10_000, "{wire_bytes}");
+    let answer = server.get(&format!("/objects/{id}"), "Accept-Encoding: zstd\r\n");
+    assert_eq!((answer.status, answer.header("content-encoding")), (200, None));
 }
 
 #[tokio::test]

@@ -17,10 +17,12 @@ use common::tree::{Child, Time, Totals, Tree};
 use common::trigger::Triggers;
 use common::when::written;
 use common::wire::FaultCode;
+use common::wire::access::Owners;
 use common::wire::object_stream::Head;
 use common::wire::server::{head_bytes, object_chunks};
 use serde::Serialize;
 
+use super::mkdir::OwnerArgs;
 use super::tag::tag_of;
 use super::{Context, Ended, get_image, print_json};
 use crate::admission::{self, RequiredPaths};
@@ -95,6 +97,9 @@ pub struct AddArgs {
     /// The log of the build: stored beside the image, `show --build-log` prints it.
     #[arg(long, value_name = "FILE")]
     pub build_log: Option<PathBuf>,
+    /// Who may change and delete the image, besides the owners of its directory.
+    #[command(flatten)]
+    pub owners: OwnerArgs,
     /// Paths that the image must have, separated by commas; '' for none. Sparse images need none,
     /// and those that the filter keeps need not be there.
     #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
@@ -134,6 +139,7 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
     let triggers = triggers_of(&args.trigger_file)?;
     let rules = args.computed.as_deref().map(rules_of).transpose()?.unwrap_or_default();
     let health_check = args.health_check.as_deref().map(health_check_of).transpose()?;
+    let owners = args.owners.clone().owners()?;
     let tags: Tags = args.tag.iter().cloned().collect();
     tags::verify(&tags).map_err(|error| Failure::new(&error).misuse())?;
     let release_notes = args.release_notes.as_deref();
@@ -151,7 +157,15 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
         health_check,
     };
     let build_log = send_build_log(context, build_log).await?;
-    let notes = Notes { build_log, tags, release_notes, ..Notes::default() };
+    let Owners { groups, users } = owners.unwrap_or_default();
+    let notes = Notes {
+        build_log,
+        tags,
+        release_notes,
+        owner_groups: groups.into_iter().collect(),
+        owner_users: users.into_iter().collect(),
+        ..Notes::default()
+    };
     let which = if args.send_all { Which::All } else { Which::Missing };
     let wishes = Wishes { expires_in: args.expires_in, required: &args.required_paths, which };
     make_image(context, content, notes, &tree, contents, wishes).await

@@ -7,6 +7,7 @@ use common::image::{Content, Image, ImageName, Notes};
 use common::object::ObjectId;
 use common::tool::Format;
 use common::tree::{Totals, Tree, text};
+use common::wire::access::Owners;
 use common::wire::object_stream::Head;
 use common::wire::server::StreamError;
 use serde::Serialize;
@@ -143,6 +144,10 @@ fn describe(image: &Image, tree: &Tree) -> String {
     }
     if let Some(source) = &notes.source_image {
         line("Made from:", source.to_string());
+    }
+    if !notes.owner_groups.is_empty() || !notes.owner_users.is_empty() {
+        let owners = Owners::new(notes.owner_groups.clone(), notes.owner_users.clone());
+        line("Owners:", owners.in_words());
     }
     for (index, (name, value)) in notes.tags.iter().enumerate() {
         line(if index == 0 { "Tags:" } else { "" }, format!("{name}={value}"));

@@ -3,7 +3,8 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::object::Algorithm;
@@ -58,15 +59,54 @@ impl Place {
             .unwrap();
         // The tool may end before it has read everything.
         let _ = child.stdin.take().unwrap().write_all(input);
+        self.said(&child.wait_with_output().unwrap())
+    }
+
+    /// Runs imagetool in the directory and interrupts it: when it has read most of `input`, of
+    /// which the end does not come, and `is_under_way` says so.
+    pub fn interrupt(
+        &self,
+        arguments: &[&str],
+        input: &[u8],
+        is_under_way: impl Fn() -> bool,
+    ) -> String {
+        // Tests that run in the background of a shell are to ignore the signal, and so would this.
+        let mut child = Command::new("env")
+            .args(["--default-signal=INT", env!("CARGO_BIN_EXE_imagetool")])
+            .args(["--insecure", "--imageserver", &self.server.address.to_string()])
+            .args(arguments)
+            .current_dir(self.directory.path())
+            .env("TMPDIR", self.directory.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(input).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_under_way() {
+            assert!(Instant::now() < deadline, "{arguments:?} does not get under way");
+            std::thread::yield_now();
+        }
+        let id = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
+        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT).unwrap();
         let output = child.wait_with_output().unwrap();
-        format!(
-            "{}{}exit {}\n",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr),
-            output.status.code().unwrap()
-        )
-        .replace(&self.server.address.to_string(), "ADDRESS")
-        .replace(&self.directory.path().display().to_string(), "PLACE")
+        drop(stdin);
+        self.said(&output)
+    }
+
+    /// What was said and how it ended, in words that are the same everywhere.
+    fn said(&self, output: &Output) -> String {
+        let end = match output.status.code() {
+            Some(code) => format!("exit {code}\n"),
+            None => format!("{}\n", output.status),
+        };
+        let [stdout, stderr] =
+            [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
+        format!("{stdout}{stderr}{end}")
+            .replace(&self.server.address.to_string(), "ADDRESS")
+            .replace(&self.directory.path().display().to_string(), "PLACE")
     }
 
     #[track_caller]
@@ -473,27 +513,8 @@ fn an_interrupted_get_leaves_nothing_behind() {
     place.tree("tree");
     place.run(&["add", "a", "tree", "-", "-"]);
     place.server.state().stalled.insert(Algorithm::Blake3.digest(b"odd"));
-    let child = Command::new(env!("CARGO_BIN_EXE_imagetool"))
-        .args(["--insecure", "--imageserver", &place.server.address.to_string()])
-        .args(["get", "a", "copy"])
-        .current_dir(place.directory.path())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
     let skeleton = place.path("copy.incomplete/usr/bin");
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !skeleton.exists() {
-        assert!(std::time::Instant::now() < deadline);
-        std::thread::yield_now();
-    }
-    let id = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
-    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    expect![[r#"
-        error: interrupted
-        hint: nothing was left behind
-    "#]]
-    .assert_eq(&String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(1));
+    let said = place.interrupt(&["get", "a", "copy"], b"", || skeleton.exists());
+    assert_eq!(said, "error: interrupted\nhint: nothing was left behind\nexit 1\n");
     assert!(!place.path("copy").exists() && !place.path("copy.incomplete").exists());
 }

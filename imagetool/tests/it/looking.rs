@@ -1,7 +1,6 @@
 //! Verbs that look at images on the server: diff, show-file, get-file, check, verify.
 
 use std::fs;
-use std::process::{Command, Stdio};
 
 use bytes::Bytes;
 use common::object::Algorithm;
@@ -191,26 +190,9 @@ fn a_file_of_a_server_that_lies_is_not_put_in_place() {
 fn an_interrupted_copy_leaves_nothing_behind() {
     let place = two_images();
     place.server.state().stalled.insert(Algorithm::Blake3.digest(b"root"));
-    let child = Command::new(env!("CARGO_BIN_EXE_imagetool"))
-        .args(["--insecure", "--imageserver", &place.server.address.to_string()])
-        .args(["get-file", "a", "/etc/passwd", "-o", "copy"])
-        .current_dir(place.directory.path())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while temporaries(&place) == 0 {
-        assert!(std::time::Instant::now() < deadline);
-        std::thread::yield_now();
-    }
-    let id = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
-    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(
-        String::from_utf8_lossy(&output.stderr),
-        "error: interrupted\nhint: nothing was left behind\n"
-    );
-    assert_eq!(output.status.code(), Some(1));
+    let words = ["get-file", "a", "/etc/passwd", "-o", "copy"];
+    let said = place.interrupt(&words, b"", || temporaries(&place) > 0);
+    assert_eq!(said, "error: interrupted\nhint: nothing was left behind\nexit 1\n");
     assert_eq!((temporaries(&place), place.path("copy").exists()), (0, false));
 }
 

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -183,24 +183,10 @@ fn an_interrupted_archive_leaves_nothing_behind() {
     place.tree("tree");
     place.run(&["add", "a", "tree", "-", "-"]);
     place.server.state().stalled.insert(Algorithm::Blake3.digest(b"odd"));
-    let child = Command::new(env!("CARGO_BIN_EXE_imagetool"))
-        .args(["--insecure", "--imageserver", &place.server.address.to_string()])
-        .args(["tar", "a", "-o", "out.tar"])
-        .current_dir(place.path(""))
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    while fs::read_dir(place.path("")).unwrap().count() < 2 {
-        assert!(std::time::Instant::now() < deadline);
-        std::thread::yield_now();
-    }
-    let id = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
-    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "error: interrupted\n");
-    assert_eq!(output.status.code(), Some(1));
-    assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 1);
+    let entries = || fs::read_dir(place.path("")).unwrap().count();
+    let said = place.interrupt(&["tar", "a", "-o", "out.tar"], b"", || entries() == 2);
+    assert_eq!(said, "error: interrupted\nexit 1\n");
+    assert_eq!(entries(), 1);
 }
 
 #[test]

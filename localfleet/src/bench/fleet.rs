@@ -13,7 +13,7 @@ use common::api::dominator::Status;
 use super::fixture::{self, Change, Shape};
 use super::measure::{Row, Samples, cpu_of, mebibytes, memory_of, seconds};
 use super::{Bench, upload_filtered};
-use crate::fleet::{Addresses, Fleet, Options};
+use crate::fleet::Fleet;
 use crate::simulated::SimulatedFleet;
 use crate::simulator::allow_connections;
 use crate::simulator::control::{ClearMarks, Disturb, DisturbRequest, Drift, DriftRequest, Fate};
@@ -81,15 +81,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     allow_connections(subs.into())?;
     let directory = bench.fleet_directory("fleet");
     fs::create_dir_all(&directory).context("cannot make a directory")?;
-    let fleet = Fleet::start(Options {
-        programs: bench.programs.clone(),
-        directory,
-        subs: 0,
-        subd_flags: Vec::new(),
-        dominator_flags: Vec::new(),
-        addresses: Addresses::private()?,
-        stop: std::sync::Arc::clone(&bench.stop),
-    })?;
+    let fleet = bench.servers(directory)?;
     let (images, updates) = upload_images(bench, &fleet, files)?;
     let subs = usize::try_from(subs)?;
     eprintln!("starting {subs} simulated subs");

@@ -269,8 +269,6 @@ async fn fetch(client: impl Fn() -> Client, ids: &[ObjectId]) -> anyhow::Result<
         let middle = number * ids.len() / FETCHERS;
         ids.rotate_left(middle);
         tasks.spawn(async move {
-            // All at one moment would be more than the kernel's queue of new connections holds.
-            tokio::time::sleep(Duration::from_millis(number as u64)).await;
             loop {
                 for ids in ids.chunks(REQUEST_OBJECTS) {
                     let request = GetObjectsRequest { ids: ids.to_vec() };

@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use super::measure::{Row, Samples, cpu_of, mebibytes, run, seconds};
 use super::{Bench, settle};
-use crate::fleet::{Addresses, Fleet, Options};
+use crate::fleet::Fleet;
 use crate::material;
 
 /// What is wanted: a third of ostree's time.
@@ -201,15 +201,7 @@ impl Ours {
         place.begin()?;
         let directory = place.stored.join("fleet");
         fs::create_dir(&directory).context("cannot make a directory")?;
-        let mut fleet = Fleet::start(Options {
-            programs: bench.programs.clone(),
-            directory,
-            subs: 0,
-            subd_flags: Vec::new(),
-            dominator_flags: Vec::new(),
-            addresses: Addresses::private()?,
-            stop: std::sync::Arc::clone(&bench.stop),
-        })?;
+        let mut fleet = bench.servers(directory)?;
         settle()?;
         let (first, took, cpu) = add(&fleet, "one", &place.tree)?;
         self.times.add.add(took);

@@ -25,7 +25,7 @@ use common::wire::object_stream::Head;
 use super::fixture::{self, Shape};
 use super::measure::{Row, cpu_of, mebibytes, memory_of, seconds};
 use super::{Bench, settle, upload};
-use crate::fleet::{Addresses, Fleet, Options, client_of};
+use crate::fleet::client_of;
 use crate::listing::list;
 use crate::simulator::patch::{own_directories, with_one_file};
 
@@ -51,15 +51,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let versions = u64::from(bench.arguments.versions);
     let directory = bench.fleet_directory("versions");
     fs::create_dir_all(&directory).context("cannot make a directory")?;
-    let mut fleet = Fleet::start(Options {
-        programs: bench.programs.clone(),
-        directory: directory.clone(),
-        subs: 0,
-        subd_flags: Vec::new(),
-        dominator_flags: Vec::new(),
-        addresses: Addresses::private()?,
-        stop: Arc::clone(&bench.stop),
-    })?;
+    let mut fleet = bench.servers(directory.clone())?;
     let (tree, files) = (bench.place.join("versions-tree"), fixture::FILES);
     let bytes = files as u64 * FILE_BYTES;
     fixture::make(&tree, Shape { seed: 0x5eed_4000, files, bytes })?;

@@ -602,7 +602,9 @@ mod tests {
     async fn what_comes_after_a_machine_went_down_is_refused_and_forgotten() {
         let machines = one();
         let local = SocketAddr::from((FIRST, 6969));
-        let caller = || Caller { address: local, local };
+        let identity = Arc::new(common::wire::access::Identity::insecure());
+        let caller =
+            || Caller { address: local, local, unpacks: false, identity: Arc::clone(&identity) };
         let fetch = |fetch_id| FetchRequest {
             fetch_id,
             sources: Vec::new(),

@@ -8,6 +8,7 @@ mod converges;
 mod debian;
 mod events;
 mod faults;
+mod image_life;
 mod liar;
 mod orders;
 mod plan;

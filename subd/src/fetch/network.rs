@@ -1,10 +1,7 @@
 //! Holds what comes over the network to its share, and finds out how fast the network is.
 
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-use common::wire::client::Peer;
 
 use crate::limits::Budgets;
 
@@ -81,13 +78,5 @@ impl Network {
     /// Takes the speed in bytes per second that was measured since it was asked last.
     pub fn take_measured(&self) -> Option<u64> {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-/// True if `peer` is on this very machine.
-pub(super) fn is_local(peer: &Peer) -> bool {
-    match peer.host.parse::<IpAddr>() {
-        Ok(address) => address.is_loopback(),
-        Err(_) => peer.host == "localhost",
     }
 }

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::SOURCE_PORT;
 use super::ledger::Ledger;
-use super::network::{Network, is_local};
+use super::network::Network;
 use super::request::{Request, requests};
 use super::trouble::Trouble;
 use super::writer::{Piece, Writer};
@@ -57,7 +57,7 @@ pub(super) struct Transfer {
 pub(super) fn client_of(source: &str) -> Result<(Client, bool), Trouble> {
     let peer =
         Peer::parse(source, SOURCE_PORT).map_err(|error| Trouble::Refused(report(&error)))?;
-    let local = is_local(&peer);
+    let local = peer.is_local();
     Ok((Client::new(peer), local))
 }
 
@@ -115,7 +115,7 @@ impl Transfer {
                     let Some(chunk) = chunk.map_err(|error| stream_trouble(&error))? else {
                         break;
                     };
-                    if !self.pass(&sender, chunk).await {
+                    if !self.pass(&sender, chunk, reader.take_wire_bytes()).await {
                         return Ok(());
                     }
                 }
@@ -160,7 +160,8 @@ impl Transfer {
                     // More than was asked for is refused by the writer.
                     Some(chunk) => {
                         left = left.saturating_sub(chunk.len() as u64);
-                        open = self.pass(&sender, chunk).await;
+                        let wire_bytes = chunk.len() as u64;
+                        open = self.pass(&sender, chunk, wire_bytes).await;
                     }
                     None => {
                         return Err(Trouble::Cut(format!("it sent {left} bytes too few of {id}")));
@@ -228,10 +229,11 @@ impl Transfer {
         written.map_err(lost)?.and(read)
     }
 
-    /// Hands a chunk on, within the limits; false if the writer has ended, whose trouble counts.
-    async fn pass(&self, sender: &mpsc::Sender<Piece>, chunk: Bytes) -> bool {
+    /// Hands a chunk on, for which so many bytes came over the wire, within the limits; false if
+    /// the writer has ended, whose trouble counts.
+    async fn pass(&self, sender: &mpsc::Sender<Piece>, chunk: Bytes, wire_bytes: u64) -> bool {
         let bytes = chunk.len() as u64;
-        if self.network.take(bytes, self.local).await {
+        if self.network.take(wire_bytes, self.local).await {
             self.budgets.write.take(bytes).await;
         } else {
             self.budgets.write.note(bytes);

@@ -5,6 +5,8 @@
 //! list does not name is left alone.
 // tidy: core
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::expiry::{ChangeExpiryReply, ChangeExpiryRequest};
@@ -234,6 +236,33 @@ pub enum Written {
     Expiry(ChangeExpiryReply),
 }
 
+impl Write {
+    /// The method that it was asked by.
+    #[must_use]
+    pub fn method(&self) -> &'static str {
+        match self {
+            Self::Add(_) => super::AddImage::NAME,
+            Self::Delete(_) => super::DeleteImage::NAME,
+            Self::Copy(_) => super::notes::CopyImage::NAME,
+            Self::Tags(_) => super::notes::ChangeTags::NAME,
+            Self::Expiry(_) => super::expiry::ChangeExpiry::NAME,
+        }
+    }
+}
+
+/// Who asked a replica for a change, by its word.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// An address and port.
+    pub address: String,
+    /// The name of the user, if an authority vouches for it.
+    pub user: Option<String>,
+    /// The groups that the user is in.
+    pub groups: BTreeSet<String>,
+    /// Whether the user may make such a change, whoever owns the image.
+    pub has_power: bool,
+}
+
 /// Carries a change up to the server that decides on it. For replicas only: they answer for who
 /// the caller is.
 pub enum Forward {}
@@ -244,8 +273,8 @@ pub struct ForwardRequest {
     /// The stores of the replicas that it has passed through, the first one first: at most
     /// [`SERVERS_MAX`].
     pub path: Vec<ServerId>,
-    /// Who asked the first of them: an address and port.
-    pub caller: String,
+    /// Who asked the first of them.
+    pub origin: Origin,
     /// What for.
     pub write: Write,
 }

@@ -70,6 +70,15 @@ impl Peer {
         Self { address, ..self }
     }
 
+    /// True if this is the very machine on which it is asked.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        match self.address.or_else(|| self.host.parse().ok()) {
+            Some(address) => address.is_loopback(),
+            None => self.host == "localhost",
+        }
+    }
+
     /// `host:port`, with brackets around an IPv6 address.
     #[must_use]
     pub fn authority(&self) -> String {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use hyper::body::Incoming;
-use hyper::header::{self, HeaderMap};
+use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method as Verb, Request, Response, StatusCode};
 use tokio::sync::Semaphore;
 
@@ -15,7 +15,7 @@ use super::super::body::{self, Body, ReadError};
 use super::super::codec::{self, Encoding};
 use super::super::fault::{Fault, FaultCode};
 use super::super::object_reader::ObjectReader;
-use super::super::{PROTOCOL, PROTOCOL_HEADER, PROTOCOL_OLDEST, object_stream};
+use super::super::{PROTOCOL, PROTOCOL_HEADER, PROTOCOL_OLDEST, object_stream, packing};
 use super::metrics::CONTENT_TYPE;
 use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
@@ -160,7 +160,10 @@ impl Service {
             tracing::debug!(method = label, code = ?fault.code, "{}", fault.message);
         }
         let mut response = result.unwrap_or_else(|fault| fault_response(form.reply, &fault));
-        response.headers_mut().insert(PROTOCOL_HEADER, PROTOCOL.into());
+        let headers = response.headers_mut();
+        headers.insert(PROTOCOL_HEADER, PROTOCOL.into());
+        // A caller that uploads may pack.
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(packing::ENCODING));
         response
     }
 

@@ -16,7 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::super::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
+use super::super::access::Identity;
+use super::super::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, body};
 use super::dispatch::Service;
 use super::executor::Tracked;
 use super::metrics::Running;
@@ -159,11 +160,16 @@ impl Serve {
             }
         };
         let asked = Arc::new(AtomicBool::new(false));
+        // Until certificates are checked, whoever reaches the port is anybody.
+        let identity = Arc::new(Identity::insecure());
         let handler = {
             let (asked, service) = (Arc::clone(&asked), Arc::clone(&self.service));
             service_fn(move |request| {
                 asked.store(true, Ordering::Relaxed);
-                let answer = Arc::clone(&service).answer(Caller { address, local }, request);
+                let unpacks = body::takes_packed(request.headers());
+                let identity = Arc::clone(&identity);
+                let caller = Caller { address, local, unpacks, identity };
+                let answer = Arc::clone(&service).answer(caller, request);
                 async move { Ok::<_, Infallible>(answer.await) }
             })
         };

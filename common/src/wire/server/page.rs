@@ -10,6 +10,7 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 
 use super::super::body::{self, Body};
+use super::super::packing;
 use super::Caller;
 use super::range::ByteRange;
 
@@ -77,6 +78,8 @@ pub struct Content {
     pub etag: Option<String>,
     /// True if the path never gives anything else, so that caches may keep it for ever.
     pub immutable: bool,
+    /// True if `body` is packed: zstd frames of the whole, one after the other.
+    pub is_packed: bool,
     /// The bytes.
     pub body: PageBody,
 }
@@ -139,7 +142,9 @@ impl Page {
 
 impl Content {
     fn into_response(self, if_none_match: Option<&str>) -> Response<Body> {
-        let etag = self.etag.map(|etag| format!("\"{etag}\""));
+        // What is packed is another thing to a cache, though it stands for the same.
+        let packed = if self.is_packed { "-zstd" } else { "" };
+        let etag = self.etag.map(|etag| format!("\"{etag}{packed}\""));
         let known = match (&etag, if_none_match) {
             (Some(etag), Some(have)) => have.split(',').any(|have| {
                 let have = have.trim();
@@ -157,8 +162,12 @@ impl Content {
             *response.status_mut() = StatusCode::NOT_MODIFIED;
         } else {
             set(&mut response, header::CONTENT_TYPE, self.content_type);
-            set(&mut response, header::CONTENT_LENGTH, &length.to_string());
-            set(&mut response, header::ACCEPT_RANGES, "bytes");
+            if self.is_packed {
+                set(&mut response, header::CONTENT_ENCODING, packing::ENCODING);
+            } else {
+                set(&mut response, header::CONTENT_LENGTH, &length.to_string());
+                set(&mut response, header::ACCEPT_RANGES, "bytes");
+            }
             if let Some(part) = self.part {
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
                 let (start, last) = (part.start, part.end.saturating_sub(1));
@@ -166,6 +175,7 @@ impl Content {
                 set(&mut response, header::CONTENT_RANGE, &range);
             }
         }
+        set(&mut response, header::VARY, "accept-encoding");
         set(&mut response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
         let caching =
             if self.immutable { "public, max-age=31536000, immutable" } else { "no-cache" };

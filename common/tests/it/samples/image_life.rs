@@ -5,12 +5,18 @@ use std::collections::BTreeMap;
 use common::api::Done;
 use common::api::image_server::AddImageReply;
 use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
+use common::api::image_server::directories::{
+    ChangeOwnerRequest, DirectorySummary, ListDirectoriesReply, ListDirectoriesRequest,
+    MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectoryRequest,
+};
 use common::api::image_server::expiry::{AcceptClockReply, ChangeExpiryReply, ChangeExpiryRequest};
 use common::api::image_server::holds::HoldImagesRequest;
 use common::api::image_server::notes::{
     ChangeTagsReply, ChangeTagsRequest, CopyImageRequest, FindLatestImageReply,
     FindLatestImageRequest,
 };
+
+use common::wire::access::Owners;
 
 use super::{blake3, name, time};
 
@@ -60,4 +66,36 @@ pub fn collect() -> (CollectRequest, CollectReply) {
         held_seconds: 6,
     };
     (CollectRequest { dry_run: true, bytes: 7 }, reply)
+}
+
+fn owners() -> Owners {
+    Owners::new(["infra", "web"], ["alice"])
+}
+
+pub fn make_directory() -> (MakeDirectoryRequest, MakeDirectoryReply) {
+    let request =
+        MakeDirectoryRequest { name: name("base/x"), parents: true, owners: Some(owners()) };
+    let made = vec![name("base"), name("base/x")];
+    (request, MakeDirectoryReply { made, owners: owners() })
+}
+
+pub fn remove_directory() -> (RemoveDirectoryRequest, Done) {
+    (RemoveDirectoryRequest { name: name("base/x") }, Done {})
+}
+
+pub fn change_owner() -> (ChangeOwnerRequest, Done) {
+    (ChangeOwnerRequest { name: name("base/x"), owners: owners() }, Done {})
+}
+
+pub fn list_directories() -> (ListDirectoriesRequest, ListDirectoriesReply) {
+    let request = ListDirectoriesRequest { below: Some(name("base")), after: Some(name("base/x")) };
+    let directory = DirectorySummary {
+        name: name("base/y"),
+        made_on: Some(time()),
+        owners: owners(),
+        images: 2,
+        images_below: 3,
+        bytes_below: 1 << 60,
+    };
+    (request, ListDirectoriesReply { directories: vec![directory], more: true })
 }

@@ -43,7 +43,12 @@ pub fn forward() -> (ForwardRequest, ForwardReply) {
     let (tags, ChangeTagsReply { tags: after }) = change_tags();
     let request = ForwardRequest {
         path: vec![server(1)],
-        caller: "192.0.2.7:40000".to_owned(),
+        origin: Origin {
+            address: "192.0.2.7:40000".to_owned(),
+            user: Some("alice".to_owned()),
+            groups: ["web".to_owned()].into(),
+            has_power: false,
+        },
         write: Write::Tags(tags),
     };
     let written = Written::Tags(ChangeTagsReply { tags: after });

@@ -1,20 +1,16 @@
 //! What replicas follow: which images there are, which there were, and what has changed since the
 //! start.
 
-use std::collections::BTreeMap;
-use std::ops::{Bound, RangeBounds};
-use std::path::PathBuf;
-
 use common::api::image_server::replication::{Change, Cursor, Ended};
 use common::image::Image;
 use common::report::report;
 use common::wire::codec::{self, Encoding};
+use std::collections::BTreeMap;
+use std::ops::{Bound, RangeBounds};
 use tokio::sync::watch;
 
-use super::{
-    Ending, ImageName, Images, Index, Notes, ObjectId, PoisonError, Record, StoreError, failed,
-    layout, sync_directory,
-};
+use super::super::Ending;
+use super::{ImageName, Images, Index, Notes, ObjectId, PoisonError, Record, StoreError};
 use crate::replication::decision::Here;
 
 /// The line of a mark that says which image it was.
@@ -192,11 +188,9 @@ impl Images {
         mark: &str,
     ) -> Result<(), StoreError> {
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        self.expect_new(name)?;
         let text = Mark::text(mark, digest);
-        let what = format!("keep that image {name} has ended");
-        self.place(&self.root.join(layout::deleted_path(name)), text.as_bytes(), &what)?;
-        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        self.records.reserve(name, &text)?;
+        let mut index = self.write_index();
         index.end(name, Mark::read(text.as_bytes()));
         self.tell(&mut index, name);
         Ok(())
@@ -230,29 +224,55 @@ impl Images {
     /// [`StoreError::NotFound`] or [`StoreError::Gone`]; otherwise what the file-system says.
     pub fn drop_copy(&self, name: &ImageName) -> Result<(), StoreError> {
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.is_visible(name) {
-            return Err(self.why_absent(name));
-        }
-        let path: PathBuf = self.image_path(name);
-        fs_err::remove_file(&path).map_err(failed(format!("drop image {name}")))?;
-        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        self.read_found(name)?;
+        let is_synced = self.records.forget(name)?;
+        let mut index = self.write_index();
         index.remove(name);
         self.tell(&mut index, name);
-        drop(index);
-        let directory = path.parent().expect("it is below the directory of images");
-        // It is gone; with the power it may come back, and can be dropped again.
-        if let Err(error) = sync_directory(directory) {
-            tracing::warn!("the copy may come back after a power failure: {}", report(&error));
+        if !is_synced {
+            // It is gone; with the power it may come back, and can be dropped again.
+            tracing::warn!(image = %name, "the copy may come back after a power failure");
         }
         Ok(())
     }
+
+    /// Refuses a name under which there is no record, whatever is in it.
+    fn read_found(&self, name: &ImageName) -> Result<(), StoreError> {
+        match self.read(name) {
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(()),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Changes what is in the list of `name`, and tells it if that makes a difference.
+    pub(super) fn changed<T>(&self, name: &ImageName, change: impl FnOnce(&mut Index) -> T) -> T {
+        let mut index = self.write_index();
+        let before = index.change(name);
+        let done = change(&mut index);
+        if index.change(name) != before {
+            self.tell(&mut index, name);
+        }
+        done
+    }
+
+    /// What is to be known of an image that has ended so.
+    pub(super) fn mark_of(&self, name: &ImageName, ending: Ending) -> Mark {
+        match self.records.mark(name) {
+            Ok(Some(bytes)) => Mark::read(&bytes),
+            Ok(None) => Mark { ending, digest: None },
+            Err(error) => {
+                tracing::warn!("which image has ended is not known: {}", report(&error));
+                Mark { ending, digest: None }
+            }
+        }
+    }
 }
 
-fn some<'map, T>(
-    map: &'map BTreeMap<ImageName, T>,
+fn some<T>(
+    map: &BTreeMap<ImageName, T>,
     range: impl RangeBounds<ImageName>,
     limit: usize,
-) -> Vec<&'map ImageName> {
+) -> Vec<&ImageName> {
     map.range(range).take(limit).map(|(name, _)| name).collect()
 }
 

@@ -125,7 +125,8 @@ fn page(shelf: &Shelf, fault: Vice, id: &str, first: u64) -> Result<Page, Fault>
     let chunks = chunks(content, index(sent.start)..index(sent.end));
     let body = Box::pin(futures_util::stream::iter(chunks.into_iter().map(io::Result::Ok)));
     let content_type = "application/octet-stream";
-    Ok(Page::Stream(Content { content_type, total_bytes, part, etag: None, immutable: true, body }))
+    let (etag, immutable, is_packed) = (None, true, false);
+    Ok(Page::Stream(Content { content_type, total_bytes, part, etag, immutable, is_packed, body }))
 }
 
 impl Host {

@@ -1,0 +1,299 @@
+//! Packs the content of objects with zstd, a chunk at a time.
+//!
+//! A packed object is a sequence of chunks, each of which can be unpacked by itself, so that a
+//! sender and a reader need memory for one of them, whatever the length of the object. A chunk is
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 4 | length of the content, little-endian: 1 to [`CHUNK_BYTES_MAX`] |
+//! | 4 | length of what follows, little-endian: that of the content, or less |
+//! | | if shorter than the content: a zstd frame (RFC 8878); otherwise the content itself |
+//!
+//! A sender may leave any chunk as it is: what is compressed already gains nothing, and a
+//! processor that is busy has better things to do.
+//!
+//! Pure: the callers move the bytes.
+// tidy: core
+
+use bytes::{BufMut, Bytes};
+use zstd::bulk::{Compressor, Decompressor};
+
+/// The most content in one chunk, in bytes.
+pub const CHUNK_BYTES_MAX: usize = 128 << 10;
+
+/// The length of what stands before each chunk, in bytes.
+pub const CHUNK_HEAD_BYTES: usize = 8;
+
+/// Content that is shorter than this is not worth packing, in bytes.
+pub const CONTENT_BYTES_MIN: usize = 256;
+
+/// The name of this in the headers `accept-encoding` and `content-encoding`.
+pub const ENCODING: &str = "zstd";
+
+/// The part of its length by which content must become shorter.
+const GAIN_PART: usize = 16;
+
+/// Bytes that are no chunk.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnpackError {
+    /// The lengths of a chunk cannot be.
+    #[error(
+        "a packed chunk is said to be {packed_bytes} bytes that stand for {content_bytes}, where \
+         {rest_bytes} are missing"
+    )]
+    Lengths {
+        /// How long the content is said to be.
+        content_bytes: u32,
+        /// How long what follows is said to be.
+        packed_bytes: u32,
+        /// What is missing of the object.
+        rest_bytes: u64,
+    },
+    /// What follows is no zstd frame of this length.
+    #[error("a packed chunk of {content_bytes} bytes cannot be unpacked: {why}")]
+    Garbled {
+        /// How long the content should be.
+        content_bytes: usize,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// True if the value of a header `accept-encoding` names [`ENCODING`], and not to refuse it
+/// (RFC 9110, 12.5.3).
+#[must_use]
+pub fn is_accepted(value: &str) -> bool {
+    value.split(',').any(|coding| {
+        let mut parts = coding.split(';').map(str::trim);
+        let is_named = parts.next().is_some_and(|name| name.eq_ignore_ascii_case(ENCODING));
+        let weight = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
+        let weight = weight.map_or(Ok(1.0), str::parse::<f32>);
+        is_named && weight.is_ok_and(|weight| weight > 0.0)
+    })
+}
+
+/// What stands before a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkHead {
+    /// The length of the content, in bytes.
+    pub content_bytes: usize,
+    /// The length of what follows, in bytes. As long as the content, it is the content.
+    pub packed_bytes: usize,
+}
+
+impl ChunkHead {
+    /// Reads what stands before a chunk of an object of which `rest_bytes` are missing.
+    ///
+    /// # Errors
+    ///
+    /// [`UnpackError::Lengths`] if there can be no such chunk.
+    pub fn decode(bytes: [u8; CHUNK_HEAD_BYTES], rest_bytes: u64) -> Result<Self, UnpackError> {
+        let [a, b, c, d, e, f, g, h] = bytes;
+        let content_bytes = u32::from_le_bytes([a, b, c, d]);
+        let packed_bytes = u32::from_le_bytes([e, f, g, h]);
+        let fits = content_bytes as usize <= CHUNK_BYTES_MAX
+            && u64::from(content_bytes) <= rest_bytes
+            && (1..=content_bytes).contains(&packed_bytes);
+        if !fits {
+            return Err(UnpackError::Lengths { content_bytes, packed_bytes, rest_bytes });
+        }
+        let (content_bytes, packed_bytes) = (content_bytes as usize, packed_bytes as usize);
+        Ok(Self { content_bytes, packed_bytes })
+    }
+
+    /// True if the content follows as it is.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.content_bytes == self.packed_bytes
+    }
+}
+
+/// Appends one chunk: `content`, at most [`CHUNK_BYTES_MAX`] of it and not empty, or what a
+/// [`Packer`] has made of it.
+pub fn append(out: &mut impl BufMut, content: &[u8], packed: Option<&[u8]>) {
+    debug_assert!((1..=CHUNK_BYTES_MAX).contains(&content.len()));
+    let bytes = packed.unwrap_or(content);
+    for length in [content.len(), bytes.len()] {
+        out.put_u32_le(u32::try_from(length).expect("a chunk is short"));
+    }
+    out.put_slice(bytes);
+}
+
+/// Packs one chunk after the other. Takes about a megabyte, so senders share a few.
+pub struct Packer {
+    compressor: Compressor<'static>,
+    packed: Vec<u8>,
+}
+
+impl Packer {
+    /// Packs with this level of zstd.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for it.
+    pub fn new(level: i32) -> std::io::Result<Self> {
+        Ok(Self { compressor: Compressor::new(level)?, packed: Vec::new() })
+    }
+
+    /// The frame that `content` becomes; `None` if it gains too little.
+    pub fn pack(&mut self, content: &[u8]) -> Option<&[u8]> {
+        if content.len() < CONTENT_BYTES_MIN {
+            return None;
+        }
+        let limit = content.len() - content.len() / GAIN_PART;
+        self.packed.clear();
+        self.packed.shrink_to(limit);
+        self.packed.reserve_exact(limit);
+        // One that becomes longer than there is space fails.
+        let length = self.compressor.compress_to_buffer(content, &mut self.packed).ok()?;
+        (length <= limit).then_some(&self.packed[..])
+    }
+
+    /// As [`Packer::pack`], but a frame whatever it gains.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for it.
+    pub fn frame(&mut self, content: &[u8]) -> std::io::Result<Vec<u8>> {
+        self.compressor.compress(content)
+    }
+}
+
+/// Unpacks one chunk after the other.
+#[derive(Default)]
+pub struct Unpacker {
+    decompressor: Option<Decompressor<'static>>,
+}
+
+impl Unpacker {
+    /// The content of a chunk that is not plain.
+    ///
+    /// # Errors
+    ///
+    /// [`UnpackError::Garbled`] if `packed` is no frame, or one of another length.
+    pub fn unpack(&mut self, head: ChunkHead, packed: &[u8]) -> Result<Bytes, UnpackError> {
+        let ChunkHead { content_bytes, .. } = head;
+        let garbled = |why: String| UnpackError::Garbled { content_bytes, why };
+        let decompressor = match &mut self.decompressor {
+            Some(decompressor) => decompressor,
+            none => {
+                let new = Decompressor::new().map_err(|error| garbled(error.to_string()))?;
+                none.insert(new)
+            }
+        };
+        let content = decompressor
+            .decompress(packed, content_bytes)
+            .map_err(|error| garbled(error.to_string()))?;
+        if content.len() != content_bytes {
+            return Err(garbled(format!("it has {} bytes", content.len())));
+        }
+        Ok(content.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a reader makes of one chunk.
+    fn read(bytes: &[u8], rest_bytes: u64) -> Result<Bytes, UnpackError> {
+        let (head, packed) = bytes.split_first_chunk().unwrap();
+        let head = ChunkHead::decode(*head, rest_bytes)?;
+        assert_eq!(packed.len(), head.packed_bytes);
+        match head.is_plain() {
+            true => Ok(Bytes::copy_from_slice(packed)),
+            false => Unpacker::default().unpack(head, packed),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_packed_comes_out_again(
+            (period, length) in (1..5_000_usize, 1..=CHUNK_BYTES_MAX),
+            level in 1..4,
+        ) {
+            let noise = |index: usize| blake3::hash(&(index % period).to_le_bytes()).as_bytes()[0];
+            let content: Vec<u8> = (0..length).map(noise).collect();
+            let mut packer = Packer::new(level).unwrap();
+            let packed = packer.pack(&content);
+            let mut chunk = Vec::new();
+            append(&mut chunk, &content, packed);
+            prop_assert!(chunk.len() <= length + CHUNK_HEAD_BYTES);
+            prop_assert_eq!(read(&chunk, length as u64), Ok(content.into()));
+        }
+
+        #[test]
+        fn garbage_is_refused_or_has_its_length(
+            mut bytes in proptest::collection::vec(any::<u8>(), 1..300),
+            content_bytes in 1..1_000_u32,
+        ) {
+            bytes.truncate(content_bytes as usize);
+            let mut chunk = content_bytes.to_le_bytes().to_vec();
+            chunk.extend((bytes.len() as u32).to_le_bytes());
+            chunk.extend(bytes);
+            if let Ok(content) = read(&chunk, 1_000) {
+                prop_assert_eq!(content.len(), content_bytes as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn who_accepts_it_is_known() {
+        for value in ["zstd", "gzip, zstd", "gzip;q=1.0, ZSTD ; q=0.5", "br,zstd;Q=1"] {
+            assert!(is_accepted(value), "{value}");
+        }
+        for value in ["", "gzip", "*", "zstd;q=0", "zstd; q=0.0", "zstdx", "zstd;q=x"] {
+            assert!(!is_accepted(value), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_gains_nothing_is_left_as_it_is() {
+        let mut packer = Packer::new(1).unwrap();
+        let noise: Vec<u8> =
+            (0..4_096_u32).map(|n| blake3::hash(&n.to_le_bytes()).as_bytes()[0]).collect();
+        assert_eq!(packer.pack(&noise), None);
+        assert_eq!(packer.pack(&[7; CONTENT_BYTES_MIN - 1]), None);
+        assert!(packer.pack(&[7; CHUNK_BYTES_MAX]).is_some_and(|packed| packed.len() < 100));
+    }
+
+    #[test]
+    fn lengths_that_cannot_be_are_refused() {
+        let most = CHUNK_BYTES_MAX as u32;
+        let table = [
+            ((0, 0, 9), false),
+            ((1, 0, 9), false),
+            ((1, 1, 9), true),
+            ((1, 2, 9), false),
+            ((9, 9, 9), true),
+            ((10, 9, 9), false),
+            ((most, 1, u64::MAX), true),
+            ((most + 1, 1, u64::MAX), false),
+            ((u32::MAX, u32::MAX, u64::MAX), false),
+        ];
+        for ((content_bytes, packed_bytes, rest_bytes), fits) in table {
+            let mut bytes = [0; CHUNK_HEAD_BYTES];
+            bytes[..4].copy_from_slice(&content_bytes.to_le_bytes());
+            bytes[4..].copy_from_slice(&packed_bytes.to_le_bytes());
+            let expected = match fits {
+                true => Ok(ChunkHead {
+                    content_bytes: content_bytes as usize,
+                    packed_bytes: packed_bytes as usize,
+                }),
+                false => Err(UnpackError::Lengths { content_bytes, packed_bytes, rest_bytes }),
+            };
+            assert_eq!(ChunkHead::decode(bytes, rest_bytes), expected);
+        }
+        // A bomb: a frame of more than it is said to be.
+        let mut packer = Packer::new(1).unwrap();
+        let packed = packer.pack(&[0; CHUNK_BYTES_MAX]).unwrap();
+        let head = ChunkHead { content_bytes: 300, packed_bytes: packed.len() };
+        assert!(matches!(
+            Unpacker::default().unpack(head, packed),
+            Err(UnpackError::Garbled { content_bytes: 300, .. })
+        ));
+    }
+}

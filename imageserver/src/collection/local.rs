@@ -1,0 +1,229 @@
+//! Collects the objects of a data directory: walks, lists, and removes what [`super::decision`]
+//! gives free.
+
+use std::sync::{Arc, PoisonError};
+
+use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
+use common::object::ObjectId;
+
+use super::CollectError;
+use super::decision::{Knowledge, Verdict, decide};
+use super::oldest::{Candidate, Oldest, REMEMBERED_MAX};
+use super::walk::walk;
+use crate::store::contract::{Collecting, Course};
+use crate::store::leasing::LocalLeasing;
+use crate::store::objects::LocalObjects;
+use crate::store::removal::Taken;
+use crate::store::{Store, StoreError};
+
+/// How many files are renamed at most while no image can be added and no lease given.
+const BATCH_MAX: usize = 64;
+
+/// Collects the objects of a data directory that only this server has.
+pub struct LocalCollecting {
+    objects: Arc<LocalObjects>,
+    leasing: Arc<LocalLeasing>,
+}
+
+impl LocalCollecting {
+    /// Removes of `objects` what `leasing` does not hold.
+    #[must_use]
+    pub fn new(objects: Arc<LocalObjects>, leasing: Arc<LocalLeasing>) -> Self {
+        Self { objects, leasing }
+    }
+}
+
+impl Collecting for LocalCollecting {
+    fn collect(
+        &self,
+        store: &Store,
+        request: CollectRequest,
+        course: &dyn Course,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<CollectReply, CollectError> {
+        Run::new(self, store, request, course, stop)?.all()
+    }
+}
+
+/// One collection.
+struct Run<'run> {
+    local: &'run LocalCollecting,
+    store: &'run Store,
+    request: CollectRequest,
+    course: &'run dyn Course,
+    stop: &'run dyn Fn() -> bool,
+    knowledge: Knowledge,
+    reply: CollectReply,
+}
+
+impl<'run> Run<'run> {
+    fn new(
+        local: &'run LocalCollecting,
+        store: &'run Store,
+        request: CollectRequest,
+        course: &'run dyn Course,
+        stop: &'run dyn Fn() -> bool,
+    ) -> Result<Self, CollectError> {
+        let held_seconds = local.leasing.everything_for();
+        if held_seconds > 0 && !request.dry_run {
+            return Err(CollectError::Held { seconds: held_seconds });
+        }
+        let reply = CollectReply { held_seconds, ..CollectReply::default() };
+        Ok(Self { local, store, request, course, stop, knowledge: Knowledge::default(), reply })
+    }
+
+    fn all(mut self) -> Result<CollectReply, CollectError> {
+        self.walk()?;
+        let mut is_first = true;
+        loop {
+            let oldest = self.list(is_first)?;
+            is_first = false;
+            let is_complete = oldest.is_complete();
+            let candidates = oldest.into_vec();
+            if self.request.dry_run {
+                self.foresee(&candidates);
+                return Ok(self.reply);
+            }
+            let before = self.reply.removed.objects;
+            self.remove(&candidates)?;
+            if is_complete || self.is_enough() || self.reply.removed.objects == before {
+                return Ok(self.reply);
+            }
+        }
+    }
+
+    /// Walks all images that there are and that were not walked.
+    fn walk(&mut self) -> Result<(), CollectError> {
+        let store = self.store;
+        if let Some((image, _)) = store.images.damaged().into_iter().next() {
+            return Err(CollectError::Damaged { image });
+        }
+        let (additions, starts) = store.images.starts();
+        let walked = walk(&*store.objects, &mut self.knowledge.marks, &starts, self.stop);
+        if !walked.map_err(|source| CollectError::Walk { source })? {
+            return Err(CollectError::Stopped);
+        }
+        self.knowledge.additions = additions;
+        self.reply.images = starts.len() as u64;
+        Ok(())
+    }
+
+    /// Finds what no image needs. Counts it when it does so for the first time.
+    fn list(&mut self, is_first: bool) -> Result<Oldest, CollectError> {
+        let local = self.local;
+        let now = local.leasing.now();
+        let mut oldest = Oldest::new(REMEMBERED_MAX);
+        let (mut unneeded, mut leased) = (Amount::default(), Amount::default());
+        let marks = &self.knowledge.marks;
+        let go_on = || !(self.stop)();
+        let all = local.objects.visit(
+            go_on,
+            |id| !marks.needs(id),
+            |candidate| {
+                unneeded.count(candidate.bytes);
+                if local.leasing.table().hold(now, &candidate.id) {
+                    leased.count(candidate.bytes);
+                } else {
+                    oldest.offer(candidate);
+                }
+            },
+        )?;
+        if !all {
+            return Err(CollectError::Stopped);
+        }
+        if is_first {
+            (self.reply.unneeded, self.reply.leased) = (unneeded, leased);
+        }
+        self.course.unneeded(unneeded);
+        Ok(oldest)
+    }
+
+    fn is_enough(&self) -> bool {
+        self.request.bytes > 0 && self.reply.removed.bytes >= self.request.bytes
+    }
+
+    /// Says what would be removed.
+    fn foresee(&mut self, candidates: &[Candidate]) {
+        if self.request.bytes == 0 {
+            let Amount { objects, bytes } = self.reply.unneeded;
+            let leased = self.reply.leased;
+            self.reply.removed =
+                Amount { objects: objects - leased.objects, bytes: bytes - leased.bytes };
+            return;
+        }
+        for candidate in candidates {
+            if self.is_enough() {
+                break;
+            }
+            self.reply.removed.count(candidate.bytes);
+        }
+    }
+
+    fn remove(&mut self, candidates: &[Candidate]) -> Result<(), CollectError> {
+        let mut rest = candidates;
+        while !rest.is_empty() && !self.is_enough() {
+            if (self.stop)() {
+                return Err(CollectError::Stopped);
+            }
+            let batch = &rest[..rest.len().min(BATCH_MAX)];
+            match self.take_away(batch) {
+                Batch::WalkAgain => self.walk()?,
+                Batch::Done { taken, failed } => {
+                    rest = &rest[batch.len()..];
+                    let mut failed = failed.map_or(Ok(()), Err);
+                    for one in taken {
+                        self.note(one.bytes());
+                        // One that fails leaves the others nothing but to go.
+                        failed = failed.and(one.remove());
+                    }
+                    failed?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes those of `batch` away that are still free, while no image is added and no lease given.
+    fn take_away(&self, batch: &[Candidate]) -> Batch {
+        let LocalCollecting { objects, leasing } = self.local;
+        let _no_image = self.store.adding.write().unwrap_or_else(PoisonError::into_inner);
+        let additions = self.store.images.additions();
+        let leases = leasing.table();
+        let now = leasing.now();
+        let mut taken = Vec::new();
+        let mut bytes = self.reply.removed.bytes;
+        for candidate in batch {
+            if self.request.bytes > 0 && bytes >= self.request.bytes {
+                break;
+            }
+            let id: &ObjectId = &candidate.id;
+            match decide(&self.knowledge, additions, &leases, now, id) {
+                Verdict::WalkAgain => return Batch::WalkAgain,
+                Verdict::Needed | Verdict::Leased => {}
+                Verdict::Remove => match objects.take_away(id) {
+                    Ok(None) => {}
+                    Ok(Some(one)) => {
+                        bytes += one.bytes();
+                        taken.push(one);
+                    }
+                    Err(error) => return Batch::Done { taken, failed: Some(error) },
+                },
+            }
+        }
+        Batch::Done { taken, failed: None }
+    }
+
+    /// Takes note that an object of so many bytes was removed.
+    fn note(&mut self, bytes: u64) {
+        self.reply.removed.count(bytes);
+        self.course.removed(bytes);
+    }
+}
+
+/// What became of a batch.
+enum Batch {
+    /// An image was added: nothing was done.
+    WalkAgain,
+    /// These were taken away, until one failed.
+    Done { taken: Vec<Taken>, failed: Option<StoreError> },
+}

@@ -1,0 +1,371 @@
+//! The directories that images are in: which were made, and who owns them.
+//!
+//! A directory is there if it was made, or if there is an image or a directory that was made below
+//! it. One that was never made belongs to those who own the nearest one above it that was: owners
+//! of a directory own all that is below it ([`common::wire::access`]).
+//!
+//! # Invariants
+//!
+//! * A directory that was made has the owners that its maker gave it, or those that the one above
+//!   it had then.
+//! * Only what is empty is removed.
+// tidy: core
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use common::api::image_server::directories::{DirectorySummary, MakeDirectoryReply};
+use common::image::ImageName;
+use common::tree::Time;
+use common::wire::access::{Owned, Owners, OwnersError};
+use common::words::counted;
+use serde::{Deserialize, Serialize};
+
+/// The most directories that can be made.
+pub const DIRECTORIES_MAX: usize = 200_000;
+
+/// A directory that was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// Who owns it.
+    pub owners: Owners,
+    /// When it was made.
+    pub made_on: Time,
+}
+
+/// All directories that were made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Directories(BTreeMap<ImageName, Made>);
+
+/// Why directories are not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DirectoryError {
+    /// It was made before.
+    #[error("directory {name} exists already")]
+    Exists {
+        /// The directory.
+        name: ImageName,
+    },
+    /// There is none.
+    #[error("there is no directory {name}")]
+    NotFound {
+        /// The directory.
+        name: ImageName,
+    },
+    /// There is none to make it in.
+    #[error("there is no directory {above} to make {name} in: make that first, or ask for both")]
+    NoParent {
+        /// The directory.
+        name: ImageName,
+        /// What is missing.
+        above: ImageName,
+    },
+    /// Something is in it.
+    #[error("directory {name} is not empty: it has {}", held(*.images, *.directories))]
+    NotEmpty {
+        /// The directory.
+        name: ImageName,
+        /// How many images are below it.
+        images: u64,
+        /// How many directories are, that were made.
+        directories: u64,
+    },
+    /// It would have no allowed owners.
+    #[error("directory {name} cannot have these owners")]
+    Owners {
+        /// The directory.
+        name: ImageName,
+        /// Why.
+        #[source]
+        source: OwnersError,
+    },
+    /// There are too many.
+    #[error("there are {DIRECTORIES_MAX} directories, and there cannot be more")]
+    TooMany,
+    /// The server asks for directories to be made.
+    #[error(
+        "there is no directory {directory}, and this server takes images only into directories \
+         that were made: `imagetool mkdir -p {directory}`"
+    )]
+    Demanded {
+        /// What is missing.
+        directory: ImageName,
+    },
+}
+
+fn held(images: u64, directories: u64) -> String {
+    match (images, directories) {
+        (0, 1) => "1 directory below it".to_owned(),
+        (0, _) => format!("{directories} directories below it"),
+        (_, 0) => format!("{} in it or below", counted(images, "image")),
+        (_, 1) => format!("{}, and 1 directory below it", counted(images, "image")),
+        _ => format!("{}, and {directories} directories below it", counted(images, "image")),
+    }
+}
+
+/// The directories that `name`, an image or a directory, is in: the nearest first.
+#[must_use]
+pub fn above(name: &ImageName) -> Vec<ImageName> {
+    let mut all = Vec::new();
+    let mut at = name.directory().map(str::to_owned);
+    while let Some(text) = at {
+        let directory = ImageName::new(&text).expect("a name less its end is a name");
+        at = directory.directory().map(str::to_owned);
+        all.push(directory);
+    }
+    all
+}
+
+/// True if `name` is below `directory`.
+#[must_use]
+pub fn is_below(name: &ImageName, directory: &ImageName) -> bool {
+    let rest = name.as_str().strip_prefix(directory.as_str());
+    rest.is_some_and(|rest| rest.starts_with('/'))
+}
+
+impl Directories {
+    /// How many were made.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// What is known of `name`, if it was made.
+    #[must_use]
+    pub fn get(&self, name: &ImageName) -> Option<&Made> {
+        self.0.get(name)
+    }
+
+    /// Those that were made below `name`, sorted by name.
+    fn below<'all>(&'all self, name: &'all ImageName) -> impl Iterator<Item = &'all ImageName> {
+        let (start, end) = (std::ops::Bound::Excluded(name), std::ops::Bound::Unbounded);
+        // What begins alike without being below, as `a-b` does, sorts among them.
+        self.0
+            .range::<ImageName, _>((start, end))
+            .map(|(other, _)| other)
+            .take_while(|other| other.as_str().starts_with(name.as_str()))
+            .filter(|other| is_below(other, name))
+    }
+
+    /// True if `name` is there; `has_images` says whether an image is below a directory.
+    #[must_use]
+    pub fn is_there(&self, name: &ImageName, has_images: impl Fn(&ImageName) -> bool) -> bool {
+        self.0.contains_key(name) || self.below(name).next().is_some() || has_images(name)
+    }
+
+    /// The directories that `name` is in and that were made, with their owners: the nearest first.
+    #[must_use]
+    pub fn owned_above(&self, name: &ImageName) -> Vec<Owned> {
+        above(name).into_iter().filter_map(|directory| self.owned(&directory)).collect()
+    }
+
+    /// The directory `name` with its owners, if it was made.
+    #[must_use]
+    pub fn owned(&self, name: &ImageName) -> Option<Owned> {
+        let Made { owners, .. } = self.0.get(name)?;
+        Some(Owned { what: format!("directory {name}"), owners: owners.clone() })
+    }
+
+    /// What is to be made so that `name` was made: the outermost first.
+    ///
+    /// # Errors
+    ///
+    /// [`DirectoryError::Exists`] or [`DirectoryError::NoParent`], unless `parents` are asked for.
+    pub fn to_make(
+        &self,
+        name: &ImageName,
+        parents: bool,
+        has_images: impl Fn(&ImageName) -> bool,
+    ) -> Result<Vec<ImageName>, DirectoryError> {
+        if self.0.contains_key(name) {
+            let exists = || DirectoryError::Exists { name: name.clone() };
+            return if parents { Ok(Vec::new()) } else { Err(exists()) };
+        }
+        let is_there = |one: &ImageName| self.is_there(one, &has_images);
+        let mut missing = vec![name.clone()];
+        for directory in above(name) {
+            if is_there(&directory) {
+                break;
+            }
+            if !parents {
+                return Err(DirectoryError::NoParent { name: name.clone(), above: directory });
+            }
+            missing.push(directory);
+        }
+        missing.reverse();
+        Ok(missing)
+    }
+
+    /// Makes `names`, the outermost first, as [`Self::to_make`] gives them. The last gets `owners`;
+    /// one without gets those of the nearest one above.
+    ///
+    /// # Errors
+    ///
+    /// [`DirectoryError::Owners`] or [`DirectoryError::TooMany`].
+    pub fn make(
+        &mut self,
+        name: &ImageName,
+        names: Vec<ImageName>,
+        owners: Option<Owners>,
+        now: Time,
+    ) -> Result<MakeDirectoryReply, DirectoryError> {
+        for one in &names {
+            let given = owners.clone().filter(|_| one == name);
+            if let Some(owners) = &given {
+                verify(one, owners)?;
+            }
+            if self.0.len() >= DIRECTORIES_MAX {
+                return Err(DirectoryError::TooMany);
+            }
+            let owners = given.unwrap_or_else(|| self.owners_of(one));
+            self.0.insert(one.clone(), Made { owners, made_on: now });
+        }
+        Ok(MakeDirectoryReply { made: names, owners: self.owners_of(name) })
+    }
+
+    /// Who owns `name`: its own owners, or those of the nearest one above that was made.
+    #[must_use]
+    pub fn owners_of(&self, name: &ImageName) -> Owners {
+        let own = self.0.get(name);
+        let nearest = || above(name).into_iter().find_map(|directory| self.0.get(&directory));
+        own.or_else(nearest).map(|made| made.owners.clone()).unwrap_or_default()
+    }
+
+    /// Gives `name` to `owners`. One that was there only by what is below it is made.
+    ///
+    /// # Errors
+    ///
+    /// [`DirectoryError::NotFound`], [`DirectoryError::Owners`] or [`DirectoryError::TooMany`].
+    pub fn give(
+        &mut self,
+        name: &ImageName,
+        owners: Owners,
+        now: Time,
+        has_images: impl Fn(&ImageName) -> bool,
+    ) -> Result<(), DirectoryError> {
+        verify(name, &owners)?;
+        if let Some(made) = self.0.get_mut(name) {
+            made.owners = owners;
+            return Ok(());
+        }
+        if !self.is_there(name, has_images) {
+            return Err(DirectoryError::NotFound { name: name.clone() });
+        }
+        self.make(name, vec![name.clone()], Some(owners), now).map(drop)
+    }
+
+    /// Removes `name`, below which there are so many images.
+    ///
+    /// # Errors
+    ///
+    /// [`DirectoryError::NotFound`] or [`DirectoryError::NotEmpty`].
+    pub fn remove(&mut self, name: &ImageName, images: u64) -> Result<(), DirectoryError> {
+        let directories = self.below(name).count() as u64;
+        if images > 0 || directories > 0 {
+            return Err(DirectoryError::NotEmpty { name: name.clone(), images, directories });
+        }
+        match self.0.remove(name) {
+            Some(_) => Ok(()),
+            None => Err(DirectoryError::NotFound { name: name.clone() }),
+        }
+    }
+
+    /// Refuses a new image for whose name no directory was made.
+    ///
+    /// # Errors
+    ///
+    /// [`DirectoryError::Demanded`].
+    pub fn demand(&self, image: &ImageName) -> Result<(), DirectoryError> {
+        match above(image).into_iter().next() {
+            Some(directory) if !self.0.contains_key(&directory) => {
+                Err(DirectoryError::Demanded { directory })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What there is to know of the directories, those that were made and those of `images`, which
+    /// come with the length of their files: the first `limit` of those that come after `after`, in
+    /// `below` and below it. Sorted by component. True if there are more.
+    #[must_use]
+    pub fn list(
+        &self,
+        images: &Sums,
+        below: Option<&ImageName>,
+        after: Option<&ImageName>,
+        limit: usize,
+    ) -> (Vec<DirectorySummary>, bool) {
+        let mut names: BTreeSet<ByComponent> = BTreeSet::new();
+        let mut insert = |name: &ImageName| {
+            let is_wanted = below.is_none_or(|below| name == below || is_below(name, below));
+            let name = ByComponent(name.clone());
+            if is_wanted && after.is_none_or(|after| name > ByComponent(after.clone())) {
+                names.insert(name);
+            }
+        };
+        for name in self.0.keys() {
+            insert(name);
+            above(name).iter().for_each(&mut insert);
+        }
+        images.0.keys().for_each(insert);
+        let more = names.len() > limit;
+        let summary = |ByComponent(name): ByComponent| {
+            let sum = images.0.get(&name).copied().unwrap_or_default();
+            DirectorySummary {
+                made_on: self.0.get(&name).map(|made| made.made_on),
+                owners: self.owners_of(&name),
+                images: sum.images,
+                images_below: sum.images_below,
+                bytes_below: sum.bytes_below,
+                name,
+            }
+        };
+        (names.into_iter().take(limit).map(summary).collect(), more)
+    }
+}
+
+fn verify(name: &ImageName, owners: &Owners) -> Result<(), DirectoryError> {
+    let refuse = |source| DirectoryError::Owners { name: name.clone(), source };
+    owners.verify().map_err(refuse)
+}
+
+/// A name that sorts so that what is below a directory follows it.
+#[derive(PartialEq, Eq)]
+struct ByComponent(ImageName);
+
+impl Ord for ByComponent {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.components().cmp(other.0.components())
+    }
+}
+
+impl PartialOrd for ByComponent {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// What images add up to, by the directories that they are in.
+#[derive(Clone, Debug, Default)]
+pub struct Sums(BTreeMap<ImageName, Sum>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    images: u64,
+    images_below: u64,
+    bytes_below: u64,
+}
+
+impl Sums {
+    /// Counts an image whose files have so many bytes.
+    pub fn count(&mut self, image: &ImageName, bytes: u64) {
+        for (level, directory) in above(image).into_iter().enumerate() {
+            let sum = self.0.entry(directory).or_default();
+            sum.images += u64::from(level == 0);
+            sum.images_below += 1;
+            sum.bytes_below = sum.bytes_below.saturating_add(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

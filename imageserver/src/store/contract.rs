@@ -1,0 +1,326 @@
+//! What every kind of store does, whatever it lies on: the rest of the server knows only this.
+//!
+//! [`Objects`] keeps content by digest, [`Records`] the records of images by name, [`Leasing`] what
+//! callers were promised, [`Holding`] which images are in use, and [`Collecting`] removes what
+//! nothing needs. All of it blocks, and is called on threads that may. A directory of a disk is one
+//! kind (`objects`, `records`, `leasing`, `holding` beside this file); one suite of tests says what
+//! is true of each.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use common::api::image_server::collection::{CollectReply, CollectRequest};
+use common::image::ImageName;
+use common::object::ObjectId;
+
+use super::holdings::Holdings;
+use super::objects::{Content, OnMedium};
+use super::reading::MediumReader;
+use super::wounds::Wounds;
+use super::{Ending, Store, StoreError, failed};
+use crate::collection::CollectError;
+use crate::collection::pressure::Space;
+use crate::holds::{Holder, TooManyError};
+
+/// Content by digest. What is given out was checked against its digest.
+pub trait Objects: Send + Sync {
+    /// The length of the object in bytes, or `None` if it is not there. Its content is not read.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError>;
+
+    /// The length in bytes of an object that an image may need, or `None` if it has to be
+    /// uploaded. It stays for as long as it is leased.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn held(&self, id: &ObjectId) -> Result<Option<u64>, StoreError>;
+
+    /// The same of many, in their order.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn all_held(&self, ids: &[ObjectId]) -> Result<Vec<Option<u64>>, StoreError> {
+        ids.iter().map(|id| self.held(id)).collect()
+    }
+
+    /// Those of `ids` that have to be uploaded, in order.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn missing(&self, ids: &[ObjectId]) -> Result<Vec<ObjectId>, StoreError> {
+        let held = self.all_held(ids)?;
+        let missing = ids.iter().zip(held).filter(|(_, held)| held.is_none());
+        Ok(missing.map(|(id, _)| *id).collect())
+    }
+
+    /// Starts to store an object of `size_bytes`, of which nothing is seen until it is complete.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::TooLittle`] if it cannot fit.
+    fn receive(&self, id: ObjectId, size_bytes: u64)
+    -> Result<Box<dyn Receiving + '_>, StoreError>;
+
+    /// Opens an object, and makes sure that its content is what its id says. `None` if it is not
+    /// there, or is corrupt: then it is put aside, so that it can be uploaded again.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError>;
+
+    /// Makes every object that was stored before this call durable.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn sync(&self) -> Result<(), StoreError>;
+
+    /// The space for objects; `None` if there is no end of it that the server knows.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn space(&self) -> Result<Option<Space>, StoreError>;
+
+    /// Counts the objects of former runs, until `stop` says so.
+    fn count(&self, stop: &dyn Fn() -> bool);
+
+    /// How many objects there are.
+    fn holdings(&self) -> Holdings;
+
+    /// How many corrupt objects were found since the server started.
+    fn corrupt(&self) -> u64;
+
+    /// The objects that are known to be lost or unreadable.
+    fn wounds(&self) -> &Wounds;
+
+    /// The objects in one of the directories of [`super::layout::places`], in the order in which
+    /// they are best read.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn list(&self, below: &Path) -> Result<Vec<ObjectId>, StoreError>;
+
+    /// Reads an object from the medium, whatever is in memory, and puts it aside if it is corrupt.
+    /// `pace` as for [`MediumReader::hash`].
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn read_medium(
+        &self,
+        id: &ObjectId,
+        reader: &mut MediumReader,
+        pace: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<OnMedium, StoreError>;
+
+    /// True if a former server has left objects that may not be what they should be, and not all
+    /// have been read from the medium since.
+    fn is_doubtful(&self) -> bool;
+
+    /// Takes note that every object that a former server has left was read from the medium since
+    /// the start.
+    fn all_read(&self);
+}
+
+/// An object that is being stored. Dropped before [`Receiving::finish`], it leaves nothing.
+pub trait Receiving {
+    /// Adds `content` to the end.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Full`], or what else the store says.
+    fn write(&mut self, content: &[u8]) -> Result<(), StoreError>;
+
+    /// Puts the object in place if its content is what was announced.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Content`] if it is not; otherwise what the store says.
+    fn finish(self: Box<Self>) -> Result<(), StoreError>;
+}
+
+/// What a store has under the name of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing, and nothing ever was.
+    Absent,
+    /// The bytes of a record, and what tells them from those of another time.
+    Record(Vec<u8>, Version),
+    /// The mark that the name was used.
+    Gone(Ending),
+}
+
+/// Tells what a record was from what it has become. Empty where only one server changes records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version(pub String);
+
+/// The records of images. Changes by this server are made one after the other.
+pub trait Records: Send + Sync {
+    /// Gives what has changed since this was last called; at first all that there is. Who calls it
+    /// may be told again of what it has changed itself.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn changes(
+        &self,
+        take: &mut dyn FnMut(ImageName, Result<Found, StoreError>),
+    ) -> Result<(), StoreError>;
+
+    /// What is under `name`.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn read(&self, name: &ImageName) -> Result<Found, StoreError>;
+
+    /// Refuses a name that is or was used.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Exists`] or [`StoreError::Gone`].
+    fn expect_new(&self, name: &ImageName) -> Result<(), StoreError>;
+
+    /// Makes a record durable, then visible, complete or not at all.
+    ///
+    /// # Errors
+    ///
+    /// As [`Records::expect_new`].
+    fn create(&self, name: &ImageName, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Puts `bytes` in the place of the record of that version: whoever reads gets either of them.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn replace(&self, name: &ImageName, version: &Version, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Puts `mark` in the place of a record that is there, for ever. `gone` is called when it is
+    /// in force.
+    ///
+    /// # Errors
+    ///
+    /// What the store says; then the record is there.
+    fn bury(&self, name: &ImageName, mark: &str, gone: &mut dyn FnMut()) -> Result<(), StoreError>;
+
+    /// The mark that is under `name`; `None` if there is none, or it is not known.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn mark(&self, name: &ImageName) -> Result<Option<Vec<u8>>, StoreError> {
+        let _ = name;
+        Ok(None)
+    }
+
+    /// Puts `mark` under a name that is and was not used, for ever.
+    ///
+    /// # Errors
+    ///
+    /// As [`Records::expect_new`].
+    fn reserve(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
+        let _ = mark;
+        Err(cannot(format!("keep that image {name} has ended")))
+    }
+
+    /// Takes a record away and leaves no mark. True if that is on the medium.
+    ///
+    /// # Errors
+    ///
+    /// What the store says; then the record is there.
+    fn forget(&self, name: &ImageName) -> Result<bool, StoreError> {
+        Err(cannot(format!("drop image {name}")))
+    }
+}
+
+/// What callers were promised to find there.
+pub trait Leasing: Send + Sync {
+    /// Gives no lease that is longer than so many seconds from now on.
+    fn set_longest(&self, seconds: u32);
+
+    /// Holds `ids` for `seconds`, or as long as leases are at most. Whoever then finds one of them
+    /// there will find it there until the lease ends.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn give(&self, ids: &[ObjectId], seconds: u32) -> Result<(), StoreError>;
+
+    /// Keeps that time has passed.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn count_down(&self) -> Result<(), StoreError>;
+
+    /// For how many seconds more nothing at all is removed.
+    fn everything_for(&self) -> u64;
+
+    /// How many objects are leased.
+    fn count(&self) -> usize;
+}
+
+/// Which images are in use.
+pub trait Holding: Send + Sync {
+    /// Takes note that `holder` uses `names`, and no others, for `seconds`.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManyError`].
+    fn note(
+        &self,
+        holder: &str,
+        names: BTreeSet<ImageName>,
+        seconds: u32,
+    ) -> Result<(), TooManyError>;
+
+    /// Who uses `name`.
+    ///
+    /// # Errors
+    ///
+    /// If that is not known, because the store does not say what others were told.
+    fn holders(&self, name: &ImageName) -> Result<Vec<Holder>, StoreError>;
+
+    /// How many images are in use.
+    fn count(&self) -> usize;
+}
+
+/// Removes what nothing needs.
+pub trait Collecting: Send + Sync {
+    /// Removes it, or says what could be removed, and tells `course` how far it is. Ends early if
+    /// `stop` says so.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectError`]. What was removed until then was not needed.
+    fn collect(
+        &self,
+        store: &Store,
+        request: CollectRequest,
+        course: &dyn Course,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<CollectReply, CollectError>;
+}
+
+/// Is told how far a collection is.
+pub trait Course {
+    /// No image needs so much.
+    fn unneeded(&self, amount: common::api::image_server::collection::Amount);
+
+    /// An object of so many bytes was removed.
+    fn removed(&self, bytes: u64);
+}
+
+/// What a kind of store says that cannot follow a master.
+fn cannot(what: String) -> StoreError {
+    failed(what)(std::io::ErrorKind::Unsupported.into())
+}

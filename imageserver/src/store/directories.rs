@@ -1,0 +1,221 @@
+//! Keeps over a restart which directories were made, and who owns them.
+//!
+//! All of them are in one file, which is replaced as a whole and guarded like the record of an
+//! image. If it is damaged, nobody owns anything and no directory is changed, until it is put back
+//! or taken away: images are served all the same.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use common::image::ImageName;
+use common::report::report;
+use common::wire::codec::{self, CodecError, Encoding};
+
+use super::record::{RecordError, guard, unguard};
+use super::records::write;
+use super::{StoreError, failed, layout, sync_directory};
+use crate::directories::{Directories, DirectoryError};
+
+const MAGIC: &str = "dominator-directories 1 ";
+
+/// The longest such file, in bytes.
+pub const BYTES_MAX: usize = 256 << 20;
+
+/// The name under which the former file is kept until the new one is durable.
+const FORMER: &str = "directories.former";
+
+/// Why directories are not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    /// It makes no sense.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// The caller may not.
+    #[error(transparent)]
+    Denied(#[from] common::wire::access::DeniedError),
+    /// What there is is not known.
+    #[error(
+        "no directory is changed, because the file `{path}` cannot be used ({why}): put it back \
+         from a backup, or move it away to begin without any, and restart the server"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// It cannot be written as JSON.
+    #[error("cannot write the directories")]
+    Encode {
+        /// What the encoder said.
+        #[source]
+        source: CodecError,
+    },
+    /// The file would be too long.
+    #[error("there are too many directories and owners for one file of {BYTES_MAX} bytes")]
+    TooLong,
+    /// The file-system failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The directories of a data directory.
+pub struct KeptDirectories {
+    data: PathBuf,
+    known: RwLock<Arc<Directories>>,
+    damage: Option<String>,
+    demanded: AtomicBool,
+    change: Mutex<()>,
+}
+
+/// While it is there, no directory is changed.
+#[must_use = "directories are changed when it is dropped"]
+pub struct Steady<'kept> {
+    kept: &'kept KeptDirectories,
+    _change: MutexGuard<'kept, ()>,
+}
+
+impl Steady<'_> {
+    /// Refuses a new image in a directory that was never made, if that is demanded.
+    ///
+    /// # Errors
+    ///
+    /// [`DirectoryError::Demanded`].
+    pub fn admit(&self, image: &ImageName) -> Result<(), DirectoryError> {
+        if self.kept.demanded.load(Ordering::Relaxed) {
+            self.kept.now().demand(image)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl KeptDirectories {
+    pub(super) fn open(data: &Path) -> Self {
+        let (known, damage) = match read(data) {
+            Ok(known) => (known, None),
+            Err(why) => {
+                tracing::error!("who owns which directories is not known: {why}");
+                (Directories::default(), Some(why))
+            }
+        };
+        Self {
+            data: data.to_owned(),
+            known: RwLock::new(Arc::new(known)),
+            damage,
+            demanded: AtomicBool::new(false),
+            change: Mutex::new(()),
+        }
+    }
+
+    /// Lets images be added from now on only into directories that were made.
+    pub fn demand(&self) {
+        self.demanded.store(true, Ordering::Relaxed);
+    }
+
+    /// The directories as they are now.
+    #[must_use]
+    pub fn now(&self) -> Arc<Directories> {
+        Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What is wrong with the file; `None` if it can be used.
+    #[must_use]
+    pub fn damage(&self) -> Option<&str> {
+        self.damage.as_deref()
+    }
+
+    /// Keeps directories from being changed while an image is made visible.
+    pub fn steady(&self) -> Steady<'_> {
+        let change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        Steady { kept: self, _change: change }
+    }
+
+    /// Changes the directories durably. If that fails they are as they were. No image becomes
+    /// visible meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`KeepError`], or what `change` says.
+    pub fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Directories) -> Result<T, KeepError>,
+    ) -> Result<T, KeepError> {
+        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(why) = &self.damage {
+            let path = self.data.join(layout::DIRECTORIES);
+            return Err(KeepError::Damaged { path, why: why.clone() });
+        }
+        let former = self.now();
+        let mut directories = Directories::clone(&former);
+        let done = change(&mut directories)?;
+        if directories != *former {
+            let body = codec::encode(Encoding::Json, "directories", &directories);
+            let mut body = body.map_err(|source| KeepError::Encode { source })?;
+            body.push(b'\n');
+            let bytes = guard(MAGIC, body);
+            if bytes.len() > BYTES_MAX {
+                return Err(KeepError::TooLong);
+            }
+            replace(&self.data, &bytes)?;
+            *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(directories);
+        }
+        Ok(done)
+    }
+}
+
+/// What the file says; no directories if there is none.
+///
+/// # Errors
+///
+/// Why it cannot be used, in words.
+pub(crate) fn read(data: &Path) -> Result<Directories, String> {
+    let bytes = match fs_err::read(data.join(layout::DIRECTORIES)) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Directories::default()),
+        Err(error) => return Err(error.to_string()),
+    };
+    let body = unguard(MAGIC, &bytes).map_err(|error| report(&error))?;
+    codec::decode(Encoding::Json, "directories", body, BYTES_MAX)
+        .map_err(|source| report(&RecordError::Unknown { source }))
+}
+
+/// Puts `bytes` in the place of the file, durably. If it fails the former one is there.
+fn replace(data: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let what = || failed("change the directories");
+    let path = data.join(layout::DIRECTORIES);
+    let incoming = data.join(layout::INCOMING);
+    let (temporary, former) = (incoming.join(layout::DIRECTORIES), incoming.join(FORMER));
+    // One may be left of a change that failed.
+    remove(&former).map_err(what())?;
+    let has_former = match fs_err::hard_link(&path, &former) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => return Err(what()(error)),
+    };
+    let placed = write(&temporary, bytes).and_then(|()| fs_err::rename(&temporary, &path));
+    let done = match placed.map_err(what()) {
+        Ok(()) => sync_directory(data).inspect_err(|_| {
+            let back = if has_former { fs_err::rename(&former, &path) } else { remove(&path) };
+            if let Err(error) = back {
+                tracing::error!(%error, "a change that was refused shows after the next start");
+            }
+        }),
+        Err(error) => Err(error),
+    };
+    for left in [former, temporary] {
+        if let Err(error) = remove(&left) {
+            tracing::warn!(%error, "a temporary file stays until the next start");
+        }
+    }
+    done
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs_err::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

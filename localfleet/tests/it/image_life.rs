@@ -1,0 +1,178 @@
+//! The life of images: a real imagetool at a real image server, without machines.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::wire::client::Client;
+use localfleet::fleet::client_of;
+use localfleet::process::Daemon;
+use localfleet::programs;
+use tempfile::TempDir;
+
+/// An image server, and a directory to work in.
+struct Place {
+    directory: TempDir,
+    server: Daemon,
+    address: String,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let bin = directory.path().join("bin");
+        programs::install(Path::new(env!("CARGO_BIN_EXE_localfleet")), &bin).unwrap();
+        let data = directory.path().join("data").display().to_string();
+        // Bound and let go: nobody else on this address takes the same port meanwhile.
+        let listener = std::net::TcpListener::bind("127.19.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let words = ["--insecure", "--listen", &address.to_string(), "--data", &data];
+        let words = words.map(Into::into).to_vec();
+        let log = directory.path().join("log");
+        let server = Daemon::start("imageserver", &bin.join("imageserver"), words, log).unwrap();
+        let place = Self { directory, server, address: address.to_string() };
+        place.wait(&client_of(address));
+        place
+    }
+
+    fn wait(&self, client: &Client) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let begun = std::time::Instant::now();
+        let request = common::api::image_server::ListImagesRequest::default();
+        let ask = || async {
+            client.call::<common::api::image_server::ListImages>(&request).await.is_ok()
+        };
+        while !runtime.block_on(ask()) {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "it does not start");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Runs imagetool, and gives its output and exit code as one text.
+    fn run(&self, words: &[&str]) -> String {
+        let output = Command::new(self.path("bin/imagetool"))
+            .args(["--insecure", "--imageserver", &self.address])
+            .args(words)
+            .current_dir(self.directory.path())
+            .env_remove("DOMINATOR_IMAGESERVER")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let code = output.status.code().unwrap();
+        let said = format!("{}{}exit {code}\n", text(&output.stdout), text(&output.stderr));
+        said.replace(&self.address, "ADDRESS")
+    }
+
+    /// What it prints, if it ends well.
+    fn data(&self, words: &[&str]) -> String {
+        let said = self.run(words);
+        said.strip_suffix("exit 0\n").unwrap_or_else(|| panic!("{words:?}: {said}")).to_owned()
+    }
+
+    fn json(&self, words: &[&str]) -> serde_json::Value {
+        let words = [words, &["--format", "json"]].concat();
+        let said = self.run(&words);
+        let end = said.rfind(['}', ']']).unwrap_or_else(|| panic!("{words:?}: {said}"));
+        serde_json::from_str(&said[said.find(['{', '[']).unwrap()..=end]).unwrap()
+    }
+
+    /// Adds an image of one file.
+    fn add(&self, name: &str, content: &str, words: &[&str]) {
+        let tree = self.path("tree");
+        std::fs::create_dir_all(&tree).unwrap();
+        std::fs::write(tree.join("file"), content).unwrap();
+        let words = [&["add", name, "tree", "-", "-"], words].concat();
+        self.data(&words);
+    }
+}
+
+#[test]
+fn directories_are_made_shown_given_away_and_removed() {
+    let mut place = Place::new();
+    assert_eq!(place.run(&["tree"]), "There are no directories.\nexit 0\n");
+    assert_eq!(
+        place.run(&["mkdir", "web/prod"]),
+        "error: ImageServer.MakeDirectory at ADDRESS: there is no directory web to make web/prod \
+         in: make that first, or ask for both\nhint: -p makes those above it too\nexit 1\n"
+    );
+    assert_eq!(
+        place.run(&["mkdir", "web", "--owner-group", "web-team"]),
+        "Made web.\nOwned by group web-team.\nexit 0\n"
+    );
+    assert_eq!(
+        place.run(&["mkdir", "-p", "web/prod/eu/"]),
+        "Made web/prod.\nMade web/prod/eu.\nOwned by group web-team.\nexit 0\n"
+    );
+    assert_eq!(
+        place.run(&["mkdir", "web"]),
+        "error: ImageServer.MakeDirectory at ADDRESS: directory web exists already\nhint: \
+         `imagetool chown` gives it to others; -p is content with one that is there\nexit 1\n"
+    );
+    assert_eq!(
+        place.run(&["mkdir", "-p", "web", "--owner-user", "eve"]),
+        "web is there already; its owners stay as they are.\nOwned by group web-team.\nexit 0\n"
+    );
+    assert_eq!(
+        place.run(&["chown", "web/prod", "--owner-group", "release", "--owner-user", "alice"]),
+        "web/prod is owned by group release; user alice.\nexit 0\n"
+    );
+    assert_eq!(
+        place.run(&["chown", "web/prod"]),
+        "error: who shall own it?\nhint: give --owner-group or --owner-user, or say --nobody\n\
+         exit 2\n"
+    );
+    place.add("web/prod/1", "one", &["--owner-group", "ones"]);
+    place.add("web/prod/eu/2", "second", &[]);
+    place.add("base/1", "1", &[]);
+    assert!(place.data(&["show", "web/prod/1"]).contains("\nOwners:    group ones\n"));
+    place.server.kill().unwrap();
+    place.server.start_again().unwrap();
+    place.wait(&client_of(place.address.parse().unwrap()));
+
+    let tree = place.data(&["tree"]);
+    // When they were made is another time in each run.
+    let lines: Vec<String> = tree
+        .lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split("  ").map(str::trim).collect();
+            let words = words.into_iter().filter(|word| !word.is_empty());
+            let words = words.map(|word| if word.ends_with(" UTC") { "yes" } else { word });
+            words.collect::<Vec<_>>().join("|")
+        })
+        .collect();
+    let want = [
+        "DIRECTORY|IMAGES|SIZE|MADE|OWNERS",
+        "base|1|1 B|no|-",
+        "web|2|9 B|yes|group web-team",
+        "└── prod|2|9 B|yes|group release; user alice",
+        "└── eu|1|6 B|yes|group web-team",
+    ];
+    assert_eq!(lines, want, "{tree}");
+    let json = place.json(&["tree", "web/prod/eu"]);
+    let directory = json.as_array().unwrap()[0].as_object().unwrap();
+    let keys: Vec<&str> = directory.keys().map(String::as_str).collect();
+    assert_eq!(keys, ["bytes_below", "images", "images_below", "made_on", "name", "owners"]);
+    assert_eq!(json[0]["owners"]["groups"][0], "web-team");
+
+    assert_eq!(
+        place.run(&["rmdir", "web/prod"]),
+        "error: ImageServer.RemoveDirectory at ADDRESS: directory web/prod is not empty: it has \
+         2 images, and 1 directory below it\nhint: `imagetool tree web/prod` and `imagetool list web/prod` show what is in it\nexit 1\n"
+    );
+    for image in ["web/prod/1", "web/prod/eu/2"] {
+        place.data(&["delete", "--yes", image]);
+    }
+    for directory in ["web/prod/eu", "web/prod", "web"] {
+        assert_eq!(place.run(&["rmdir", directory]), format!("Removed {directory}.\nexit 0\n"));
+    }
+    assert_eq!(
+        place.run(&["tree", "web"]),
+        "error: there is no directory web\nhint: `imagetool tree` shows the directories that \
+         there are\nexit 1\n"
+    );
+}
