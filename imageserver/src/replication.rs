@@ -10,7 +10,7 @@
 //! * A replica lets no image expire by its own clock; an archive lets none expire at all.
 //! * An image in use stays until it is not.
 //! * An image is visible when all that it needs is here, was hashed, and is on the medium
-//!   ([`arrival`]): the same steps as for one that is uploaded. Objects that come for it are leased.
+//!   ([`arrival`]): the same steps as for one that is uploaded. What comes for it is leased.
 //!
 //! # How a replica follows
 //!

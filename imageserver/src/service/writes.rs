@@ -263,7 +263,13 @@ impl Service {
         let reply = follower.fetch_client().call_within::<Forward>(&request, FORWARD_LIMIT).await;
         let reply = reply.map_err(|error| {
             follower.unforce(&name);
-            refused(follower, &error)
+            let mut fault = refused(follower, &error);
+            if fault.code == FaultCode::NotFound && self.store.images.digest(&name).is_some() {
+                fault.message.push_str(
+                    "; this replica has one of its own, which `imagetool delete --local` removes",
+                );
+            }
+            fault
         })?;
         let master = follower.master();
         tracing::info!(image = %name, by = %caller, %master, "{verb} on the master");

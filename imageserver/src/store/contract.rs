@@ -217,8 +217,7 @@ pub trait Records: Send + Sync {
     /// # Errors
     ///
     /// What the store says.
-    fn mark(&self, name: &ImageName) -> Result<Option<Vec<u8>>, StoreError> {
-        let _ = name;
+    fn mark(&self, _name: &ImageName) -> Result<Option<Vec<u8>>, StoreError> {
         Ok(None)
     }
 
@@ -227,8 +226,7 @@ pub trait Records: Send + Sync {
     /// # Errors
     ///
     /// As [`Records::expect_new`].
-    fn reserve(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
-        let _ = mark;
+    fn reserve(&self, name: &ImageName, _mark: &str) -> Result<(), StoreError> {
         Err(cannot(format!("keep that image {name} has ended")))
     }
 

@@ -1,12 +1,13 @@
 //! What replicas follow: which images there are, which there were, and what has changed since the
 //! start.
 
+use std::collections::BTreeMap;
+use std::ops::{Bound, RangeBounds};
+
 use common::api::image_server::replication::{Change, Cursor, Ended};
 use common::image::Image;
 use common::report::report;
 use common::wire::codec::{self, Encoding};
-use std::collections::BTreeMap;
-use std::ops::{Bound, RangeBounds};
 use tokio::sync::watch;
 
 use super::super::Ending;
