@@ -34,8 +34,12 @@ const BATCH_BYTES_MAX: u64 = 32 << 20;
 /// How many batches are under way at a time.
 const BATCHES_MAX: usize = 4;
 
-/// How many chunks of a batch may wait to be written.
-const CHUNKS_MAX: usize = 64;
+/// How much content is handed to the writer at once, in bytes: it is not woken for each of thousands
+/// of small objects.
+const HANDED_BYTES: usize = 256 << 10;
+
+/// How many times that may wait to be written.
+const HANDED_MAX: usize = 8;
 
 /// Why a tree could not be fetched.
 #[derive(Debug, thiserror::Error)]
@@ -255,10 +259,11 @@ async fn fetch(
         .collect();
     let ids = expected.iter().map(|(id, ..)| *id).collect();
     let mut reader = client.get_objects(&GetObjectsRequest { ids }).await?;
-    let (sender, chunks) = mpsc::channel(CHUNKS_MAX);
+    let (sender, chunks) = mpsc::channel(HANDED_MAX);
     let (target, meter) = (Arc::clone(target), meter.clone());
     let writing = tracker.spawn_blocking(move || write(batch, chunks, &target, &meter));
     let transfer = async || -> Result<(), DownloadError> {
+        let (mut gathered, mut gathered_bytes) = (Vec::new(), 0);
         for (id, want, path) in expected {
             let in_file = |error: DownloadError| error.of_file(&path);
             let got = next_object(&mut reader, id).await.map_err(in_file)?;
@@ -266,12 +271,19 @@ async fn fetch(
                 return Err(in_file(DownloadError::Size { id, want, got }));
             }
             while let Some(chunk) = reader.chunk().await? {
-                if sender.send(chunk).await.is_err() {
-                    // The writer has failed, and says why.
-                    return Ok(());
+                gathered_bytes += chunk.len();
+                gathered.push(chunk);
+                if gathered_bytes >= HANDED_BYTES {
+                    gathered_bytes = 0;
+                    if sender.send(std::mem::take(&mut gathered)).await.is_err() {
+                        // The writer has failed, and says why.
+                        return Ok(());
+                    }
                 }
             }
         }
+        // If it has failed, it says why.
+        let _sent = sender.send(gathered).await;
         Ok(())
     };
     let transferred = transfer().await;
@@ -286,20 +298,22 @@ async fn fetch(
 /// Writes the objects of `batch`, whose contents come one after the other, cut into chunks.
 fn write(
     batch: Vec<Wanted>,
-    mut chunks: mpsc::Receiver<Bytes>,
+    mut handed: mpsc::Receiver<Vec<Bytes>>,
     target: &Target,
     meter: &Meter,
 ) -> Result<(), DownloadError> {
+    let mut chunks = std::iter::from_fn(|| handed.blocking_recv()).flatten();
+    let mut new_files = target.files();
     for Wanted { id, files } in batch {
         let mut files = files.into_iter();
         let Some((path, first)) = files.next() else { continue };
         let failed = |source| DownloadError::Write { path: path.clone(), source };
-        let mut file = target.create_file(&path)?;
+        let mut file = new_files.create(&path)?;
         let mut hasher = Hasher::new(id.algorithm());
         let mut left = first.size_bytes;
         while left > 0 {
             // A chunk never spans two objects. An early end is reported by the other side.
-            let Some(chunk) = chunks.blocking_recv() else { return Ok(()) };
+            let Some(chunk) = chunks.next() else { return Ok(()) };
             hasher.update(&chunk);
             file.write_all(&chunk).map_err(failed)?;
             meter.add(chunk.len() as u64);
@@ -310,7 +324,7 @@ fn write(
             return Err(DownloadError::Digest { want: id, got }.of_file(&path));
         }
         for (path, same) in files {
-            let mut copy = target.create_file(&path)?;
+            let mut copy = new_files.create(&path)?;
             let failed = |source| DownloadError::Write { path: path.clone(), source };
             io::Seek::rewind(&mut file).map_err(failed)?;
             io::copy(&mut file, &mut copy).map_err(failed)?;

@@ -193,23 +193,9 @@ impl Target {
         Ok(())
     }
 
-    /// Creates the file `path`, to be written.
-    ///
-    /// # Errors
-    ///
-    /// [`RestoreError`].
-    pub fn create_file(&self, path: &TreePath) -> Result<File, RestoreError> {
-        self.expect_going_on()?;
-        let create = || {
-            let parent = self.open_directory(&path.parent().unwrap_or_else(TreePath::root))?;
-            let flags = OFlag::O_CREAT
-                | OFlag::O_EXCL
-                | OFlag::O_NOFOLLOW
-                | OFlag::O_RDWR
-                | OFlag::O_CLOEXEC;
-            nix::fcntl::openat(&parent, path.name(), flags, Mode::S_IRUSR | Mode::S_IWUSR)
-        };
-        Ok(create().map_err(entry("create", path))?.into())
+    /// Creates files in it, of which those that follow one another are best in one directory.
+    pub fn files(&self) -> NewFiles<'_> {
+        NewFiles { target: self, parent: None }
     }
 
     /// Gives the written `file` at `path` everything but its content.
@@ -426,6 +412,40 @@ impl Target {
     }
 }
 
+/// Creates the files of a tree, and keeps the directory of the last one open.
+pub struct NewFiles<'target> {
+    target: &'target Target,
+    parent: Option<(TreePath, OwnedFd)>,
+}
+
+impl NewFiles<'_> {
+    /// Creates the file `path`, to be written.
+    ///
+    /// # Errors
+    ///
+    /// [`RestoreError`].
+    pub fn create(&mut self, path: &TreePath) -> Result<File, RestoreError> {
+        self.target.expect_going_on()?;
+        let mut create = || {
+            let above = path.parent().unwrap_or_else(TreePath::root);
+            let parent = match &mut self.parent {
+                Some((known, parent)) if *known == above => parent,
+                other => {
+                    let opened = self.target.open_directory(&above)?;
+                    &mut other.insert((above, opened)).1
+                }
+            };
+            let flags = OFlag::O_CREAT
+                | OFlag::O_EXCL
+                | OFlag::O_NOFOLLOW
+                | OFlag::O_RDWR
+                | OFlag::O_CLOEXEC;
+            nix::fcntl::openat(&*parent, path.name(), flags, Mode::S_IRUSR | Mode::S_IWUSR)
+        };
+        Ok(create().map_err(entry("create", path))?.into())
+    }
+}
+
 fn open_below(directory: BorrowedFd<'_>, path: &[u8]) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
@@ -472,7 +492,7 @@ mod tests {
         let tree = builder.finish().unwrap();
         target.stop();
         assert!(matches!(target.make_skeleton(&tree), Err(RestoreError::Stopped)));
-        let file = target.create_file(&TreePath::new("/file").unwrap());
+        let file = target.files().create(&TreePath::new("/file").unwrap());
         assert!(matches!(file, Err(RestoreError::Stopped)));
         assert_eq!(std::fs::read_dir(place.path().join("copy.incomplete")).unwrap().count(), 0);
         target.abandon().unwrap();

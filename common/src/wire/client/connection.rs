@@ -67,6 +67,7 @@ impl Connection {
             .enable_push(false)
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_frame_size(super::super::FRAME_BYTES_MAX)
             .max_header_list_size(super::super::HEADER_BYTES_MAX)
             .max_send_buffer_size(SEND_BUFFER_BYTES)
             .handshake(stream)

@@ -227,6 +227,7 @@ fn builder(tracked: Tracked) -> auto::Builder<Tracked> {
         .max_concurrent_streams(STREAMS_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(super::super::FRAME_BYTES_MAX)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_header_list_size(HEADER_BYTES_MAX);
     builder
