@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use crate::check::command::CheckArgs;
 use crate::collection::pressure::Bounds;
+use crate::replication::Settings as Replicate;
+use crate::replication::patterns::Patterns;
 use crate::scrub::Settings;
 use crate::scrub::course::Limits;
 use crate::{Config, DAEMON, ImageServer, check};
@@ -72,6 +74,7 @@ pub struct Flags {
     scrub_rate: u32,
 
     /// Another imageserver that is asked for objects which are lost here. What it gives is hashed.
+    /// A replica asks its master if nothing else is said.
     #[arg(long, value_name = "ADDR")]
     repair_from: Option<String>,
 
@@ -87,6 +90,9 @@ pub struct Flags {
     require_directories: bool,
 
     #[command(flatten)]
+    replicate: ReplicateArgs,
+
+    #[command(flatten)]
     log: LogArgs,
 
     #[command(flatten)]
@@ -94,6 +100,40 @@ pub struct Flags {
 
     #[command(flatten)]
     config: ConfigArgs,
+}
+
+/// Whom a replica follows.
+#[derive(Debug, clap::Args)]
+struct ReplicateArgs {
+    /// Follow the imageserver at ADDR: have all images that it has, and send on to it all changes
+    /// that are asked for here. It may be a replica itself. `imagetool replication` says how far
+    /// that is.
+    #[arg(long, value_name = "ADDR")]
+    replicate_from: Option<String>,
+
+    /// Follow only images whose names match: `base/**`. `*` matches no slash, `**` does. May be
+    /// given several times. What is here and is not followed stays, and does not change.
+    #[arg(long, value_name = "PATTERN", requires = "replicate_from")]
+    replicate_include: Vec<String>,
+
+    /// Follow no images whose names match. May be given several times.
+    #[arg(long, value_name = "PATTERN", requires = "replicate_from")]
+    replicate_exclude: Vec<String>,
+
+    /// Keep images that are deleted or expire on the master.
+    #[arg(long, requires = "replicate_from")]
+    replicate_archive: bool,
+}
+
+impl ReplicateArgs {
+    fn settings(&self) -> Result<Option<Replicate>, Box<dyn std::error::Error>> {
+        let Some(from) = &self.replicate_from else { return Ok(None) };
+        let from = Peer::parse(from, IMAGESERVER_PORT)?;
+        let (include, exclude) = (self.replicate_include.clone(), self.replicate_exclude.clone());
+        let patterns = Patterns::new(&include, &exclude)?;
+        let is_archive = self.replicate_archive;
+        Ok(Some(Replicate { from, include, exclude, patterns, is_archive }))
+    }
 }
 
 /// What else the program does.
@@ -110,6 +150,10 @@ Examples:
   # Try it out
   imageserver --insecure --listen 127.0.0.1:6971 --data /tmp/images
   imagetool --insecure --imageserver 127.0.0.1:6971 list
+
+  # A replica of another server, and one of some of its images
+  imageserver --insecure --replicate-from images1
+  imageserver --insecure --replicate-from images1:6971 --replicate-include 'base/**'
 
   # Is all that was kept still there, and whole? The server must be stopped for this
   imageserver check
@@ -136,6 +180,9 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     }
     let repair_from = flags.repair_from.as_deref();
     let repair_from = repair_from.map(|text| Peer::parse(text, IMAGESERVER_PORT)).transpose()?;
+    let replicate = flags.replicate.settings()?;
+    let master = || replicate.as_ref().map(|settings| settings.from.clone());
+    let repair_from = repair_from.or_else(master);
     let limits = Limits {
         every: flags.scrub_every,
         bytes_per_second_max: u64::from(flags.scrub_rate) * 1_000_000,
@@ -144,8 +191,16 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     let scrub = Settings { limits, repair_from };
     let Flags { listen, data, lease_max, clock_settle, pack_level, require_directories, .. } =
         flags;
-    let config =
-        Config { data, collect, lease_max, clock_settle, scrub, pack_level, require_directories };
+    let config = Config {
+        data,
+        collect,
+        lease_max,
+        clock_settle,
+        scrub,
+        replicate,
+        pack_level,
+        require_directories,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = stop_on_signals()?;

@@ -4,6 +4,7 @@
 //! them is limited, so that memory does not grow with the size of objects, nor with a disk that is
 //! slower than the network.
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{fault_of_store, joined};
 use crate::metrics::Metrics;
+use crate::store::comparing::Comparing;
 use crate::store::contract::Receiving;
 use crate::store::{Store, StoreError};
 
@@ -76,7 +78,8 @@ pub(crate) async fn store_objects(
     reader: ObjectReader,
     ids: &[ObjectId],
 ) -> Result<AddObjectsReply, Fault> {
-    store_stream(store, metrics, tasks, reader, Expected::SomeOf(ids)).await
+    let ids = ids.iter().copied().collect();
+    store_stream(store, metrics, tasks, reader, Expected::SomeOf(&ids)).await
 }
 
 /// What a stream may bring.
@@ -85,7 +88,7 @@ enum Expected<'ids> {
     /// All objects that it names, whichever they are.
     Anything,
     /// Some of these.
-    SomeOf(&'ids [ObjectId]),
+    SomeOf(&'ids BTreeSet<ObjectId>),
 }
 
 impl Expected<'_> {
@@ -212,8 +215,8 @@ enum Current<'store> {
     None,
     /// It is stored.
     Stored(Box<dyn Receiving + 'store>, u64),
-    /// It is there already, so it is let go.
-    Known,
+    /// It is there already, so it is only compared.
+    Known(Comparing),
 }
 
 /// Carries out the steps of one upload.
@@ -248,21 +251,27 @@ impl<'store> Writer<'store> {
             Step::Begin { id, size_bytes } => {
                 // Before it is looked for, so that what is found to be there stays.
                 self.store.leasing.give(&[id], LEASE_SECONDS_MAX)?;
-                let there = self.store.objects.held(&id)? == Some(size_bytes);
-                self.current = if there {
-                    Current::Known
-                } else {
-                    Current::Stored(self.store.objects.receive(id, size_bytes)?, size_bytes)
+                let objects = &self.store.objects;
+                let here = match objects.held(&id)? {
+                    Some(_) => objects.open_verified(&id)?,
+                    None => None,
+                };
+                self.current = match here {
+                    Some(content) => Current::Known(Comparing::new(id, size_bytes, content)),
+                    None => Current::Stored(objects.receive(id, size_bytes)?, size_bytes),
                 };
             }
-            Step::Content(content) => {
-                if let Current::Stored(receiving, _) = &mut self.current {
-                    receiving.write(&content)?;
-                }
-            }
+            Step::Content(content) => match &mut self.current {
+                Current::None => {}
+                Current::Stored(receiving, _) => receiving.write(&content)?,
+                Current::Known(comparing) => comparing.write(&content)?,
+            },
             Step::Finish => match std::mem::replace(&mut self.current, Current::None) {
                 Current::None => {}
-                Current::Known => self.reply.known += 1,
+                Current::Known(comparing) => {
+                    comparing.finish()?;
+                    self.reply.known += 1;
+                }
                 Current::Stored(receiving, size_bytes) => {
                     receiving.finish()?;
                     self.reply.added += 1;

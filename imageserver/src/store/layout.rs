@@ -13,6 +13,8 @@
 //! DATA/unsynced                             objects may not be on the medium; empty
 //! DATA/scrub                                how far reading all objects is
 //! DATA/quarantine/                          objects that were found corrupt
+//! DATA/server-id                            which store this is, for servers that replicate
+//! DATA/archive                              it keeps images that have ended on its master
 //! ```
 //!
 //! A component of an image name is a safe file name as it is: it is neither empty nor `.` nor
@@ -48,8 +50,13 @@ pub const SCRUB: &str = "scrub";
 /// The directory of objects that were found corrupt.
 pub const QUARANTINE: &str = "quarantine";
 
+/// The file that says which store this is.
+pub const SERVER_ID: &str = "server-id";
+/// The file that is there if the store keeps what has ended on its master.
+pub const ARCHIVE: &str = "archive";
+
 /// What may be at the top of the data directory; a file-system of its own has the last one.
-pub const TOP: [&str; 12] = [
+pub const TOP: [&str; 14] = [
     LOCK,
     LEASES,
     HOLDS,
@@ -61,6 +68,8 @@ pub const TOP: [&str; 12] = [
     UNSYNCED,
     SCRUB,
     QUARANTINE,
+    SERVER_ID,
+    ARCHIVE,
     "lost+found",
 ];
 

@@ -17,6 +17,7 @@ mod memory;
 mod notes;
 mod objects;
 mod power;
+mod replication;
 mod scrub;
 mod space;
 mod suite;
