@@ -321,7 +321,8 @@ impl Service {
             let place = Arc::clone(&self.downloads).acquire_owned().await;
             let place = place.expect("the semaphore is never closed");
             let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&self.metrics));
-            let body = download::objects(store, metrics, None, place, missing);
+            let packers = client.may_pack().then(|| self.packers.clone());
+            let body = download::objects(store, metrics, packers, place, missing);
             let sent = client.upload::<AddObjects>(body).await;
             sent.map_err(|error| refused(follower, &error))?;
         }
