@@ -21,7 +21,7 @@ use crate::store::{StoreError, failed, objects};
 
 /// The longest encodings of all paths of a tree together, in bytes, a directory counted as often
 /// as it occurs: some 2,500,000 entries.
-const TREE_BYTES_MAX: u64 = 256 << 20;
+pub(crate) const TREE_BYTES_MAX: u64 = 256 << 20;
 
 /// Why an image is refused.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,6 @@
-//! The clocks, which the shell reads and hands to the cores.
+//! The clocks and chance, which the shell reads and hands to the cores.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::tree::Time;
@@ -35,4 +36,10 @@ pub fn boot_id() -> String {
             format!("unknown, at {}", wall().seconds)
         }
     }
+}
+
+/// A random number. The standard library seeds its hash maps from the kernel.
+#[must_use]
+pub fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use crate::check::command::CheckArgs;
 use crate::collection::pressure::Bounds;
+use crate::replication::Settings as Replicate;
+use crate::replication::patterns::Patterns;
 use crate::scrub::Settings;
 use crate::scrub::course::Limits;
 use crate::store::bucket::settings::{self as bucket, address};
@@ -44,7 +46,8 @@ pub struct Flags {
     /// Keep objects and images in this S3-compatible bucket, which several image servers may
     /// share, and only what is this server's own in the directory. The bucket must honour
     /// conditional writes.
-    #[arg(long, value_name = "s3://NAME/PREFIX", value_parser = address)]
+    #[arg(long, value_name = "s3://NAME/PREFIX", value_parser = address,
+        conflicts_with = "replicate_from")]
     bucket: Option<(String, String)>,
 
     /// Where the bucket is, if not at AWS: http://HOST:PORT or https://HOST.
@@ -106,6 +109,7 @@ pub struct Flags {
     scrub_rate: u32,
 
     /// Another imageserver that is asked for objects which are lost here. What it gives is hashed.
+    /// A replica asks its master if nothing else is said.
     #[arg(long, value_name = "ADDR")]
     repair_from: Option<String>,
 
@@ -121,6 +125,9 @@ pub struct Flags {
     require_directories: bool,
 
     #[command(flatten)]
+    replicate: ReplicateArgs,
+
+    #[command(flatten)]
     log: LogArgs,
 
     #[command(flatten)]
@@ -128,6 +135,40 @@ pub struct Flags {
 
     #[command(flatten)]
     config: ConfigArgs,
+}
+
+/// Whom a replica follows.
+#[derive(Debug, clap::Args)]
+struct ReplicateArgs {
+    /// Follow the imageserver at ADDR: have all images that it has, and send on to it all changes
+    /// that are asked for here. It may be a replica itself. `imagetool replication` says how far
+    /// that is.
+    #[arg(long, value_name = "ADDR")]
+    replicate_from: Option<String>,
+
+    /// Follow only images whose names match: `base/**`. `*` matches no slash, `**` does. May be
+    /// given several times. What is here and is not followed stays, and does not change.
+    #[arg(long, value_name = "PATTERN", requires = "replicate_from")]
+    replicate_include: Vec<String>,
+
+    /// Follow no images whose names match. May be given several times.
+    #[arg(long, value_name = "PATTERN", requires = "replicate_from")]
+    replicate_exclude: Vec<String>,
+
+    /// Keep images that are deleted or expire on the master.
+    #[arg(long, requires = "replicate_from")]
+    replicate_archive: bool,
+}
+
+impl ReplicateArgs {
+    fn settings(&self) -> Result<Option<Replicate>, Box<dyn std::error::Error>> {
+        let Some(from) = &self.replicate_from else { return Ok(None) };
+        let from = Peer::parse(from, IMAGESERVER_PORT)?;
+        let (include, exclude) = (self.replicate_include.clone(), self.replicate_exclude.clone());
+        let patterns = Patterns::new(&include, &exclude)?;
+        let is_archive = self.replicate_archive;
+        Ok(Some(Replicate { from, include, exclude, patterns, is_archive }))
+    }
 }
 
 /// What else the program does.
@@ -148,6 +189,10 @@ Examples:
   # Keep images in a bucket; start as many servers so as are needed, each with its own directory
   imageserver --insecure --bucket s3://images/prod --bucket-endpoint https://s3.example.com \
       --bucket-credentials /etc/imageserver/bucket --data /var/cache/imageserver
+
+  # A replica of another server, and one of some of its images
+  imageserver --insecure --replicate-from images1
+  imageserver --insecure --replicate-from images1:6971 --replicate-include 'base/**'
 
   # Is all that was kept still there, and whole? The server must be stopped for this
   imageserver check
@@ -174,6 +219,9 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     }
     let repair_from = flags.repair_from.as_deref();
     let repair_from = repair_from.map(|text| Peer::parse(text, IMAGESERVER_PORT)).transpose()?;
+    let replicate = flags.replicate.settings()?;
+    let master = || replicate.as_ref().map(|settings| settings.from.clone());
+    let repair_from = repair_from.or_else(master);
     let limits = Limits {
         every: flags.scrub_every,
         bytes_per_second_max: u64::from(flags.scrub_rate) * 1_000_000,
@@ -199,6 +247,7 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
         lease_max,
         clock_settle,
         scrub,
+        replicate,
         pack_level,
         require_directories,
     };

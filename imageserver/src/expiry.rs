@@ -46,13 +46,16 @@ struct State {
 pub struct Expiry {
     store: Arc<Store>,
     boot_id: String,
+    /// The master says when images go, not the clock of this machine.
+    is_replica: bool,
     state: Mutex<State>,
 }
 
 impl Expiry {
-    /// Begins to watch the clocks. Nothing expires before they have agreed for `settle`.
+    /// Begins to watch the clocks. Nothing expires before they have agreed for `settle`, and
+    /// nothing at all on a replica.
     #[must_use]
-    pub fn new(store: Arc<Store>, settle: Duration) -> Self {
+    pub fn new(store: Arc<Store>, settle: Duration, is_replica: bool) -> Self {
         let boot_id = boot_id();
         let kept = small::read(store.data(), layout::CLOCK).unwrap_or_else(|error| {
             tracing::error!("what the clock showed before is not known: {}", report(&error));
@@ -68,13 +71,13 @@ impl Expiry {
             overdue: Vec::new(),
             expired: 0,
         };
-        Self { store, boot_id, state: Mutex::new(state) }
+        Self { store, boot_id, is_replica, state: Mutex::new(state) }
     }
 
     /// Reads the clocks, and deletes the images whose time has come.
     pub fn tick(&self) {
         let now = reading();
-        if self.read(now) == Trust::Trusted {
+        if self.read(now) == Trust::Trusted && !self.is_replica {
             // The time that was believed, not another that is read later.
             self.expire(Time { seconds: now.wall, nanoseconds: 0 });
         }

@@ -21,6 +21,7 @@ pub mod directories;
 pub mod expiry;
 pub mod holds;
 pub mod metrics;
+pub mod replication;
 pub mod scrub;
 pub mod service;
 pub mod store;
@@ -34,6 +35,7 @@ use std::time::Duration;
 
 use collection::Collector;
 use collection::pressure::Bounds;
+use common::api::image_server::replication::ServerId;
 use common::daemon::page::Frame;
 use common::report::report;
 use common::wire::server::{Router, serve};
@@ -43,6 +45,8 @@ use tokio_util::task::TaskTracker;
 
 use expiry::Expiry;
 use metrics::Metrics;
+use replication::follower::Follower;
+use replication::{Replication, identity};
 use scrub::Scrub;
 use service::{Packers, Service};
 use store::bucket::settings::Settings;
@@ -70,6 +74,8 @@ pub struct Life {
     pub expiry: Arc<Expiry>,
     /// Reads all that is kept again.
     pub scrub: Arc<Scrub>,
+    /// Follows a master, and knows the replicas.
+    pub replication: Arc<Replication>,
 }
 
 /// What an image server needs to know.
@@ -87,6 +93,8 @@ pub struct Config {
     pub clock_settle: Duration,
     /// How all that is kept is read again.
     pub scrub: scrub::Settings,
+    /// Which master is followed.
+    pub replicate: Option<replication::Settings>,
     /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
     pub pack_level: i32,
     /// True to refuse images in directories that were never made.
@@ -99,7 +107,20 @@ pub struct ImageServer {
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
     scrub: scrub::Settings,
+    id: ServerId,
+    replicate: Option<replication::Settings>,
     packers: Packers,
+}
+
+/// A server that cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The data directory cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It is that of an archive.
+    #[error(transparent)]
+    Archive(#[from] identity::ArchiveError),
 }
 
 impl ImageServer {
@@ -107,8 +128,8 @@ impl ImageServer {
     ///
     /// # Errors
     ///
-    /// [`StoreError`], if another server has it or the file-system fails.
-    pub async fn open(config: Config) -> Result<Self, StoreError> {
+    /// [`OpenError`], if another server has it, the file-system fails, or it is an archive.
+    pub async fn open(config: Config) -> Result<Self, OpenError> {
         let Config {
             data,
             bucket,
@@ -116,6 +137,7 @@ impl ImageServer {
             lease_max,
             clock_settle,
             scrub,
+            replicate,
             pack_level,
             require_directories,
         } = config;
@@ -134,10 +156,14 @@ impl ImageServer {
         if require_directories {
             store.directories.demand();
         }
+        let id = identity::server_id(store.data())?;
+        if let Some(settings) = &replicate {
+            identity::keep_archive(store.data(), settings.is_archive)??;
+        }
         let store = Arc::new(store);
         let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
-        let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle));
-        Ok(Self { store, collector, expiry, scrub, packers })
+        let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some()));
+        Ok(Self { store, collector, expiry, scrub, id, replicate, packers })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -152,7 +178,16 @@ impl ImageServer {
         tasks.spawn(refresh(Arc::clone(&self.store), stop.clone()));
         let scrub = Arc::new(Scrub::default());
         scrub::start(&scrub, self.scrub, &self.store, &metrics, &tasks, &stop);
-        let life = Life { collector: self.collector, expiry: self.expiry, scrub };
+        let follower = self.replicate.map(|settings| {
+            let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&metrics));
+            Arc::new(Follower::new(settings, self.id.clone(), store, metrics, tasks.clone()))
+        });
+        let port = listener.local_addr().map_or(0, |address| address.port());
+        if let Some(follower) = &follower {
+            follower.start(port, &tasks, &stop);
+        }
+        let replication = Arc::new(Replication::new(self.id, follower));
+        let life = Life { collector: self.collector, expiry: self.expiry, scrub, replication };
         let router = Router::new(DAEMON).frame(frame.clone()).metrics(|registry| {
             metrics.register(registry, &self.store, &life);
         });

@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 use crate::Life;
 use crate::clock::wall;
 use crate::expiry::trust::Trust;
+use crate::replication::metrics::Stand;
 use crate::scrub::Scrub;
 use crate::store::Store;
 
@@ -33,6 +34,10 @@ pub struct Metrics {
     pub objects_absent: Counter,
     /// Objects that were lost and came from another server.
     pub objects_repaired: Counter,
+    /// Images that came from the master.
+    pub images_replicated: Counter,
+    /// Images that ended here because they had on the master.
+    pub images_replicated_ends: Counter,
     /// Images that were added.
     pub images_added: Counter,
     /// Images that were deleted.
@@ -49,6 +54,12 @@ impl Metrics {
             ("objects_sent_bytes", "Length of sent objects", &self.objects_sent_bytes),
             ("objects_absent", "Objects asked for and not there", &self.objects_absent),
             ("objects_repaired", "Lost objects that another server gave", &self.objects_repaired),
+            ("images_replicated", "Images that came from the master", &self.images_replicated),
+            (
+                "images_replicated_ends",
+                "Images that ended here because they had on the master",
+                &self.images_replicated_ends,
+            ),
             ("images_added", "Images that were added", &self.images_added),
             ("images_deleted", "Images that were deleted", &self.images_deleted),
         ];
@@ -57,6 +68,7 @@ impl Metrics {
         }
         let (store, life) = (Arc::clone(store), life.clone());
         registry.register_collector(Box::new(Watch(Arc::clone(&life.scrub))));
+        registry.register_collector(Box::new(Stand(Arc::clone(&life.replication))));
         registry.register_collector(Box::new(Holdings { store, life }));
     }
 }

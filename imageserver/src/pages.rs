@@ -20,6 +20,7 @@ use crate::collection::{Collector, LastRun};
 use crate::expiry::Expiry;
 use crate::expiry::trust::Trust;
 use crate::metrics::EXPIRES_SOON;
+use crate::replication::page as replication;
 use crate::scrub::Losses;
 use crate::store::record::Record;
 use crate::store::{Store, StoreError};
@@ -79,6 +80,8 @@ fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> R
     };
     let mut body = lost(&life.scrub.losses());
     body.push_str(&alarms(store, &life.expiry));
+    let state = life.replication.report(wall());
+    body.push_str(&replication::alarms(&state));
     body.push_str(&pairs([
         ("Images", store.images.count().to_string()),
         ("Objects", format!("{}{still}", held.objects)),
@@ -104,6 +107,7 @@ fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> R
             .collect();
         body.push_str(&table(&["Name", "What is wrong"], &rows));
     }
+    body.push_str(&replication::section(&state, wall()));
     body.push_str("<h2>Images</h2>\n<p><a href=\"/directories\">Directories</a></p>\n");
     body.push_str(&list(store, name_of(request, "after")?.as_ref()));
     Ok(Page::Html(frame.render("Image server", &body)))

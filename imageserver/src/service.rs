@@ -12,7 +12,9 @@ mod expiry;
 mod images;
 mod notes;
 mod packing;
+mod replication;
 mod upload;
+mod writes;
 
 pub(crate) use directories::sums;
 pub use packing::Packers;
@@ -28,6 +30,7 @@ use common::api::image_server::estimate::EstimateImage;
 use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
 use common::api::image_server::holds::HoldImages;
 use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
+use common::api::image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
 use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
 use common::api::object_server::{
     AddObjects, CheckObjects, CheckObjectsReply, CheckObjectsRequest, GetObjects,
@@ -45,6 +48,7 @@ use crate::Life;
 use crate::collection::Collector;
 use crate::expiry::Expiry;
 use crate::metrics::Metrics;
+use crate::replication::Replication;
 use crate::store::bucket::BucketError;
 use crate::store::{Store, StoreError};
 
@@ -66,6 +70,7 @@ pub struct Service {
     store: Arc<Store>,
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
+    replication: Arc<Replication>,
     metrics: Arc<Metrics>,
     packers: Packers,
     tasks: TaskTracker,
@@ -92,6 +97,7 @@ impl Service {
             store,
             collector: life.collector,
             expiry: life.expiry,
+            replication: life.replication,
             metrics,
             packers,
             tasks,
@@ -111,6 +117,7 @@ impl Service {
         let (upload, check, download, object) = (own(), own(), own(), own());
         let (collect, expiry, clock, hold) = (own(), own(), own(), own());
         let (copy, tag, latest) = (own(), own(), own());
+        let (updates, forward, replication, forget) = (own(), own(), own(), own());
         let (make, remove, give, directories) = (own(), own(), own(), own());
         let estimate = own();
         router
@@ -138,6 +145,16 @@ impl Service {
             })
             .method::<FindLatestImage, _, _>(move |_, request| {
                 latest.clone().find_latest_image(request)
+            })
+            .method::<GetImageUpdates, _, _>(move |caller, request| {
+                updates.clone().get_image_updates(caller, request)
+            })
+            .method::<Forward, _, _>(move |caller, request| {
+                forward.clone().forward(caller, request)
+            })
+            .method::<GetReplication, _, _>(move |_, _| replication.clone().get_replication())
+            .method::<DropCopy, _, _>(move |caller, request| {
+                forget.clone().drop_copy(caller, request)
             })
             .method::<MakeDirectory, _, _>(move |caller, request| {
                 make.clone().make_directory(caller, request)

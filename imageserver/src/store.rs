@@ -12,6 +12,7 @@
 //! * A name that was deleted is never used again.
 
 pub mod bucket;
+pub mod comparing;
 pub mod contract;
 pub mod directories;
 pub mod holding;
@@ -114,6 +115,16 @@ pub enum StoreError {
         want: common::object::ObjectId,
         /// What came.
         got: common::object::ObjectId,
+    },
+    /// What is sent has the digest of an object that is here, and is not the same.
+    #[error(
+        "two contents have the digest {id}: what came is not what is here, byte by byte. The \
+         digest is broken, or the memory of a machine is: nothing was stored. Keep both, and tell \
+         those who make this program"
+    )]
+    Collision {
+        /// The digest.
+        id: common::object::ObjectId,
     },
     /// An image of that name is there.
     #[error("image {name} exists already; an image never changes, so add it under another name")]

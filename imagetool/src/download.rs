@@ -34,8 +34,8 @@ const BATCH_BYTES_MAX: u64 = 32 << 20;
 /// How many batches are under way at a time.
 const BATCHES_MAX: usize = 4;
 
-/// How much content is handed to the writer at once, in bytes: it is not woken for each of thousands
-/// of small objects.
+/// How much content is handed to the writer at once, in bytes: it is not woken for each of
+/// thousands of small objects.
 const HANDED_BYTES: usize = 256 << 10;
 
 /// How many times that may wait to be written.

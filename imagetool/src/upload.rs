@@ -61,8 +61,17 @@ pub struct Sent {
     pub sent_bytes: u64,
 }
 
-/// Sends those of `objects` that the server lacks. Begins again, with what is still missing,
-/// when the connection is lost.
+/// Which objects are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// Those that the server lacks.
+    Missing,
+    /// All, so that it compares them with what it has.
+    All,
+}
+
+/// Sends those of `objects` that the server lacks, or all. Begins again, with what is still
+/// missing, when the connection is lost.
 ///
 /// # Errors
 ///
@@ -72,20 +81,28 @@ pub async fn upload(
     algorithm: Algorithm,
     objects: Objects,
     mut contents: Contents,
+    which: Which,
     meter: &Meter,
 ) -> Result<Sent, UploadError> {
     let ids = objects.ids();
     let objects = Arc::new(objects);
     let mut total = Sent { objects: ids.len() as u64, ..Sent::default() };
     let mut attempt = 0;
+    let mut which = which;
     loop {
-        let missing = check(client, &ids).await;
+        let missing = check(client, &ids).await.map(|missing| match which {
+            Which::Missing => missing,
+            Which::All => ids.clone(),
+        });
         let result = match missing {
             Ok(missing) if missing.is_empty() => return Ok(total),
             Ok(missing) => {
                 let sent;
                 (contents, sent) =
                     send(client, algorithm, &objects, contents, missing, &mut total, meter).await;
+                if sent.is_ok() {
+                    which = Which::Missing;
+                }
                 sent
             }
             Err(source) => Err(UploadError::Call { source }),

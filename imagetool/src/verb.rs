@@ -20,6 +20,7 @@ pub mod match_triggers;
 pub mod merge_filters;
 pub mod merge_triggers;
 pub mod mkdir;
+pub mod replication;
 pub mod rmdir;
 pub mod scan_filter;
 pub mod show;

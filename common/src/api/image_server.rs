@@ -7,6 +7,7 @@ pub mod estimate;
 pub mod expiry;
 pub mod holds;
 pub mod notes;
+pub mod replication;
 
 use serde::{Deserialize, Serialize};
 

@@ -115,6 +115,11 @@ fn methods_of_the_image_server_have_these_bytes() {
     pinned.method::<image_server::expiry::ChangeExpiry>(samples::change_expiry());
     pinned.method::<image_server::expiry::AcceptClock>(samples::accept_clock());
     pinned.method::<image_server::holds::HoldImages>(samples::hold_images());
+    use image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
+    pinned.method::<GetImageUpdates>(samples::get_image_updates());
+    pinned.method::<Forward>(samples::forward());
+    pinned.method::<GetReplication>(samples::get_replication());
+    pinned.method::<DropCopy>(samples::drop_copy());
     pinned.check("ImageServer.", expect_file!["golden/image_server.txt"]);
 }
 

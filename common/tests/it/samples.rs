@@ -1,6 +1,7 @@
 //! One request and one reply for every method, with a value in every field.
 
 mod image_life;
+mod replication;
 
 use std::collections::BTreeMap;
 
@@ -37,6 +38,7 @@ use common::trigger::services::{ServiceCall, ServiceCalls, Verb};
 use common::trigger::{Trigger, Triggers};
 
 pub use image_life::*;
+pub use replication::*;
 
 /// An id of digits that are easy to find in a dump.
 pub fn blake3(byte: u8) -> ObjectId {

@@ -27,6 +27,7 @@ impl Service {
         caller: Caller,
         request: MakeDirectoryRequest,
     ) -> Result<MakeDirectoryReply, Fault> {
+        self.expect_no_master()?;
         let MakeDirectoryRequest { name, parents, owners } = request;
         let by = caller.address;
         let made = self.change_directories(move |store, directories| {
@@ -53,6 +54,7 @@ impl Service {
         caller: Caller,
         request: RemoveDirectoryRequest,
     ) -> Result<Done, Fault> {
+        self.expect_no_master()?;
         let RemoveDirectoryRequest { name } = request;
         let (removed, by) = (name.clone(), caller.address);
         let done = self.change_directories(move |store, directories| {
@@ -72,6 +74,7 @@ impl Service {
         caller: Caller,
         request: ChangeOwnerRequest,
     ) -> Result<Done, Fault> {
+        self.expect_no_master()?;
         let ChangeOwnerRequest { name, owners } = request;
         let (changed, words, by) = (name.clone(), owners.in_words(), caller.address);
         let done = self.change_directories(move |store, directories| {

@@ -25,7 +25,7 @@ use crate::holds::refusal;
 use crate::store::{Store, StoreError};
 
 impl Service {
-    pub(super) async fn change_expiry(
+    pub(super) async fn change_expiry_here(
         self,
         caller: Caller,
         request: ChangeExpiryRequest,

@@ -34,7 +34,7 @@ const PAGE_IMAGES_MAX: usize = 1_000;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Service {
-    pub(super) async fn add_image(
+    pub(super) async fn add_here(
         self,
         caller: Caller,
         request: AddImageRequest,
@@ -87,7 +87,7 @@ impl Service {
         Ok(ListImagesReply { images, more })
     }
 
-    pub(super) async fn delete_image(
+    pub(super) async fn delete_here(
         self,
         caller: Caller,
         request: DeleteImageRequest,
@@ -191,7 +191,7 @@ fn expect_gettable(image: &Image) -> Result<(), Fault> {
     Err(Fault::new(FaultCode::TooLarge, text))
 }
 
-fn fault_of_admission(error: &AdmissionError) -> Fault {
+pub(super) fn fault_of_admission(error: &AdmissionError) -> Fault {
     let refuse = |code| Fault::new(code, report(error));
     match error {
         AdmissionError::MissingDirectory { .. } | AdmissionError::MissingObject { .. } => {

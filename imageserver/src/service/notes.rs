@@ -20,7 +20,7 @@ use crate::clock::wall;
 use crate::store::{Store, StoreError};
 
 impl Service {
-    pub(super) async fn copy_image(
+    pub(super) async fn copy_here(
         self,
         caller: Caller,
         request: CopyImageRequest,
@@ -38,7 +38,7 @@ impl Service {
         Ok(reply)
     }
 
-    pub(super) async fn change_tags(
+    pub(super) async fn change_tags_here(
         self,
         caller: Caller,
         request: ChangeTagsRequest,

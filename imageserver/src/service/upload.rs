@@ -4,6 +4,7 @@
 //! them is limited, so that memory does not grow with the size of objects, nor with a disk that is
 //! slower than the network.
 
+use std::collections::BTreeSet;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -22,6 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{fault_of_store, joined};
 use crate::metrics::Metrics;
+use crate::store::comparing::Comparing;
 use crate::store::contract::{Landing, Receiving};
 use crate::store::{Store, StoreError};
 
@@ -80,7 +82,8 @@ pub(crate) async fn store_objects(
     reader: ObjectReader,
     ids: &[ObjectId],
 ) -> Result<AddObjectsReply, Fault> {
-    store_stream(store, metrics, tasks, reader, Expected::SomeOf(ids)).await
+    let ids = ids.iter().copied().collect();
+    store_stream(store, metrics, tasks, reader, Expected::SomeOf(&ids)).await
 }
 
 /// What a stream may bring.
@@ -89,7 +92,7 @@ enum Expected<'ids> {
     /// All objects that it names, whichever they are.
     Anything,
     /// Some of these.
-    SomeOf(&'ids [ObjectId]),
+    SomeOf(&'ids BTreeSet<ObjectId>),
 }
 
 impl Expected<'_> {
@@ -216,8 +219,8 @@ enum Current<'store> {
     None,
     /// It is stored.
     Stored(ObjectId, Box<dyn Receiving + 'store>, u64),
-    /// It is there already, so it is let go.
-    Known,
+    /// It is there already, so it is only compared.
+    Known(Comparing),
 }
 
 /// Carries out the steps of one upload.
@@ -277,21 +280,27 @@ impl<'store> Writer<'store> {
                 if self.landing.iter().any(|(landing, ..)| *landing == id) {
                     self.land(0)?;
                 }
-                let there = self.store.objects.known(&id)? == Some(size_bytes);
-                self.current = if there {
-                    Current::Known
-                } else {
-                    Current::Stored(id, self.store.objects.receive(id, size_bytes)?, size_bytes)
+                let objects = &self.store.objects;
+                let here = match objects.known(&id)? {
+                    Some(_) => objects.open_verified(&id)?,
+                    None => None,
+                };
+                self.current = match here {
+                    Some(content) => Current::Known(Comparing::new(id, size_bytes, content)),
+                    None => Current::Stored(id, objects.receive(id, size_bytes)?, size_bytes),
                 };
             }
-            Step::Content(content) => {
-                if let Current::Stored(_, receiving, _) = &mut self.current {
-                    receiving.write(&content)?;
-                }
-            }
+            Step::Content(content) => match &mut self.current {
+                Current::None => {}
+                Current::Stored(_, receiving, _) => receiving.write(&content)?,
+                Current::Known(comparing) => comparing.write(&content)?,
+            },
             Step::Finish => match std::mem::replace(&mut self.current, Current::None) {
                 Current::None => {}
-                Current::Known => self.reply.known += 1,
+                Current::Known(comparing) => {
+                    comparing.finish()?;
+                    self.reply.known += 1;
+                }
                 Current::Stored(id, receiving, size_bytes) => {
                     self.landing.push_back((id, receiving.finish()?, size_bytes));
                     self.land(LANDING_MAX)?;

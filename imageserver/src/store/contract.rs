@@ -17,7 +17,7 @@ use super::holdings::Holdings;
 use super::objects::{Content, OnMedium};
 use super::reading::MediumReader;
 use super::wounds::Wounds;
-use super::{Ending, Store, StoreError};
+use super::{Ending, Store, StoreError, failed};
 use crate::collection::CollectError;
 use crate::collection::pressure::Space;
 use crate::holds::{Holder, TooManyError};
@@ -285,6 +285,33 @@ pub trait Records: Send + Sync {
         mark: &str,
         gone: &mut dyn FnMut(),
     ) -> Result<(), StoreError>;
+
+    /// The mark that is under `name`; `None` if there is none, or it is not known.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn mark(&self, _name: &ImageName) -> Result<Option<Vec<u8>>, StoreError> {
+        Ok(None)
+    }
+
+    /// Puts `mark` under a name that is and was not used, for ever.
+    ///
+    /// # Errors
+    ///
+    /// As [`Records::expect_new`].
+    fn reserve(&self, name: &ImageName, _mark: &str) -> Result<(), StoreError> {
+        Err(cannot(format!("keep that image {name} has ended")))
+    }
+
+    /// Takes a record away and leaves no mark. True if that is on the medium.
+    ///
+    /// # Errors
+    ///
+    /// What the store says; then the record is there.
+    fn forget(&self, name: &ImageName) -> Result<bool, StoreError> {
+        Err(cannot(format!("drop image {name}")))
+    }
 }
 
 /// The one file that says which directories were made, and who owns them.
@@ -399,4 +426,9 @@ pub trait Course {
 
     /// An object of so many bytes was removed.
     fn removed(&self, bytes: u64);
+}
+
+/// What a kind of store says that cannot follow a master.
+fn cannot(what: String) -> StoreError {
+    failed(what)(std::io::ErrorKind::Unsupported.into())
 }

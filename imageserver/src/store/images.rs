@@ -3,6 +3,8 @@
 //! In memory there is only what lists show of each image. Changes are made one after the other;
 //! reading never waits for them.
 
+pub mod changes;
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockWriteGuard};
@@ -13,17 +15,22 @@ use common::image::{Image, ImageName, Notes};
 use common::object::ObjectId;
 use common::report::report;
 use common::tree::Time;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::StoreError;
 use super::contract::{Found, Look, Records, Version};
 use super::record::Record;
+use crate::clock::random;
 use crate::collection::walk::Start;
 use crate::directories::is_below;
+use crate::replication::log::Log;
+use changes::Mark;
 
-#[derive(Default)]
 struct Index {
     images: BTreeMap<ImageName, ImageSummary>,
+    notes: BTreeMap<ImageName, ObjectId>,
+    ended: BTreeMap<ImageName, Mark>,
+    log: Log<ImageName>,
     damaged: BTreeMap<ImageName, String>,
     build_logs: BTreeMap<ImageName, ObjectId>,
     additions: u64,
@@ -36,6 +43,7 @@ pub struct Images {
     // Held while the records change, so that a name cannot be deleted while it is being added.
     change: Mutex<()>,
     added: Notify,
+    told: watch::Sender<u64>,
 }
 
 /// Some of the images, sorted by name.
@@ -51,13 +59,17 @@ impl Images {
     pub(super) fn open(records: Box<dyn Records>) -> Result<Self, StoreError> {
         let images = Self {
             records,
-            index: RwLock::default(),
+            index: RwLock::new(Index::new(random())),
             change: Mutex::new(()),
             added: Notify::new(),
+            told: watch::Sender::new(0),
         };
         images.refresh(Look::Close)?;
+        let mut index = images.write_index();
         // None of them was added since the start.
-        images.write_index().additions = 0;
+        index.additions = 0;
+        index.log = Log::new(random());
+        drop(index);
         Ok(images)
     }
 
@@ -74,13 +86,18 @@ impl Images {
     fn note(&self, name: &ImageName, found: Result<Found, StoreError>) {
         let record = match found {
             Ok(Found::Record(bytes, _)) => decode(name, &bytes),
-            Ok(Found::Absent | Found::Gone(_)) => {
-                self.write_index().remove(name);
+            Ok(Found::Absent) => {
+                self.changed(name, |index| index.remove(name));
+                return;
+            }
+            Ok(Found::Gone(ending)) => {
+                let mark = self.mark_of(name, ending);
+                self.changed(name, |index| index.end(name, mark));
                 return;
             }
             Err(error) => Err(error),
         };
-        let is_new = self.write_index().take(name, record);
+        let is_new = self.changed(name, |index| index.take(name, record));
         if is_new {
             self.added.notify_waiters();
         }
@@ -114,6 +131,7 @@ impl Images {
         // Unless it was heard of already that it is there.
         index.additions += u64::from(!index.images.contains_key(name));
         index.insert(record);
+        self.tell(&mut index, name);
         drop(index);
         self.added.notify_waiters();
         Ok(())
@@ -313,7 +331,11 @@ impl Images {
             record.encode().map_err(|source| StoreError::Record { name: name.clone(), source })?;
         let replaced = self.records.replace(name, version, &bytes);
         match &replaced {
-            Ok(()) => self.write_index().insert(record),
+            Ok(()) => {
+                let mut index = self.write_index();
+                index.insert(record);
+                self.tell(&mut index, name);
+            }
             // Either may be there.
             Err(_) => self.note(name, self.records.read(name)),
         }
@@ -326,8 +348,11 @@ impl Images {
         version: Option<&Version>,
         mark: &str,
     ) -> Result<(), StoreError> {
-        let deleted = self.records.bury(name, version, mark, &mut || {
-            self.write_index().remove(name);
+        let mark = Mark::text(mark, self.digest(name));
+        let deleted = self.records.bury(name, version, &mark, &mut || {
+            let mut index = self.write_index();
+            index.end(name, Mark::read(mark.as_bytes()));
+            self.tell(&mut index, name);
         });
         if matches!(deleted, Err(StoreError::Gone { .. })) {
             // Another server may have been first.
@@ -338,17 +363,26 @@ impl Images {
 }
 
 impl Index {
+    fn new(instance: u64) -> Self {
+        let (images, notes, ended) = Default::default();
+        let (damaged, build_logs) = Default::default();
+        Self { images, notes, ended, log: Log::new(instance), damaged, build_logs, additions: 0 }
+    }
+
     fn insert(&mut self, record: &Record) {
         let Image { content, notes } = &record.image;
         self.images.insert(content.name.clone(), record.summary());
-        if let Some(log) = notes.build_log {
-            self.build_logs.insert(content.name.clone(), log);
-        }
+        self.notes.insert(content.name.clone(), changes::notes_of(record));
+        match notes.build_log {
+            Some(log) => self.build_logs.insert(content.name.clone(), log),
+            None => self.build_logs.remove(&content.name),
+        };
     }
 
     /// True if it was there.
     fn remove(&mut self, name: &ImageName) -> bool {
         self.build_logs.remove(name);
+        self.notes.remove(name);
         self.images.remove(name).is_some() | self.damaged.remove(name).is_some()
     }
 

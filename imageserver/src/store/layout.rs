@@ -13,6 +13,8 @@
 //! DATA/unsynced                             objects may not be on the medium; empty
 //! DATA/scrub                                how far reading all objects is
 //! DATA/quarantine/                          objects that were found corrupt
+//! DATA/server-id                            which store this is, for servers that replicate
+//! DATA/archive                              it keeps images that have ended on its master
 //! ```
 //!
 //! A server whose store is a bucket keeps its cache so: without leases, holds, and images, and with
@@ -53,8 +55,13 @@ pub const SERVER: &str = "server";
 /// The directory of objects that were found corrupt.
 pub const QUARANTINE: &str = "quarantine";
 
+/// The file that says which store this is.
+pub const SERVER_ID: &str = "server-id";
+/// The file that is there if the store keeps what has ended on its master.
+pub const ARCHIVE: &str = "archive";
+
 /// What may be at the top of the data directory; a file-system of its own has the last one.
-pub const TOP: [&str; 12] = [
+pub const TOP: [&str; 14] = [
     LOCK,
     LEASES,
     HOLDS,
@@ -66,6 +73,8 @@ pub const TOP: [&str; 12] = [
     UNSYNCED,
     SCRUB,
     QUARANTINE,
+    SERVER_ID,
+    ARCHIVE,
     "lost+found",
 ];
 

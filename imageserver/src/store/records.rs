@@ -167,6 +167,27 @@ impl Records for LocalRecords {
         }
         Ok(())
     }
+
+    fn mark(&self, name: &ImageName) -> Result<Option<Vec<u8>>, StoreError> {
+        match fs_err::read(self.root.join(layout::deleted_path(name))) {
+            Ok(mark) => Ok(Some(mark)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(format!("look for image {name}"))(error)),
+        }
+    }
+
+    fn reserve(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
+        self.expect_new(name)?;
+        let what = format!("keep that image {name} has ended");
+        self.place(&self.root.join(layout::deleted_path(name)), mark.as_bytes(), &what)
+    }
+
+    fn forget(&self, name: &ImageName) -> Result<bool, StoreError> {
+        let path = self.image_path(name);
+        fs_err::remove_file(&path).map_err(failed(format!("drop image {name}")))?;
+        let directory = path.parent().expect("it is below the directory of images");
+        Ok(sync_directory(directory).is_ok())
+    }
 }
 
 /// Writes a file of which nobody knows yet, durably.

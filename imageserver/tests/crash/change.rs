@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use common::api::image_server::collection::CollectRequest;
+use common::api::image_server::replication::Ended;
 use common::filter::Filter;
 use common::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
 use common::object::{Algorithm, ObjectId};
@@ -16,6 +17,7 @@ use imageserver::admission::{AdmissionError, admit};
 use imageserver::collection::Collector;
 use imageserver::collection::pressure::Bounds;
 use imageserver::directories::{DirectoryError, Sums};
+use imageserver::replication::arrival;
 use imageserver::store::contract::Landing;
 use imageserver::store::directories::KeepError;
 use imageserver::store::reading::MediumReader;
@@ -61,6 +63,48 @@ pub static CHANGES: &[Change] = &[
         after: &["base/1"],
         is_synced: true,
         make: delete,
+    },
+    // What a replica does, by the word of its master.
+    Change {
+        name: "receive",
+        before: &["base/1"],
+        deleted: &[],
+        after: &["base/1", "base/2"],
+        is_synced: true,
+        make: receive,
+    },
+    Change {
+        name: "end",
+        before: &["base/1", "base/2"],
+        deleted: &[],
+        after: &["base/1"],
+        is_synced: true,
+        make: end,
+    },
+    // That the name is taken is not seen in the list, so a missing sync would not be either.
+    Change {
+        name: "mark",
+        before: &["base/1"],
+        deleted: &[],
+        after: &["base/1"],
+        is_synced: false,
+        make: mark,
+    },
+    Change {
+        name: "renote",
+        before: &["base/1"],
+        deleted: &[],
+        after: &["base/1"],
+        is_synced: false,
+        make: renote,
+    },
+    Change {
+        name: "drop",
+        before: &["base/1", "base/2"],
+        deleted: &[],
+        after: &["base/1"],
+        is_synced: true,
+        make: drop_copy,
     },
     Change {
         name: "mkdir",
@@ -174,6 +218,50 @@ fn delete(store: &Arc<Store>) -> Result<(), String> {
     }
 }
 
+fn receive(store: &Arc<Store>) -> Result<(), String> {
+    let image = upload(store, "base/2")?;
+    // False if it was there already.
+    arrival::receive(store, image).map(drop).map_err(|error| report(&error))
+}
+
+fn end(store: &Arc<Store>) -> Result<(), String> {
+    let digest = content_of("base/2").digest();
+    let ended = arrival::end(store, &name("base/2"), digest, Ended::Expired, "another server");
+    // False if it was done before.
+    ended.map(drop).map_err(|error| report(&error))
+}
+
+fn mark(store: &Arc<Store>) -> Result<(), String> {
+    let (how, master) = (Ended::Deleted, "another server");
+    match arrival::mark_ended(store, &name("base/2"), None, how, master) {
+        Ok(()) | Err(StoreError::Gone { .. }) => {}
+        Err(error) => return Err(report(&error)),
+    }
+    match store.images.expect_new(&name("base/2")) {
+        Err(StoreError::Gone { .. }) => Ok(()),
+        Ok(()) => Err("the name can be used".to_owned()),
+        Err(error) => Err(report(&error)),
+    }
+}
+
+fn renote(store: &Arc<Store>) -> Result<(), String> {
+    let tags = [("tested".to_owned(), "yes".to_owned())].into();
+    let notes = Notes { tags, ..Notes::default() };
+    let image = Image { content: content_of("base/1"), notes };
+    let changed = arrival::renote(store, &image).map_err(|error| report(&error))?;
+    assert!(changed);
+    let notes = store.images.get(&name("base/1")).map_err(|error| report(&error))?.image.notes;
+    assert_eq!(notes, image.notes);
+    Ok(())
+}
+
+fn drop_copy(store: &Arc<Store>) -> Result<(), String> {
+    match store.images.drop_copy(&name("base/2")) {
+        Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
+        Err(error) => Err(report(&error)),
+    }
+}
+
 fn collect(store: &Arc<Store>) -> Result<(), String> {
     let never = Bounds { above_percent: 100, down_to_percent: 100 };
     let all = CollectRequest { dry_run: false, bytes: 0 };
@@ -263,8 +351,22 @@ fn encodings(directory: &Directory, into: &mut Vec<Vec<u8>>) {
     }
 }
 
-/// Uploads what is missing and adds the image, in the order in which the service does.
-fn store_image(store: &Store, image: &str) -> Result<(), String> {
+/// What can be signed of an image.
+fn content_of(image: &str) -> Content {
+    let (tree, _) = tree_of(image);
+    Content {
+        format: FORMAT,
+        name: name(image),
+        root: tree.digest(),
+        filter: Some(Filter::new::<&str>([]).unwrap()),
+        triggers: Triggers::default(),
+        computed: computed_rules(&tree),
+        health_check: None,
+    }
+}
+
+/// Stores what is missing of an image.
+fn upload(store: &Store, image: &str) -> Result<Image, String> {
     let failed = |error: StoreError| report(&error);
     let (tree, mut objects) = tree_of(image);
     encodings(tree.root(), &mut objects);
@@ -279,20 +381,16 @@ fn store_image(store: &Store, image: &str) -> Result<(), String> {
         }
         receiving.finish().and_then(Landing::wait).map_err(failed)?;
     }
-    let content = Content {
-        format: FORMAT,
-        name: name(image),
-        root: tree.digest(),
-        filter: Some(Filter::new::<&str>([]).unwrap()),
-        triggers: Triggers::default(),
-        computed: computed_rules(&tree),
-        health_check: None,
-    };
+    Ok(Image { content: content_of(image), notes: Notes::default() })
+}
+
+/// Uploads what is missing and adds the image, in the order in which the service does.
+fn store_image(store: &Store, image: &str) -> Result<(), String> {
+    let image = upload(store, image)?;
     let admitted =
-        admit(&*store.objects, &content).map_err(|error: AdmissionError| report(&error))?;
-    store.objects.sync().map_err(failed)?;
-    let totals = admitted.totals;
-    let record = Record { image: Image { content, notes: Notes::default() }, totals };
+        admit(&*store.objects, &image.content).map_err(|error: AdmissionError| report(&error))?;
+    store.objects.sync().map_err(|error| report(&error))?;
+    let record = Record { image, totals: admitted.totals };
     match store.images.add(&record) {
         // It was there already.
         Ok(()) | Err(StoreError::Exists { .. }) => Ok(()),

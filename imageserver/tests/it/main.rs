@@ -18,6 +18,7 @@ mod memory;
 mod notes;
 mod objects;
 mod power;
+mod replication;
 mod scrub;
 mod shared;
 mod space;

@@ -33,7 +33,7 @@ use crate::health;
 use crate::output::{count, plural, plural_entries, size};
 use crate::packages;
 use crate::source::{Read, Source, SourceArgs};
-use crate::upload::{Sent, UploadError, upload};
+use crate::upload::{Sent, UploadError, Which, upload};
 
 /// How long the server may take to make an image durable.
 pub(super) const ADD_LIMIT: Duration = Duration::from_secs(600);
@@ -108,6 +108,10 @@ pub struct AddArgs {
     /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
+    /// Send all objects, also those that the server has: it compares them byte by byte, and refuses
+    /// another content of the same digest.
+    #[arg(long)]
+    pub send_all: bool,
     /// How IMAGEFILE is taken.
     #[command(flatten)]
     pub source: SourceArgs,
@@ -163,28 +167,38 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
         owner_users: users.into_iter().collect(),
         ..Notes::default()
     };
-    let (expires_in, required) = (args.expires_in, &args.required_paths);
-    make_image(context, content, notes, expires_in, &tree, contents, required).await
+    let which = if args.send_all { Which::All } else { Which::Missing };
+    let wishes = Wishes { expires_in: args.expires_in, required: &args.required_paths, which };
+    make_image(context, content, notes, &tree, contents, wishes).await
 }
 
-/// Uploads `tree`, which must have the `required` paths, and makes the image `content` of it, which
-/// goes away by itself after `expires_in`.
+/// How an image is made.
+pub(super) struct Wishes<'call> {
+    /// When it goes away by itself.
+    pub expires_in: Option<Duration>,
+    /// Paths that it must have.
+    pub required: &'call RequiredPaths,
+    /// Which objects are sent.
+    pub which: Which,
+}
+
+/// Uploads `tree`, and makes the image `content` of it, as is wished.
 pub(super) async fn make_image(
     context: &Context,
     content: Content,
     mut notes: Notes,
-    expires_in: Option<Duration>,
     tree: &Tree,
     contents: Contents,
-    required: &RequiredPaths,
+    wishes: Wishes<'_>,
 ) -> Ended {
+    let Wishes { expires_in, required, which } = wishes;
     content.verify(tree).map_err(|error| Failure::new(&error))?;
     refuse_large_directories(tree, DIRECTORY_BYTES_MAX)?;
     require(tree, content.filter.as_ref(), required)?;
     warn(tree, content.filter.as_ref());
     let (name, algorithm) = (content.name.clone(), content.algorithm());
     let objects = Objects::of(tree);
-    let sent = upload(&context.client, algorithm, objects, contents, &context.meter)
+    let sent = upload(&context.client, algorithm, objects, contents, which, &context.meter)
         .await
         .map_err(|error| upload_failure(&error))?;
     notes.packages = packages_of(context, tree).await?;

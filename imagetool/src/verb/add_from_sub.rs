@@ -21,7 +21,7 @@ use crate::admission::{self, RequiredPaths};
 use crate::content::{Contents, Objects};
 use crate::failure::Failure;
 use crate::sub::{Snapshot, Sub, SubError};
-use crate::upload::{UploadError, upload};
+use crate::upload::{UploadError, Which, upload};
 
 /// How often a machine is read that changes while it is read.
 const ATTEMPTS_MAX: u32 = 5;
@@ -95,7 +95,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
         let contents = Contents::Sub(sub.contents(&tree));
         let (algorithm, objects) = (tree.algorithm(), Objects::of(&tree));
         let meter = &context.meter;
-        match upload(&context.client, algorithm, objects, contents, meter).await {
+        match upload(&context.client, algorithm, objects, contents, Which::Missing, meter).await {
             Ok(sent) => break (tree, sent),
             Err(error @ UploadError::Send { .. }) if attempt < ATTEMPTS_MAX => {
                 let error = common::report::report(&error);

@@ -8,8 +8,8 @@ use common::object::ObjectId;
 use common::tree::Tree;
 
 use super::add::{
-    check_name_is_free, filter_of, finish_tree, health_check_of, is_none, make_image, rules_of,
-    triggers_of,
+    Wishes, check_name_is_free, filter_of, finish_tree, health_check_of, is_none, make_image,
+    rules_of, triggers_of,
 };
 use super::{Context, Ended, get, get_image};
 use crate::admission::{self, RequiredPaths};
@@ -19,6 +19,7 @@ use crate::content::Contents;
 use crate::download;
 use crate::failure::Failure;
 use crate::source::{Source, SourceArgs};
+use crate::upload::Which;
 
 /// Makes an image of another one and a layer upon it.
 #[derive(Clone, Debug, clap::Args)]
@@ -93,7 +94,9 @@ pub async fn run(context: &Context, args: AddOverlayArgs) -> Ended {
         health_check: health_check.unwrap_or(base.health_check),
     };
     let notes = Notes { source_image: Some(args.base), ..Notes::default() };
-    make_image(context, content, notes, None, &tree, contents, &args.required_paths).await
+    let required = &args.required_paths;
+    let wishes = Wishes { expires_in: None, required, which: Which::Missing };
+    make_image(context, content, notes, &tree, contents, wishes).await
 }
 
 /// What the file at `path` says; `None` if the base's is meant.

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal as _, Write as _};
 
+use common::api::image_server::replication::{DropCopy, DropCopyRequest};
 use common::api::image_server::{DeleteImage, DeleteImageRequest};
 use common::image::ImageName;
 use common::wire::FaultCode;
@@ -16,6 +17,7 @@ use crate::output::time;
 Examples:
   imagetool --insecure delete base/debian-12.6
   imagetool --insecure delete --yes base/debian-12.6
+  imagetool --insecure --imageserver images2 delete --local base/debian-12.6
 
 An image that machines must have, or will get next, is deleted only with --force. Machines whose
 required image is deleted are left as they are.")]
@@ -28,6 +30,10 @@ pub struct DeleteArgs {
     /// Even if machines must have it or will get it next.
     #[arg(long)]
     pub force: bool,
+    /// Only the copy that this server has, which is a replica: one that conflicts with its
+    /// master's, that it does not follow, or that the master has not got.
+    #[arg(long)]
+    pub local: bool,
 }
 
 /// Deletes an image.
@@ -45,10 +51,13 @@ pub async fn run(context: &Context, args: DeleteArgs) -> Ended {
         let image = get_image(&context.client, name)
             .await
             .map_err(|error| Failure::of_image_call(&error, name))?;
-        eprint!(
-            "Delete {name}, created {}? Its name can never be used again. [y/N] ",
-            time(image.notes.created_on)
-        );
+        let created = time(image.notes.created_on);
+        match args.local {
+            false => eprint!(
+                "Delete {name}, created {created}? Its name can never be used again. [y/N] "
+            ),
+            true => eprint!("Delete this server's copy of {name}, created {created}? [y/N] "),
+        }
         let answer = tokio::task::spawn_blocking(|| {
             std::io::stderr().flush()?;
             let mut answer = String::new();
@@ -59,6 +68,13 @@ pub async fn run(context: &Context, args: DeleteArgs) -> Ended {
         if !matches!(answer.trim().to_lowercase().as_str(), "y" | "yes") {
             return Err(Failure::of_text(format!("{name} was not deleted")));
         }
+    }
+    if args.local {
+        let request = DropCopyRequest { name: name.clone(), force: args.force };
+        let dropped = context.client.call::<DropCopy>(&request).await;
+        dropped.map_err(|error| Failure::of_image_call(&error, name))?;
+        eprintln!("Deleted this server's copy of {name}.");
+        return Ok(Outcome::Done);
     }
     context
         .client

@@ -10,6 +10,7 @@ use common::api::image_server::directories::{
 };
 use common::api::image_server::expiry::ChangeExpiryRequest;
 use common::api::image_server::notes::{ChangeTagsRequest, CopyImageRequest};
+use common::api::image_server::replication::ServerId;
 use common::api::image_server::{AddImageRequest, DeleteImageRequest};
 use common::image::{Content, FORMAT, Image, Notes};
 use common::object::Algorithm;
@@ -25,6 +26,7 @@ use crate::Life;
 use crate::collection::Collector;
 use crate::collection::pressure::Bounds;
 use crate::expiry::Expiry;
+use crate::replication::Replication;
 use crate::scrub::Scrub;
 use crate::service::Service;
 use crate::store::record::Record;
@@ -71,7 +73,8 @@ fn service(data: &std::path::Path) -> Service {
     let never = Bounds { above_percent: 100, down_to_percent: 100 };
     let life = Life {
         collector: Arc::new(Collector::new(Arc::clone(&store), never)),
-        expiry: Arc::new(Expiry::new(Arc::clone(&store), Duration::from_secs(600))),
+        expiry: Arc::new(Expiry::new(Arc::clone(&store), Duration::from_secs(600), false)),
+        replication: Arc::new(Replication::new(ServerId::from(1), None)),
         scrub: Arc::new(Scrub::default()),
     };
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());

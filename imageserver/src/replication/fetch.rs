@@ -1,0 +1,240 @@
+//! Fetches what an image needs and is not here, and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use common::api::object_server::{GetObjectsRequest, IDS_MAX};
+use common::image::Image;
+use common::object::ObjectId;
+use common::report::report;
+use common::tree::encode::references;
+use common::wire::client::Client;
+use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
+
+use crate::admission::{TREE_BYTES_MAX, read_directory};
+use crate::metrics::Metrics;
+use crate::service::store_objects;
+use crate::store::{Store, StoreError};
+
+/// For how long objects are held that an image needs which is not visible yet, in seconds. They
+/// are held anew each time that it is tried.
+const LEASE_SECONDS: u32 = 3_600;
+
+/// The most objects that are asked for at once.
+const BATCH_OBJECTS_MAX: usize = 4_096;
+
+/// The most bytes that are asked for at once, unless one object has more.
+const BATCH_BYTES_MAX: u64 = 256 << 20;
+
+/// Gets objects from one server. What several images need is fetched once.
+pub struct Fetcher {
+    /// The server.
+    pub client: Client,
+    /// Where to.
+    pub store: Arc<Store>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Tracks threads.
+    pub tasks: TaskTracker,
+    /// What is on its way.
+    coming: Mutex<BTreeSet<ObjectId>>,
+    came: Notify,
+}
+
+/// Objects that are on their way, until this is dropped.
+struct Claim<'fetcher> {
+    fetcher: &'fetcher Fetcher,
+    ids: Vec<ObjectId>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut coming = self.fetcher.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        for id in &self.ids {
+            coming.remove(id);
+        }
+        drop(coming);
+        self.fetcher.came.notify_waiters();
+    }
+}
+
+/// The directories below those that were asked for, and files by id with their lengths.
+type Below = (Vec<ObjectId>, BTreeMap<ObjectId, u64>);
+
+impl Fetcher {
+    /// Gets objects from the server of `client` into `store`.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        store: Arc<Store>,
+        metrics: Arc<Metrics>,
+        tasks: TaskTracker,
+    ) -> Self {
+        let (coming, came) = (Mutex::default(), Notify::new());
+        Self { client, store, metrics, tasks, coming, came }
+    }
+
+    /// Fetches all objects that `image` needs and that are missing here. `left` is told how many
+    /// bytes are to come.
+    ///
+    /// # Errors
+    ///
+    /// Why not all came. What came is kept, and not fetched again.
+    pub async fn bring(&self, image: &Image, left: impl Fn(u64)) -> Result<(), String> {
+        let root = image.content.root;
+        let mut seen = BTreeSet::from([root]);
+        let mut level = vec![root];
+        let mut files: BTreeMap<ObjectId, u64> = BTreeMap::new();
+        let mut bytes = 0;
+        while !level.is_empty() {
+            let missing = self.missing(level.clone()).await?;
+            self.fetch(missing.into_iter().map(|id| (id, 0)).collect(), &|_| ()).await?;
+            let (below, named) = self.read(level, &mut bytes).await?;
+            files.extend(named);
+            level = below.into_iter().filter(|id| seen.insert(*id)).collect();
+        }
+        // Its length is not known.
+        files.extend(image.notes.build_log.map(|log| (log, 0)));
+        let missing = self.missing(files.keys().copied().collect()).await?;
+        let missing = missing.into_iter().map(|id| (id, files.get(&id).copied().unwrap_or(0)));
+        self.fetch(missing.collect(), &left).await
+    }
+
+    /// Those of `ids` that are not here; all of them are held for a while.
+    async fn missing(&self, ids: Vec<ObjectId>) -> Result<Vec<ObjectId>, String> {
+        self.blocking(move |store| {
+            // Before they are looked for, so that what is found to be there stays.
+            store.leasing.give(&ids, LEASE_SECONDS)?;
+            store.objects.missing(&ids)
+        })
+        .await
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, String> {
+        let store = Arc::clone(&self.store);
+        let done = self.tasks.spawn_blocking(move || work(&store)).await;
+        done.map_err(|lost| lost.to_string())?.map_err(|error| report(&error))
+    }
+
+    /// What is in directories that are here. `bytes` counts their encodings.
+    async fn read(&self, directories: Vec<ObjectId>, bytes: &mut u64) -> Result<Below, String> {
+        let store = Arc::clone(&self.store);
+        let before = *bytes;
+        let work = move || {
+            let (mut below, mut files) = (Vec::new(), BTreeMap::new());
+            let mut bytes = before;
+            for id in directories {
+                let encoding =
+                    read_directory(&*store.objects, id).map_err(|error| report(&error))?;
+                bytes += encoding.len() as u64;
+                if bytes > TREE_BYTES_MAX {
+                    return Err("its tree is larger than a server takes".to_owned());
+                }
+                let named = references(id.algorithm(), &encoding)
+                    .map_err(|error| format!("object {id} is no directory: {}", report(&error)))?;
+                files.extend(named.files);
+                below.extend(named.directories);
+            }
+            Ok((below, files, bytes))
+        };
+        let done = self.tasks.spawn_blocking(work).await.map_err(|lost| lost.to_string())?;
+        let (below, files, sum) = done?;
+        *bytes = sum;
+        Ok((below, files))
+    }
+
+    /// Fetches objects of these lengths, in batches.
+    async fn fetch(&self, wanted: Vec<(ObjectId, u64)>, left: &impl Fn(u64)) -> Result<(), String> {
+        let mut rest: BTreeMap<ObjectId, u64> = wanted.into_iter().collect();
+        loop {
+            left(rest.values().sum());
+            if rest.is_empty() {
+                return Ok(());
+            }
+            let mut came = pin!(self.came.notified());
+            // From here on nothing that comes is missed.
+            came.as_mut().enable();
+            let claim = self.claim(&rest);
+            if claim.ids.is_empty() {
+                // All of it comes for other images.
+                came.await;
+                let still = self.missing(rest.keys().copied().collect()).await?;
+                let still: BTreeSet<ObjectId> = still.into_iter().collect();
+                rest.retain(|id, _| still.contains(id));
+                continue;
+            }
+            self.fetch_batch(&claim.ids).await?;
+            for id in &claim.ids {
+                rest.remove(id);
+            }
+        }
+    }
+
+    /// Takes a batch of what nobody else fetches just now.
+    fn claim(&self, wanted: &BTreeMap<ObjectId, u64>) -> Claim<'_> {
+        let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = wanted.iter().filter(|(id, _)| !coming.contains(id));
+        let ids = batch(free.map(|(id, bytes)| (*id, *bytes)));
+        coming.extend(&ids);
+        Claim { fetcher: self, ids }
+    }
+
+    async fn fetch_batch(&self, ids: &[ObjectId]) -> Result<(), String> {
+        let request = GetObjectsRequest { ids: ids.to_vec() };
+        let reader = self.client.get_objects(&request).await.map_err(|error| report(&error))?;
+        let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&self.metrics));
+        let reply = store_objects(store, metrics, &self.tasks, reader, ids)
+            .await
+            .map_err(|fault| fault.message)?;
+        if reply.added + reply.known >= ids.len() as u64 {
+            return Ok(());
+        }
+        let absent = self.missing(ids.to_vec()).await?;
+        match absent.first() {
+            None => Ok(()),
+            Some(first) => Err(format!(
+                "the master has lost object {first} ({} more are missing there)",
+                absent.len() - 1
+            )),
+        }
+    }
+}
+
+/// The first of `wanted`, which are asked for at once.
+fn batch(wanted: impl Iterator<Item = (ObjectId, u64)>) -> Vec<ObjectId> {
+    let mut ids = Vec::new();
+    let mut bytes: u64 = 0;
+    for (id, length) in wanted.take(BATCH_OBJECTS_MAX.min(IDS_MAX)) {
+        bytes = bytes.saturating_add(length);
+        if !ids.is_empty() && bytes > BATCH_BYTES_MAX {
+            break;
+        }
+        ids.push(id);
+    }
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use common::object::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn batches_are_neither_too_many_nor_too_long() {
+        let id = Algorithm::Blake3.digest(b"");
+        let of = |lengths: &[u64]| batch(lengths.iter().map(|length| (id, *length))).len();
+        let large = BATCH_BYTES_MAX;
+        assert_eq!(of(&[]), 0);
+        assert_eq!(of(&[1, 2, 3]), 3);
+        assert_eq!(of(&[large * 2, 1]), 1);
+        assert_eq!(of(&[1, large, 1]), 1);
+        assert_eq!(of(&[1, large - 1, 1]), 2);
+        assert_eq!(of(&[0; 5_000]), BATCH_OBJECTS_MAX);
+    }
+}

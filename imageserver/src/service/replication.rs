@@ -1,0 +1,135 @@
+//! `ImageServer`: what replicas ask for, and what operators ask about them.
+
+use std::future::pending;
+use std::time::Duration;
+
+use common::api::Done;
+use common::api::image_server::replication::{
+    CHANGES_MAX, DropCopyRequest, GetImageUpdatesReply, GetImageUpdatesRequest,
+    GetReplicationReply, Position, ServerId,
+};
+use common::wire::server::Caller;
+use common::wire::{Fault, FaultCode};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::Service;
+use super::expiry::expect_unused;
+use crate::clock::wall;
+use crate::store::images::changes::Told;
+
+/// The longest that a replica waits for a change.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+impl Service {
+    pub(super) async fn get_image_updates(
+        self,
+        caller: Caller,
+        request: GetImageUpdatesRequest,
+    ) -> Result<GetImageUpdatesReply, Fault> {
+        let GetImageUpdatesRequest { position, wait_ms, replica } = request;
+        let address = std::net::SocketAddr::new(caller.address.ip(), replica.port).to_string();
+        self.replication.note_replica(wall(), address, &replica);
+        let wait = Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
+        let deadline = Instant::now() + wait;
+        let mut told = self.store.images.told();
+        let mut upstream = self.replication.follower().map(|follower| follower.upstream());
+        let above = |upstream: &mut Option<watch::Receiver<Vec<ServerId>>>| {
+            upstream.as_mut().map(|upstream| upstream.borrow_and_update().clone())
+        };
+        let first = above(&mut upstream);
+        loop {
+            told.mark_unchanged();
+            let above = above(&mut upstream);
+            let (is_list, page) = self.changes_at(&position);
+            let is_news = is_list || !page.changes.is_empty() || above != first;
+            if is_news || Instant::now() >= deadline {
+                return Ok(GetImageUpdatesReply {
+                    server: self.replication.id().clone(),
+                    upstream: above.unwrap_or_default(),
+                    cursor: page.cursor,
+                    is_list,
+                    changes: page.changes,
+                    more: page.more,
+                });
+            }
+            let moved = async {
+                match &mut upstream {
+                    Some(upstream) => drop(upstream.changed().await),
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                _ = told.changed() => {}
+                () = moved => {}
+                () = tokio::time::sleep_until(deadline) => {}
+                () = self.stop.cancelled() => {
+                    let text = "the image server stops: ask again";
+                    return Err(Fault::new(FaultCode::Unavailable, text));
+                }
+            }
+        }
+    }
+
+    /// What is told at a position, and whether that is a page of the list.
+    fn changes_at(&self, position: &Position) -> (bool, Told) {
+        let images = &self.store.images;
+        let known = match position {
+            Position::Since(cursor) => images.since(*cursor, CHANGES_MAX),
+            _ => None,
+        };
+        match (known, position) {
+            (Some(told), _) => (false, told),
+            (None, Position::After { instance, name }) if *instance == images.cursor().instance => {
+                (true, images.all(Some(name), CHANGES_MAX))
+            }
+            (None, _) => (true, images.all(None, CHANGES_MAX)),
+        }
+    }
+
+    /// Refuses what only the server at the top decides on, and what is not sent on to it.
+    pub(super) fn expect_no_master(&self) -> Result<(), Fault> {
+        let Some(follower) = self.replication.follower() else { return Ok(()) };
+        let text = format!(
+            "this server is a replica of {}: directories and their owners are kept there, so ask \
+             that server",
+            follower.master()
+        );
+        Err(Fault::new(FaultCode::BadRequest, text))
+    }
+
+    pub(super) async fn get_replication(self) -> Result<GetReplicationReply, Fault> {
+        let replication = std::sync::Arc::clone(&self.replication);
+        self.blocking(move |_| Ok(replication.report(wall()))).await
+    }
+
+    pub(super) async fn drop_copy(
+        self,
+        caller: Caller,
+        request: DropCopyRequest,
+    ) -> Result<Done, Fault> {
+        let DropCopyRequest { name, force } = request;
+        let refuse = |text: String| Err(Fault::new(FaultCode::BadRequest, text));
+        let Some(follower) = self.replication.follower().cloned() else {
+            return refuse(format!(
+                "this server is no replica, so that {name} would be nowhere: delete it without \
+                 --local"
+            ));
+        };
+        if !follower.may_drop(&name) {
+            let master = follower.master();
+            return refuse(format!(
+                "the master {master} has {name} too, and it would come again: delete it on the \
+                 master, or leave it out with --replicate-exclude first"
+            ));
+        }
+        if !force {
+            expect_unused(&self.store, &name)?;
+        }
+        let dropped = name.clone();
+        self.blocking(move |store| store.images.drop_copy(&dropped)).await?;
+        tracing::warn!(image = %name, force, by = %caller.address, "dropped the copy of an image");
+        follower.look_again(&name);
+        Ok(Done {})
+    }
+}

@@ -1,0 +1,244 @@
+//! `imagetool replication`: how an image server stands with its master and its replicas.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use common::api::Done;
+use common::api::image_server::replication::{
+    GetReplication, GetReplicationReply, Link, MasterState,
+};
+use common::tool::Format;
+use common::tree::Time;
+use common::when::ago;
+
+use super::{Context, Ended, print, print_json};
+use crate::failure::{Failure, Outcome};
+use crate::output::{plural, size};
+
+/// Shows how the image server stands with its master and its replicas.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool --insecure --imageserver images2 replication
+  imagetool --insecure --imageserver images2 replication --format json | jq .master.is_level
+
+A server that is started with `imageserver --replicate-from` has a master. Exit code 3 says that it
+does not answer, or that images are not as it has them; what to do stands beside them.")]
+pub struct ReplicationArgs {}
+
+/// Shows how replication stands.
+///
+/// # Errors
+///
+/// [`Failure`] if the server cannot be asked.
+pub async fn run(context: &Context, _args: ReplicationArgs) -> Ended {
+    let reply = context.client.call::<GetReplication>(&Done {}).await;
+    let reply = reply.map_err(|error| Failure::of_call(&error))?;
+    match context.format {
+        Format::Json => print_json(&reply)?,
+        Format::Table => print(&told(&reply, now()))?,
+    }
+    Ok(outcome(&reply))
+}
+
+fn now() -> Time {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Time { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 }
+}
+
+fn outcome(reply: &GetReplicationReply) -> Outcome {
+    let is_well =
+        |master: &MasterState| master.link == Link::Connected && master.troubles_total == 0;
+    if reply.master.as_ref().is_none_or(is_well) { Outcome::Done } else { Outcome::Partly }
+}
+
+fn told(reply: &GetReplicationReply, now: Time) -> String {
+    let mut text = format!("Store      {}\n", reply.server);
+    match &reply.master {
+        None => text.push_str("Master     none: changes are decided on here\n"),
+        Some(master) => text.push_str(&told_of_master(master, now)),
+    }
+    if reply.replicas.is_empty() {
+        text.push_str("Replicas   none have asked\n");
+    }
+    for (index, replica) in reply.replicas.iter().enumerate() {
+        let head = if index == 0 { "Replicas" } else { "" };
+        let state = match (replica.is_connected, replica.is_level) {
+            (false, _) => format!("asked last {}", ago(now, replica.seen)),
+            (true, true) => "level".to_owned(),
+            (true, false) => format!("{} behind", plural(replica.images_behind, "image")),
+        };
+        text.push_str(&format!("{head:<10} {}: {state}\n", replica.address));
+    }
+    text
+}
+
+fn told_of_master(master: &MasterState, now: Time) -> String {
+    let mut lines = Vec::new();
+    let since = ago(now, master.since);
+    lines.push(format!("Master     {}: {}, since {since}", master.address, master.link.name()));
+    let level = match (master.is_level, master.level_at) {
+        (true, _) => "all is here that is followed".to_owned(),
+        (false, None) => "not yet".to_owned(),
+        (false, Some(at)) => format!("last {}", ago(now, at)),
+    };
+    lines.push(format!("Level      {level}"));
+    if master.images_behind > 0 {
+        let images = plural(master.images_behind, "image");
+        lines.push(format!("Behind     {images}, at most {}", size(master.bytes_left)));
+    }
+    let mut follows = match &master.include[..] {
+        [] => "all images".to_owned(),
+        include => include.join(", "),
+    };
+    if !master.exclude.is_empty() {
+        follows.push_str(&format!(", except {}", master.exclude.join(", ")));
+    }
+    if master.is_archive {
+        follows.push_str("; keeps what has ended there");
+    }
+    lines.push(format!("Follows    {follows}"));
+    if master.not_followed > 0 {
+        lines.push(format!(
+            "Others     {} here that are not followed, and stay as they are",
+            plural(master.not_followed, "image")
+        ));
+    }
+    if let Some((at, why)) = &master.last_error {
+        lines.push(format!("Last error {}: {why}", ago(now, *at)));
+    }
+    for image in &master.troubles {
+        lines.push(format!("Trouble    {} ({}): {}", image.name, image.trouble.name(), image.text));
+    }
+    let unnamed = master.troubles_total.saturating_sub(master.troubles.len() as u64);
+    if unnamed > 0 {
+        lines.push(format!("           and {unnamed} more"));
+    }
+    if master.only_here_total > 0 {
+        let names: Vec<&str> = master.only_here.iter().take(10).map(|name| name.as_str()).collect();
+        lines.push(format!(
+            "Only here  {}, which the master never had or has lost, such as {}",
+            plural(master.only_here_total, "image"),
+            names.join(", ")
+        ));
+    }
+    lines.into_iter().map(|line| line + "\n").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use common::api::image_server::replication::{ReplicaState, ServerId, Trouble, TroubledImage};
+    use common::image::ImageName;
+
+    use super::*;
+
+    fn at(seconds: i64) -> Time {
+        Time { seconds, nanoseconds: 0 }
+    }
+
+    fn name(text: &str) -> ImageName {
+        ImageName::new(text).unwrap()
+    }
+
+    fn master() -> MasterState {
+        MasterState {
+            address: "images1:6971".to_owned(),
+            server: Some(ServerId::from(2)),
+            upstream: Vec::new(),
+            link: Link::Connected,
+            since: at(0),
+            is_level: true,
+            level_at: Some(at(90)),
+            images_behind: 0,
+            bytes_left: 0,
+            last_error: None,
+            include: Vec::new(),
+            exclude: Vec::new(),
+            is_archive: false,
+            troubles: Vec::new(),
+            troubles_total: 0,
+            only_here: Vec::new(),
+            only_here_total: 0,
+            not_followed: 0,
+        }
+    }
+
+    fn reply(master: Option<MasterState>) -> GetReplicationReply {
+        GetReplicationReply { server: ServerId::from(1), master, replicas: Vec::new() }
+    }
+
+    #[test]
+    fn what_operators_need_is_told() {
+        let store = "Store      00000000000000000000000000000001\n";
+        let mut root = reply(None);
+        let none = "Master     none: changes are decided on here\nReplicas   none have asked\n";
+        assert_eq!(told(&root, at(100)), format!("{store}{none}"));
+        let replica = |number, address: &str, is_connected, is_level| ReplicaState {
+            server: ServerId::from(number),
+            address: address.to_owned(),
+            seen: at(40),
+            is_connected,
+            is_level,
+            images_behind: 3,
+        };
+        root.replicas = vec![
+            replica(2, "a:6971", true, true),
+            replica(3, "b:6971", true, false),
+            replica(4, "c:6971", false, true),
+        ];
+        assert_eq!(
+            told(&root, at(100)),
+            format!(
+                "{store}Master     none: changes are decided on here\n\
+                 Replicas   a:6971: level\n           b:6971: 3 images behind\n           \
+                 c:6971: asked last 60 s ago\n"
+            )
+        );
+        assert_eq!(outcome(&root), Outcome::Done);
+
+        let level = reply(Some(master()));
+        assert_eq!(
+            told(&level, at(100)),
+            format!(
+                "{store}Master     images1:6971: connected, since 100 s ago\n\
+                 Level      all is here that is followed\nFollows    all images\n\
+                 Replicas   none have asked\n"
+            )
+        );
+        assert_eq!(outcome(&level), Outcome::Done);
+        let broken = reply(Some(MasterState {
+            link: Link::Broken,
+            is_level: false,
+            images_behind: 2,
+            bytes_left: 2_000,
+            last_error: Some((at(99), "no route".to_owned())),
+            include: vec!["base/**".to_owned()],
+            exclude: vec!["**debug**".to_owned()],
+            is_archive: true,
+            troubles: vec![TroubledImage {
+                name: name("base/1"),
+                trouble: Trouble::Conflict,
+                text: "another".to_owned(),
+            }],
+            troubles_total: 3,
+            only_here: vec![name("base/9")],
+            only_here_total: 1,
+            not_followed: 1,
+            ..master()
+        }));
+        assert_eq!(
+            told(&broken, at(100)),
+            format!(
+                "{store}Master     images1:6971: broken, since 100 s ago\n\
+                 Level      last 10 s ago\n\
+                 Behind     2 images, at most 2.0 kB\n\
+                 Follows    base/**, except **debug**; keeps what has ended there\n\
+                 Others     1 image here that are not followed, and stay as they are\n\
+                 Last error 1 s ago: no route\n\
+                 Trouble    base/1 (conflict): another\n           and 2 more\n\
+                 Only here  1 image, which the master never had or has lost, such as base/9\n\
+                 Replicas   none have asked\n"
+            )
+        );
+        assert_eq!(outcome(&broken), Outcome::Partly);
+    }
+}
