@@ -16,7 +16,7 @@ use common::tree::assembly::Assembly;
 use common::tree::encode::{DIRECTORY_BYTES_MAX, references};
 use common::tree::{Leaf, Node, Totals, Tree, TreeError};
 
-use crate::store::contract::Objects;
+use crate::store::contract::{Objects, Pin};
 use crate::store::{StoreError, failed, objects};
 
 /// The longest encodings of all paths of a tree together, in bytes, a directory counted as often
@@ -112,14 +112,38 @@ impl From<StoreError> for AdmissionError {
 /// # Errors
 ///
 /// [`AdmissionError`] names the path or the object.
-pub fn admit(store: &dyn Objects, content: &Content) -> Result<Totals, AdmissionError> {
-    let tree = assemble(store, content.root)?;
+pub fn admit(store: &dyn Objects, content: &Content) -> Result<Admitted, AdmissionError> {
+    let mut pins = Vec::new();
+    let tree = assemble(store, content.root, &mut pins)?;
     content.verify(&tree).map_err(|source| AdmissionError::Image { source })?;
-    check_files(store, &tree)?;
-    Ok(tree.root().totals())
+    check_files(store, &tree, &mut pins)?;
+    Ok(Admitted { totals: tree.root().totals(), pins })
 }
 
-fn assemble(store: &dyn Objects, root: ObjectId) -> Result<Tree, AdmissionError> {
+/// An image that may be added. While this lives, nothing that it needs is removed.
+pub struct Admitted {
+    /// The sums over its tree.
+    pub totals: Totals,
+    pins: Vec<Box<dyn Pin>>,
+}
+
+impl Admitted {
+    /// Refuses an image that took so long to be looked through that what was seen may not be true
+    /// any more.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::TooLate`].
+    pub fn expect_in_time(&self) -> Result<(), StoreError> {
+        if self.pins.iter().all(|pin| pin.holds()) { Ok(()) } else { Err(StoreError::TooLate) }
+    }
+}
+
+fn assemble(
+    store: &dyn Objects,
+    root: ObjectId,
+    pins: &mut Vec<Box<dyn Pin>>,
+) -> Result<Tree, AdmissionError> {
     let mut assembly = Assembly::new(root, |_| None);
     let mut shapes = BTreeMap::new();
     let mut bytes = 0;
@@ -128,10 +152,12 @@ fn assemble(store: &dyn Objects, root: ObjectId) -> Result<Tree, AdmissionError>
         if wanted.is_empty() {
             break;
         }
+        pins.extend(store.pin(&wanted)?);
         let missing = store.missing(&wanted)?;
         if let Some(&id) = missing.first() {
             return Err(AdmissionError::MissingDirectory { id, more: missing.len() - 1 });
         }
+        store.ahead(&wanted);
         for id in wanted {
             let encoding = read_directory(store, id)?;
             bytes += encoding.len() as u64;
@@ -203,18 +229,22 @@ fn unfolded_bytes(root: ObjectId, shapes: &BTreeMap<ObjectId, Shape>) -> u64 {
     sums.get(&root).copied().unwrap_or(0)
 }
 
-fn check_files(store: &dyn Objects, tree: &Tree) -> Result<(), AdmissionError> {
+fn check_files(
+    store: &dyn Objects,
+    tree: &Tree,
+    pins: &mut Vec<Box<dyn Pin>>,
+) -> Result<(), AdmissionError> {
+    let wanted: BTreeMap<ObjectId, u64> =
+        files(tree).map(|(_, file)| (file.object, file.size_bytes)).collect();
+    let ids: Vec<ObjectId> = wanted.keys().copied().collect();
+    pins.extend(store.pin(&ids)?);
     let mut sizes: BTreeMap<ObjectId, Option<u64>> = BTreeMap::new();
+    for ((id, want), held) in wanted.into_iter().zip(store.all_held(&ids)?) {
+        sizes.insert(id, size_of_intact(store, &id, want, held)?);
+    }
     let mut missing: Option<(TreePath, ObjectId)> = None;
     for (path, file) in files(tree) {
-        let size_bytes = match sizes.get(&file.object) {
-            Some(known) => *known,
-            None => {
-                let size_bytes = size_of_intact(store, &file.object, file.size_bytes)?;
-                sizes.insert(file.object, size_bytes);
-                size_bytes
-            }
-        };
+        let size_bytes = sizes.get(&file.object).copied().flatten();
         match size_bytes {
             None if missing.is_none() => missing = Some((path, file.object)),
             Some(got) if got != file.size_bytes => {
@@ -239,8 +269,9 @@ fn size_of_intact(
     store: &dyn Objects,
     id: &ObjectId,
     want: u64,
+    held: Option<u64>,
 ) -> Result<Option<u64>, AdmissionError> {
-    match store.held(id)? {
+    match held {
         Some(got) if got != want => {
             Ok(store.open_verified(id)?.map(|content| content.size_bytes()))
         }

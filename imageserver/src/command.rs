@@ -10,6 +10,7 @@ use crate::replication::Settings as Replicate;
 use crate::replication::patterns::Patterns;
 use crate::scrub::Settings;
 use crate::scrub::course::Limits;
+use crate::store::bucket::settings::{self as bucket, address};
 use crate::{Config, DAEMON, ImageServer, check};
 use clap::Parser;
 use common::daemon::config::{self, ConfigArgs};
@@ -41,6 +42,40 @@ pub struct Flags {
     /// file-system.
     #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/imageserver")]
     data: PathBuf,
+
+    /// Keep objects and images in this S3-compatible bucket, which several image servers may
+    /// share, and only what is this server's own in the directory. The bucket must honour
+    /// conditional writes.
+    #[arg(long, value_name = "s3://NAME/PREFIX", value_parser = address,
+        conflicts_with = "replicate_from")]
+    bucket: Option<(String, String)>,
+
+    /// Where the bucket is, if not at AWS: http://HOST:PORT or https://HOST.
+    #[arg(long, value_name = "URL", requires = "bucket")]
+    bucket_endpoint: Option<String>,
+
+    /// The region of the bucket; otherwise that of AWS_REGION.
+    #[arg(long, value_name = "REGION", requires = "bucket")]
+    bucket_region: Option<String>,
+
+    /// A file with credentials for the bucket, as ~/.aws/credentials, which is used otherwise, as
+    /// are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, `bucket` of systemd's LoadCredential, and
+    /// the role of an AWS machine.
+    #[arg(long, value_name = "FILE", requires = "bucket")]
+    bucket_credentials: Option<PathBuf>,
+
+    /// Authorities that may vouch for the bucket's address, beside those of the system.
+    #[arg(long, value_name = "FILE", requires = "bucket")]
+    bucket_ca: Option<PathBuf>,
+
+    /// For how long no image must have needed an object before it is removed from the bucket.
+    #[arg(long, value_name = "DURATION", default_value = "1d", value_parser = written::duration)]
+    bucket_unneeded: Duration,
+
+    /// How much of the file-system of the directory objects of the bucket may take, in GB.
+    #[arg(long, value_name = "GB", default_value_t = 20,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    bucket_cache: u64,
 
     /// Remove objects that no image needs when this much of the file-system is used, as `df`
     /// counts it. 100 for never; `imagetool gc` does it at any time.
@@ -151,6 +186,10 @@ Examples:
   imageserver --insecure --listen 127.0.0.1:6971 --data /tmp/images
   imagetool --insecure --imageserver 127.0.0.1:6971 list
 
+  # Keep images in a bucket; start as many servers so as are needed, each with its own directory
+  imageserver --insecure --bucket s3://images/prod --bucket-endpoint https://s3.example.com \
+      --bucket-credentials /etc/imageserver/bucket --data /var/cache/imageserver
+
   # A replica of another server, and one of some of its images
   imageserver --insecure --replicate-from images1
   imageserver --insecure --replicate-from images1:6971 --replicate-include 'base/**'
@@ -191,8 +230,19 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     let scrub = Settings { limits, repair_from };
     let Flags { listen, data, lease_max, clock_settle, pack_level, require_directories, .. } =
         flags;
+    let bucket = flags.bucket.map(|(bucket, prefix)| bucket::Settings {
+        bucket,
+        prefix,
+        endpoint: flags.bucket_endpoint,
+        region: flags.bucket_region,
+        credentials: flags.bucket_credentials,
+        authorities: flags.bucket_ca,
+        unneeded_for: flags.bucket_unneeded,
+        cache_bytes_max: flags.bucket_cache.saturating_mul(1_000_000_000),
+    });
     let config = Config {
         data,
+        bucket,
         collect,
         lease_max,
         clock_settle,

@@ -126,6 +126,9 @@ impl Expiry {
     fn expire(&self, now: Time) {
         let mut overdue = Vec::new();
         for (name, expires_at) in self.store.images.expiring() {
+            if due(Some(expires_at), now, false) == Due::No {
+                continue;
+            }
             let is_held = match self.store.holding.holders(&name) {
                 Ok(holders) => !holders.is_empty(),
                 Err(error) => {

@@ -49,6 +49,8 @@ use replication::follower::Follower;
 use replication::{Replication, identity};
 use scrub::Scrub;
 use service::{Packers, Service};
+use store::bucket::settings::Settings;
+use store::contract::Look;
 use store::{Store, StoreError, failed};
 
 /// The name of the daemon.
@@ -59,6 +61,9 @@ const RELIEVE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// How often the clocks are read, and images looked for whose time has come.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How often it is looked what other servers that share the store have changed.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What is done beside answering calls.
 #[derive(Clone)]
@@ -78,6 +83,8 @@ pub struct Life {
 pub struct Config {
     /// The data directory.
     pub data: PathBuf,
+    /// The bucket that has the store, if the data directory has not.
+    pub bucket: Option<Settings>,
     /// When objects are collected without being asked for.
     pub collect: Bounds,
     /// The longest lease that is given.
@@ -125,6 +132,7 @@ impl ImageServer {
     pub async fn open(config: Config) -> Result<Self, OpenError> {
         let Config {
             data,
+            bucket,
             collect,
             lease_max,
             clock_settle,
@@ -134,7 +142,12 @@ impl ImageServer {
             require_directories,
         } = config;
         let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
-        let opened = tokio::task::spawn_blocking(move || Store::open(&data)).await;
+        let runtime = tokio::runtime::Handle::current();
+        let open = move || match bucket {
+            None => Store::open(&data),
+            Some(settings) => Store::open_bucket(&data, &settings, runtime),
+        };
+        let opened = tokio::task::spawn_blocking(open).await;
         let store = opened.map_err(|lost| StoreError::Io {
             what: "open the data directory".to_owned(),
             source: std::io::Error::other(lost),
@@ -162,6 +175,7 @@ impl ImageServer {
         tasks.spawn_blocking(move || counted.0.objects.count(&|| counted.1.is_cancelled()));
         tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
+        tasks.spawn(refresh(Arc::clone(&self.store), stop.clone()));
         let scrub = Arc::new(Scrub::default());
         scrub::start(&scrub, self.scrub, &self.store, &metrics, &tasks, &stop);
         let follower = self.replicate.map(|settings| {
@@ -187,6 +201,36 @@ impl ImageServer {
         let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;
         if let Ok(Err(error)) = synced {
             tracing::error!("objects may not be on the medium: {}", report(&error));
+        }
+    }
+}
+
+/// Hears of images that other servers have added or changed, until `stop` is cancelled.
+async fn refresh(store: Arc<Store>, stop: CancellationToken) {
+    let mut is_known = true;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(REFRESH_INTERVAL) => {}
+            () = stop.cancelled() => return,
+        }
+        let looking = Arc::clone(&store);
+        let look = move || {
+            let heard = looking.images.refresh(Look::Often);
+            heard.and(looking.directories.refresh())
+        };
+        match tokio::task::spawn_blocking(look).await {
+            Ok(Ok(())) if is_known => {}
+            Ok(Ok(())) => {
+                is_known = true;
+                tracing::info!("what other servers changed is known again");
+            }
+            Ok(Err(error)) => {
+                // Once is enough: it is looked every few seconds.
+                if std::mem::take(&mut is_known) {
+                    tracing::error!("what other servers change is not known: {}", report(&error));
+                }
+            }
+            Err(error) => tracing::error!("looking for images was broken off: {error}"),
         }
     }
 }

@@ -49,6 +49,7 @@ use crate::collection::Collector;
 use crate::expiry::Expiry;
 use crate::metrics::Metrics;
 use crate::replication::Replication;
+use crate::store::bucket::BucketError;
 use crate::store::{Store, StoreError};
 
 /// The most uploads at one time: each has a thread.
@@ -250,7 +251,18 @@ fn fault_of_store(error: &StoreError) -> Fault {
         StoreError::Exists { .. } => FaultCode::Exists,
         StoreError::Gone { .. } => FaultCode::Gone,
         StoreError::NotFound { .. } => FaultCode::NotFound,
-        StoreError::Unsynced => FaultCode::Unavailable,
+        StoreError::Unsynced
+        | StoreError::Slow { .. }
+        | StoreError::Removing { .. }
+        | StoreError::TurnLost
+        | StoreError::TooLate => FaultCode::Unavailable,
+        StoreError::Raced { .. } | StoreError::RacedDirectories => FaultCode::Busy,
+        StoreError::LongName { .. } => FaultCode::BadRequest,
+        StoreError::Bucket { source, .. } => match source {
+            BucketError::Unreachable { .. } => FaultCode::Unavailable,
+            BucketError::Full { .. } => FaultCode::NoSpace,
+            _ => FaultCode::Internal,
+        },
         _ => FaultCode::Internal,
     };
     let message = report(error);

@@ -11,6 +11,7 @@
 //! * When an image is visible, all that it needs is on the medium.
 //! * A name that was deleted is never used again.
 
+pub mod bucket;
 pub mod comparing;
 pub mod contract;
 pub mod directories;
@@ -38,8 +39,10 @@ use std::sync::{Arc, RwLock};
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::{Flock, FlockArg};
 
+use bucket::BucketError;
+use bucket::settings::Settings;
 use contract::{Collecting, Holding, Leasing, Objects};
-use directories::KeptDirectories;
+use directories::{KeptDirectories, LocalRegister};
 use holding::LocalHolding;
 use images::Images;
 use leasing::LocalLeasing;
@@ -194,6 +197,72 @@ pub enum StoreError {
         /// The part that is elsewhere.
         path: PathBuf,
     },
+    /// The data directory belongs to a server that keeps its store elsewhere, or the reverse.
+    #[error("`{path}` {what}: give this server another --data directory")]
+    OfTheOtherKind {
+        /// The data directory.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// The bucket did not do what it was asked.
+    #[error("cannot {what}")]
+    Bucket {
+        /// What was to be done.
+        what: String,
+        /// Why it was not.
+        #[source]
+        source: BucketError,
+    },
+    /// The bucket did not answer in time.
+    #[error("the bucket did not answer in time to {what}")]
+    Slow {
+        /// What was to be done.
+        what: String,
+    },
+    /// There are no credentials in the file that should have them.
+    #[error("`{path}` has no aws_access_key_id and aws_secret_access_key of the profile {profile}")]
+    Credentials {
+        /// The file.
+        path: PathBuf,
+        /// The profile.
+        profile: String,
+    },
+    /// Another server has changed the image at the same time.
+    #[error("image {name} was changed through another server at the same time: try again")]
+    Raced {
+        /// The name.
+        name: common::image::ImageName,
+    },
+    /// Another server has changed the directories at the same time.
+    #[error("the directories were changed through another server at the same time: try again")]
+    RacedDirectories,
+    /// An image cannot have so long a name in a bucket.
+    #[error(
+        "the name {name} is too long for a bucket, where all but letters and digits counts \
+         threefold"
+    )]
+    LongName {
+        /// The name.
+        name: common::image::ImageName,
+    },
+    /// An object is being removed, which takes too long.
+    #[error(
+        "object {id} is being removed by the server {server}, which has not ended that: try again; \
+         if it was killed, start it again, or wait for half an hour"
+    )]
+    Removing {
+        /// The object.
+        id: common::object::ObjectId,
+        /// The name of the server in the bucket.
+        server: String,
+    },
+    /// Another server may collect by now.
+    #[error("the turn to collect was not renewed in time: nothing more is removed")]
+    TurnLost,
+    /// An image took too long to be added.
+    #[error("adding the image took so long that its objects may have been removed: add it again")]
+    TooLate,
     /// A write-back failed earlier, so nothing can be known to be on the medium.
     #[error(
         "the disk failed to write objects earlier; check it, then restart this server, which \
@@ -243,6 +312,12 @@ impl Store {
     pub fn open(data: &Path) -> Result<Self, StoreError> {
         make_directory(data)?;
         let lock = lock(data)?;
+        if data.join(layout::SERVER).exists() {
+            return Err(StoreError::OfTheOtherKind {
+                path: data.to_owned(),
+                what: "is what a server with a --bucket keeps on its own disk",
+            });
+        }
         let incoming = data.join(layout::INCOMING);
         make_directory(&incoming)?;
         empty(&incoming)?;
@@ -253,7 +328,7 @@ impl Store {
         Ok(Self {
             objects,
             images: Images::open(Box::new(LocalRecords::open(data)?))?,
-            directories: KeptDirectories::open(data),
+            directories: KeptDirectories::open(Box::new(LocalRegister::new(data))),
             holding: Box::new(LocalHolding::open(data)),
             leasing,
             collecting: Box::new(collecting),
@@ -261,6 +336,20 @@ impl Store {
             data: data.to_owned(),
             _lock: lock,
         })
+    }
+
+    /// Opens the store in a bucket, which this server may share with others. `data` is for what
+    /// is its own; the bucket is talked to on `runtime`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::open`]; [`StoreError::Bucket`] if the bucket cannot be used.
+    pub fn open_bucket(
+        data: &Path,
+        settings: &Settings,
+        runtime: tokio::runtime::Handle,
+    ) -> Result<Self, StoreError> {
+        bucket::open(data, settings, runtime)
     }
 
     /// The data directory.

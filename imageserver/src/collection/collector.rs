@@ -23,6 +23,12 @@ pub enum CollectError {
     /// One is under way.
     #[error("a collection is under way: try again when it has ended")]
     Busy,
+    /// Another server collects.
+    #[error("the server {server} collects, or has stopped in the middle of it: try again later")]
+    Elsewhere {
+        /// Its name in the bucket.
+        server: String,
+    },
     /// Leases that were given before the start may still hold.
     #[error(
         "nothing is collected for another {}: what was uploaded, or found to be there, before the \
@@ -129,7 +135,7 @@ impl Collector {
         let space = match self.store.objects.space() {
             Ok(Some(space)) => space,
             // It is never full.
-            Ok(None) => return,
+            Ok(None) => return self.tend(stop),
             Err(error) => return tracing::error!("{}", report(&error)),
         };
         let goal = self.state().pressure.goal(self.bounds, space, self.now());
@@ -153,6 +159,21 @@ impl Collector {
                 "the disk is nearly full, and there is not enough that no image needs: delete \
                  images, or give the server more space"
             );
+        }
+    }
+
+    /// Does what a store needs from time to time that has no end.
+    fn tend(&self, stop: impl Fn() -> bool) {
+        self.store.collecting.tend();
+        if !self.store.collecting.is_due() {
+            return;
+        }
+        match self.collect(CollectRequest { dry_run: false, bytes: 0 }, stop) {
+            Ok(_) | Err(CollectError::Stopped) => {}
+            Err(error @ (CollectError::Busy | CollectError::Elsewhere { .. })) => {
+                tracing::info!("{}", report(&error));
+            }
+            Err(error) => tracing::error!("{}", report(&error)),
         }
     }
 

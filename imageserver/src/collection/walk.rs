@@ -63,7 +63,9 @@ pub fn walk(
             for (file, _) in &named.files {
                 marks.need(file);
             }
+            let before = stack.len();
             stack.extend(named.directories.into_iter().filter(|below| marks.enter(below)));
+            store.ahead(&stack[before..]);
         }
     }
     Ok(true)

@@ -62,11 +62,11 @@ pub fn receive(store: &Store, image: Image) -> Result<bool, ArrivalError> {
     {
         return Err(ArrivalError::BuildLog { name, log });
     }
-    let totals = admit(&*store.objects, &image.content)
+    let admitted = admit(&*store.objects, &image.content)
         .map_err(|source| ArrivalError::Admission { name: name.clone(), source })?;
     // All objects must be on the medium before an image that needs them is seen.
     store.objects.sync()?;
-    match store.images.add(&Record { image, totals }) {
+    match store.images.add(&Record { image, totals: admitted.totals }) {
         Err(StoreError::Exists { .. }) if store.images.digest(&name) == Some(digest) => Ok(false),
         other => Ok(other.map(|()| true)?),
     }

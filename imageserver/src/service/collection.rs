@@ -28,7 +28,7 @@ impl Service {
 fn fault_of_collection(error: &CollectError) -> Fault {
     let code = match error {
         CollectError::Store { source } => return fault_of_store(source),
-        CollectError::Busy => FaultCode::Busy,
+        CollectError::Busy | CollectError::Elsewhere { .. } => FaultCode::Busy,
         CollectError::Held { .. } => FaultCode::Held,
         CollectError::Stopped => FaultCode::Unavailable,
         CollectError::Damaged { .. } | CollectError::Walk { .. } => FaultCode::Internal,

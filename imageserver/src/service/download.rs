@@ -28,6 +28,9 @@ use crate::store::objects::{CHUNK_BYTES, Content};
 /// The content type of an object: the server knows nothing about it.
 const CONTENT_TYPE: &str = "application/octet-stream";
 
+/// Of how many objects the store is told before they are read.
+const AHEAD_MAX: usize = 64;
+
 /// An object stream of `ids`, packed if there are `packers`.
 pub(super) fn objects(
     store: Arc<Store>,
@@ -37,7 +40,7 @@ pub(super) fn objects(
     ids: Vec<ObjectId>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
     let (ids, current, ended) = (ids.into_iter(), None, false);
-    let state = Batch { store, metrics, packers, ids, current, ended, place };
+    let state = Batch { store, metrics, packers, ids, ahead: 0, current, ended, place };
     chunks(state, Batch::next)
 }
 
@@ -96,6 +99,8 @@ struct Batch {
     metrics: Arc<Metrics>,
     packers: Option<Packers>,
     ids: std::vec::IntoIter<ObjectId>,
+    /// How many of the next ones the store was told of.
+    ahead: usize,
     current: Option<Current>,
     ended: bool,
     #[expect(dead_code, reason = "held until the stream ends")]
@@ -119,6 +124,13 @@ impl Batch {
                 self.ended = true;
                 break;
             };
+            if self.ahead == 0 {
+                let rest = self.ids.as_slice();
+                self.ahead = rest.len().min(AHEAD_MAX);
+                self.store.objects.ahead(&[&[id], &rest[..self.ahead]].concat());
+            } else {
+                self.ahead -= 1;
+            }
             self.begin(id, &mut buffer);
         }
         Ok(Some(buffer.into()))

@@ -97,7 +97,9 @@ impl Service {
         let may = move |store: &Store| Ok(expect_may_change::<DeleteImage>(store, &by, &deleted));
         self.blocking(may).await??;
         if !force {
-            expect_unused(&self.store, &name)?;
+            let (store, asked) = (Arc::clone(&self.store), name.clone());
+            let work = self.tasks.spawn_blocking(move || expect_unused(&store, &asked));
+            joined(work.await)??;
         }
         let deleted = name.clone();
         let mark = format!(
@@ -143,13 +145,15 @@ pub(super) fn make_visible(
         let text = format!("image {} would have expired before it was added", content.name);
         return Err(Fault::new(FaultCode::BadRequest, text));
     }
+    let pin = notes.build_log.map(|id| store.objects.pin(&[id]));
+    let _pin = pin.transpose().map_err(store_fault)?;
     if let Some(id) = notes.build_log
         && store.objects.held(&id).map_err(store_fault)?.is_none()
     {
         let text = format!("object {id}, the build log, is not on this server: upload it first");
         return Err(Fault::new(FaultCode::NotFound, text));
     }
-    let totals = admit(&*store.objects, &content).map_err(|error| fault_of_admission(&error))?;
+    let admitted = admit(&*store.objects, &content).map_err(|error| fault_of_admission(&error))?;
     notes.created_by = caller.address.ip().to_string();
     notes.created_on = created_on;
     let image = Image { content, notes };
@@ -157,7 +161,8 @@ pub(super) fn make_visible(
     let digest = image.content.digest();
     // All objects must be on the medium before an image that needs them is seen.
     store.objects.sync().map_err(store_fault)?;
-    let record = Record { image, totals };
+    let record = Record { image, totals: admitted.totals };
+    admitted.expect_in_time().map_err(store_fault)?;
     let steady = store.directories.steady();
     expect_directory(&steady, &record.image.content.name)?;
     store.images.add(&record).map_err(store_fault)?;

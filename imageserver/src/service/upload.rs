@@ -5,6 +5,7 @@
 //! slower than the network.
 
 use std::collections::BTreeSet;
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::{fault_of_store, joined};
 use crate::metrics::Metrics;
 use crate::store::comparing::Comparing;
-use crate::store::contract::Receiving;
+use crate::store::contract::{Landing, Receiving};
 use crate::store::{Store, StoreError};
 
 /// The most content that is handed to the writer at once, in bytes.
@@ -34,6 +35,9 @@ const BATCH_STEPS_MAX: usize = 256;
 
 /// How many batches may wait for the writer.
 const BATCHES_MAX: usize = 4;
+
+/// How many objects of one upload may be on their way to their places.
+const LANDING_MAX: usize = 64;
 
 /// One thing for the writer to do.
 enum Step {
@@ -214,7 +218,7 @@ enum Current<'store> {
     /// Between two objects.
     None,
     /// It is stored.
-    Stored(Box<dyn Receiving + 'store>, u64),
+    Stored(ObjectId, Box<dyn Receiving + 'store>, u64),
     /// It is there already, so it is only compared.
     Known(Comparing),
 }
@@ -224,13 +228,16 @@ struct Writer<'store> {
     store: &'store Store,
     metrics: &'store Metrics,
     current: Current<'store>,
+    /// Objects that are on their way to their places, with their lengths.
+    landing: VecDeque<(ObjectId, Landing, u64)>,
     reply: AddObjectsReply,
 }
 
 impl<'store> Writer<'store> {
     fn new(store: &'store Store, metrics: &'store Metrics) -> Self {
         let reply = AddObjectsReply::default();
-        Self { store, metrics, current: Current::None, reply }
+        let landing = VecDeque::new();
+        Self { store, metrics, current: Current::None, landing, reply }
     }
 
     /// Runs until the sender is gone. An object that is incomplete then leaves nothing.
@@ -239,31 +246,53 @@ impl<'store> Writer<'store> {
         mut batches: mpsc::Receiver<Vec<Step>>,
     ) -> Result<AddObjectsReply, StoreError> {
         while let Some(batch) = batches.blocking_recv() {
+            let begun = |step: &Step| match step {
+                Step::Begin { id, .. } => Some(*id),
+                Step::Content(_) | Step::Finish => None,
+            };
+            let ids: Vec<ObjectId> = batch.iter().filter_map(begun).collect();
+            // Before they are looked for, so that what is found to be there stays.
+            self.store.leasing.give(&ids, LEASE_SECONDS_MAX)?;
             for step in batch {
                 self.step(step)?;
             }
         }
+        self.land(0)?;
         Ok(self.reply)
+    }
+
+    /// Waits until at most `left` objects are still on their way.
+    fn land(&mut self, left: usize) -> Result<(), StoreError> {
+        while self.landing.len() > left {
+            let Some((_, landing, size_bytes)) = self.landing.pop_front() else { break };
+            landing.wait()?;
+            self.reply.added += 1;
+            self.reply.added_bytes += size_bytes;
+            self.metrics.objects_added.inc();
+            self.metrics.objects_added_bytes.inc_by(size_bytes);
+        }
+        Ok(())
     }
 
     fn step(&mut self, step: Step) -> Result<(), StoreError> {
         match step {
             Step::Begin { id, size_bytes } => {
-                // Before it is looked for, so that what is found to be there stays.
-                self.store.leasing.give(&[id], LEASE_SECONDS_MAX)?;
+                if self.landing.iter().any(|(landing, ..)| *landing == id) {
+                    self.land(0)?;
+                }
                 let objects = &self.store.objects;
-                let here = match objects.held(&id)? {
+                let here = match objects.known(&id)? {
                     Some(_) => objects.open_verified(&id)?,
                     None => None,
                 };
                 self.current = match here {
                     Some(content) => Current::Known(Comparing::new(id, size_bytes, content)),
-                    None => Current::Stored(objects.receive(id, size_bytes)?, size_bytes),
+                    None => Current::Stored(id, objects.receive(id, size_bytes)?, size_bytes),
                 };
             }
             Step::Content(content) => match &mut self.current {
                 Current::None => {}
-                Current::Stored(receiving, _) => receiving.write(&content)?,
+                Current::Stored(_, receiving, _) => receiving.write(&content)?,
                 Current::Known(comparing) => comparing.write(&content)?,
             },
             Step::Finish => match std::mem::replace(&mut self.current, Current::None) {
@@ -272,12 +301,9 @@ impl<'store> Writer<'store> {
                     comparing.finish()?;
                     self.reply.known += 1;
                 }
-                Current::Stored(receiving, size_bytes) => {
-                    receiving.finish()?;
-                    self.reply.added += 1;
-                    self.reply.added_bytes += size_bytes;
-                    self.metrics.objects_added.inc();
-                    self.metrics.objects_added_bytes.inc_by(size_bytes);
+                Current::Stored(id, receiving, size_bytes) => {
+                    self.landing.push_back((id, receiving.finish()?, size_bytes));
+                    self.land(LANDING_MAX)?;
                 }
             },
         }

@@ -7,7 +7,7 @@
 //! is true of each.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::api::image_server::collection::{CollectReply, CollectRequest};
 use common::image::ImageName;
@@ -57,6 +57,32 @@ pub trait Objects: Send + Sync {
         let held = self.all_held(ids)?;
         let missing = ids.iter().zip(held).filter(|(_, held)| held.is_none());
         Ok(missing.map(|(id, _)| *id).collect())
+    }
+
+    /// The length in bytes of an object that certainly need not be uploaded, if that is known
+    /// without asking far away.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn known(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
+        self.held(id)
+    }
+
+    /// Holds `ids` while an image is added, before it is looked whether they are there: nothing
+    /// has to be done for that where [`Store::adding`] keeps objects from being removed.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn pin(&self, ids: &[ObjectId]) -> Result<Option<Box<dyn Pin>>, StoreError> {
+        let _ = ids;
+        Ok(None)
+    }
+
+    /// Takes note that these are read next, unless they are large.
+    fn ahead(&self, ids: &[ObjectId]) {
+        let _ = ids;
     }
 
     /// Starts to store an object of `size_bytes`, of which nothing is seen until it is complete.
@@ -145,7 +171,38 @@ pub trait Receiving {
     /// # Errors
     ///
     /// [`StoreError::Content`] if it is not; otherwise what the store says.
-    fn finish(self: Box<Self>) -> Result<(), StoreError>;
+    fn finish(self: Box<Self>) -> Result<Landing, StoreError>;
+}
+
+/// An object that is complete, and on its way to its place.
+#[must_use = "it is there when it has landed"]
+pub struct Landing(Option<Box<dyn FnOnce() -> Result<(), StoreError> + Send>>);
+
+impl Landing {
+    /// It is there.
+    pub fn done() -> Self {
+        Self(None)
+    }
+
+    /// It is there when `wait` has returned.
+    pub fn later(wait: impl FnOnce() -> Result<(), StoreError> + Send + 'static) -> Self {
+        Self(Some(Box::new(wait)))
+    }
+
+    /// Waits until the object is there.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not.
+    pub fn wait(self) -> Result<(), StoreError> {
+        self.0.map_or(Ok(()), |wait| wait())
+    }
+}
+
+/// Holds objects for an image that is being added, until it is dropped.
+pub trait Pin: Send {
+    /// False if it took so long that the objects may be gone soon.
+    fn holds(&self) -> bool;
 }
 
 /// What a store has under the name of an image.
@@ -163,6 +220,15 @@ pub enum Found {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version(pub String);
 
+/// How closely it is looked for changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It is enough to hear of them within minutes, and mostly within seconds.
+    Often,
+    /// All are found that were complete when it began.
+    Close,
+}
+
 /// The records of images. Changes by this server are made one after the other.
 pub trait Records: Send + Sync {
     /// Gives what has changed since this was last called; at first all that there is. Who calls it
@@ -173,6 +239,7 @@ pub trait Records: Send + Sync {
     /// What the store says.
     fn changes(
         &self,
+        look: Look,
         take: &mut dyn FnMut(ImageName, Result<Found, StoreError>),
     ) -> Result<(), StoreError>;
 
@@ -204,13 +271,20 @@ pub trait Records: Send + Sync {
     /// What the store says.
     fn replace(&self, name: &ImageName, version: &Version, bytes: &[u8]) -> Result<(), StoreError>;
 
-    /// Puts `mark` in the place of a record that is there, for ever. `gone` is called when it is
-    /// in force.
+    /// Puts `mark` in the place of a record that is there, for ever; only of that version, if one
+    /// is given. `gone` is called when it is in force.
     ///
     /// # Errors
     ///
-    /// What the store says; then the record is there.
-    fn bury(&self, name: &ImageName, mark: &str, gone: &mut dyn FnMut()) -> Result<(), StoreError>;
+    /// [`StoreError::Raced`] if it is of another version; otherwise what the store says. Then the
+    /// record is there.
+    fn bury(
+        &self,
+        name: &ImageName,
+        version: Option<&Version>,
+        mark: &str,
+        gone: &mut dyn FnMut(),
+    ) -> Result<(), StoreError>;
 
     /// The mark that is under `name`; `None` if there is none, or it is not known.
     ///
@@ -238,6 +312,34 @@ pub trait Records: Send + Sync {
     fn forget(&self, name: &ImageName) -> Result<bool, StoreError> {
         Err(cannot(format!("drop image {name}")))
     }
+}
+
+/// The one file that says which directories were made, and who owns them.
+pub trait Register: Send + Sync {
+    /// What it holds, and what tells that from what it holds at another time; `None` if nothing
+    /// was ever written. It has at most `bytes_max` bytes.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn read(&self, bytes_max: usize) -> Result<Option<(Vec<u8>, Version)>, StoreError>;
+
+    /// Puts `bytes` in the place of that version, durably. If it fails the former one is there.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::RacedDirectories`] if it is of another version; otherwise what the store says.
+    fn replace(&self, version: &Version, bytes: &[u8]) -> Result<Version, StoreError>;
+
+    /// True if it may have another version than that one.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    fn has_changed(&self, version: &Version) -> Result<bool, StoreError>;
+
+    /// Where it is, for people.
+    fn place(&self) -> PathBuf;
 }
 
 /// What callers were promised to find there.
@@ -307,6 +409,14 @@ pub trait Collecting: Send + Sync {
         course: &dyn Course,
         stop: &dyn Fn() -> bool,
     ) -> Result<CollectReply, CollectError>;
+
+    /// Does what must be done from time to time.
+    fn tend(&self) {}
+
+    /// True if the time has come to collect without being asked to, however much space there is.
+    fn is_due(&self) -> bool {
+        false
+    }
 }
 
 /// Is told how far a collection is.

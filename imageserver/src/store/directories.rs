@@ -13,6 +13,7 @@ use common::image::ImageName;
 use common::report::report;
 use common::wire::codec::{self, CodecError, Encoding};
 
+use super::contract::{Register, Version};
 use super::record::{RecordError, guard, unguard};
 use super::records::write;
 use super::{StoreError, failed, layout, sync_directory};
@@ -61,20 +62,21 @@ pub enum KeepError {
     Store(#[from] StoreError),
 }
 
-/// The directories of a data directory.
+/// The directories of a store.
 pub struct KeptDirectories {
-    data: PathBuf,
+    register: Box<dyn Register>,
     known: RwLock<Arc<Directories>>,
     damage: Option<String>,
     demanded: AtomicBool,
-    change: Mutex<()>,
+    /// With the version that is known.
+    change: Mutex<Version>,
 }
 
 /// While it is there, no directory is changed.
 #[must_use = "directories are changed when it is dropped"]
 pub struct Steady<'kept> {
     kept: &'kept KeptDirectories,
-    _change: MutexGuard<'kept, ()>,
+    _change: MutexGuard<'kept, Version>,
 }
 
 impl Steady<'_> {
@@ -93,20 +95,20 @@ impl Steady<'_> {
 }
 
 impl KeptDirectories {
-    pub(super) fn open(data: &Path) -> Self {
-        let (known, damage) = match read(data) {
-            Ok(known) => (known, None),
+    pub(super) fn open(register: Box<dyn Register>) -> Self {
+        let (known, version, damage) = match load(&*register) {
+            Ok((known, version)) => (known, version, None),
             Err(why) => {
                 tracing::error!("who owns which directories is not known: {why}");
-                (Directories::default(), Some(why))
+                (Directories::default(), Version::default(), Some(why))
             }
         };
         Self {
-            data: data.to_owned(),
+            register,
             known: RwLock::new(Arc::new(known)),
             damage,
             demanded: AtomicBool::new(false),
-            change: Mutex::new(()),
+            change: Mutex::new(version),
         }
     }
 
@@ -127,6 +129,31 @@ impl KeptDirectories {
         self.damage.as_deref()
     }
 
+    /// Takes note of what other servers have changed, if several share the store.
+    ///
+    /// # Errors
+    ///
+    /// What the store says.
+    pub fn refresh(&self) -> Result<(), StoreError> {
+        let mut version = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.damage.is_none() && self.register.has_changed(&version)? {
+            self.reload(&mut version);
+        }
+        Ok(())
+    }
+
+    fn reload(&self, version: &mut Version) {
+        match load(&*self.register) {
+            Ok((directories, found)) => {
+                *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(directories);
+                *version = found;
+            }
+            Err(why) => {
+                tracing::error!("who owns which directories now is not known: {why}");
+            }
+        }
+    }
+
     /// Keeps directories from being changed while an image is made visible.
     pub fn steady(&self) -> Steady<'_> {
         let change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,10 +170,14 @@ impl KeptDirectories {
         &self,
         change: impl FnOnce(&mut Directories) -> Result<T, KeepError>,
     ) -> Result<T, KeepError> {
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut version = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(why) = &self.damage {
-            let path = self.data.join(layout::DIRECTORIES);
+            let path = self.register.place();
             return Err(KeepError::Damaged { path, why: why.clone() });
+        }
+        // Who may do what is decided by what is true now.
+        if self.register.has_changed(&version)? {
+            self.reload(&mut version);
         }
         let former = self.now();
         let mut directories = Directories::clone(&former);
@@ -159,27 +190,61 @@ impl KeptDirectories {
             if bytes.len() > BYTES_MAX {
                 return Err(KeepError::TooLong);
             }
-            replace(&self.data, &bytes)?;
+            *version = self.register.replace(&version, &bytes)?;
             *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(directories);
         }
         Ok(done)
     }
 }
 
-/// What the file says; no directories if there is none.
+/// What the file of a data directory says; no directories if there is none.
 ///
 /// # Errors
 ///
 /// Why it cannot be used, in words.
 pub(crate) fn read(data: &Path) -> Result<Directories, String> {
-    let bytes = match fs_err::read(data.join(layout::DIRECTORIES)) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Directories::default()),
-        Err(error) => return Err(error.to_string()),
+    load(&LocalRegister::new(data)).map(|(directories, _)| directories)
+}
+
+fn load(register: &dyn Register) -> Result<(Directories, Version), String> {
+    let Some((bytes, version)) = register.read(BYTES_MAX).map_err(|error| report(&error))? else {
+        return Ok(Default::default());
     };
     let body = unguard(MAGIC, &bytes).map_err(|error| report(&error))?;
-    codec::decode(Encoding::Json, "directories", body, BYTES_MAX)
-        .map_err(|source| report(&RecordError::Unknown { source }))
+    let directories = codec::decode(Encoding::Json, "directories", body, BYTES_MAX)
+        .map_err(|source| report(&RecordError::Unknown { source }))?;
+    Ok((directories, version))
+}
+
+/// The file of a data directory, which only this server changes.
+pub struct LocalRegister(PathBuf);
+
+impl LocalRegister {
+    pub(super) fn new(data: &Path) -> Self {
+        Self(data.to_owned())
+    }
+}
+
+impl Register for LocalRegister {
+    fn read(&self, _: usize) -> Result<Option<(Vec<u8>, Version)>, StoreError> {
+        match fs_err::read(self.place()) {
+            Ok(bytes) => Ok(Some((bytes, Version::default()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("read the directories")(error)),
+        }
+    }
+
+    fn replace(&self, _: &Version, bytes: &[u8]) -> Result<Version, StoreError> {
+        replace(&self.0, bytes).map(|()| Version::default())
+    }
+
+    fn has_changed(&self, _: &Version) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    fn place(&self) -> PathBuf {
+        self.0.join(layout::DIRECTORIES)
+    }
 }
 
 /// Puts `bytes` in the place of the file, durably. If it fails the former one is there.

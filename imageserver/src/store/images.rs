@@ -18,7 +18,7 @@ use common::tree::Time;
 use tokio::sync::{Notify, watch};
 
 use super::StoreError;
-use super::contract::{Found, Records, Version};
+use super::contract::{Found, Look, Records, Version};
 use super::record::Record;
 use crate::clock::random;
 use crate::collection::walk::Start;
@@ -64,7 +64,7 @@ impl Images {
             added: Notify::new(),
             told: watch::Sender::new(0),
         };
-        images.refresh()?;
+        images.refresh(Look::Close)?;
         let mut index = images.write_index();
         // None of them was added since the start.
         index.additions = 0;
@@ -78,8 +78,8 @@ impl Images {
     /// # Errors
     ///
     /// What the store says.
-    pub fn refresh(&self) -> Result<(), StoreError> {
-        self.records.changes(&mut |name, found| self.note(&name, found))
+    pub fn refresh(&self, look: Look) -> Result<(), StoreError> {
+        self.records.changes(look, &mut |name, found| self.note(&name, found))
     }
 
     /// Takes note of what is under `name` now.
@@ -128,8 +128,9 @@ impl Images {
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         self.records.create(name, &bytes)?;
         let mut index = self.write_index();
+        // Unless it was heard of already that it is there.
+        index.additions += u64::from(!index.images.contains_key(name));
         index.insert(record);
-        index.additions += 1;
         self.tell(&mut index, name);
         drop(index);
         self.added.notify_waiters();
@@ -252,7 +253,7 @@ impl Images {
     /// [`StoreError::NotFound`] or [`StoreError::Gone`]; otherwise what the file-system says.
     pub fn delete(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        self.delete_locked(name, mark)
+        self.delete_locked(name, None, mark)
     }
 
     /// Deletes an image if it `is_due` by when it goes. True if it was.
@@ -271,10 +272,25 @@ impl Images {
             let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
             index.images.get(name).map(|summary| summary.expires_at)
         };
-        if !expires_at.is_some_and(is_due) {
+        if expires_at.is_none() {
             return Ok(false);
         }
-        self.delete_locked(name, mark).map(|()| true)
+        // Another server may have changed when it goes, or have let it go.
+        let (record, version) = match self.read(name) {
+            Ok(found) => found,
+            Err(StoreError::Gone { .. } | StoreError::NotFound { .. }) => {
+                self.write_index().remove(name);
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        };
+        if !is_due(record.image.notes.expires_at) {
+            return Ok(false);
+        }
+        match self.delete_locked(name, Some(&version), mark) {
+            Err(StoreError::Gone { .. } | StoreError::Raced { .. }) => Ok(false),
+            done => done.map(|()| true),
+        }
     }
 
     /// All images that go by themselves, with the times at which they do.
@@ -326,13 +342,23 @@ impl Images {
         replaced
     }
 
-    fn delete_locked(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
+    fn delete_locked(
+        &self,
+        name: &ImageName,
+        version: Option<&Version>,
+        mark: &str,
+    ) -> Result<(), StoreError> {
         let mark = Mark::text(mark, self.digest(name));
-        self.records.bury(name, &mark, &mut || {
+        let deleted = self.records.bury(name, version, &mark, &mut || {
             let mut index = self.write_index();
             index.end(name, Mark::read(mark.as_bytes()));
             self.tell(&mut index, name);
-        })
+        });
+        if matches!(deleted, Err(StoreError::Gone { .. })) {
+            // Another server may have been first.
+            self.write_index().remove(name);
+        }
+        deleted
     }
 }
 

@@ -17,6 +17,9 @@
 //! DATA/archive                              it keeps images that have ended on its master
 //! ```
 //!
+//! A server whose store is a bucket keeps its cache so: without leases, holds, and images, and with
+//! a file `server`, which says what the server is called in the bucket.
+//!
 //! A component of an image name is a safe file name as it is: it is neither empty nor `.` nor
 //! `..`, holds no slash and no control character, and is short. The suffix says what the file is,
 //! so an image `a` and an image `a/b` never meet, and neither do `a` and `a.image/b`.
@@ -47,6 +50,8 @@ pub const INCOMING: &str = "incoming";
 pub const UNSYNCED: &str = "unsynced";
 /// The file that says how far reading all objects is.
 pub const SCRUB: &str = "scrub";
+/// The file that says what a server is called that shares a bucket.
+pub const SERVER: &str = "server";
 /// The directory of objects that were found corrupt.
 pub const QUARANTINE: &str = "quarantine";
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use common::object::{Hasher, ObjectId};
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
-use super::contract::Receiving;
+use super::contract::{Landing, Receiving};
 use super::holdings::Change;
 use super::objects::LocalObjects;
 use super::{StoreError, failed};
@@ -92,8 +92,8 @@ impl Receiving for LocalReceiving<'_> {
         self.write(content)
     }
 
-    fn finish(self: Box<Self>) -> Result<(), StoreError> {
-        (*self).finish()
+    fn finish(self: Box<Self>) -> Result<Landing, StoreError> {
+        (*self).finish().map(|()| Landing::done())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::image::ImageName;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
-use super::contract::{Found, Records, Version};
+use super::contract::{Found, Look, Records, Version};
 use super::layout::{self, Placed};
 use super::{Ending, StoreError, failed, make_directory, sync_directory};
 
@@ -69,6 +69,7 @@ impl LocalRecords {
 impl Records for LocalRecords {
     fn changes(
         &self,
+        _: Look,
         take: &mut dyn FnMut(ImageName, Result<Found, StoreError>),
     ) -> Result<(), StoreError> {
         if self.is_read.swap(true, Ordering::AcqRel) {
@@ -145,7 +146,13 @@ impl Records for LocalRecords {
         sync_directory(path.parent().expect("it is below the directory of images"))
     }
 
-    fn bury(&self, name: &ImageName, mark: &str, gone: &mut dyn FnMut()) -> Result<(), StoreError> {
+    fn bury(
+        &self,
+        name: &ImageName,
+        _: Option<&Version>,
+        mark: &str,
+        gone: &mut dyn FnMut(),
+    ) -> Result<(), StoreError> {
         match self.expect_new(name) {
             Ok(()) => return Err(StoreError::NotFound { name: name.clone() }),
             Err(StoreError::Exists { .. }) => {}

@@ -18,6 +18,7 @@ use imageserver::collection::Collector;
 use imageserver::collection::pressure::Bounds;
 use imageserver::directories::{DirectoryError, Sums};
 use imageserver::replication::arrival;
+use imageserver::store::contract::Landing;
 use imageserver::store::directories::KeepError;
 use imageserver::store::reading::MediumReader;
 use imageserver::store::record::Record;
@@ -378,7 +379,7 @@ fn upload(store: &Store, image: &str) -> Result<Image, String> {
         for chunk in content.chunks(200_000) {
             receiving.write(chunk).map_err(failed)?;
         }
-        receiving.finish().map_err(failed)?;
+        receiving.finish().and_then(Landing::wait).map_err(failed)?;
     }
     Ok(Image { content: content_of(image), notes: Notes::default() })
 }
@@ -386,10 +387,10 @@ fn upload(store: &Store, image: &str) -> Result<Image, String> {
 /// Uploads what is missing and adds the image, in the order in which the service does.
 fn store_image(store: &Store, image: &str) -> Result<(), String> {
     let image = upload(store, image)?;
-    let totals =
+    let admitted =
         admit(&*store.objects, &image.content).map_err(|error: AdmissionError| report(&error))?;
     store.objects.sync().map_err(|error| report(&error))?;
-    let record = Record { image, totals };
+    let record = Record { image, totals: admitted.totals };
     match store.images.add(&record) {
         // It was there already.
         Ok(()) | Err(StoreError::Exists { .. }) => Ok(()),
@@ -432,7 +433,7 @@ pub fn expect_whole(store: &Store) -> Result<(), String> {
     for image in images(store) {
         let record = store.images.get(&name(&image)).map_err(|error| report(&error))?;
         let content = record.image.content;
-        let totals = admit(&*store.objects, &content).map_err(|error| report(&error))?;
+        let totals = admit(&*store.objects, &content).map_err(|error| report(&error))?.totals;
         if totals != record.totals {
             return Err(format!("{image} has {totals:?}"));
         }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod broken_disk;
+mod bucket;
 mod check;
 mod collection;
 mod crash;
@@ -19,5 +20,6 @@ mod objects;
 mod power;
 mod replication;
 mod scrub;
+mod shared;
 mod space;
 mod suite;

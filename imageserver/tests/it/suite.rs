@@ -63,6 +63,9 @@ macro_rules! run_on_each {
         mod local {
             $(#[test] fn $behaviour() { super::$behaviour(&super::Local::new()); })*
         }
+        mod bucket {
+            $(#[test] fn $behaviour() { super::$behaviour(&crate::bucket::Bucket::new()); })*
+        }
     };
 }
 
@@ -79,6 +82,7 @@ run_on_each! {
     uses_of_images_are_known
     what_nothing_needs_is_collected
     a_damaged_record_stops_collections
+    directories_outlast_the_server
 }
 
 fn put_with(store: &Store, algorithm: Algorithm, content: &[u8]) -> ObjectId {
@@ -87,7 +91,7 @@ fn put_with(store: &Store, algorithm: Algorithm, content: &[u8]) -> ObjectId {
     for chunk in content.chunks(100_000) {
         receiving.write(chunk).unwrap();
     }
-    receiving.finish().unwrap();
+    receiving.finish().unwrap().wait().unwrap();
     id
 }
 
@@ -153,7 +157,7 @@ fn what_is_not_what_was_announced_leaves_nothing(place: &dyn Place) {
         let id = ALGORITHM.digest(&announced);
         let mut receiving = store.objects.receive(id, length as u64).unwrap();
         receiving.write(&sent).unwrap();
-        let error = receiving.finish().unwrap_err();
+        let error = receiving.finish().err().unwrap();
         let got = ALGORITHM.digest(&sent);
         let is_named = matches!(error, StoreError::Content { want, got: found }
             if (want, found) == (id, got));
@@ -240,7 +244,8 @@ fn add(store: &Store, image: &str, content: &[u8], notes: Notes) -> Result<Tree,
         put(store, &encoding);
     }
     let content = image_of(image, &tree);
-    let totals = admit(&*store.objects, &content).unwrap();
+    let admitted = admit(&*store.objects, &content).unwrap();
+    let totals = admitted.totals;
     store.objects.sync().unwrap();
     store.images.add(&Record { image: Image { content, notes }, totals }).map(|()| tree)
 }
@@ -380,6 +385,30 @@ fn uses_of_images_are_known(place: &dyn Place) {
     expect(&store);
     drop(store);
     expect(&place.open());
+}
+
+/// Makes a directory without owners.
+pub fn make_directory(store: &Store, directory: &str) {
+    let made = store.directories.change(|directories| {
+        let names = vec![name(directory)];
+        Ok(directories.make(&name(directory), names, None, Time::default())?)
+    });
+    made.unwrap();
+}
+
+fn directories_outlast_the_server(place: &dyn Place) {
+    let store = place.open();
+    make_directory(&store, "web");
+    make_directory(&store, "web/edge");
+    let refused = store.directories.change(|directories| {
+        directories.remove(&name("web/edge"), 0)?;
+        Ok(directories.remove(&name("web"), 1)?)
+    });
+    refused.unwrap_err();
+    let expected = store.directories.now();
+    drop(store);
+    let store = place.open();
+    assert_eq!((store.directories.damage(), store.directories.now()), (None, expected));
 }
 
 fn collect(store: &Arc<Store>) -> Result<CollectReply, CollectError> {

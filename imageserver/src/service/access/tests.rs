@@ -54,7 +54,7 @@ fn service(data: &std::path::Path) -> Service {
     let directory = tree.root().encode();
     let mut receiving = store.objects.receive(tree.digest(), directory.len() as u64).unwrap();
     receiving.write(&directory).unwrap();
-    receiving.finish().unwrap();
+    receiving.finish().unwrap().wait().unwrap();
     for number in 1..10 {
         let notes = Notes {
             owner_users: vec!["alice".to_owned()],

@@ -174,7 +174,7 @@ impl Images {
         if self.digest(name) != Some(digest) {
             return Ok(false);
         }
-        self.delete_locked(name, mark).map(|()| true)
+        self.delete_locked(name, None, mark).map(|()| true)
     }
 
     /// Lets no image have a name that none has or had here.
