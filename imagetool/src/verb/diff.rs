@@ -270,7 +270,7 @@ fn summary(args: &DiffArgs, changes: &[Change], rules: &Rules) -> String {
     let mut text =
         format!("{before} to {after}: {added} added, {removed} removed, {changed} changed");
     if !sections.is_empty() {
-        text += "; another ";
+        text += "; different: ";
         text += &sections.join(", ");
     }
     text + "."

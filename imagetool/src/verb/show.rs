@@ -10,6 +10,7 @@ use common::tree::{Totals, Tree, text};
 use common::wire::access::Owners;
 use common::wire::object_stream::Head;
 use common::wire::server::StreamError;
+use common::words::plain;
 use serde::Serialize;
 
 use super::{Context, Ended, get_image, print, print_bytes, print_json};
@@ -160,6 +161,8 @@ fn describe(image: &Image, tree: &Tree) -> String {
     let totals = tree.root().totals();
     let mut text = String::new();
     let mut line = |label: &str, value: String| {
+        // Much of it is what somebody has uploaded.
+        let value = plain(&value, value.len());
         writeln!(text, "{label:<10} {value}").expect("writing to a String cannot fail");
     };
     line("Name:", content.name.to_string());

@@ -56,7 +56,7 @@ fn images_are_compared() {
         filter added: /srv/.*
         trigger removed: ssh (restart): /etc/ssh
         trigger added: sshd (restart): /etc/ssh
-        a to b: 2 added, 1 removed, 1 changed; another filter, triggers.
+        a to b: 2 added, 1 removed, 1 changed; different: filter, triggers.
         exit 3
     "#]],
     );
@@ -308,4 +308,16 @@ fn what_an_image_lacks_is_named() {
         exit 3
     "#]]
     .assert_eq(&gone.replace(&root.to_string(), "ROOT"));
+}
+
+#[test]
+fn what_others_have_written_plays_no_tricks_with_the_terminal() {
+    let place = Place::new();
+    place.write("a.tar", archive([Member::file(b"file", b"content")]));
+    place.write("notes", "fast\x1b[2Jer\nand\tsafe\n");
+    let add = ["add", "a", "a.tar", "-", "-", "--required-paths", "", "--release-notes", "notes"];
+    let said = place.run(&add);
+    assert!(said.ends_with("exit 0\n"), "{said}");
+    let shown = place.run(&["show", "a"]);
+    assert!(shown.contains("Notes:     fast [2Jer\n           and safe\n"), "{shown:?}");
 }

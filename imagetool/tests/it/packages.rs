@@ -100,7 +100,7 @@ fn packages_are_shown_compared_and_found() {
             package removed: libc6 2.36-9+deb12u10
             package added: libc7 2.36-9+deb12u10
             package changed: openssl 3.0.15-1~deb12u1 to 3.0.17-1~deb12u1
-            a to b: 0 added, 0 removed, 0 changed; another packages.
+            a to b: 0 added, 0 removed, 0 changed; different: packages.
             exit 3
         "#]],
     );
