@@ -37,6 +37,8 @@ mod local;
 
 #[cfg(test)]
 mod interleavings;
+#[cfg(test)]
+pub(crate) mod orders;
 
 pub use collector::{CollectError, Collector, LastRun};
 pub use local::LocalCollecting;
