@@ -135,17 +135,25 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let mut server = Daemon::start("imageserver", Path::new("ip"), arguments, log)?;
     let client = || client_of(ADDRESS.parse().expect("it is an address"));
     link.at_clients(async || ready(&client(), &mut server).await)?;
-    eprintln!("uploading the image");
-    let mut add = Command::new("ip");
-    add.args(Link::inside(&link.clients, &bench.programs.join("imagetool")));
-    add.args(["--insecure", "--imageserver", ADDRESS, "add", "image", &tree, "-", "-"]);
-    run(&mut add, &[0])?;
+    eprintln!("uploading the images");
+    let (system, name) = bench.system()?;
+    for (image, tree) in [("image", tree), ("system", system.display().to_string())] {
+        let mut add = Command::new("ip");
+        add.args(Link::inside(&link.clients, &bench.programs.join("imagetool")));
+        add.args(["--insecure", "--imageserver", ADDRESS, "add", image, &tree, "-", "-"]);
+        run(&mut add, &[0])?;
+    }
     let objects = link.at_clients(async || files_of(&client(), "image").await)?;
+    let mut fetched: Vec<(String, u64, Vec<ObjectId>)> =
+        SIZES.map(|(name, bytes)| (name.to_owned(), bytes, first_of(&objects, bytes))).into();
+    // Real files, which become shorter on their way.
+    let objects = link.at_clients(async || files_of(&client(), "system").await)?;
+    let bytes = objects.iter().map(|(_, bytes)| bytes).sum();
+    fetched.push((name, bytes, objects.into_iter().map(|(id, _)| id).collect()));
     let id = server.id().context("the imageserver does not run")?;
     let mut rows = Vec::new();
-    for (name, bytes) in SIZES {
+    for (name, bytes, ids) in fetched {
         eprintln!("{FETCHERS} machines fetch {name}");
-        let ids = first_of(&objects, bytes);
         let before = cpu_of(id)?;
         let counts = link.at_clients(async || fetch(client, &ids).await)?;
         let cpu = (cpu_of(id)? - before).as_secs_f64() / (WATCHED + SETTLE).as_secs_f64();
