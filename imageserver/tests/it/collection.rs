@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use common::api::image_server::collection::{Amount, Collect, CollectReply, CollectRequest};
-use common::api::image_server::{DeleteImage, DeleteImageRequest, ListImages, ListImagesRequest};
+use common::api::image_server::{DeleteImage, DeleteImageRequest};
 use common::object::ObjectId;
 use common::tree::Tree;
-use common::tree::encode::references;
 use common::wire::{Fault, FaultCode};
 
 use crate::fixture::{
@@ -185,23 +184,6 @@ async fn a_disk_that_is_nearly_full_is_relieved() {
     drop(server);
 }
 
-/// All objects of all images are there, by the server's own word.
-async fn expect_whole(server: &Server) -> usize {
-    let list = server.client.call::<ListImages>(&ListImagesRequest::default()).await.unwrap();
-    for image in &list.images {
-        let mut directories = vec![image.root];
-        while let Some(id) = directories.pop() {
-            let (_, content) = server.fetch(&[id]).await.remove(0);
-            let content = content.unwrap_or_else(|| panic!("{}: {id} is missing", image.name));
-            let named = references(ALGORITHM, &content).unwrap();
-            let files: Vec<ObjectId> = named.files.iter().map(|(id, _)| *id).collect();
-            assert_eq!(server.missing(&files).await, [], "{}", image.name);
-            directories.extend(named.directories);
-        }
-    }
-    list.images.len()
-}
-
 /// Images come and go, of contents that come and go, while objects are removed all the time and
 /// no lease holds anything; and then the server is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -242,11 +224,11 @@ async fn images_that_are_added_while_objects_are_removed_are_whole() {
         };
         let (removed, (added, refused)) = tokio::join!(collecting, adding);
         println!("removed {removed} objects; added {added} images, {refused} refused");
-        let images = expect_whole(&server).await;
+        let images = server.expect_whole().await;
         server.kill();
         let server = Server::start_with(data.path(), &NO_LEASES);
-        assert_eq!(expect_whole(&server).await, images);
+        assert_eq!(server.expect_whole().await, images);
         collect(&server, false, 0).await.unwrap();
-        assert_eq!(expect_whole(&server).await, images);
+        assert_eq!(server.expect_whole().await, images);
     }
 }

@@ -8,13 +8,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::api::image_server::{AddImage, AddImageReply, AddImageRequest};
+use common::api::image_server::{
+    AddImage, AddImageReply, AddImageRequest, ListImages, ListImagesRequest,
+};
 use common::api::object_server::{
     AddObjects, AddObjectsReply, CheckObjects, CheckObjectsRequest, GetObjectsRequest,
 };
 use common::filter::Filter;
 use common::image::{Content, FORMAT, ImageName, Notes, computed_rules};
 use common::object::{Algorithm, ObjectId};
+use common::tree::encode::references;
 use common::tree::{
     Child as TreeChild, Directory, File, Leaf, Metadata, Node, Time, Tree, TreeBuilder,
 };
@@ -159,6 +162,24 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// All objects of all images are there, by the server's own word; how many images there are.
+    pub async fn expect_whole(&self) -> usize {
+        let list = self.client.call::<ListImages>(&ListImagesRequest::default()).await.unwrap();
+        for image in &list.images {
+            let mut directories = vec![image.root];
+            while let Some(id) = directories.pop() {
+                let (_, content) = self.fetch(&[id]).await.remove(0);
+                let content = content.unwrap_or_else(|| panic!("{}: {id} is missing", image.name));
+                let named = references(ALGORITHM, &content).unwrap();
+                let files: Vec<ObjectId> = named.files.iter().map(|(id, _)| *id).collect();
+                let got = self.fetch(&files).await;
+                assert!(got.iter().all(|(_, content)| content.is_some()), "{}", image.name);
+                directories.extend(named.directories);
+            }
+        }
+        list.images.len()
     }
 
     /// Asks for `path` over HTTP/1.1 with `headers`, one line each.

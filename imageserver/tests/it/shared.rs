@@ -13,7 +13,6 @@ use common::api::object_server::AddObjectsReply;
 use common::image::Image;
 use common::object::ObjectId;
 use common::tree::Tree;
-use common::tree::encode::references;
 use common::wire::{Fault, FaultCode};
 
 use crate::bucket::{Gate, Moto};
@@ -89,24 +88,6 @@ fn ids_of(tree: &Tree, contents: &[&[u8]]) -> Vec<ObjectId> {
     directories.chain(contents.iter().map(|content| ALGORITHM.digest(content))).collect()
 }
 
-/// All objects of all images are there, by the server's own word.
-async fn expect_whole(server: &Server) -> usize {
-    let list = server.client.call::<ListImages>(&ListImagesRequest::default()).await.unwrap();
-    for image in &list.images {
-        let mut directories = vec![image.root];
-        while let Some(id) = directories.pop() {
-            let (_, content) = server.fetch(&[id]).await.remove(0);
-            let content = content.unwrap_or_else(|| panic!("{}: {id} is missing", image.name));
-            let named = references(ALGORITHM, &content).unwrap();
-            let files: Vec<ObjectId> = named.files.iter().map(|(id, _)| *id).collect();
-            let got = server.fetch(&files).await;
-            assert!(got.iter().all(|(_, content)| content.is_some()), "{}", image.name);
-            directories.extend(named.directories);
-        }
-    }
-    list.images.len()
-}
-
 #[tokio::test]
 async fn what_one_server_adds_the_other_has() {
     let site = Site::new();
@@ -118,7 +99,7 @@ async fn what_one_server_adds_the_other_has() {
     until(async || list(&two).await == ["base/1"]).await;
     let id = ALGORITHM.digest(&large);
     assert_eq!(two.fetch(&[id]).await, [(id, Some(large))]);
-    assert_eq!(expect_whole(&two).await, 1);
+    assert_eq!(two.expect_whole().await, 1);
     assert_eq!(two.missing(&ids_of(&tree, &[b"shared"])).await, []);
     // What the other has is not uploaded again.
     let reply = two.upload(&[b"shared"]).await;
@@ -225,7 +206,7 @@ async fn churn(site: &Site, flags: &[&str], may_refuse: bool) {
     assert!(own.0 + other.0 > 0);
     one.kill();
     until(async || list(&two).await == ["kept/1"]).await;
-    assert_eq!(expect_whole(&two).await, 1);
+    assert_eq!(two.expect_whole().await, 1);
     assert_eq!(two.missing(&ids_of(&keeping, &[b"kept", b"shared"])).await, []);
     two.kill();
 }
@@ -238,7 +219,7 @@ async fn images_that_are_added_while_both_servers_collect_are_whole() {
     for data in ["one", "two"] {
         std::fs::remove_dir_all(site.path(data)).unwrap();
     }
-    assert_eq!(expect_whole(&site.server("new", &[])).await, 1);
+    assert_eq!(site.server("new", &[]).expect_whole().await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -306,7 +287,7 @@ async fn what_the_bucket_cannot_do_now_is_tried_again_and_then_told() {
     gate.answer("503 Slow Down", 3);
     server.upload_tree(&tree, &[b"content"]).await;
     server.add(image_of("base", &tree)).await.unwrap();
-    assert_eq!(expect_whole(&server).await, 1);
+    assert_eq!(server.expect_whole().await, 1);
     #[rustfmt::skip]
     let table = [
         ("403 Forbidden",            FaultCode::Internal,    "does not allow it (403 Forbidden)"),
