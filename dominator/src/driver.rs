@@ -6,6 +6,7 @@
 
 mod orders;
 
+use common::wire::Security;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,6 +58,8 @@ const PREPARE_LIMIT: Duration = Duration::from_secs(120);
 /// What the drivers of all machines share.
 #[derive(Debug)]
 pub struct Shared {
+    /// How connections are protected.
+    pub security: Security,
     /// The clock that decisions are made by.
     pub clock: Clock,
     /// Reads trees.
@@ -324,7 +327,7 @@ impl Driver {
     fn new(handle: Arc<Handle>, shared: Arc<Shared>) -> Self {
         let machine = Arc::clone(&handle.machine.borrow());
         Self {
-            client: Client::new(peer_of(&machine, shared.subd_port)),
+            client: Client::new(peer_of(&machine, shared.subd_port), &shared.security),
             handle,
             shared,
             machine,
