@@ -28,6 +28,11 @@ impl Powers {
         Self::new(["*.*"])
     }
 
+    /// The patterns, as they were given.
+    pub fn patterns(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
     /// True if a pattern matches `method`, which is `Service.Method`.
     #[must_use]
     pub fn has(&self, method: &str) -> bool {
