@@ -7,6 +7,7 @@
 mod orders;
 
 use common::wire::Security;
+use common::wire::access::{Owned, Owners};
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -139,6 +140,14 @@ impl Drop for Handle {
 }
 
 impl Handle {
+    /// Who owns the machine, by the machine database.
+    #[must_use]
+    pub fn owned(&self) -> Owned {
+        let machine = self.machine.borrow();
+        let owners = Owners::new(machine.owner_groups.clone(), machine.owner_users.clone());
+        Owned { what: "machine database".to_owned(), owners }
+    }
+
     /// Starts to know `machine`; [`drive`] does the rest.
     #[must_use]
     pub fn new(machine: Arc<Machine>, shared: &Shared) -> Arc<Self> {

@@ -144,6 +144,7 @@ impl ImageServer {
             replicate,
             pack_level,
             require_directories,
+            security,
         } = config;
         let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let runtime = tokio::runtime::Handle::current();

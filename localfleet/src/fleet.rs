@@ -1,5 +1,6 @@
 //! An imageserver, a dominator and some subds, as processes on loopback addresses.
 
+use common::wire::Security;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -511,7 +512,10 @@ fn wait_for(
 #[must_use]
 pub fn client_of(address: SocketAddr) -> Client {
     let host = address.ip().to_string();
-    Client::new(Peer { host, port: address.port(), address: Some(address.ip()) })
+    Client::new(
+        Peer { host, port: address.port(), address: Some(address.ip()) },
+        &Security::Insecure,
+    )
 }
 
 fn start(

@@ -12,6 +12,7 @@ pub mod machines;
 pub mod patch;
 pub mod sub;
 
+use common::wire::Security;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -160,7 +161,8 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
     );
     let peer = Peer::parse(&arguments.imageserver, IMAGESERVER_PORT)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let (client, reader) = (Client::new(peer), Arc::new(Reader::new(processors)));
+    let (client, reader) =
+        (Client::new(peer, &Security::Insecure), Arc::new(Reader::new(processors)));
     let (mut images, mut updates) = (Vec::new(), Vec::new());
     for name in &arguments.image {
         images.push(reader.image(&client, name, Duration::ZERO).await?);
@@ -241,7 +243,7 @@ async fn take_in(listener: &TcpListener, machines: &Machines, server: &Server) {
 fn control_router(machines: &Arc<Machines>) -> Router {
     let all = || Arc::clone(machines);
     let (reported, cleared, marked, drifting, disturbed) = (all(), all(), all(), all(), all());
-    Router::new("fleet-simulator")
+    Router::new("fleet-simulator", &Security::Insecure)
         .method::<Report, _, _>(move |_, ()| {
             let reply = reported.report();
             async move { Ok(reply) }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use common::api::subd::Limits;
-use common::daemon::{EXIT_FAILED, EXIT_MISUSE, SecurityArgs, config, exit};
+use common::daemon::{EXIT_FAILED, SecurityArgs, config, exit};
 use common::image::ImageName;
 use common::path::TreePath;
 use common::report::report;

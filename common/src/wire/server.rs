@@ -55,6 +55,29 @@ pub struct Caller {
     pub identity: Arc<Identity>,
 }
 
+impl std::fmt::Display for Caller {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.identity.user {
+            Some(user) => write!(formatter, "{user} ({})", self.address),
+            None => write!(formatter, "{}", self.address),
+        }
+    }
+}
+
+impl Caller {
+    /// Who it is, for records: the user, or where the call came from.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.identity.user.clone().unwrap_or_else(|| self.address.ip().to_string())
+    }
+
+    /// Who it is: the user, or else who it claims to be.
+    #[must_use]
+    pub fn named(&self, claimed: String) -> String {
+        self.identity.user.clone().unwrap_or(claimed)
+    }
+}
+
 /// What a handler gives back, sooner or later.
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Fault>> + Send>>;
 

@@ -18,6 +18,7 @@ mod explain;
 mod files;
 mod keeper;
 mod standing;
+mod telling;
 mod trust;
 mod verifier;
 pub mod zones;

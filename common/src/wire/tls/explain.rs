@@ -60,6 +60,7 @@ fn of_alert(alert: AlertDescription) -> String {
         AlertDescription::BadCertificate
         | AlertDescription::CertificateUnknown
         | AlertDescription::UnsupportedCertificate => "is not accepted",
+        AlertDescription::DecryptError => "is not signed by the authority that it names",
         AlertDescription::AccessDenied => "is denied access",
         _ => return format!("the other side ended the handshake: {alert:?}"),
     };

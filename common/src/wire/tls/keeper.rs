@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::explain::explain;
 use super::files::{self, Files, Stamp, TlsError};
 use super::standing::{Role, Standing};
+use super::telling::{Telling, told};
 use super::trust::{Trust, TrustError};
 use super::verifier::{Callers, Servers};
 use crate::certificate::Certificate;
@@ -226,7 +227,7 @@ impl Keeper {
         &self,
         stream: TcpStream,
         host: &str,
-    ) -> io::Result<(client::TlsStream<TcpStream>, Standing)> {
+    ) -> io::Result<(Telling<client::TlsStream<TcpStream>>, Standing)> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| io::Error::other(format!("`{host}` can be in no certificate")))?;
         let config = Arc::clone(&self.material.borrow().client);
@@ -236,16 +237,7 @@ impl Keeper {
         let chain = shown.iter().map(|one| one.clone().into_owned()).collect();
         let standing = Standing::new(self.material.subscribe(), chain, Role::Server(name));
         let standing = standing.map_err(|error| io::Error::other(explain(&error)))?;
-        Ok((stream, standing))
-    }
-}
-
-/// The same error, with what rustls says in words.
-fn told(error: io::Error) -> io::Error {
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match inner {
-        Some(inner) => io::Error::new(error.kind(), explain(inner)),
-        None => error,
+        Ok((Telling(stream), standing))
     }
 }
 
