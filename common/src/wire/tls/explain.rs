@@ -53,7 +53,7 @@ fn of_certificate(error: &CertificateError) -> String {
 
 fn of_alert(alert: AlertDescription) -> String {
     let why = match alert {
-        AlertDescription::CertificateExpired => "has ended, by its clock",
+        AlertDescription::CertificateExpired => "has ended, or is not valid yet, by its clock",
         AlertDescription::CertificateRevoked => "was revoked",
         AlertDescription::UnknownCA => "is of no authority that it trusts",
         AlertDescription::CertificateRequired => "is missing",
