@@ -515,11 +515,11 @@ impl Machines {
 
     /// All that the machines answer to.
     #[must_use]
-    pub fn router(self: &Arc<Self>) -> Router {
+    pub fn router(self: &Arc<Self>, security: &Security) -> Router {
         let all = || Arc::clone(self);
         let (polled, read, configured) = (all(), all(), all());
         let (fetching, preparing, committing, cleaning) = (all(), all(), all(), all());
-        Router::new("subd", &Security::Insecure)
+        Router::new("subd", security)
             .method::<Poll, _, _>(move |caller, request| {
                 let machines = Arc::clone(&polled);
                 async move { machines.poll(caller, request).await }
