@@ -7,13 +7,25 @@
 //! the first certificates of this design were made, and the first subject alternative name is the
 //! identity.
 //!
-//! **Nothing here verifies anything.** A certificate counts only after TLS has verified that an
+//! **Reading verifies nothing.** A certificate counts only after TLS has verified that an
 //! authority vouches for it; the powers of an authority's own certificate never count.
+//!
+//! [`authority`] makes certificates, [`register`] keeps an authority in a directory, [`sets`] are
+//! the powers that each role needs.
 // tidy: core
 
+pub mod authority;
+pub mod pem;
+mod place;
 mod reading;
+pub mod record;
+pub mod register;
+pub mod sets;
 
+pub use authority::{Authority, AuthorityError, AuthorityOptions, Issued, Request};
+pub use place::{PlaceError, Replace};
 pub use reading::is_pattern;
+pub use register::{Register, RegisterError};
 
 use crate::wire::access::Identity;
 

@@ -251,19 +251,31 @@ fn serial(bytes: &[u8]) -> Result<String, CertificateError> {
 
 /// A name that is shown to people and compared with others.
 fn name(part: &'static str, bytes: &[u8]) -> Result<String, CertificateError> {
-    let text = std::str::from_utf8(bytes);
-    let why = match text {
-        Err(_) => "it is not UTF-8",
-        Ok("") => "it is empty",
-        Ok(_) if bytes.len() > NAME_BYTES_MAX => "it is longer than 1024 bytes",
-        Ok(text) if text.chars().any(char::is_control) => "it holds a control character",
-        Ok(text) if text.trim() != text => "it begins or ends with a space",
+    match (name_fault(bytes), String::from_utf8(bytes.to_vec())) {
+        (None, Ok(text)) => Ok(text),
+        (why, _) => Err(CertificateError::Name {
+            part,
+            name: escape_short_bytes(bytes),
+            why: why.unwrap_or(NOT_UTF8),
+        }),
+    }
+}
+
+const NOT_UTF8: &str = "it is not UTF-8";
+
+/// What keeps `bytes` from being a name; `None` if they can be one.
+pub(super) fn name_fault(bytes: &[u8]) -> Option<&'static str> {
+    match std::str::from_utf8(bytes) {
+        Err(_) => Some(NOT_UTF8),
+        Ok("") => Some("it is empty"),
+        Ok(_) if bytes.len() > NAME_BYTES_MAX => Some("it is longer than 1024 bytes"),
+        Ok(text) if text.chars().any(char::is_control) => Some("it holds a control character"),
+        Ok(text) if text.trim() != text => Some("it begins or ends with a space"),
         Ok(text) if text.chars().any(is_unseen) => {
-            "it holds a character that cannot be seen or turns the direction of writing"
+            Some("it holds a character that cannot be seen or turns the direction of writing")
         }
-        Ok(text) => return Ok(text.to_owned()),
-    };
-    Err(CertificateError::Name { part, name: escape_short_bytes(bytes), why })
+        Ok(_) => None,
+    }
 }
 
 /// True for what makes two names that differ look alike.
