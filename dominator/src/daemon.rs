@@ -47,7 +47,7 @@ pub const NAME: &str = "dominator";
     name = "dominator",
     version,
     after_help = "Example:\n  \
-        dominator --insecure --imageserver images:6971 --mdb /etc/fleet.json\n\n\
+        dominator --imageserver images:6971 --mdb /etc/fleet.json\n\n\
         The machine database is a JSON array:\n  \
         [{\"Hostname\": \"web1\", \"RequiredImage\": \"web/1.0\", \"IpAddress\": \"10.0.0.7\"}]"
 )]

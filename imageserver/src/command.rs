@@ -180,19 +180,19 @@ enum Verb {
 const EXAMPLES: &str = "\
 Examples:
   # Keep images in the default directory, on a trusted network
-  imageserver --insecure
+  imageserver
 
   # Try it out
-  imageserver --insecure --listen 127.0.0.1:6971 --data /tmp/images
-  imagetool --insecure --imageserver 127.0.0.1:6971 list
+  imageserver --listen 127.0.0.1:6971 --data /tmp/images
+  imagetool --imageserver 127.0.0.1:6971 list
 
   # Keep images in a bucket; start as many servers so as are needed, each with its own directory
-  imageserver --insecure --bucket s3://images/prod --bucket-endpoint https://s3.example.com \
+  imageserver --bucket s3://images/prod --bucket-endpoint https://s3.example.com \
       --bucket-credentials /etc/imageserver/bucket --data /var/cache/imageserver
 
   # A replica of another server, and one of some of its images
-  imageserver --insecure --replicate-from images1
-  imageserver --insecure --replicate-from images1:6971 --replicate-include 'base/**'
+  imageserver --replicate-from images1
+  imageserver --replicate-from images1:6971 --replicate-include 'base/**'
 
   # Is all that was kept still there, and whole? The server must be stopped for this
   imageserver check

@@ -192,16 +192,8 @@ impl Fleet {
         certificates.of_daemon("dominator", Set::Dominator, &hosts)?;
         let dominator = start(&options, &certificates, "dominator", "dominator", &flags)?;
         let client = client_of(addresses.dominator, &security);
-        let mut fleet = Self {
-            options,
-            dominator,
-            subs,
-            imageserver,
-            certificates,
-            security,
-            client,
-            runtime,
-        };
+        let mut fleet =
+            Self { options, dominator, subs, imageserver, certificates, security, client, runtime };
         fleet.wait_ready()?;
         Ok(fleet)
     }
@@ -441,7 +433,8 @@ impl Fleet {
         request: &M::Request,
     ) -> anyhow::Result<M::Reply> {
         let sub = self.subs.get(index).context("there is no such machine")?;
-        let reply = self.runtime.block_on(client_of(sub.address).call::<M>(request));
+        let reply =
+            self.runtime.block_on(client_of(sub.address, &self.security).call::<M>(request));
         reply.with_context(|| format!("{} does not do {}", sub.hostname, M::NAME))
     }
 
@@ -510,8 +503,8 @@ impl Fleet {
             ));
         }
         text.push_str(&format!(
-            "  database     {}\n\nTry:\n  {programs}/domtool --insecure list-subs\n  \
-             {programs}/imagetool --insecure list\n",
+            "  database     {}\n\nTry:\n  {programs}/domtool list-subs\n  \
+             {programs}/imagetool list\n",
             self.mdb().display()
         ));
         text
@@ -581,11 +574,7 @@ fn start(
     Daemon::start(name, &options.programs.join(program), arguments, log)
 }
 
-fn start_sub(
-    options: &Options,
-    certificates: &Certificates,
-    index: usize,
-) -> anyhow::Result<Sub> {
+fn start_sub(options: &Options, certificates: &Certificates, index: usize) -> anyhow::Result<Sub> {
     let hostname = format!("sub-{}", index + 1);
     let address = options.addresses.sub(index)?;
     let root = options.directory.join("roots").join(&hostname);

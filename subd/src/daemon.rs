@@ -50,9 +50,9 @@ use crate::watchdog;
 ///
 /// Examples:
 ///
-///   subd --insecure
+///   subd
 ///
-///   subd --insecure --listen 127.0.0.2:6969 --root /srv/test --service-command 'echo would run'
+///   subd --listen 127.0.0.2:6969 --root /srv/test --service-command 'echo would run'
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "subd", version, verbatim_doc_comment)]
 pub struct Options {

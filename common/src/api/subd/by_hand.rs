@@ -24,7 +24,7 @@ pub struct ScanNowRequest {
 
 impl Method for ScanNow {
     const NAME: &'static str = "Subd.ScanNow";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     type Request = ScanNowRequest;
     type Reply = Done;
 }
@@ -44,7 +44,7 @@ pub enum Pause {}
 
 impl Method for Pause {
     const NAME: &'static str = "Subd.Pause";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     type Request = Paused;
     type Reply = Done;
 }
@@ -54,7 +54,7 @@ pub enum Resume {}
 
 impl Method for Resume {
     const NAME: &'static str = "Subd.Resume";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     type Request = ();
     type Reply = Done;
 }
@@ -109,7 +109,7 @@ pub struct GetFilesReply {
 
 impl Method for GetFiles {
     const NAME: &'static str = "Subd.GetFiles";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = GetFilesRequest;
     type Reply = GetFilesReply;
@@ -127,7 +127,7 @@ pub struct CheckHealthReply {
 
 impl Method for CheckHealth {
     const NAME: &'static str = "Subd.CheckHealth";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     type Request = ();
     type Reply = CheckHealthReply;
 }
