@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use common::api::image_server::collection::CollectRequest;
 use common::api::image_server::replication::Ended;
+use common::api::image_server::replication::directories::DirectoriesVersion;
 use common::filter::Filter;
 use common::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
 use common::object::{Algorithm, ObjectId};
@@ -16,7 +17,7 @@ use common::wire::access::Owners;
 use imageserver::admission::{AdmissionError, admit};
 use imageserver::collection::Collector;
 use imageserver::collection::pressure::Bounds;
-use imageserver::directories::{DirectoryError, Sums};
+use imageserver::directories::{Directories, DirectoryError, Made, Sums};
 use imageserver::replication::arrival;
 use imageserver::store::contract::Landing;
 use imageserver::store::directories::KeepError;
@@ -129,6 +130,15 @@ pub static CHANGES: &[Change] = &[
         after: &["base/1", "directory base: group infra"],
         is_synced: true,
         make: remove_directory,
+    },
+    // By the word of its master.
+    Change {
+        name: "owners",
+        before: &["base/1", "directory base: group infra", "directory web: nobody"],
+        deleted: &[],
+        after: &["base/1", "directory base: group web", "directory lib: nobody"],
+        is_synced: true,
+        make: take_directories,
     },
     // An object that comes back with a power cut is collected again.
     Change {
@@ -319,6 +329,16 @@ fn remove_directory(store: &Arc<Store>) -> Result<(), String> {
         Err(KeepError::Directory(DirectoryError::NotFound { .. })) => Ok(()),
         other => changed(other),
     }
+}
+
+fn take_directories(store: &Arc<Store>) -> Result<(), String> {
+    let own = store.directories.now().version().expect("some were made before");
+    let version = DirectoriesVersion { changes: 9, id: 9, ..own };
+    let made = |(text, owners)| (name(text), Made { owners, made_on: now() });
+    let theirs = [("base", group("web")), ("lib", Owners::default())].map(made).into();
+    let theirs = Directories::of_version(version, theirs);
+    // False if it was done before.
+    changed(store.directories.take(theirs, |own| own.version() != Some(version)))
 }
 
 /// The tree of an image: a file that all have, a small one, a large one, and a second name.

@@ -1,6 +1,7 @@
 //! Servers that follow each other: what travels, what never does, and what outlasts what.
 
 mod links;
+mod owners;
 mod rules;
 mod writes;
 
