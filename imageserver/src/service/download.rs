@@ -2,9 +2,9 @@
 //!
 //! A chunk is read when the transport asks for it, so that a slow reader costs one chunk of
 //! memory and no thread. Content is checked before the first byte of it is sent. It is packed for
-//! who takes it packed.
+//! who takes it packed; what is packed in the store is sent as it is.
 
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io::{self, Read as _};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,7 +23,9 @@ use super::packing::Packers;
 use super::{Service, joined, place};
 use crate::metrics::Metrics;
 use crate::store::Store;
-use crate::store::objects::{CHUNK_BYTES, Content};
+use crate::store::content::{Content, ContentReader};
+use crate::store::objects::CHUNK_BYTES;
+use crate::store::packed::Chunk;
 
 /// The content type of an object: the server knows nothing about it.
 const CONTENT_TYPE: &str = "application/octet-stream";
@@ -67,9 +69,9 @@ fn chunks<S: Send + 'static>(
     })
 }
 
-/// What is still to be sent of a file.
+/// What is still to be sent of an object.
 struct Rest {
-    file: fs_err::File,
+    content: ContentReader,
     bytes: u64,
 }
 
@@ -77,7 +79,7 @@ impl Rest {
     /// Appends the next part, of at most so many bytes.
     fn read(&mut self, limit: usize, buffer: &mut Vec<u8>) -> io::Result<()> {
         let part = self.bytes.min(limit as u64);
-        let got = self.file.by_ref().take(part).read_to_end(buffer)? as u64;
+        let got = self.content.by_ref().take(part).read_to_end(buffer)? as u64;
         if got < part {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "an object became shorter"));
         }
@@ -150,10 +152,20 @@ impl Batch {
         let size_bytes = content.size_bytes();
         self.metrics.objects_sent.inc();
         self.metrics.objects_sent_bytes.inc_by(size_bytes);
+        let stored = match (content, &self.packers) {
+            // As it is, without a thought.
+            (Content::Packed(packed), Some(_)) => {
+                Head::Object { id, size_bytes }.encode_as(Form::Packed, buffer);
+                let (content, bytes) = packed.into_chunks();
+                self.current = Some(Current { rest: Rest { content, bytes }, packing: None });
+                return;
+            }
+            (content, _) => content,
+        };
         let is_packed = self.packers.as_ref().is_some_and(|packers| packers.is_worth(size_bytes));
         let form = if is_packed { Form::Packed } else { Form::Plain };
         Head::Object { id, size_bytes }.encode_as(form, buffer);
-        match content {
+        match stored {
             Content::Whole(bytes) if is_packed => {
                 let mut gains = true;
                 for chunk in bytes.chunks(packing::CHUNK_BYTES_MAX) {
@@ -161,9 +173,10 @@ impl Batch {
                 }
             }
             Content::Whole(bytes) => buffer.extend_from_slice(&bytes),
-            Content::File(file, bytes) => {
+            stored => {
+                let (content, bytes) = (stored.into_reader(), size_bytes);
                 let packing = is_packed.then_some(true);
-                self.current = Some(Current { rest: Rest { file, bytes }, packing });
+                self.current = Some(Current { rest: Rest { content, bytes }, packing });
             }
         }
     }
@@ -202,9 +215,18 @@ impl Part {
             return Ok(None);
         }
         let mut buffer = Vec::new();
-        match &self.packers {
-            None => self.rest.read(CHUNK_BYTES, &mut buffer)?,
-            Some(packers) => {
+        match (&self.packers, &mut self.rest.content) {
+            (None, _) => self.rest.read(CHUNK_BYTES, &mut buffer)?,
+            // Its chunks are frames already, most of them.
+            (Some(packers), ContentReader::Packed(reader)) => {
+                let (frame, content_bytes) = match reader.chunk()? {
+                    None => return Ok(None),
+                    Some(Chunk::Frame(frame, content_bytes)) => (frame.to_vec(), content_bytes),
+                    Some(Chunk::Plain(content)) => (packers.frame(content)?, content.len()),
+                };
+                (buffer, self.rest.bytes) = (frame, self.rest.bytes - content_bytes as u64);
+            }
+            (Some(packers), _) => {
                 self.rest.read(packing::CHUNK_BYTES_MAX, &mut buffer)?;
                 buffer = packers.frame(&buffer)?;
             }
@@ -276,10 +298,14 @@ impl Service {
                 };
                 Ok(Box::pin(futures_util::stream::iter([Ok(bytes)])))
             }
-            Content::File(mut file, _) => {
-                file.seek(SeekFrom::Start(part.start))
+            stored => {
+                let mut content = stored.into_reader();
+                let bytes = part.end - part.start;
+                // It may have to read what comes before.
+                let skipping = move || content.skip(part.start).map(|()| content);
+                let content = joined(self.tasks.spawn_blocking(skipping).await)?
                     .map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
-                let rest = Rest { file, bytes: part.end - part.start };
+                let rest = Rest { content, bytes };
                 Ok(Box::pin(chunks(Part { rest, packers, place }, Part::next)))
             }
         }

@@ -15,19 +15,19 @@ use common::object::ObjectId;
 
 use super::{StoreError, layout};
 
-/// How many objects the store holds, and their length together.
+/// How many objects the store holds, and the length of their files together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
     /// How many.
     pub objects: u64,
-    /// Their length together, in bytes.
+    /// The length of their files together, in bytes; of what is packed, as it is packed.
     pub bytes: u64,
     /// False until those of former runs have been counted too.
     pub complete: bool,
 }
 
-/// An object that came, went, or took the place of a damaged one: its length in bytes before and
-/// after, `None` where it was not there.
+/// An object that came, went, or took the place of a damaged one: the length of its file in bytes
+/// before and after, `None` where it was not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Change {
     pub before: Option<u64>,
@@ -98,7 +98,8 @@ impl Tally {
                 }
                 let Ok(entry) = entry else { continue };
                 let Ok(metadata) = entry.metadata() else { continue };
-                let name = entry.file_name().to_string_lossy().into_owned();
+                let name = entry.file_name().to_string_lossy();
+                let name = layout::form_of(&name).0.to_owned();
                 // A crash of the machine leaves files that were just made empty.
                 if metadata.len() > 0 || name == empty {
                     found.insert(name, Some(metadata.len()));

@@ -19,6 +19,7 @@ use imageserver::collection::Collector;
 use imageserver::collection::pressure::Bounds;
 use imageserver::directories::{Directories, DirectoryError, Made, Sums};
 use imageserver::replication::arrival;
+use imageserver::store::content;
 use imageserver::store::contract::Landing;
 use imageserver::store::directories::KeepError;
 use imageserver::store::reading::MediumReader;
@@ -41,6 +42,8 @@ pub struct Change {
     deleted: &'static [&'static str],
     /// What there is after it.
     pub after: &'static [&'static str],
+    /// How hard objects are packed that it stores: a level of zstd; 0 for not at all.
+    packed: i32,
     /// True if what it makes must be on the medium when it ends.
     pub is_synced: bool,
     /// Makes it. It can be made again whatever became of the first time.
@@ -54,14 +57,25 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1", "base/2"],
+        packed: 0,
         is_synced: true,
         make: add,
+    },
+    Change {
+        name: "pack",
+        before: &["base/1"],
+        deleted: &[],
+        after: &["base/1", "base/2"],
+        packed: 3,
+        is_synced: true,
+        make: add_packed,
     },
     Change {
         name: "delete",
         before: &["base/1", "base/2"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: true,
         make: delete,
     },
@@ -71,6 +85,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1", "base/2"],
+        packed: 0,
         is_synced: true,
         make: receive,
     },
@@ -79,6 +94,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1", "base/2"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: true,
         make: end,
     },
@@ -88,6 +104,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: false,
         make: mark,
     },
@@ -96,6 +113,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: false,
         make: renote,
     },
@@ -104,6 +122,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1", "base/2"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: true,
         make: drop_copy,
     },
@@ -112,6 +131,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1", "directory web: group infra", "directory web/prod: group web"],
+        packed: 0,
         is_synced: true,
         make: make_directory,
     },
@@ -120,6 +140,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1", "directory base: group infra"],
         deleted: &[],
         after: &["base/1", "directory base: group web"],
+        packed: 0,
         is_synced: true,
         make: change_owner,
     },
@@ -128,6 +149,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1", "directory base: group infra", "directory web: nobody"],
         deleted: &["web/1"],
         after: &["base/1", "directory base: group infra"],
+        packed: 0,
         is_synced: true,
         make: remove_directory,
     },
@@ -137,6 +159,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1", "directory base: group infra", "directory web: nobody"],
         deleted: &[],
         after: &["base/1", "directory base: group web", "directory lib: nobody"],
+        packed: 0,
         is_synced: true,
         make: take_directories,
     },
@@ -146,6 +169,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &["base/2"],
         after: &["base/1"],
+        packed: 0,
         is_synced: false,
         make: collect,
     },
@@ -196,7 +220,7 @@ impl Change {
 /// `directory`. Its last line says how that ended.
 pub fn act(directory: &Path) -> ExitCode {
     let change = Change::called(&std::env::var(trial::CHANGE).unwrap());
-    let store = Arc::new(Store::open(directory).unwrap());
+    let store = Arc::new(Store::open_packing(directory, change.packed).unwrap());
     let mark = |path| assert!(std::fs::symlink_metadata(path).is_err());
     mark(BEGIN);
     let made = change.make(&store);
@@ -219,6 +243,17 @@ pub fn act(directory: &Path) -> ExitCode {
 
 fn add(store: &Arc<Store>) -> Result<(), String> {
     store_image(store, "base/2")
+}
+
+/// As [`add`], and the large object of the image, which gains, is there packed.
+fn add_packed(store: &Arc<Store>) -> Result<(), String> {
+    add(store)?;
+    let (_, contents) = tree_of("base/2");
+    match store.objects.open_verified(&ALGORITHM.digest(&contents[2])) {
+        Ok(Some(content::Content::Packed(_))) => Ok(()),
+        Ok(_) => Err("it is not packed".to_owned()),
+        Err(error) => Err(report(&error)),
+    }
 }
 
 fn delete(store: &Arc<Store>) -> Result<(), String> {

@@ -23,7 +23,8 @@ Examples:
   imagetool --insecure --imageserver images2 replication --format json | jq .master.is_level
 
 A server that is started with `imageserver --replicate-from` has a master. Exit code 3 says that it
-does not answer, or that images or directories are not as it has them; what to do stands beside them.")]
+does not answer, or that images or directories are not as it has them; what to do stands beside
+them.")]
 pub struct ReplicationArgs {}
 
 /// Shows how replication stands.

@@ -23,9 +23,10 @@ use super::remote::{Meta, REQUESTS_MAX, Remote, random};
 use super::{keys, layout};
 use crate::collection::pressure::Space;
 use crate::store::StoreError;
+use crate::store::content::Content;
 use crate::store::contract::{Objects, Pin, Receiving};
 use crate::store::holdings::Holdings;
-use crate::store::objects::{Content, LocalObjects, OnMedium, WHOLE_BYTES_MAX, is_empty_object};
+use crate::store::objects::{LocalObjects, OnMedium, WHOLE_BYTES_MAX, is_empty_object};
 use crate::store::reading::MediumReader;
 use crate::store::wounds::{Wound, Wounds};
 
