@@ -15,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use common::image::ImageName;
+use common::lock::locked;
 use common::object::ObjectId;
 use common::report::report;
 use common::wire::object_stream::Form;
@@ -144,7 +145,7 @@ struct Check<'check> {
 
 impl Check<'_> {
     fn note(&self, finding: Finding) {
-        let mut findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut findings = locked(&self.findings);
         findings.add(finding);
     }
 
@@ -157,7 +158,7 @@ impl Check<'_> {
             let mut reader = MediumReader::default();
             while let Some(directory) = directories.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if let Err(error) = self.read_directory(directory, &mut reader) {
-                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *locked(&failure) = Some(error);
                     // The others end too.
                     next.store(directories.len(), Ordering::Relaxed);
                 }
@@ -260,7 +261,7 @@ impl Check<'_> {
             }
         }
         let unfinished = list(&data.join(layout::INCOMING))?.len();
-        self.findings.lock().unwrap_or_else(PoisonError::into_inner).unfinished = unfinished as u64;
+        locked(&self.findings).unfinished = unfinished as u64;
         Ok(())
     }
 
@@ -323,7 +324,7 @@ impl Check<'_> {
 
     /// True if there is a file of the object that was not found to be wrong.
     fn is_there(&self, id: &ObjectId) -> bool {
-        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let findings = locked(&self.findings);
         !findings.is_bad(id) && self.path(id).is_some()
     }
 

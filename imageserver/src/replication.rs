@@ -39,9 +39,10 @@ pub mod roster;
 #[cfg(test)]
 mod simulation;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use common::api::image_server::replication::{GetReplicationReply, ReplicaReport, ServerId};
+use common::lock::locked;
 use common::tree::Time;
 use common::wire::client::Peer;
 
@@ -91,7 +92,7 @@ impl Replication {
     }
 
     fn roster(&self) -> MutexGuard<'_, Roster> {
-        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.roster)
     }
 
     /// Takes note that a replica at `address` has asked for changes.

@@ -4,7 +4,7 @@
 //! image holds up no other. [`super::decision`] says what is done, [`super::arrival`] does it.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use common::api::image_server::replication::{
@@ -14,6 +14,7 @@ use common::api::image_server::replication::{
 };
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::{Image, ImageName};
+use common::lock::locked;
 use common::report::report;
 use common::tree::Time;
 use common::wire::FaultCode;
@@ -160,7 +161,7 @@ impl Follower {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn now(&self) -> Duration {

@@ -1,7 +1,7 @@
 //! `ObjectServer.GetObjects` and `GET /objects/<id>`: content, a chunk at a time.
 //!
-//! A chunk is read when the transport asks for it, so that a slow reader costs one chunk of
-//! memory and no thread. Content is checked before the first byte of it is sent. It is packed for
+//! A chunk is read when the transport asks for it, so that a slow reader costs two chunks of
+//! memory at most and no thread. Content is checked before the first byte of it is sent. It is packed for
 //! who takes it packed; what is packed in the store is sent as it is.
 
 use std::io::{self, Read as _};
@@ -15,8 +15,8 @@ use common::wire::object_stream::{Form, Head};
 use common::wire::packing;
 use common::wire::server::{self, Page, PageRequest};
 use common::wire::{Fault, FaultCode};
-use futures_util::Stream;
-use futures_util::stream::unfold;
+use futures_util::stream::{iter, unfold};
+use futures_util::{Stream, StreamExt as _};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::packing::Packers;
@@ -51,7 +51,7 @@ fn chunks<S: Send + 'static>(
     state: S,
     next: fn(&mut S) -> io::Result<Option<Bytes>>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    unfold(Some(state), move |state| async move {
+    let chunks = unfold(Some(state), move |state| async move {
         let mut state = state?;
         let step = tokio::task::spawn_blocking(move || {
             let chunk = next(&mut state);
@@ -66,7 +66,27 @@ fn chunks<S: Send + 'static>(
             Ok((Ok(None), _)) => None,
             Ok((Ok(Some(chunk)), state)) => Some((Ok(chunk), Some(state))),
         }
-    })
+    });
+    chunks.flat_map(|chunk| iter(Pieces(chunk.map(Some))))
+}
+
+/// A chunk in pieces: the transport has up to three of what it is given in memory for each reader.
+struct Pieces(io::Result<Option<Bytes>>);
+
+impl Iterator for Pieces {
+    type Item = io::Result<Bytes>;
+
+    fn next(&mut self) -> Option<io::Result<Bytes>> {
+        match std::mem::replace(&mut self.0, Ok(None)) {
+            Err(error) => Some(Err(error)),
+            Ok(None) => None,
+            Ok(Some(mut rest)) => {
+                let piece = rest.split_to(rest.len().min(CHUNK_BYTES));
+                self.0 = Ok((!rest.is_empty()).then_some(rest));
+                Some(Ok(piece))
+            }
+        }
+    }
 }
 
 /// What is still to be sent of an object.
@@ -296,7 +316,7 @@ impl Service {
                             .into()
                     }
                 };
-                Ok(Box::pin(futures_util::stream::iter([Ok(bytes)])))
+                Ok(Box::pin(iter([Ok(bytes)])))
             }
             stored => {
                 let mut content = stored.into_reader();

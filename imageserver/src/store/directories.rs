@@ -145,7 +145,7 @@ impl KeptDirectories {
     ///
     /// What the store says.
     pub fn refresh(&self) -> Result<(), StoreError> {
-        let mut version = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut version = locked(&self.change);
         if self.damage.is_none() && self.register.has_changed(&version)? {
             self.reload(&mut version);
         }
@@ -179,7 +179,7 @@ impl KeptDirectories {
 
     /// Keeps directories from being changed while an image is made visible.
     pub fn steady(&self) -> Steady<'_> {
-        let change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let change = locked(&self.change);
         Steady { kept: self, _change: change }
     }
 

@@ -8,9 +8,10 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use common::lock::locked;
 use common::object::ObjectId;
 
 use super::{StoreError, layout};
@@ -137,10 +138,6 @@ fn place(id: &ObjectId) -> usize {
     let algorithm = layout::ALGORITHMS.iter().position(|algorithm| *algorithm == id.algorithm());
     let before = algorithm.expect("every algorithm has a directory") * 256;
     before + usize::from(id.digest()[0])
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod links;
 mod owners;
 mod rules;
+mod space;
 mod writes;
 
 use std::path::Path;

@@ -157,7 +157,7 @@ fn objects_come_back_and_outlast_the_server(place: &dyn Place) {
     let store = place.open();
     expect(&store);
     store.objects.count(&|| false);
-    let bytes = twice.iter().map(|content| content.len() as u64).sum();
+    let bytes: u64 = twice.iter().map(|content| content.len() as u64).sum();
     let held = store.objects.holdings();
     assert_eq!((held.objects, held.complete), (14, true));
     match place.is_packing() {

@@ -8,9 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use common::lock::locked;
 use common::object::{Hasher, ObjectId};
 use common::report::report;
 use futures_util::stream::{StreamExt as _, TryStreamExt as _};
@@ -384,7 +385,7 @@ impl Objects for BucketObjects {
             return Ok(Some(content));
         }
         let fetch = &self.fetches[usize::from(id.digest()[0]) % FETCHES];
-        let _fetch = fetch.lock().unwrap_or_else(PoisonError::into_inner);
+        let _fetch = locked(fetch);
         if let Some(content) = self.cached(id) {
             return Ok(Some(content));
         }
