@@ -256,9 +256,10 @@ pub async fn run(arguments: Arguments) -> ExitCode {
     if let Command::Documents(documents) = &arguments.command {
         return documents::run::<Arguments>(documents);
     }
-    if let Err(error) = arguments.security.check("domtool") {
-        return exit(EXIT_MISUSE, &error.to_string(), &[error.hint()]);
-    }
+    let security = match arguments.security.of_tool("domtool") {
+        Ok(security) => security,
+        Err(error) => return error.exit(),
+    };
     let peer = match Peer::parse(&arguments.dominator, DOMINATOR_PORT) {
         Ok(peer) => peer,
         Err(error) => {
@@ -266,7 +267,7 @@ pub async fn run(arguments: Arguments) -> ExitCode {
             return exit(EXIT_MISUSE, &report(&error), &[hint]);
         }
     };
-    match ask(&Client::new(peer), &arguments).await {
+    match ask(&Client::new(peer, &security), &arguments).await {
         Ok(output) => output.print(),
         Err(error) => exit(EXIT_FAILED, &report(&error), error.hints(&arguments.command)),
     }

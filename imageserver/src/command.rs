@@ -218,7 +218,7 @@ pub fn main() -> ExitCode {
 
 fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     start_logging(&flags.log)?;
-    flags.security.check_daemon(DAEMON)?;
+    let security = flags.security.of_daemon(DAEMON)?;
     let collect =
         Bounds { above_percent: flags.collect_above, down_to_percent: flags.collect_down_to };
     if collect.down_to_percent > collect.above_percent {
@@ -258,6 +258,7 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
         pack_level,
         store_packed,
         require_directories,
+        security,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

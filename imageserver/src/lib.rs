@@ -29,6 +29,7 @@ pub mod store;
 mod clock;
 mod pages;
 
+use common::wire::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,6 +103,8 @@ pub struct Config {
     pub store_packed: i32,
     /// True to refuse images in directories that were never made.
     pub require_directories: bool,
+    /// How connections are protected.
+    pub security: Security,
 }
 
 /// An image server that has its data directory, and does not answer yet.
@@ -113,6 +116,7 @@ pub struct ImageServer {
     id: ServerId,
     replicate: Option<replication::Settings>,
     packers: Packers,
+    security: Security,
 }
 
 /// A server that cannot start.
@@ -144,6 +148,7 @@ impl ImageServer {
             pack_level,
             store_packed,
             require_directories,
+            security,
         } = config;
         let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let runtime = tokio::runtime::Handle::current();
@@ -167,24 +172,32 @@ impl ImageServer {
         let store = Arc::new(store);
         let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
         let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some()));
-        Ok(Self { store, collector, expiry, scrub, id, replicate, packers })
+        Ok(Self { store, collector, expiry, scrub, id, replicate, packers, security })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
     pub async fn run(self, listener: TcpListener, stop: CancellationToken) {
         let tasks = TaskTracker::new();
+        let security = self.security;
         let metrics = Arc::new(Metrics::default());
-        let frame = Frame::new(DAEMON);
+        let frame = Frame::new(DAEMON, &security);
         let counted = (Arc::clone(&self.store), stop.clone());
         tasks.spawn_blocking(move || counted.0.objects.count(&|| counted.1.is_cancelled()));
         tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
         tasks.spawn(refresh(Arc::clone(&self.store), stop.clone()));
         let scrub = Arc::new(Scrub::default());
-        scrub::start(&scrub, self.scrub, &self.store, &metrics, &tasks, &stop);
+        scrub::start(&scrub, self.scrub, &self.store, &metrics, (&security, &tasks, &stop));
         let follower = self.replicate.map(|settings| {
             let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&metrics));
-            Arc::new(Follower::new(settings, self.id.clone(), store, metrics, tasks.clone()))
+            Arc::new(Follower::new(
+                settings,
+                &security,
+                self.id.clone(),
+                store,
+                metrics,
+                tasks.clone(),
+            ))
         });
         let port = listener.local_addr().map_or(0, |address| address.port());
         if let Some(follower) = &follower {
@@ -192,7 +205,7 @@ impl ImageServer {
         }
         let replication = Arc::new(Replication::new(self.id, follower));
         let life = Life { collector: self.collector, expiry: self.expiry, scrub, replication };
-        let router = Router::new(DAEMON).frame(frame.clone()).metrics(|registry| {
+        let router = Router::new(DAEMON, &security).frame(frame.clone()).metrics(|registry| {
             metrics.register(registry, &self.store, &life);
         });
         let router = pages::routes(router, &self.store, &life, &frame);

@@ -7,6 +7,7 @@
 pub mod course;
 pub mod repairs;
 
+use common::wire::Security;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -106,12 +107,11 @@ pub fn start(
     settings: Settings,
     store: &Arc<Store>,
     metrics: &Arc<Metrics>,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
+    (security, tasks, stop): (&Security, &TaskTracker, &CancellationToken),
 ) {
     if let Some(peer) = settings.repair_from {
         let repairer = Repairer {
-            client: Client::new(peer),
+            client: Client::new(peer, security),
             store: Arc::clone(store),
             metrics: Arc::clone(metrics),
             tasks: tasks.clone(),

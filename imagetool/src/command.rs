@@ -1,5 +1,6 @@
 //! The command line of `imagetool`.
 
+use common::wire::Security;
 use std::process::ExitCode;
 
 use crate::failure::Failure;
@@ -66,11 +67,11 @@ enum Pack {
 }
 
 impl Pack {
-    fn client(self, peer: Peer) -> Client {
+    fn client(self, peer: Peer, security: &Security) -> Client {
         match self {
-            Self::Auto => Client::new(peer),
-            Self::Always => Client::packing(peer, true),
-            Self::Never => Client::packing(peer, false),
+            Self::Auto => Client::new(peer, security),
+            Self::Always => Client::packing(peer, security, true),
+            Self::Never => Client::packing(peer, security, false),
         }
     }
 }
@@ -148,12 +149,18 @@ fn run(
     security: &SecurityArgs,
     verb: Verb,
 ) -> Ended {
-    security
-        .check("imagetool")
-        .map_err(|error| Failure::new(&error).hint(error.hint()).misuse())?;
+    let security = security.of_tool("imagetool").map_err(|error| {
+        let failure = Failure::new(&error).misuse();
+        error.hints().into_iter().fold(failure, Failure::hint)
+    })?;
     let peer = Peer::parse(imageserver, IMAGESERVER_PORT)
         .map_err(|error| Failure::new(&error).misuse())?;
-    let context = Context { client: pack.client(peer), format, meter: Meter::on_terminal() };
+    let context = Context {
+        client: pack.client(peer, &security),
+        security,
+        format,
+        meter: Meter::on_terminal(),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

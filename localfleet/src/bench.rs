@@ -98,6 +98,9 @@ pub struct Arguments {
     #[arg(long, default_value_t = 1_000, value_name = "MEGABITS")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
     link: u32,
+    /// Measure without TLS.
+    #[arg(long)]
+    insecure: bool,
     /// Make everything below this directory, whose file-system is measured then.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     directory: PathBuf,
@@ -231,6 +234,7 @@ impl Bench<'_> {
             subs: 1,
             dominator_flags: Vec::new(),
             subd_flags: if limited { Vec::new() } else { unlimited() },
+            insecure: self.arguments.insecure,
             addresses: Addresses::private()?,
             stop: Arc::clone(&self.stop),
         })
@@ -251,6 +255,7 @@ impl Bench<'_> {
             subs: 0,
             subd_flags: Vec::new(),
             dominator_flags: Vec::new(),
+            insecure: self.arguments.insecure,
             addresses: Addresses::private()?,
             stop: Arc::clone(&self.stop),
         })

@@ -1,5 +1,6 @@
 //! subd as a whole: its flags, how it starts and how it stops.
 
+use common::wire::Security;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -217,7 +218,11 @@ impl Daemon {
     /// # Errors
     ///
     /// [`StartError`] says what cannot be used.
-    pub async fn start(options: Options, stop: CancellationToken) -> Result<Self, StartError> {
+    pub async fn start(
+        options: Options,
+        security: &Security,
+        stop: CancellationToken,
+    ) -> Result<Self, StartError> {
         let (asked, stop) = (stop.clone(), stop.child_token());
         let exclusions =
             Patterns::new(&options.exclude).map_err(|source| StartError::Exclude { source })?;
@@ -271,6 +276,7 @@ impl Daemon {
         updater.resume(resumed);
         tasks.spawn(Arc::clone(&updater).watch_reboots());
         let fetcher = Fetcher {
+            security: security.clone(),
             cache: Arc::clone(&cache),
             board: Arc::clone(&board),
             root: Arc::clone(&root),
@@ -307,7 +313,7 @@ impl Daemon {
         let listener = listen_text("subd", &options.listen, SUBD_PORT)
             .await
             .map_err(|source| StartError::Listen { source })?;
-        let router = router(&service);
+        let router = router(&service, security);
         Ok(Self { listener, router, scanner, board, updater, tasks, asked, stop, root, identity })
     }
 

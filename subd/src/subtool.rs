@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use common::api::subd::Limits;
-use common::daemon::{EXIT_FAILED, EXIT_MISUSE, SecurityArgs, config, exit};
+use common::daemon::{EXIT_FAILED, SecurityArgs, config, exit};
 use common::image::ImageName;
 use common::path::TreePath;
 use common::report::report;
@@ -235,14 +235,15 @@ pub fn main() -> ExitCode {
     if let Command::Documents(documents) = &arguments.command {
         return documents::run::<Arguments>(documents);
     }
-    if let Err(error) = arguments.security.check("subtool") {
-        return exit(EXIT_MISUSE, &error.to_string(), &[error.hint()]);
-    }
+    let security = match arguments.security.of_tool("subtool") {
+        Ok(security) => security,
+        Err(error) => return error.exit(),
+    };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return exit(EXIT_FAILED, &format!("cannot start: {error}"), &[]),
     };
-    match runtime.block_on(run::run(&arguments)) {
+    match runtime.block_on(run::run(&arguments, &security)) {
         Ok(output) => output.print(),
         Err(error) => exit(error.exit_code(), &report(&error), &error.hints()),
     }

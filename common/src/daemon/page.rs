@@ -6,21 +6,24 @@ use std::time::SystemTime;
 
 use askama::Template;
 
+use crate::wire::Security;
+
 /// What all pages of a daemon share.
 #[derive(Clone, Debug)]
 pub struct Frame {
     daemon: &'static str,
-    insecure: bool,
+    security: Security,
     links: Vec<(String, String)>,
 }
 
 impl Frame {
-    /// The frame of `daemon`, with the banner that says that it runs without TLS.
+    /// The frame of `daemon`. A banner says if it runs without TLS, or if its certificate ends
+    /// soon.
     #[must_use]
-    pub fn new(daemon: &'static str) -> Self {
+    pub fn new(daemon: &'static str, security: &Security) -> Self {
         let link = |path: &str, text: &str| (path.to_owned(), text.to_owned());
         let links = vec![link("/", "status"), link("/metrics", "metrics")];
-        Self { daemon, insecure: true, links }
+        Self { daemon, security: security.clone(), links }
     }
 
     /// Adds a link to the navigation, before the one to the metrics.
@@ -29,12 +32,6 @@ impl Frame {
         let last = self.links.len().saturating_sub(1);
         self.links.insert(last, (path.into(), text.into()));
         self
-    }
-
-    /// Shows the banner, or not.
-    #[must_use]
-    pub fn insecure(self, insecure: bool) -> Self {
-        Self { insecure, ..self }
     }
 
     /// The name of the daemon.
@@ -48,7 +45,8 @@ impl Frame {
     pub fn render(&self, title: &str, body: &str) -> String {
         let document = Document {
             daemon: self.daemon,
-            insecure: self.insecure,
+            insecure: self.security.is_insecure(),
+            warning: self.security.warning(),
             links: &self.links,
             version: env!("CARGO_PKG_VERSION"),
             title,
@@ -81,6 +79,7 @@ impl Frame {
 struct Document<'a> {
     daemon: &'a str,
     insecure: bool,
+    warning: Option<String>,
     links: &'a [(String, String)],
     version: &'a str,
     title: &'a str,
@@ -203,18 +202,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_escapes_its_title_and_shows_the_banner_only_when_insecure() {
-        let frame = Frame::new("testd").link("/sub/", "subs");
+    fn a_page_escapes_its_title_and_shows_the_banner() {
+        let frame = Frame::new("testd", &Security::Insecure).link("/sub/", "subs");
         let html = frame.render("<b>&", "<p>body</p>");
         for part in ["<h1>&#60;b&#62;&#38;</h1>", "<p>body</p>", "INSECURE", "<a href=\"/sub/\">"] {
             assert!(html.contains(part), "{part} in {html}");
         }
-        assert!(!frame.insecure(false).render("x", "").contains("INSECURE"));
     }
 
     #[test]
     fn a_page_refers_to_no_other_server_and_has_no_script() {
-        let html = Frame::new("testd").error(404, "<script>");
+        let html = Frame::new("testd", &Security::Insecure).error(404, "<script>");
         for part in ["http://", "https://", "<script", "src=", "@import", "url("] {
             assert!(!html.contains(part), "{part} in {html}");
         }

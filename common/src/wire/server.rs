@@ -33,11 +33,12 @@ pub use listen::{SHUTDOWN_GRACE, Server, serve};
 pub use page::{Content, Page, PageBody, PageRequest, Query};
 pub use range::ByteRange;
 
-use super::access::Identity;
+use super::access::{Access, Identity};
 use super::body::{Body, streamed};
 use super::codec::{self, Encoding};
 use super::fault::{Fault, FaultCode};
 use super::method::Method;
+use super::tls::Security;
 use crate::daemon::page::Frame;
 use metrics::Metrics;
 
@@ -52,6 +53,29 @@ pub struct Caller {
     pub unpacks: bool,
     /// Who it is, and what they may do.
     pub identity: Arc<Identity>,
+}
+
+impl std::fmt::Display for Caller {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.identity.user {
+            Some(user) => write!(formatter, "{user} ({})", self.address),
+            None => write!(formatter, "{}", self.address),
+        }
+    }
+}
+
+impl Caller {
+    /// Who it is, for records: the user, or where the call came from.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.identity.user.clone().unwrap_or_else(|| self.address.ip().to_string())
+    }
+
+    /// Who it is: the user, or else who it claims to be.
+    #[must_use]
+    pub fn named(&self, claimed: String) -> String {
+        self.identity.user.clone().unwrap_or(claimed)
+    }
 }
 
 /// What a handler gives back, sooner or later.
@@ -74,12 +98,15 @@ enum Kind {
 #[derive(Clone)]
 struct Entry {
     name: &'static str,
+    /// Whom the server lets through to the handler.
+    access: Access,
     request_bytes_max: usize,
     kind: Kind,
 }
 
 /// What a server answers to.
 pub struct Router {
+    security: Security,
     frame: Frame,
     methods: BTreeMap<&'static str, Entry>,
     pages: BTreeMap<&'static str, PageHandler>,
@@ -99,15 +126,17 @@ impl std::fmt::Debug for Router {
 }
 
 impl Router {
-    /// A server for `daemon` that answers nothing but `/healthz` and `/metrics`.
+    /// A server for `daemon` that answers nothing but `/healthz` and `/metrics`, over connections
+    /// that are protected by `security`.
     #[must_use]
-    pub fn new(daemon: &'static str) -> Self {
+    pub fn new(daemon: &'static str, security: &Security) -> Self {
         Self {
-            frame: Frame::new(daemon),
+            security: security.clone(),
+            frame: Frame::new(daemon, security),
             methods: BTreeMap::new(),
             pages: BTreeMap::new(),
             below: BTreeMap::new(),
-            metrics: Metrics::new(daemon),
+            metrics: Metrics::new(daemon, security),
         }
     }
 
@@ -125,7 +154,7 @@ impl Router {
         self
     }
 
-    /// Answers `M` with `handler`.
+    /// Answers `M` with `handler`, for callers with the power where the rule of `M` asks for it.
     #[must_use]
     pub fn method<M, F, Fut>(self, handler: F) -> Self
     where
@@ -133,11 +162,23 @@ impl Router {
         F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
-        self.add::<M>(Kind::Unary(Arc::new(move |caller, encoding, bytes| {
-            let answer =
-                decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
-            Box::pin(async move { encode_reply::<M>(encoding, &answer?.await?) })
-        })))
+        let strict = match M::ACCESS {
+            Access::PowerOrOwner => Access::Power,
+            access => access,
+        };
+        self.add::<M>(strict, unary::<M, F, Fut>(handler))
+    }
+
+    /// Answers `M`, which owners may call, with `handler`, which must find out whether the caller
+    /// is one ([`super::access::judge`]); it is asked for every caller with a certificate.
+    #[must_use]
+    pub fn method_of_owners<M, F, Fut>(self, handler: F) -> Self
+    where
+        M: Method,
+        F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
+    {
+        self.add::<M>(Access::Authenticated, unary::<M, F, Fut>(handler))
     }
 
     /// Answers `M`, whose request is an object stream, with `handler`.
@@ -148,10 +189,13 @@ impl Router {
         F: Fn(Caller, ObjectReader) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
-        self.add::<M>(Kind::Upload(Arc::new(move |caller, encoding, reader| {
-            let answer = handler(caller, reader);
-            Box::pin(async move { encode_reply::<M>(encoding, &answer.await?) })
-        })))
+        self.add::<M>(
+            M::ACCESS,
+            Kind::Upload(Arc::new(move |caller, encoding, reader| {
+                let answer = handler(caller, reader);
+                Box::pin(async move { encode_reply::<M>(encoding, &answer.await?) })
+            })),
+        )
     }
 
     /// Answers `M`, whose reply is an object stream, with `handler`. A stream that gives an error
@@ -164,11 +208,14 @@ impl Router {
         Fut: Future<Output = Result<S, Fault>> + Send + 'static,
         S: Stream<Item = io::Result<Bytes>> + Send + 'static,
     {
-        self.add::<M>(Kind::Download(Arc::new(move |caller, encoding, bytes| {
-            let answer =
-                decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
-            Box::pin(async move { Ok(streamed(answer?.await?)) })
-        })))
+        self.add::<M>(
+            M::ACCESS,
+            Kind::Download(Arc::new(move |caller, encoding, bytes| {
+                let answer =
+                    decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
+                Box::pin(async move { Ok(streamed(answer?.await?)) })
+            })),
+        )
     }
 
     /// Answers GET of exactly `path`.
@@ -194,11 +241,24 @@ impl Router {
         self
     }
 
-    fn add<M: Method>(mut self, kind: Kind) -> Self {
-        let entry = Entry { name: M::NAME, request_bytes_max: M::REQUEST_BYTES_MAX, kind };
+    fn add<M: Method>(mut self, access: Access, kind: Kind) -> Self {
+        let request_bytes_max = M::REQUEST_BYTES_MAX;
+        let entry = Entry { name: M::NAME, access, request_bytes_max, kind };
         self.methods.insert(M::NAME, entry);
         self
     }
+}
+
+fn unary<M, F, Fut>(handler: F) -> Kind
+where
+    M: Method,
+    F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
+{
+    Kind::Unary(Arc::new(move |caller, encoding, bytes| {
+        let answer = decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
+        Box::pin(async move { encode_reply::<M>(encoding, &answer?.await?) })
+    }))
 }
 
 /// Decodes a request. In JSON no bytes at all are `null`, so that curl needs no body for methods

@@ -3,6 +3,7 @@
 //! One task asks, and puts what is to be done into the queue; a few others do it, so that a large
 //! image holds up no other. [`super::decision`] says what is done, [`super::arrival`] does it.
 
+use common::wire::Security;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -89,6 +90,7 @@ pub struct Follower {
 impl Follower {
     pub(crate) fn new(
         settings: Settings,
+        security: &Security,
         id: ServerId,
         store: Arc<Store>,
         metrics: Arc<Metrics>,
@@ -96,7 +98,7 @@ impl Follower {
     ) -> Self {
         let rules = Rules { patterns: settings.patterns.clone(), is_archive: settings.is_archive };
         // What is fetched has a connection of its own, so that it holds up no news.
-        let client = Client::new(settings.from.clone());
+        let client = Client::new(settings.from.clone(), security);
         let fetcher = Fetcher::new(client, Arc::clone(&store), metrics, tasks);
         let state = State {
             directories: Standing::default(),
@@ -113,7 +115,7 @@ impl Follower {
             forced: BTreeSet::new(),
         };
         Self {
-            client: Client::new(settings.from.clone()),
+            client: Client::new(settings.from.clone(), security),
             settings,
             id,
             store,

@@ -26,7 +26,7 @@ impl Service {
         request: MakeDirectoryRequest,
     ) -> Result<MakeDirectoryReply, Fault> {
         let MakeDirectoryRequest { name, parents, owners } = request;
-        let by = caller.address;
+        let by = caller.to_string();
         let made = self.change_directories(move |store, directories| {
             let has_images = |one: &ImageName| store.images.count_below(one) > 0;
             let names = directories.to_make(&name, parents, has_images)?;
@@ -52,7 +52,7 @@ impl Service {
         request: RemoveDirectoryRequest,
     ) -> Result<Done, Fault> {
         let RemoveDirectoryRequest { name } = request;
-        let (removed, by) = (name.clone(), caller.address);
+        let (removed, by) = (name.clone(), caller.to_string());
         let done = self.change_directories(move |store, directories| {
             let (above, own) = chain(directories, &name);
             let owned: Vec<Owned> = [own].into_iter().chain(above).collect();
@@ -71,7 +71,7 @@ impl Service {
         request: ChangeOwnerRequest,
     ) -> Result<Done, Fault> {
         let ChangeOwnerRequest { name, owners } = request;
-        let (changed, words, by) = (name.clone(), owners.in_words(), caller.address);
+        let (changed, words, by) = (name.clone(), owners.in_words(), caller.to_string());
         let done = self.change_directories(move |store, directories| {
             let (above, own) = chain(directories, &name);
             judge_owners(ChangeOwner::NAME, &caller.identity, &above, &own, &owners)?;

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use common::api::object_server::GetObjects;
 use common::object::ObjectId;
 use common::report::report;
 use common::wire::object_stream::{Form, Head};
@@ -19,6 +20,7 @@ use futures_util::stream::{iter, unfold};
 use futures_util::{Stream, StreamExt as _};
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::access::expect_may;
 use super::packing::Packers;
 use super::{Service, joined, place};
 use crate::metrics::Metrics;
@@ -262,6 +264,7 @@ impl Service {
             .below
             .parse()
             .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+        expect_may::<GetObjects>(&request.caller, &format!("object {id}"), &[])?;
         let place = place(&self.downloads, "downloads")?;
         let found = self.blocking(move |store| store.objects.open_verified(&id)).await?;
         let Some(content) = found else {

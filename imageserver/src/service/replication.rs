@@ -135,7 +135,7 @@ impl Service {
         }
         let dropped = name.clone();
         self.blocking(move |store| store.images.drop_copy(&dropped)).await?;
-        tracing::warn!(image = %name, force, by = %caller.address, "dropped the copy of an image");
+        tracing::warn!(image = %name, force, by = %caller, "dropped the copy of an image");
         follower.look_again(&name);
         Ok(Done {})
     }

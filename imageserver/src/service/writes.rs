@@ -209,7 +209,7 @@ impl Service {
             true => Powers::new([write.method()]),
             false => Powers::default(),
         };
-        let identity = Identity { user: origin.user, groups: origin.groups, powers };
+        let identity = Identity { user: origin.user, groups: origin.groups, powers, zone: None };
         let identity = Arc::new(identity);
         let origin = Origin { caller: Caller { address, identity, ..caller }, path };
         self.write(origin, write).await

@@ -1,5 +1,6 @@
 //! A running server, and images to give to it.
 
+use common::wire::Security;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -66,7 +67,13 @@ impl Server {
             lines.map_while(Result::ok).for_each(|line| said.lock().unwrap().push(line));
         });
         let peer = Peer::parse(&format!("{address}"), 0).unwrap();
-        Self { process, log: Some(log), lines: read, address, client: Client::new(peer) }
+        Self {
+            process,
+            log: Some(log),
+            lines: read,
+            address,
+            client: Client::new(peer, &Security::Insecure),
+        }
     }
 
     /// Kills the server as a power switch does.

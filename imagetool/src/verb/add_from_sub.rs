@@ -73,7 +73,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
     let peer = Peer::parse(&args.host, SUBD_PORT).map_err(|error| Failure::new(&error).misuse())?;
     check_name_is_free(context, &args.name).await?;
     let host = peer.authority();
-    let sub = Sub::new(Client::new(peer));
+    let sub = Sub::new(Client::new(peer, &context.security));
     let failed = |error: SubError| sub_failure(&host, &error);
     let configuration = sub.configuration().await.map_err(failed)?;
     let Coverage::Full(kept) = &configuration.scan.coverage else {

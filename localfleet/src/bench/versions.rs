@@ -64,7 +64,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let before = cpu_of(id)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let took = Instant::now();
-    runtime.block_on(add_versions(&client_of(address), versions))?;
+    runtime.block_on(add_versions(&client_of(address, fleet.security()), versions))?;
     let took = took.elapsed().as_secs_f64();
     let cpu = (cpu_of(id)? - before).as_secs_f64();
     let most = memory_of(id).context("the imageserver has ended")?.most;

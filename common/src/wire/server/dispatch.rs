@@ -11,6 +11,7 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method as Verb, Request, Response, StatusCode};
 use tokio::sync::Semaphore;
 
+use super::super::access::judge;
 use super::super::body::{self, Body, ReadError};
 use super::super::codec::{self, Encoding};
 use super::super::fault::{Fault, FaultCode};
@@ -146,9 +147,10 @@ impl Service {
                 let result = match (version(request.headers(), form), entry) {
                     (Err(fault), _) => Err(fault),
                     (Ok(()), None) => Err(self.no_method(name)),
-                    (Ok(()), Some(entry)) => {
-                        guarded(label, self.run(caller, entry, form, request)).await
-                    }
+                    (Ok(()), Some(entry)) => match admitted(&caller, entry) {
+                        Ok(()) => guarded(label, self.run(caller, entry, form, request)).await,
+                        Err(fault) => Err(fault),
+                    },
                 };
                 (form, result)
             }
@@ -258,6 +260,12 @@ impl Service {
         set(&mut response, header::ALLOW, allowed);
         response
     }
+}
+
+/// Refuses callers that no handler need be asked about.
+fn admitted(caller: &Caller, entry: &Entry) -> Result<(), Fault> {
+    judge(entry.name, entry.access, &caller.identity, "", &[])
+        .map_err(|error| Fault::new(FaultCode::Denied, error.to_string()))
 }
 
 /// Runs a handler so that its panic fails this call only.
