@@ -98,6 +98,9 @@ pub struct Config {
     pub replicate: Option<replication::Settings>,
     /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
     pub pack_level: i32,
+    /// How hard objects are packed that are stored in the data directory: a level of zstd; 0 for
+    /// never.
+    pub store_packed: i32,
     /// True to refuse images in directories that were never made.
     pub require_directories: bool,
     /// How connections are protected.
@@ -143,13 +146,14 @@ impl ImageServer {
             scrub,
             replicate,
             pack_level,
+            store_packed,
             require_directories,
             security,
         } = config;
         let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let runtime = tokio::runtime::Handle::current();
         let open = move || match bucket {
-            None => Store::open(&data),
+            None => Store::open_packing(&data, store_packed),
             Some(settings) => Store::open_bucket(&data, &settings, runtime),
         };
         let opened = tokio::task::spawn_blocking(open).await;

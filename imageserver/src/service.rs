@@ -30,6 +30,7 @@ use common::api::image_server::estimate::EstimateImage;
 use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
 use common::api::image_server::holds::HoldImages;
 use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
+use common::api::image_server::replication::directories::GetMadeDirectories;
 use common::api::image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
 use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
 use common::api::object_server::{
@@ -119,7 +120,7 @@ impl Service {
         let (copy, tag, latest) = (own(), own(), own());
         let (updates, forward, replication, forget) = (own(), own(), own(), own());
         let (make, remove, give, directories) = (own(), own(), own(), own());
-        let estimate = own();
+        let (estimate, made) = (own(), own());
         router
             .method_of_owners::<AddImage, _, _>(move |caller, request| {
                 add.clone().add_image(caller, request)
@@ -147,6 +148,9 @@ impl Service {
             })
             .method::<FindLatestImage, _, _>(move |_, request| {
                 latest.clone().find_latest_image(request)
+            })
+            .method::<GetMadeDirectories, _, _>(move |_, request| {
+                made.clone().get_made_directories(request)
             })
             .method::<GetImageUpdates, _, _>(move |caller, request| {
                 updates.clone().get_image_updates(caller, request)

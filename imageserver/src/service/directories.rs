@@ -5,6 +5,7 @@ use common::api::image_server::directories::{
     ChangeOwner, ChangeOwnerRequest, ListDirectoriesReply, ListDirectoriesRequest, MakeDirectory,
     MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectory, RemoveDirectoryRequest,
 };
+use common::api::image_server::replication::directories::PAGE_DIRECTORIES_MAX;
 use common::image::ImageName;
 use common::report::report;
 use common::wire::access::{Owned, Owners, judge, judge_owners};
@@ -18,16 +19,12 @@ use crate::directories::{Directories, DirectoryError, Sums};
 use crate::store::Store;
 use crate::store::directories::KeepError;
 
-/// How many directories are on a page of a list.
-const PAGE_DIRECTORIES_MAX: usize = 1_000;
-
 impl Service {
-    pub(super) async fn make_directory(
+    pub(super) async fn make_directory_here(
         self,
         caller: Caller,
         request: MakeDirectoryRequest,
     ) -> Result<MakeDirectoryReply, Fault> {
-        self.expect_no_master()?;
         let MakeDirectoryRequest { name, parents, owners } = request;
         let by = caller.to_string();
         let made = self.change_directories(move |store, directories| {
@@ -49,12 +46,11 @@ impl Service {
         Ok(made)
     }
 
-    pub(super) async fn remove_directory(
+    pub(super) async fn remove_directory_here(
         self,
         caller: Caller,
         request: RemoveDirectoryRequest,
     ) -> Result<Done, Fault> {
-        self.expect_no_master()?;
         let RemoveDirectoryRequest { name } = request;
         let (removed, by) = (name.clone(), caller.to_string());
         let done = self.change_directories(move |store, directories| {
@@ -69,12 +65,11 @@ impl Service {
         Ok(Done {})
     }
 
-    pub(super) async fn change_owner(
+    pub(super) async fn change_owner_here(
         self,
         caller: Caller,
         request: ChangeOwnerRequest,
     ) -> Result<Done, Fault> {
-        self.expect_no_master()?;
         let ChangeOwnerRequest { name, owners } = request;
         let (changed, words, by) = (name.clone(), owners.in_words(), caller.to_string());
         let done = self.change_directories(move |store, directories| {

@@ -343,10 +343,12 @@ pub fn image_of(image: &str, tree: &Tree) -> Content {
     }
 }
 
-/// Where the server keeps `id` below its data directory.
+/// Where the server keeps `id` below its data directory; it may be packed.
 pub fn stored(data: &Path, id: &ObjectId) -> PathBuf {
     let hex = id.hex();
-    data.join("objects").join(id.algorithm().name()).join(&hex[..2]).join(&hex)
+    let plain = data.join("objects").join(id.algorithm().name()).join(&hex[..2]).join(&hex);
+    let packed = plain.with_extension("packed");
+    if packed.exists() { packed } else { plain }
 }
 
 /// How many files are in a directory.
