@@ -11,6 +11,7 @@
 //! specify the bytes.
 
 pub mod api;
+pub mod audit;
 pub mod comments;
 pub mod daemon;
 pub mod escape;

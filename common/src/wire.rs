@@ -18,7 +18,7 @@ mod socket;
 
 pub use access::Access;
 pub use fault::{Fault, FaultCode};
-pub use method::{Method, MethodInfo};
+pub use method::{Effect, Method, MethodInfo};
 
 /// The version of the protocol that this release speaks.
 pub const PROTOCOL: u32 = 1;

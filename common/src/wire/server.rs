@@ -11,6 +11,7 @@
 //! * A call whose caller goes away is dropped where it waits. A handler that must finish what it
 //!   began runs that as a task of its own.
 
+mod audit;
 mod dispatch;
 mod executor;
 mod listen;
@@ -37,8 +38,10 @@ use super::access::Identity;
 use super::body::{Body, streamed};
 use super::codec::{self, Encoding};
 use super::fault::{Fault, FaultCode};
-use super::method::Method;
+use super::method::{Effect, Method};
+use crate::daemon::audit::AuditLog;
 use crate::daemon::page::Frame;
+use audit::Recorder;
 use metrics::Metrics;
 
 /// Who calls.
@@ -85,6 +88,8 @@ pub struct Router {
     pages: BTreeMap<&'static str, PageHandler>,
     below: BTreeMap<&'static str, PageHandler>,
     metrics: Metrics,
+    recorder: Recorder,
+    private_pages: bool,
 }
 
 impl std::fmt::Debug for Router {
@@ -108,6 +113,8 @@ impl Router {
             pages: BTreeMap::new(),
             below: BTreeMap::new(),
             metrics: Metrics::new(daemon),
+            recorder: Recorder::default(),
+            private_pages: false,
         }
     }
 
@@ -118,11 +125,24 @@ impl Router {
         self
     }
 
+    /// Shows pages and metrics only to callers with a certificate, if `is_private`.
+    #[must_use]
+    pub fn private_pages(self, is_private: bool) -> Self {
+        Self { private_pages: is_private, ..self }
+    }
+
     /// Lets the daemon add metrics of its own; their names begin with `dominator_` by themselves.
     #[must_use]
     pub fn metrics(mut self, add: impl FnOnce(&mut Registry)) -> Self {
         add(self.metrics.registry());
         self
+    }
+
+    /// Records every call that changes something in `log`, and shows at `/audit` how that is doing.
+    /// It does not matter whether methods are added before or after this.
+    #[must_use]
+    pub fn audit(self, log: &AuditLog) -> Self {
+        audit::attach(self, log)
     }
 
     /// Answers `M` with `handler`.
@@ -133,10 +153,16 @@ impl Router {
         F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
+        let (recorder, handler) = (self.recorder.clone(), Arc::new(handler));
         self.add::<M>(Kind::Unary(Arc::new(move |caller, encoding, bytes| {
-            let answer =
-                decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
-            Box::pin(async move { encode_reply::<M>(encoding, &answer?.await?) })
+            let request = decode_request::<M>(encoding, &bytes);
+            let (recorder, handler) = (recorder.clone(), Arc::clone(&handler));
+            Box::pin(async move {
+                let request = request?;
+                let call = recorder.call::<M>(&caller, Some(&request));
+                let answer = call.carried_out(move || handler(caller, request)).await?;
+                encode_reply::<M>(encoding, &answer)
+            })
         })))
     }
 
@@ -148,9 +174,14 @@ impl Router {
         F: Fn(Caller, ObjectReader) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
+        let (recorder, handler) = (self.recorder.clone(), Arc::new(handler));
         self.add::<M>(Kind::Upload(Arc::new(move |caller, encoding, reader| {
-            let answer = handler(caller, reader);
-            Box::pin(async move { encode_reply::<M>(encoding, &answer.await?) })
+            let (recorder, handler) = (recorder.clone(), Arc::clone(&handler));
+            Box::pin(async move {
+                let call = recorder.call::<M>(&caller, None);
+                let answer = call.carried_out(move || handler(caller, reader)).await?;
+                encode_reply::<M>(encoding, &answer)
+            })
         })))
     }
 
@@ -164,6 +195,7 @@ impl Router {
         Fut: Future<Output = Result<S, Fault>> + Send + 'static,
         S: Stream<Item = io::Result<Bytes>> + Send + 'static,
     {
+        const { assert!(matches!(M::EFFECT, Effect::Tells), "downloads are not recorded") }
         self.add::<M>(Kind::Download(Arc::new(move |caller, encoding, bytes| {
             let answer =
                 decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));

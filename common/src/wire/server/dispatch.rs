@@ -62,6 +62,12 @@ impl Service {
         caller: Caller,
         request: Request<Incoming>,
     ) -> Response<Body> {
+        let mut response = self.routed(caller, request).await;
+        page::protect(&mut response);
+        response
+    }
+
+    async fn routed(&self, caller: Caller, request: Request<Incoming>) -> Response<Body> {
         let raw = request.uri().path();
         if raw.len() > PATH_BYTES_MAX {
             return self.error_page(StatusCode::URI_TOO_LONG, "The path is too long.");
@@ -71,6 +77,10 @@ impl Service {
                 let text = "Methods are called with POST; see docs/PROTOCOL.md.";
                 return self.wrong_verb("POST", text);
             }
+            if page::is_foreign(request.headers()) {
+                let text = "A page of another site must not call methods here.";
+                return self.error_page(StatusCode::FORBIDDEN, text);
+            }
             let name = method.to_owned();
             return self.call(caller, &name, request).await;
         }
@@ -79,6 +89,13 @@ impl Service {
         };
         if !matches!(*request.method(), Verb::GET | Verb::HEAD) {
             return self.wrong_verb("GET, HEAD", "Pages are only read, with GET or HEAD.");
+        }
+        if self.router.private_pages && path != "/healthz" && caller.identity.user.is_none() {
+            let text = "This daemon shows its pages only to those who have a certificate that its \
+                        authorities signed (--private-pages). Give one to the browser, to curl \
+                        (--cert, --key) or to Prometheus (tls_config); `domtool cert issue` makes \
+                        one.";
+            return self.error_page(StatusCode::FORBIDDEN, text);
         }
         let head = request.method() == Verb::HEAD;
         let mut response = self.page(caller, path, &request).await;
