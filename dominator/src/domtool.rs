@@ -1,5 +1,6 @@
 //! `domtool`: what operators ask of the dominator, on the command line.
 
+mod audit;
 pub mod budgets;
 pub mod events;
 pub mod explain;
@@ -173,10 +174,16 @@ enum Command {
         domtool events --path '/etc/**' --image web --limit 0 --format json\n  \
         domtool events --host web1 --follow")]
     Events(events::EventsArguments),
-    /// Show what operators ordered, the newest last
+    /// Show what operators ordered, the newest last; or look at the audit log of any daemon
+    ///
+    /// Without a command, this asks the dominator for the orders in its history. The audit log of
+    /// each daemon has every call that changed something, refused ones too; `show` and `verify`
+    /// read its files, and need no daemon.
     #[command(after_help = "Examples:\n  \
         domtool audit --host web1 --since 7d\n  \
-        domtool audit --follow")]
+        domtool audit --follow\n  \
+        domtool audit show /var/lib/imageserver/audit/audit.log --since 2d --user alice\n  \
+        domtool audit verify /var/lib/dominator/audit/audit.log")]
     Audit(events::AuditArguments),
     /// Write a copy of the dominator's database to a file, while it runs
     ///
@@ -255,6 +262,9 @@ fn status_of(text: &str) -> Result<Status, String> {
 pub async fn run(arguments: Arguments) -> ExitCode {
     if let Command::Documents(documents) = &arguments.command {
         return documents::run::<Arguments>(documents);
+    }
+    if let Command::Audit(events::AuditArguments { log: Some(command), .. }) = &arguments.command {
+        return audit::run(command, arguments.format);
     }
     let security = match arguments.security.of_tool("domtool") {
         Ok(security) => security,

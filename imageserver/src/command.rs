@@ -13,7 +13,9 @@ use crate::scrub::course::Limits;
 use crate::store::bucket::settings::{self as bucket, address};
 use crate::{Config, DAEMON, ImageServer, check};
 use clap::Parser;
+use common::daemon::audit::AuditArgs;
 use common::daemon::config::{self, ConfigArgs};
+use common::daemon::page::PageArgs;
 use common::daemon::{
     IMAGESERVER_PORT, LogArgs, SecurityArgs, exit_on_error, listen_text, start_logging,
     stop_on_signals,
@@ -141,6 +143,12 @@ pub struct Flags {
     security: SecurityArgs,
 
     #[command(flatten)]
+    audit: AuditArgs,
+
+    #[command(flatten)]
+    pages: PageArgs,
+
+    #[command(flatten)]
     config: ConfigArgs,
 }
 
@@ -235,6 +243,7 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     };
     let limits = (!flags.scrub_every.is_zero()).then_some(limits);
     let scrub = Settings { limits, repair_from };
+    let audit = flags.audit.settings(&flags.data);
     let Flags { listen, data, lease_max, clock_settle, require_directories, .. } = flags;
     let (pack_level, store_packed) = (flags.pack_level, flags.store_packed);
     let bucket = flags.bucket.map(|(bucket, prefix)| bucket::Settings {
@@ -259,6 +268,8 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
         store_packed,
         require_directories,
         security,
+        audit,
+        private_pages: flags.pages.private_pages,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

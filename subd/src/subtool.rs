@@ -160,9 +160,7 @@ enum Command {
         all: bool,
     },
     /// Wait until the machine was updated to an image, and that is verified
-    #[command(
-        after_help = "Example: subtool --subd web1 wait-for-image base/1 --timeout 10m"
-    )]
+    #[command(after_help = "Example: subtool --subd web1 wait-for-image base/1 --timeout 10m")]
     WaitForImage {
         /// The image
         image: ImageName,

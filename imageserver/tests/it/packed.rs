@@ -1,5 +1,6 @@
 //! A store that packs what comes: what is on the disk, what is served, and what is found of damage.
 
+use common::wire::Security;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -70,7 +71,7 @@ async fn what_gains_is_packed_and_both_forms_are_served_alike() {
     // By a server that packs, one that does not any more, and one that never packs.
     for flags in [&PACKED[..], &[], &["--pack-level", "0"]] {
         let server = Server::start_with(data.path(), flags);
-        let packing = Client::packing(server.client.peer().clone(), true);
+        let packing = Client::packing(server.client.peer().clone(), &Security::Insecure, true);
         let expected = ids.iter().zip(&contents);
         let expected: Vec<_> = expected.map(|(id, content)| (*id, Some(content.clone()))).collect();
         for client in [&packing, &server.client] {

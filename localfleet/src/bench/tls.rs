@@ -59,9 +59,8 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         rows.push(Row { what, ours, peer, ratio: Some(ratio), wanted: wanted.to_owned() });
     };
     for (index, side) in ["client (dominator)", "server (simulator)"].into_iter().enumerate() {
-        let grown = |taken: &Taken| {
-            taken.memory[index].saturating_sub(taken.before[index]) as f64 / subs
-        };
+        let grown =
+            |taken: &Taken| taken.memory[index].saturating_sub(taken.before[index]) as f64 / subs;
         let shown = |taken: &Taken| {
             let all = mebibytes(taken.memory[index] as f64);
             format!("{:.1} KiB ({all} in all)", grown(taken) / 1024.0)

@@ -301,7 +301,8 @@ fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
                     let got = target.outcome(by, form, name, &bodies).await;
                     assert_eq!(got, Outcome::Unconnected, "{name} {form:?} {kind}");
                 }
-                let other = Target { name: ServerName::try_from("other").unwrap(), ..target.clone() };
+                let other =
+                    Target { name: ServerName::try_from("other").unwrap(), ..target.clone() };
                 let got = other.outcome(&right, form, name, &bodies).await;
                 assert_eq!(got, Outcome::Unconnected, "{name} {form:?} under another name");
                 let got = target.outcome(&nobody, form, name, &bodies).await;
