@@ -192,16 +192,8 @@ impl Fleet {
         certificates.of_daemon("dominator", Set::Dominator, &hosts)?;
         let dominator = start(&options, &certificates, "dominator", "dominator", &flags)?;
         let client = client_of(addresses.dominator, &security);
-        let mut fleet = Self {
-            options,
-            dominator,
-            subs,
-            imageserver,
-            certificates,
-            security,
-            client,
-            runtime,
-        };
+        let mut fleet =
+            Self { options, dominator, subs, imageserver, certificates, security, client, runtime };
         fleet.wait_ready()?;
         Ok(fleet)
     }
@@ -581,11 +573,7 @@ fn start(
     Daemon::start(name, &options.programs.join(program), arguments, log)
 }
 
-fn start_sub(
-    options: &Options,
-    certificates: &Certificates,
-    index: usize,
-) -> anyhow::Result<Sub> {
+fn start_sub(options: &Options, certificates: &Certificates, index: usize) -> anyhow::Result<Sub> {
     let hostname = format!("sub-{}", index + 1);
     let address = options.addresses.sub(index)?;
     let root = options.directory.join("roots").join(&hostname);

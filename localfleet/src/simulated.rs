@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use common::certificate::sets::Set;
 use common::api::dominator::Status;
+use common::certificate::sets::Set;
 use common::mdb::Machine;
 use common::wire::Method;
 use common::wire::client::Client;

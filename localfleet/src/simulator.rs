@@ -168,8 +168,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
     let security = arguments.security.of_daemon(NAME)?;
     let peer = Peer::parse(&arguments.imageserver, IMAGESERVER_PORT)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let (client, reader) =
-        (Client::new(peer, &security), Arc::new(Reader::new(processors)));
+    let (client, reader) = (Client::new(peer, &security), Arc::new(Reader::new(processors)));
     let (mut images, mut updates) = (Vec::new(), Vec::new());
     for name in &arguments.image {
         images.push(reader.image(&client, name, Duration::ZERO).await?);

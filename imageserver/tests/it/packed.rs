@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use common::api::image_server::collection::CollectRequest;
 use common::object::ObjectId;
+use common::wire::Security;
 use common::wire::client::Client;
 use common::wire::object_stream::Form;
 use imageserver::collection::Collector;
@@ -70,7 +71,7 @@ async fn what_gains_is_packed_and_both_forms_are_served_alike() {
     // By a server that packs, one that does not any more, and one that never packs.
     for flags in [&PACKED[..], &[], &["--pack-level", "0"]] {
         let server = Server::start_with(data.path(), flags);
-        let packing = Client::packing(server.client.peer().clone(), true);
+        let packing = Client::packing(server.client.peer().clone(), &Security::Insecure, true);
         let expected = ids.iter().zip(&contents);
         let expected: Vec<_> = expected.map(|(id, content)| (*id, Some(content.clone()))).collect();
         for client in [&packing, &server.client] {

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::wire::client::Client;
 use common::certificate::sets::Set;
+use common::wire::client::Client;
 use localfleet::certificates::{Certificates, OPERATOR};
 use localfleet::fleet::client_of;
 use localfleet::process::Daemon;
