@@ -68,6 +68,10 @@ impl Lab {
         let (output, calls) = list(&lab.program(&data), &lab.free_path());
         assert_eq!(told(&output), Ok(Told::Done), "{output:?}");
         judge(change, &data, Told::Done, Aside::Nothing).unwrap();
+        let mut objects = entries(&data.join("objects/blake3")).into_iter();
+        let is_packed = |path: PathBuf| path.extension().is_some();
+        let has_packed = objects.any(|place| entries(&place).into_iter().any(is_packed));
+        assert_eq!(has_packed, change.packed > 0);
         lab.calls = calls;
         let count = |kind| lab.calls.iter().filter(|call| call.kind == kind).count();
         let (changes, looks) = (count(Kind::Change), count(Kind::Look));
