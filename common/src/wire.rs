@@ -19,7 +19,7 @@ pub mod tls;
 
 pub use access::Access;
 pub use fault::{Fault, FaultCode};
-pub use method::{Method, MethodInfo};
+pub use method::{Effect, Method, MethodInfo};
 pub use tls::Security;
 
 /// The version of the protocol that this release speaks.

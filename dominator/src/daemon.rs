@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
+use common::daemon::audit::{AuditArgs, AuditError, AuditLog};
 use common::daemon::config::ConfigArgs;
+use common::daemon::page::PageArgs;
 use common::daemon::{
     DOMINATOR_PORT, IMAGESERVER_PORT, ListenError, LogArgs, MDBD_PORT, SUBD_PORT, SecurityArgs,
     SecurityError, listen_text,
@@ -47,7 +49,7 @@ pub const NAME: &str = "dominator";
     name = "dominator",
     version,
     after_help = "Example:\n  \
-        dominator --insecure --imageserver images:6971 --mdb /etc/fleet.json\n\n\
+        dominator --imageserver images:6971 --mdb /etc/fleet.json\n\n\
         The machine database is a JSON array:\n  \
         [{\"Hostname\": \"web1\", \"RequiredImage\": \"web/1.0\", \"IpAddress\": \"10.0.0.7\"}]"
 )]
@@ -129,6 +131,14 @@ pub struct Arguments {
 
     #[command(flatten)]
     #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub audit: AuditArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub pages: PageArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub config: ConfigArgs,
 }
 
@@ -155,6 +165,9 @@ pub enum StartError {
         #[source]
         source: StateError,
     },
+    /// The audit log cannot be written.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// It cannot listen.
     #[error("cannot listen")]
     Listen {
@@ -202,6 +215,8 @@ impl Arguments {
             budgets: _,
             log: LogArgs { filter: _, format },
             security: SecurityArgs { insecure, tls },
+            audit,
+            pages: PageArgs { private_pages },
             config: ConfigArgs { config: _ },
         } = self;
         let differ = [
@@ -217,6 +232,10 @@ impl Arguments {
             ("log-format", *format != new.log.format),
             ("insecure", *insecure != new.security.insecure),
             ("tls", *tls != new.security.tls),
+            ("audit-log", audit.audit_log != new.audit.audit_log),
+            ("audit-max-size", audit.audit_max_size != new.audit.audit_max_size),
+            ("audit-keep", audit.audit_keep != new.audit.audit_keep),
+            ("private-pages", *private_pages != new.pages.private_pages),
         ];
         differ.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect()
     }
@@ -278,6 +297,8 @@ pub async fn run(
         bytes: arguments.history_max_mib << 20,
         seconds: i64::from(arguments.history_days) * 86_400,
     };
+    let audit = AuditLog::open(arguments.audit.settings(&arguments.state), NAME).await?;
+    let private_pages = arguments.pages.private_pages;
     let history = History::start(Arc::clone(&state), limits)
         .map_err(|source| StartError::State { source })?;
     let tracker = TaskTracker::new();
@@ -301,6 +322,7 @@ pub async fn run(
         images,
         gate: Gate::new(brake),
         history,
+        audit: audit.clone(),
         identities: Arc::clone(&identities),
         pauses: PauseGate::new(Pauses::from_kept(pauses)),
         default_image: watch::Sender::new(default_image.map(Arc::new)),
@@ -335,11 +357,13 @@ pub async fn run(
             stop.run_until_cancelled(work).await;
         });
     }
-    serve(listener, router(&fleet, &tracker), stop).await;
+    let router = router(&fleet, &tracker).audit(&audit).private_pages(private_pages);
+    serve(listener, router, stop).await;
     tracker.close();
     tracker.wait().await;
     // It panics only if the writer does, which has said so.
     let _closed = tokio::task::spawn_blocking(move || ending.history.close()).await;
+    audit.close().await;
     Ok(())
 }
 

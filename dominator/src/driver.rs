@@ -17,6 +17,7 @@ use common::api::dominator::orders::DefaultImage;
 use common::api::subd::{
     Cleanup, Commit, CommitRequest, Fetch, Limits, Poll, PollRequest, Prepare, SetConfiguration,
 };
+use common::daemon::audit::AuditLog;
 use common::image::ImageName;
 use common::mdb::Machine;
 use common::object::ObjectId;
@@ -71,6 +72,8 @@ pub struct Shared {
     pub gate: Gate,
     /// What is on record.
     pub history: History,
+    /// The audit log.
+    pub audit: AuditLog,
     /// Who is who.
     pub identities: Arc<Identities>,
     /// The machines that operators have paused.

@@ -37,6 +37,7 @@ use std::time::Duration;
 use collection::Collector;
 use collection::pressure::Bounds;
 use common::api::image_server::replication::ServerId;
+use common::daemon::audit::{self, AuditError, AuditLog};
 use common::daemon::page::Frame;
 use common::report::report;
 use common::wire::server::{Router, serve};
@@ -105,6 +106,10 @@ pub struct Config {
     pub require_directories: bool,
     /// How connections are protected.
     pub security: Security,
+    /// Where changes are recorded.
+    pub audit: audit::Settings,
+    /// True to show pages only to those who have a certificate.
+    pub private_pages: bool,
 }
 
 /// An image server that has its data directory, and does not answer yet.
@@ -117,6 +122,8 @@ pub struct ImageServer {
     replicate: Option<replication::Settings>,
     packers: Packers,
     security: Security,
+    audit: AuditLog,
+    private_pages: bool,
 }
 
 /// A server that cannot start.
@@ -128,6 +135,9 @@ pub enum OpenError {
     /// It is that of an archive.
     #[error(transparent)]
     Archive(#[from] identity::ArchiveError),
+    /// The audit log cannot be written.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
 }
 
 impl ImageServer {
@@ -149,6 +159,8 @@ impl ImageServer {
             store_packed,
             require_directories,
             security,
+            audit,
+            private_pages,
         } = config;
         let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let runtime = tokio::runtime::Handle::current();
@@ -170,9 +182,22 @@ impl ImageServer {
             identity::keep_archive(store.data(), settings.is_archive)??;
         }
         let store = Arc::new(store);
-        let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
-        let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some()));
-        Ok(Self { store, collector, expiry, scrub, id, replicate, packers, security })
+        let audit = AuditLog::open(audit, DAEMON).await?;
+        let collector = Collector::new(Arc::clone(&store), collect).recording(audit.clone());
+        let expiry = Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some());
+        let (collector, expiry) = (Arc::new(collector), Arc::new(expiry.recording(audit.clone())));
+        Ok(Self {
+            store,
+            collector,
+            expiry,
+            scrub,
+            id,
+            replicate,
+            packers,
+            security,
+            audit,
+            private_pages,
+        })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
@@ -208,6 +233,7 @@ impl ImageServer {
         let router = Router::new(DAEMON, &security).frame(frame.clone()).metrics(|registry| {
             metrics.register(registry, &self.store, &life);
         });
+        let router = router.audit(&self.audit).private_pages(self.private_pages);
         let router = pages::routes(router, &self.store, &life, &frame);
         let (packers, store) = (self.packers, Arc::clone(&self.store));
         let service = Service::new(self.store, life, metrics, packers, tasks.clone(), stop.clone());
@@ -219,6 +245,7 @@ impl ImageServer {
         if let Ok(Err(error)) = synced {
             tracing::error!("objects may not be on the medium: {}", report(&error));
         }
+        self.audit.close().await;
     }
 }
 

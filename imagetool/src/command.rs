@@ -19,16 +19,16 @@ use common::wire::client::{Client, Peer};
     version,
     after_help = "\
 Examples:
-  imagetool --insecure add base/debian-12.7 root.tar.zst filter triggers.json
-  imagetool --insecure list
-  imagetool --insecure show base/debian-12.7
-  imagetool --insecure diff base/debian-12.6 base/debian-12.7
-  imagetool --insecure get base/debian-12.7 /srv/chroot/debian
-  imagetool --insecure tar base/debian-12.7 -o debian.tar.zst
-  imagetool --insecure add-overlay web/9 base/debian-12.7 nginx.tar
-  imagetool --insecure delete base/debian-12.6
+  imagetool add base/debian-12.7 root.tar.zst filter triggers.json
+  imagetool list
+  imagetool show base/debian-12.7
+  imagetool diff base/debian-12.6 base/debian-12.7
+  imagetool get base/debian-12.7 /srv/chroot/debian
+  imagetool tar base/debian-12.7 -o debian.tar.zst
+  imagetool add-overlay web/9 base/debian-12.7 nginx.tar
+  imagetool delete base/debian-12.6
 
-Defaults for --imageserver, --insecure and others may stand in ~/.config/dominator/config.toml.
+Defaults for --imageserver, --tls and others may stand in ~/.config/dominator/config.toml.
 Data goes to the standard output, everything else to the standard error.
 Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared: different)."
 )]

@@ -10,6 +10,7 @@ mod measure;
 mod observer;
 mod serve;
 mod store;
+mod tls;
 mod update;
 mod versions;
 
@@ -57,6 +58,8 @@ pub enum Part {
     Serve,
     /// A dominator with ten thousand simulated machines, beside the Go Dominator.
     Fleet,
+    /// What TLS adds to such a fleet, and to getting an image.
+    Tls,
 }
 
 /// Measures the product beside its peers.
@@ -153,6 +156,7 @@ pub fn run(
     any(Part::Versions, versions::measure)?;
     any(Part::Serve, serve::measure)?;
     any(Part::Fleet, fleet::measure)?;
+    any(Part::Tls, tls::measure)?;
     directory.close().context("cannot remove the directory")
 }
 
@@ -248,14 +252,14 @@ impl Bench<'_> {
     }
 
     /// An image server and a dominator in `directory`, and no sub.
-    fn servers(&self, directory: PathBuf) -> anyhow::Result<Fleet> {
+    fn servers(&self, directory: PathBuf, insecure: bool) -> anyhow::Result<Fleet> {
         Fleet::start(Options {
             programs: self.programs.clone(),
             directory,
             subs: 0,
             subd_flags: Vec::new(),
             dominator_flags: Vec::new(),
-            insecure: self.arguments.insecure,
+            insecure,
             addresses: Addresses::private()?,
             stop: Arc::clone(&self.stop),
         })

@@ -54,6 +54,12 @@ impl Certificates {
         self.issue(holder, set.powers(), hosts)
     }
 
+    /// The authority; `None` for a fleet that runs with `--insecure`.
+    #[must_use]
+    pub fn authority(&self) -> Option<&Authority> {
+        self.made.as_ref().map(|made| &made.authority)
+    }
+
     fn issue(&self, holder: &str, powers: Vec<String>, hosts: &[&str]) -> anyhow::Result<()> {
         let Some(made) = &self.made else { return Ok(()) };
         let request = Request {

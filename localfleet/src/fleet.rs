@@ -433,7 +433,8 @@ impl Fleet {
         request: &M::Request,
     ) -> anyhow::Result<M::Reply> {
         let sub = self.subs.get(index).context("there is no such machine")?;
-        let reply = self.runtime.block_on(client_of(sub.address).call::<M>(request));
+        let reply =
+            self.runtime.block_on(client_of(sub.address, &self.security).call::<M>(request));
         reply.with_context(|| format!("{} does not do {}", sub.hostname, M::NAME))
     }
 
@@ -502,8 +503,8 @@ impl Fleet {
             ));
         }
         text.push_str(&format!(
-            "  database     {}\n\nTry:\n  {programs}/domtool --insecure list-subs\n  \
-             {programs}/imagetool --insecure list\n",
+            "  database     {}\n\nTry:\n  {programs}/domtool list-subs\n  \
+             {programs}/imagetool list\n",
             self.mdb().display()
         ));
         text

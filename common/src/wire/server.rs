@@ -11,6 +11,7 @@
 //! * A call whose caller goes away is dropped where it waits. A handler that must finish what it
 //!   began runs that as a task of its own.
 
+mod audit;
 mod dispatch;
 mod executor;
 mod listen;
@@ -37,9 +38,11 @@ use super::access::{Access, Identity};
 use super::body::{Body, streamed};
 use super::codec::{self, Encoding};
 use super::fault::{Fault, FaultCode};
-use super::method::Method;
+use super::method::{Effect, Method};
 use super::tls::Security;
+use crate::daemon::audit::AuditLog;
 use crate::daemon::page::Frame;
+use audit::Recorder;
 use metrics::Metrics;
 
 /// Who calls.
@@ -98,6 +101,7 @@ enum Kind {
 #[derive(Clone)]
 struct Entry {
     name: &'static str,
+    effect: Effect,
     /// Whom the server lets through to the handler.
     access: Access,
     request_bytes_max: usize,
@@ -112,6 +116,8 @@ pub struct Router {
     pages: BTreeMap<&'static str, PageHandler>,
     below: BTreeMap<&'static str, PageHandler>,
     metrics: Metrics,
+    recorder: Recorder,
+    private_pages: bool,
 }
 
 impl std::fmt::Debug for Router {
@@ -137,6 +143,8 @@ impl Router {
             pages: BTreeMap::new(),
             below: BTreeMap::new(),
             metrics: Metrics::new(daemon, security),
+            recorder: Recorder::default(),
+            private_pages: false,
         }
     }
 
@@ -147,11 +155,24 @@ impl Router {
         self
     }
 
+    /// Shows pages and metrics only to callers with a certificate, if `is_private`.
+    #[must_use]
+    pub fn private_pages(self, is_private: bool) -> Self {
+        Self { private_pages: is_private, ..self }
+    }
+
     /// Lets the daemon add metrics of its own; their names begin with `dominator_` by themselves.
     #[must_use]
     pub fn metrics(mut self, add: impl FnOnce(&mut Registry)) -> Self {
         add(self.metrics.registry());
         self
+    }
+
+    /// Records every call that changes something in `log`, and shows at `/audit` how that is doing.
+    /// It does not matter whether methods are added before or after this.
+    #[must_use]
+    pub fn audit(self, log: &AuditLog) -> Self {
+        audit::attach(self, log)
     }
 
     /// Answers `M` with `handler`, for callers with the power where the rule of `M` asks for it.
@@ -166,7 +187,8 @@ impl Router {
             Access::PowerOrOwner => Access::Power,
             access => access,
         };
-        self.add::<M>(strict, unary::<M, F, Fut>(handler))
+        let kind = self.unary::<M, F, Fut>(handler);
+        self.add::<M>(strict, kind)
     }
 
     /// Answers `M`, which owners may call, with `handler`, which must find out whether the caller
@@ -178,7 +200,27 @@ impl Router {
         F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
-        self.add::<M>(Access::Authenticated, unary::<M, F, Fut>(handler))
+        let kind = self.unary::<M, F, Fut>(handler);
+        self.add::<M>(Access::Authenticated, kind)
+    }
+
+    fn unary<M, F, Fut>(&self, handler: F) -> Kind
+    where
+        M: Method,
+        F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
+    {
+        let (recorder, handler) = (self.recorder.clone(), Arc::new(handler));
+        Kind::Unary(Arc::new(move |caller, encoding, bytes| {
+            let request = decode_request::<M>(encoding, &bytes);
+            let (recorder, handler) = (recorder.clone(), Arc::clone(&handler));
+            Box::pin(async move {
+                let request = request?;
+                let call = recorder.call::<M>(&caller, Some(&request));
+                let answer = call.carried_out(move || handler(caller, request)).await?;
+                encode_reply::<M>(encoding, &answer)
+            })
+        }))
     }
 
     /// Answers `M`, whose request is an object stream, with `handler`.
@@ -189,13 +231,16 @@ impl Router {
         F: Fn(Caller, ObjectReader) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
-        self.add::<M>(
-            M::ACCESS,
-            Kind::Upload(Arc::new(move |caller, encoding, reader| {
-                let answer = handler(caller, reader);
-                Box::pin(async move { encode_reply::<M>(encoding, &answer.await?) })
-            })),
-        )
+        let (recorder, handler) = (self.recorder.clone(), Arc::new(handler));
+        let kind = Kind::Upload(Arc::new(move |caller, encoding, reader| {
+            let (recorder, handler) = (recorder.clone(), Arc::clone(&handler));
+            Box::pin(async move {
+                let call = recorder.call::<M>(&caller, None);
+                let answer = call.carried_out(move || handler(caller, reader)).await?;
+                encode_reply::<M>(encoding, &answer)
+            })
+        }));
+        self.add::<M>(M::ACCESS, kind)
     }
 
     /// Answers `M`, whose reply is an object stream, with `handler`. A stream that gives an error
@@ -208,14 +253,13 @@ impl Router {
         Fut: Future<Output = Result<S, Fault>> + Send + 'static,
         S: Stream<Item = io::Result<Bytes>> + Send + 'static,
     {
-        self.add::<M>(
-            M::ACCESS,
-            Kind::Download(Arc::new(move |caller, encoding, bytes| {
-                let answer =
-                    decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
-                Box::pin(async move { Ok(streamed(answer?.await?)) })
-            })),
-        )
+        const { assert!(matches!(M::EFFECT, Effect::Tells), "downloads are not recorded") }
+        let kind = Kind::Download(Arc::new(move |caller, encoding, bytes| {
+            let answer =
+                decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
+            Box::pin(async move { Ok(streamed(answer?.await?)) })
+        }));
+        self.add::<M>(M::ACCESS, kind)
     }
 
     /// Answers GET of exactly `path`.
@@ -243,22 +287,10 @@ impl Router {
 
     fn add<M: Method>(mut self, access: Access, kind: Kind) -> Self {
         let request_bytes_max = M::REQUEST_BYTES_MAX;
-        let entry = Entry { name: M::NAME, access, request_bytes_max, kind };
+        let entry = Entry { name: M::NAME, effect: M::EFFECT, access, request_bytes_max, kind };
         self.methods.insert(M::NAME, entry);
         self
     }
-}
-
-fn unary<M, F, Fut>(handler: F) -> Kind
-where
-    M: Method,
-    F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
-{
-    Kind::Unary(Arc::new(move |caller, encoding, bytes| {
-        let answer = decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
-        Box::pin(async move { encode_reply::<M>(encoding, &answer?.await?) })
-    }))
 }
 
 /// Decodes a request. In JSON no bytes at all are `null`, so that curl needs no body for methods

@@ -4,6 +4,7 @@ use common::wire::Security;
 use std::collections::BTreeSet;
 
 use common::api::Done;
+use common::daemon::audit::AuditLog;
 use common::wire::server::{Router, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -39,6 +40,7 @@ pub(crate) fn shared(state: &Arc<State>, stop: &CancellationToken) -> Shared {
     let limits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
     Shared {
         security: Security::Insecure,
+        audit: AuditLog::none(),
         clock,
         images: Images::new(nobody, Arc::clone(&reader), TaskTracker::new(), stop.clone()),
         reader,

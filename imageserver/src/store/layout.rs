@@ -61,9 +61,11 @@ pub const QUARANTINE: &str = "quarantine";
 pub const SERVER_ID: &str = "server-id";
 /// The file that is there if the store keeps what has ended on its master.
 pub const ARCHIVE: &str = "archive";
+/// The directory of the audit log.
+pub const AUDIT: &str = "audit";
 
 /// What may be at the top of the data directory; a file-system of its own has the last one.
-pub const TOP: [&str; 14] = [
+pub const TOP: [&str; 15] = [
     LOCK,
     LEASES,
     HOLDS,
@@ -77,6 +79,7 @@ pub const TOP: [&str; 14] = [
     QUARANTINE,
     SERVER_ID,
     ARCHIVE,
+    AUDIT,
     "lost+found",
 ];
 

@@ -19,8 +19,8 @@ use crate::output::{plural, size};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure --imageserver images2 replication
-  imagetool --insecure --imageserver images2 replication --format json | jq .master.is_level
+  imagetool --imageserver images2 replication
+  imagetool --imageserver images2 replication --format json | jq .master.is_level
 
 A server that is started with `imageserver --replicate-from` has a master. Exit code 3 says that it
 does not answer, or that images or directories are not as it has them; what to do stands beside

@@ -14,16 +14,18 @@ use serde::{Deserialize, Serialize};
 use directories::{DirectoriesVersion, TroubledDirectories};
 
 use super::directories::{
-    ChangeOwnerRequest, MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectoryRequest,
+    ChangeOwner, ChangeOwnerRequest, MakeDirectory, MakeDirectoryReply, MakeDirectoryRequest,
+    RemoveDirectory, RemoveDirectoryRequest,
 };
-use super::expiry::{ChangeExpiryReply, ChangeExpiryRequest};
-use super::notes::{ChangeTagsReply, ChangeTagsRequest, CopyImageRequest};
-use super::{AddImageRequest, DeleteImageRequest};
+use super::expiry::{ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest};
+use super::notes::{ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest};
+use super::{AddImage, AddImageRequest, DeleteImage, DeleteImageRequest};
 use crate::api::Done;
+use crate::audit::brief::Brief;
 use crate::image::{Image, ImageName};
 use crate::object::ObjectId;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// The most servers that a call or a change may pass through.
 pub const SERVERS_MAX: usize = 64;
@@ -214,6 +216,7 @@ pub struct GetImageUpdatesReply {
 impl Method for GetImageUpdates {
     const NAME: &'static str = "ImageServer.GetImageUpdates";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = GetImageUpdatesRequest;
     type Reply = GetImageUpdatesReply;
@@ -317,10 +320,27 @@ pub struct ForwardReply {
 impl Method for Forward {
     const NAME: &'static str = "ImageServer.Forward";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     const REQUEST_BYTES_MAX: usize = 17 << 20;
     const REPLY_BYTES_MAX: usize = 17 << 20;
     type Request = ForwardRequest;
     type Reply = ForwardReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        let brief = match &request.write {
+            Write::Add(add) => AddImage::brief(add),
+            Write::Delete(delete) => DeleteImage::brief(delete),
+            Write::Copy(copy) => CopyImage::brief(copy),
+            Write::Tags(tags) => ChangeTags::brief(tags),
+            Write::Expiry(expiry) => ChangeExpiry::brief(expiry),
+            Write::MakeDirectory(make) => MakeDirectory::brief(make),
+            Write::RemoveDirectory(remove) => RemoveDirectory::brief(remove),
+            Write::ChangeOwner(change) => ChangeOwner::brief(change),
+        };
+        let Origin { address, user, .. } = &request.origin;
+        let user = user.as_deref().unwrap_or("somebody");
+        brief.with("write", request.write.method()).who(&format!("{user} at {address}"))
+    }
 }
 
 /// Says how far behind its master a server is, and which replicas it has.
@@ -480,6 +500,7 @@ pub struct GetReplicationReply {
 impl Method for GetReplication {
     const NAME: &'static str = "ImageServer.GetReplication";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = Done;
     type Reply = GetReplicationReply;
@@ -502,6 +523,11 @@ pub struct DropCopyRequest {
 impl Method for DropCopy {
     const NAME: &'static str = "ImageServer.DropCopy";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Relieves;
     type Request = DropCopyRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("image", &request.name).with("force", request.force)
+    }
 }

@@ -63,6 +63,12 @@ impl Service {
         caller: Caller,
         request: Request<Incoming>,
     ) -> Response<Body> {
+        let mut response = self.routed(caller, request).await;
+        page::protect(&mut response);
+        response
+    }
+
+    async fn routed(&self, caller: Caller, request: Request<Incoming>) -> Response<Body> {
         let raw = request.uri().path();
         if raw.len() > PATH_BYTES_MAX {
             return self.error_page(StatusCode::URI_TOO_LONG, "The path is too long.");
@@ -72,6 +78,10 @@ impl Service {
                 let text = "Methods are called with POST; see docs/PROTOCOL.md.";
                 return self.wrong_verb("POST", text);
             }
+            if page::is_foreign(request.headers()) {
+                let text = "A page of another site must not call methods here.";
+                return self.error_page(StatusCode::FORBIDDEN, text);
+            }
             let name = method.to_owned();
             return self.call(caller, &name, request).await;
         }
@@ -80,6 +90,13 @@ impl Service {
         };
         if !matches!(*request.method(), Verb::GET | Verb::HEAD) {
             return self.wrong_verb("GET, HEAD", "Pages are only read, with GET or HEAD.");
+        }
+        if self.router.private_pages && path != "/healthz" && caller.identity.user.is_none() {
+            let text = "This daemon shows its pages only to those who have a certificate that its \
+                        authorities signed (--private-pages). Give one to the browser, to curl \
+                        (--cert, --key) or to Prometheus (tls_config); `domtool cert issue` makes \
+                        one.";
+            return self.error_page(StatusCode::FORBIDDEN, text);
         }
         let head = request.method() == Verb::HEAD;
         let mut response = self.page(caller, path, &request).await;
@@ -147,7 +164,7 @@ impl Service {
                 let result = match (version(request.headers(), form), entry) {
                     (Err(fault), _) => Err(fault),
                     (Ok(()), None) => Err(self.no_method(name)),
-                    (Ok(()), Some(entry)) => match admitted(&caller, entry) {
+                    (Ok(()), Some(entry)) => match self.admit(&caller, entry).await {
                         Ok(()) => guarded(label, self.run(caller, entry, form, request)).await,
                         Err(fault) => Err(fault),
                     },
@@ -167,6 +184,15 @@ impl Service {
         // A caller that uploads may pack.
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(packing::ENCODING));
         response
+    }
+
+    /// Refuses callers that no handler need be asked about.
+    async fn admit(&self, caller: &Caller, entry: &Entry) -> Result<(), Fault> {
+        let judged = judge(entry.name, entry.access, &caller.identity, "", &[]);
+        let Err(error) = judged else { return Ok(()) };
+        let fault = Fault::new(FaultCode::Denied, error.to_string());
+        self.router.recorder.denied(caller, entry.name, entry.effect, &fault).await;
+        Err(fault)
     }
 
     async fn run(
@@ -260,12 +286,6 @@ impl Service {
         set(&mut response, header::ALLOW, allowed);
         response
     }
-}
-
-/// Refuses callers that no handler need be asked about.
-fn admitted(caller: &Caller, entry: &Entry) -> Result<(), Fault> {
-    judge(entry.name, entry.access, &caller.identity, "", &[])
-        .map_err(|error| Fault::new(FaultCode::Denied, error.to_string()))
 }
 
 /// Runs a handler so that its panic fails this call only.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::image::ImageName;
 use crate::tree::Time;
 use crate::wire::access::Owners;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// Which state of the directories a store has. Two with the same version are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +64,7 @@ pub struct GetMadeDirectoriesReply {
 impl Method for GetMadeDirectories {
     const NAME: &'static str = "ImageServer.GetMadeDirectories";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = GetMadeDirectoriesRequest;
     type Reply = GetMadeDirectoriesReply;
