@@ -1,6 +1,7 @@
 //! What all daemons and tools do alike: security flags, configuration files, logging, listening,
 //! stopping, and the frame of their pages.
 
+pub mod audit;
 pub mod config;
 pub mod page;
 mod run;

@@ -11,6 +11,7 @@
 //! specify the bytes.
 
 pub mod api;
+pub mod audit;
 pub mod certificate;
 pub mod comments;
 pub mod daemon;

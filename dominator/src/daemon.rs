@@ -1,10 +1,13 @@
 //! The daemon: its flags, and how its parts are put together and taken apart.
 
+use common::wire::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
+use common::daemon::audit::{AuditArgs, AuditError, AuditLog};
 use common::daemon::config::ConfigArgs;
+use common::daemon::page::PageArgs;
 use common::daemon::{
     DOMINATOR_PORT, IMAGESERVER_PORT, ListenError, LogArgs, MDBD_PORT, SUBD_PORT, SecurityArgs,
     SecurityError, listen_text,
@@ -46,7 +49,7 @@ pub const NAME: &str = "dominator";
     name = "dominator",
     version,
     after_help = "Example:\n  \
-        dominator --insecure --imageserver images:6971 --mdb /etc/fleet.json\n\n\
+        dominator --imageserver images:6971 --mdb /etc/fleet.json\n\n\
         The machine database is a JSON array:\n  \
         [{\"Hostname\": \"web1\", \"RequiredImage\": \"web/1.0\", \"IpAddress\": \"10.0.0.7\"}]"
 )]
@@ -128,6 +131,14 @@ pub struct Arguments {
 
     #[command(flatten)]
     #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub audit: AuditArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub pages: PageArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub config: ConfigArgs,
 }
 
@@ -154,6 +165,9 @@ pub enum StartError {
         #[source]
         source: StateError,
     },
+    /// The audit log cannot be written.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// It cannot listen.
     #[error("cannot listen")]
     Listen {
@@ -201,6 +215,8 @@ impl Arguments {
             budgets: _,
             log: LogArgs { filter: _, format },
             security: SecurityArgs { insecure, tls },
+            audit,
+            pages: PageArgs { private_pages },
             config: ConfigArgs { config: _ },
         } = self;
         let differ = [
@@ -216,6 +232,10 @@ impl Arguments {
             ("log-format", *format != new.log.format),
             ("insecure", *insecure != new.security.insecure),
             ("tls", *tls != new.security.tls),
+            ("audit-log", audit.audit_log != new.audit.audit_log),
+            ("audit-max-size", audit.audit_max_size != new.audit.audit_max_size),
+            ("audit-keep", audit.audit_keep != new.audit.audit_keep),
+            ("private-pages", *private_pages != new.pages.private_pages),
         ];
         differ.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect()
     }
@@ -245,7 +265,7 @@ pub async fn run(
     changed: mpsc::Receiver<Arguments>,
     stop: CancellationToken,
 ) -> Result<(), StartError> {
-    arguments.security.check_daemon(NAME)?;
+    let security = arguments.security.of_daemon(NAME)?;
     let address = |flag| move |source| StartError::Address { flag, source };
     let imageserver =
         Peer::parse(&arguments.imageserver, IMAGESERVER_PORT).map_err(address("--imageserver"))?;
@@ -277,24 +297,32 @@ pub async fn run(
         bytes: arguments.history_max_mib << 20,
         seconds: i64::from(arguments.history_days) * 86_400,
     };
+    let audit = AuditLog::open(arguments.audit.settings(&arguments.state), NAME).await?;
+    let private_pages = arguments.pages.private_pages;
     let history = History::start(Arc::clone(&state), limits)
         .map_err(|source| StartError::State { source })?;
     let tracker = TaskTracker::new();
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let reader = Arc::new(Reader::new(processors));
-    let images =
-        Images::new(Client::new(imageserver), Arc::clone(&reader), tracker.clone(), stop.clone());
+    let images = Images::new(
+        Client::new(imageserver, &security),
+        Arc::clone(&reader),
+        tracker.clone(),
+        stop.clone(),
+    );
     tracker
         .spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&images).hold(holder(&listener))));
     let clock = Clock::start();
     let desk = Arc::new(Desk::new(clock, arguments.budgets.settings(), stopped));
     tracker.spawn(Arc::clone(&desk).run(Arc::clone(&state), stop.clone()));
     let shared = Arc::new(Shared {
+        security: security.clone(),
         clock,
         reader,
         images,
         gate: Gate::new(brake),
         history,
+        audit: audit.clone(),
         identities: Arc::clone(&identities),
         pauses: PauseGate::new(Pauses::from_kept(pauses)),
         default_image: watch::Sender::new(default_image.map(Arc::new)),
@@ -315,7 +343,7 @@ pub async fn run(
     ));
     tracker.spawn(identities.keep(stop.clone()));
     let watching = stop.clone();
-    let intake = intake(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet));
+    let intake = intake(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet), security);
     tracker.spawn(async move {
         watching.run_until_cancelled(intake).await;
     });
@@ -329,11 +357,13 @@ pub async fn run(
             stop.run_until_cancelled(work).await;
         });
     }
-    serve(listener, router(&fleet, &tracker), stop).await;
+    let router = router(&fleet, &tracker).audit(&audit).private_pages(private_pages);
+    serve(listener, router, stop).await;
     tracker.close();
     tracker.wait().await;
     // It panics only if the writer does, which has said so.
     let _closed = tokio::task::spawn_blocking(move || ending.history.close()).await;
+    audit.close().await;
     Ok(())
 }
 
@@ -345,9 +375,9 @@ fn holder(listener: &TcpListener) -> String {
 }
 
 /// Takes the machine database from the server, if there is one, or else from the file, for ever.
-async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>) {
+async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>, security: Security) {
     match server {
-        Some(server) => crate::mdb_server::follow(Client::new(server), fleet).await,
+        Some(server) => crate::mdb_server::follow(Client::new(server, &security), fleet).await,
         None => crate::mdb_file::watch(file, fleet).await,
     }
 }
@@ -357,7 +387,7 @@ async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>) {
 pub fn router(fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router {
     let collector = Arc::new(FleetCollector::default());
     collector.watch(fleet);
-    let router = Router::new(NAME).metrics(|registry| {
+    let router = Router::new(NAME, &fleet.shared().security).metrics(|registry| {
         fleet.shared().metrics.register(registry);
         registry.register_collector(Box::new(collector));
     });

@@ -19,11 +19,14 @@ pub mod metrics;
 pub mod pages;
 pub mod source;
 
+use common::daemon::page::Frame;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use common::daemon::audit::{AuditArgs, AuditError, AuditLog};
 use common::daemon::config::{Beside, ConfigArgs};
+use common::daemon::page::PageArgs;
 use common::daemon::{ListenError, LogArgs, MDBD_PORT, SecurityArgs, SecurityError, listen_text};
 use common::wire::server::{Router, serve};
 use tokio::sync::mpsc;
@@ -97,6 +100,14 @@ pub struct Arguments {
 
     #[command(flatten)]
     #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub audit: AuditArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub pages: PageArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub config: ConfigArgs,
 }
 
@@ -130,6 +141,9 @@ pub enum StartError {
         /// Why.
         source: StateError,
     },
+    /// The audit log cannot be written.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// It cannot listen.
     #[error("cannot listen")]
     Listen {
@@ -148,7 +162,7 @@ pub async fn run(
     beside: Beside,
     stop: CancellationToken,
 ) -> Result<(), StartError> {
-    arguments.security.check_daemon(NAME)?;
+    let security = arguments.security.of_daemon(NAME)?;
     let path = beside.path.ok_or(StartError::NoFile)?;
     let sources =
         sources(beside.table.get(KEY)).map_err(|source| StartError::Settings { path, source })?;
@@ -159,10 +173,11 @@ pub async fn run(
         .await
         .map_err(|source| StartError::Listen { source })?;
 
+    let audit = AuditLog::open(arguments.audit.settings(&arguments.state), NAME).await?;
     let tracker = TaskTracker::new();
     let rules = sources.iter().map(|source| source.rules.clone()).collect();
     let origins: Vec<_> = sources.iter().map(|source| source.origin.clone()).collect();
-    let shared = Shared::new(arguments.mdb, &origins);
+    let shared = Shared::new(arguments.mdb, &origins, audit.clone());
     let (sender, receiver) = mpsc::channel(1);
     let (board, published) = (Board::new(rules, filter), shared.clone());
     tracker.spawn_blocking(move || Maker::new(board, origins, kept, published).run(receiver));
@@ -176,10 +191,14 @@ pub async fn run(
     }
     // The maker ends with the last source.
     drop(sender);
-    let router = Router::new(NAME).metrics(|registry| metrics::register(registry, &shared));
-    let router = pages::pages(api::methods(router, &shared, &stop), &shared, NAME);
+    let router =
+        Router::new(NAME, &security).metrics(|registry| metrics::register(registry, &shared));
+    let router =
+        pages::pages(api::methods(router, &shared, &stop), &shared, Frame::new(NAME, &security));
+    let router = router.audit(&audit).private_pages(arguments.pages.private_pages);
     serve(listener, router, stop).await;
     tracker.close();
     tracker.wait().await;
+    audit.close().await;
     Ok(())
 }

@@ -6,11 +6,13 @@
 pub mod due;
 pub mod trust;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use common::api::image_server::expiry::AcceptClockReply;
+use common::daemon::audit::AuditLog;
 use common::image::ImageName;
+use common::lock::locked;
 use common::report::report;
 use common::tree::Time;
 use common::when::moment;
@@ -48,6 +50,7 @@ pub struct Expiry {
     boot_id: String,
     /// The master says when images go, not the clock of this machine.
     is_replica: bool,
+    audit: AuditLog,
     state: Mutex<State>,
 }
 
@@ -71,7 +74,13 @@ impl Expiry {
             overdue: Vec::new(),
             expired: 0,
         };
-        Self { store, boot_id, is_replica, state: Mutex::new(state) }
+        Self { store, boot_id, is_replica, audit: AuditLog::none(), state: Mutex::new(state) }
+    }
+
+    /// Has what expires recorded in `audit`.
+    #[must_use]
+    pub fn recording(self, audit: AuditLog) -> Self {
+        Self { audit, ..self }
     }
 
     /// Reads the clocks, and deletes the images whose time has come.
@@ -167,6 +176,8 @@ impl Expiry {
             Ok(false) => {}
             Ok(true) => {
                 tracing::info!(image = %name, "an image expired");
+                let why = format!("it was to expire at {}", moment(expires_at));
+                self.audit.decided("expire-image", &format!("image={name}"), &why);
                 self.state().expired += 1;
             }
             Err(error) => tracing::error!(image = %name, "cannot expire: {}", report(&error)),
@@ -207,6 +218,6 @@ impl Expiry {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }

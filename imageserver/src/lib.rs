@@ -29,6 +29,7 @@ pub mod store;
 mod clock;
 mod pages;
 
+use common::wire::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,7 @@ use std::time::Duration;
 use collection::Collector;
 use collection::pressure::Bounds;
 use common::api::image_server::replication::ServerId;
+use common::daemon::audit::{self, AuditError, AuditLog};
 use common::daemon::page::Frame;
 use common::report::report;
 use common::wire::server::{Router, serve};
@@ -97,8 +99,17 @@ pub struct Config {
     pub replicate: Option<replication::Settings>,
     /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
     pub pack_level: i32,
+    /// How hard objects are packed that are stored in the data directory: a level of zstd; 0 for
+    /// never.
+    pub store_packed: i32,
     /// True to refuse images in directories that were never made.
     pub require_directories: bool,
+    /// How connections are protected.
+    pub security: Security,
+    /// Where changes are recorded.
+    pub audit: audit::Settings,
+    /// True to show pages only to those who have a certificate.
+    pub private_pages: bool,
 }
 
 /// An image server that has its data directory, and does not answer yet.
@@ -110,6 +121,9 @@ pub struct ImageServer {
     id: ServerId,
     replicate: Option<replication::Settings>,
     packers: Packers,
+    security: Security,
+    audit: AuditLog,
+    private_pages: bool,
 }
 
 /// A server that cannot start.
@@ -121,6 +135,9 @@ pub enum OpenError {
     /// It is that of an archive.
     #[error(transparent)]
     Archive(#[from] identity::ArchiveError),
+    /// The audit log cannot be written.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
 }
 
 impl ImageServer {
@@ -139,12 +156,16 @@ impl ImageServer {
             scrub,
             replicate,
             pack_level,
+            store_packed,
             require_directories,
+            security,
+            audit,
+            private_pages,
         } = config;
         let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let runtime = tokio::runtime::Handle::current();
         let open = move || match bucket {
-            None => Store::open(&data),
+            None => Store::open_packing(&data, store_packed),
             Some(settings) => Store::open_bucket(&data, &settings, runtime),
         };
         let opened = tokio::task::spawn_blocking(open).await;
@@ -161,26 +182,47 @@ impl ImageServer {
             identity::keep_archive(store.data(), settings.is_archive)??;
         }
         let store = Arc::new(store);
-        let collector = Arc::new(Collector::new(Arc::clone(&store), collect));
-        let expiry = Arc::new(Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some()));
-        Ok(Self { store, collector, expiry, scrub, id, replicate, packers })
+        let audit = AuditLog::open(audit, DAEMON).await?;
+        let collector = Collector::new(Arc::clone(&store), collect).recording(audit.clone());
+        let expiry = Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some());
+        let (collector, expiry) = (Arc::new(collector), Arc::new(expiry.recording(audit.clone())));
+        Ok(Self {
+            store,
+            collector,
+            expiry,
+            scrub,
+            id,
+            replicate,
+            packers,
+            security,
+            audit,
+            private_pages,
+        })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
     pub async fn run(self, listener: TcpListener, stop: CancellationToken) {
         let tasks = TaskTracker::new();
+        let security = self.security;
         let metrics = Arc::new(Metrics::default());
-        let frame = Frame::new(DAEMON);
+        let frame = Frame::new(DAEMON, &security);
         let counted = (Arc::clone(&self.store), stop.clone());
         tasks.spawn_blocking(move || counted.0.objects.count(&|| counted.1.is_cancelled()));
         tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
         tasks.spawn(refresh(Arc::clone(&self.store), stop.clone()));
         let scrub = Arc::new(Scrub::default());
-        scrub::start(&scrub, self.scrub, &self.store, &metrics, &tasks, &stop);
+        scrub::start(&scrub, self.scrub, &self.store, &metrics, (&security, &tasks, &stop));
         let follower = self.replicate.map(|settings| {
             let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&metrics));
-            Arc::new(Follower::new(settings, self.id.clone(), store, metrics, tasks.clone()))
+            Arc::new(Follower::new(
+                settings,
+                &security,
+                self.id.clone(),
+                store,
+                metrics,
+                tasks.clone(),
+            ))
         });
         let port = listener.local_addr().map_or(0, |address| address.port());
         if let Some(follower) = &follower {
@@ -188,9 +230,10 @@ impl ImageServer {
         }
         let replication = Arc::new(Replication::new(self.id, follower));
         let life = Life { collector: self.collector, expiry: self.expiry, scrub, replication };
-        let router = Router::new(DAEMON).frame(frame.clone()).metrics(|registry| {
+        let router = Router::new(DAEMON, &security).frame(frame.clone()).metrics(|registry| {
             metrics.register(registry, &self.store, &life);
         });
+        let router = router.audit(&self.audit).private_pages(self.private_pages);
         let router = pages::routes(router, &self.store, &life, &frame);
         let (packers, store) = (self.packers, Arc::clone(&self.store));
         let service = Service::new(self.store, life, metrics, packers, tasks.clone(), stop.clone());
@@ -202,6 +245,7 @@ impl ImageServer {
         if let Ok(Err(error)) = synced {
             tracing::error!("objects may not be on the medium: {}", report(&error));
         }
+        self.audit.close().await;
     }
 }
 

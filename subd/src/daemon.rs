@@ -1,5 +1,6 @@
 //! subd as a whole: its flags, how it starts and how it stops.
 
+use common::wire::Security;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,10 +8,14 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use common::audit::record::Event;
+use common::daemon::audit::{AuditArgs, AuditLog};
 use common::daemon::config::ConfigArgs;
+use common::daemon::page::PageArgs;
 use common::daemon::{ListenError, LogArgs, SUBD_PORT, SecurityArgs, listen_text};
 use common::filter::{PatternError, Patterns};
 use common::report::report;
+use common::scope::SUBD_DIRECTORY;
 use common::trigger::services::OWN_SERVICE;
 use common::wire::server::{Router, serve};
 use tokio::net::TcpListener;
@@ -49,9 +54,9 @@ use crate::watchdog;
 ///
 /// Examples:
 ///
-///   subd --insecure
+///   subd
 ///
-///   subd --insecure --listen 127.0.0.2:6969 --root /srv/test --service-command 'echo would run'
+///   subd --listen 127.0.0.2:6969 --root /srv/test --service-command 'echo would run'
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "subd", version, verbatim_doc_comment)]
 pub struct Options {
@@ -132,6 +137,14 @@ pub struct Options {
     #[command(flatten)]
     pub security: SecurityArgs,
 
+    /// The audit log.
+    #[command(flatten)]
+    pub audit: AuditArgs,
+
+    /// Who may see pages.
+    #[command(flatten)]
+    pub pages: PageArgs,
+
     /// The configuration file.
     #[command(flatten)]
     pub config: ConfigArgs,
@@ -189,6 +202,7 @@ pub enum StartError {
 pub struct Daemon {
     listener: TcpListener,
     router: Router,
+    audit: AuditLog,
     scanner: Arc<Scanner>,
     board: Arc<Board>,
     updater: Arc<Updater>,
@@ -209,6 +223,8 @@ struct Opened {
     saved: Saved,
     cache: Arc<Cache>,
     resumed: Resumed,
+    /// Where the audit log has its directory, unless that is said elsewhere.
+    audit: PathBuf,
 }
 
 impl Daemon {
@@ -217,7 +233,11 @@ impl Daemon {
     /// # Errors
     ///
     /// [`StartError`] says what cannot be used.
-    pub async fn start(options: Options, stop: CancellationToken) -> Result<Self, StartError> {
+    pub async fn start(
+        options: Options,
+        security: &Security,
+        stop: CancellationToken,
+    ) -> Result<Self, StartError> {
         let (asked, stop) = (stop.clone(), stop.child_token());
         let exclusions =
             Patterns::new(&options.exclude).map_err(|source| StartError::Exclude { source })?;
@@ -228,7 +248,8 @@ impl Daemon {
             what: "open the root",
             source: io::Error::other(error),
         })??;
-        let Opened { root, home, state, saved, cache, resumed } = opened;
+        let Opened { root, home, state, saved, cache, resumed, audit } = opened;
+        let audit = open_audit(&options, &audit, &resumed).await;
         let instance = random_number()
             .map_err(|source| StartError::System { what: "read random bytes", source })?;
         let settings = saved.configuration.scan.clone();
@@ -271,6 +292,7 @@ impl Daemon {
         updater.resume(resumed);
         tasks.spawn(Arc::clone(&updater).watch_reboots());
         let fetcher = Fetcher {
+            security: security.clone(),
             cache: Arc::clone(&cache),
             board: Arc::clone(&board),
             root: Arc::clone(&root),
@@ -307,8 +329,21 @@ impl Daemon {
         let listener = listen_text("subd", &options.listen, SUBD_PORT)
             .await
             .map_err(|source| StartError::Listen { source })?;
-        let router = router(&service);
-        Ok(Self { listener, router, scanner, board, updater, tasks, asked, stop, root, identity })
+        let router =
+            router(&service, security).audit(&audit).private_pages(options.pages.private_pages);
+        Ok(Self {
+            listener,
+            router,
+            audit,
+            scanner,
+            board,
+            updater,
+            tasks,
+            asked,
+            stop,
+            root,
+            identity,
+        })
     }
 
     /// Where it listens.
@@ -324,8 +359,8 @@ impl Daemon {
     /// written before and can be now. An update that is under way is finished, one that is merely
     /// staged is given up.
     pub async fn run(self) {
-        let Self { listener, router, scanner, board, updater, tasks, asked, stop, root, identity } =
-            self;
+        let Self { listener, router, audit, scanner, board, updater, tasks, .. } = self;
+        let Self { asked, stop, root, identity, .. } = self;
         let probe = Probe { root: Arc::clone(&root), board: Arc::clone(&board) };
         tasks.spawn(watchdog::watch(Arc::clone(&scanner), Arc::clone(&board), stop.clone()));
         let following = follow(Arc::clone(&scanner), board, root, identity, stop.clone());
@@ -344,7 +379,30 @@ impl Daemon {
         if let Err(error) = stopping.await {
             tracing::error!(%error, "the scanner did not stop");
         }
+        audit.close().await;
     }
+}
+
+/// Opens the audit log, and records an update that was finished or undone. A root that cannot be
+/// written has none; it is scanned all the same.
+async fn open_audit(options: &Options, directory: &Path, resumed: &Resumed) -> AuditLog {
+    let settings = options.audit.settings(directory);
+    let audit = match AuditLog::open(settings.clone(), "subd").await {
+        Ok(audit) => audit,
+        Err(error) => {
+            let error = report(&error);
+            tracing::error!("{error}: changes are refused");
+            AuditLog::failing(settings, &error)
+        }
+    };
+    if let Some(update_id) = resumed.update_id() {
+        let (Ok(why) | Err(why)) = resumed.text();
+        let arguments = format!("update={update_id}");
+        let decision = "resume-update".to_owned();
+        // What cannot be recorded was logged.
+        let _written = audit.record(Event::Decided { decision, arguments, why }).await;
+    }
+    audit
 }
 
 /// What subd may take by the flags, and by what a dominator asked for before the restart.
@@ -411,24 +469,25 @@ struct Places {
     root: Root,
     home: Home,
     state: StateDirectory,
+    audit: PathBuf,
 }
 
 impl Places {
     /// Opens them, and keeps every other subd out.
-    fn open(path: &Path, state: Option<&Path>) -> Result<Self, StartError> {
+    fn open(path: &Path, state_path: Option<&Path>) -> Result<Self, StartError> {
         let no_root = |source| StartError::Root { path: path.to_owned(), source };
         let no_state = |source| StartError::State { path: path.to_owned(), source };
         if !nix::unistd::geteuid().is_root() {
             tracing::warn!("not running as root: most changes will be refused by the kernel");
         }
         let root = Root::open(path).map_err(no_root)?;
-        if let Some(base) = state {
+        if let Some(base) = state_path {
             fs_err::create_dir_all(base).map_err(|source| StartError::System {
                 what: "make the directory for state",
                 source,
             })?;
         }
-        let base = state.map(Root::open_as_seen).transpose().map_err(no_root)?;
+        let base = state_path.map(Root::open_as_seen).transpose().map_err(no_root)?;
         // The lock of the root is always in `/.subd`, so that two with different states meet there.
         let directory = Home::state(&root, None).map_err(no_root)?;
         let state = StateDirectory::lock(directory).map_err(no_state)?;
@@ -440,7 +499,11 @@ impl Places {
             }
         };
         let home = Home::open(&root).map_err(no_root)?;
-        Ok(Self { root, home, state })
+        if let Err(error) = Home::audit(&root, base.as_ref()) {
+            tracing::error!("the audit log has no directory: {}", report(&error));
+        }
+        let audit = state_path.map_or_else(|| path.join(&SUBD_DIRECTORY[1..]), Path::to_owned);
+        Ok(Self { root, home, state, audit })
     }
 }
 
@@ -449,7 +512,7 @@ impl Places {
 fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     let path = &options.root;
     let no_root = |source| StartError::Root { path: path.clone(), source };
-    let Places { root, home, state } = Places::open(path, options.state.as_deref())?;
+    let Places { root, home, state, audit } = Places::open(path, options.state.as_deref())?;
     let driver = driver(options);
     let time_max = Duration::from_secs(options.service_timeout);
     let services = Driven { driver: &driver, time_max };
@@ -468,7 +531,8 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     let crate::cache::Opened { objects, removed } = opened;
     tracing::info!(objects, removed, root = %path.display(), "the object cache is checked");
     let (root, home) = (Arc::new(root), Arc::new(home));
-    Ok(Opened { root, home, state: Arc::new(state), saved, cache: Arc::new(cache), resumed })
+    let (state, cache) = (Arc::new(state), Arc::new(cache));
+    Ok(Opened { root, home, state, saved, cache, resumed, audit })
 }
 
 /// Finishes or undoes an update that was interrupted, and starts nothing. Says what was done; the
@@ -479,7 +543,7 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
 /// [`StartError`] if the root cannot be used.
 pub fn recover(options: &Options) -> Result<Result<String, String>, StartError> {
     // The state is not needed, and may be on a file-system that is not mounted yet.
-    let Places { root, home, state: _lock } = Places::open(&options.root, None)?;
+    let Places { root, home, state: _lock, .. } = Places::open(&options.root, None)?;
     let identity = IdentitySource::new(options.hostname.clone());
     let boot_id = identity.boot_id();
     let executor = Executor { root: &root, home: &home, services: None, boot_id };

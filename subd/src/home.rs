@@ -7,6 +7,7 @@
 //! | `undo` | what an update took away, until it is over, by update id and phase |
 //! | `journal` | the update that is being carried out |
 //! | `state` | what subd remembers over restarts; elsewhere with `--state` |
+//! | `audit` | the audit log; elsewhere with `--state` or `--audit-log` |
 //!
 //! The first four are on the file-system of the root, because entries move between them and the
 //! tree by rename, and what is on the medium of one is to be on that of the other. All belong to
@@ -64,11 +65,24 @@ impl Home {
     ///
     /// As [`Home::open`].
     pub fn state(root: &Root, base: Option<&Root>) -> Result<Directory, RootError> {
+        Self::beside(root, base, b"state")
+    }
+
+    /// The directory for the audit log: `audit`, where that for state is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Home::open`].
+    pub fn audit(root: &Root, base: Option<&Root>) -> Result<Directory, RootError> {
+        Self::beside(root, base, b"audit")
+    }
+
+    fn beside(root: &Root, base: Option<&Root>, name: &[u8]) -> Result<Directory, RootError> {
         match base {
-            Some(base) => own_directory(&base.directory(&TreePath::root())?, b"state"),
+            Some(base) => own_directory(&base.directory(&TreePath::root())?, name),
             None => {
                 let top = root.directory(&TreePath::root())?;
-                own_directory(&own_directory(&top, &SUBD_DIRECTORY.as_bytes()[1..])?, b"state")
+                own_directory(&own_directory(&top, &SUBD_DIRECTORY.as_bytes()[1..])?, name)
             }
         }
     }

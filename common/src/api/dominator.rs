@@ -15,8 +15,9 @@ use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::Done;
+use crate::audit::brief::Brief;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// The status of a machine: what it is doing, or what it waits for. `docs/OPERATING.md` explains
 /// each.
@@ -231,6 +232,7 @@ pub struct ListSubsReply {
 impl Method for ListSubs {
     const NAME: &'static str = "Dominator.ListSubs";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = ListSubsRequest;
     type Reply = ListSubsReply;
@@ -306,6 +308,7 @@ pub struct PollSummary {
 impl Method for ShowSub {
     const NAME: &'static str = "Dominator.ShowSub";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = ShowSubRequest;
     type Reply = SubDetail;
@@ -362,6 +365,7 @@ pub struct DominatorStatus {
 impl Method for GetStatus {
     const NAME: &'static str = "Dominator.GetStatus";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     type Request = ();
     type Reply = DominatorStatus;
 }
@@ -381,8 +385,13 @@ pub struct DisableUpdatesRequest {
 impl Method for DisableUpdates {
     const NAME: &'static str = "Dominator.DisableUpdates";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Relieves;
     type Request = DisableUpdatesRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().why(&request.reason).who(&request.who)
+    }
 }
 
 /// Releases the brake.
@@ -401,8 +410,13 @@ pub struct EnableUpdatesRequest {
 impl Method for EnableUpdates {
     const NAME: &'static str = "Dominator.EnableUpdates";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = EnableUpdatesRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().why(&request.why).who(&request.who)
+    }
 }
 
 /// Lets one unsafe update of one machine pass.
@@ -424,8 +438,13 @@ pub struct ClearSafetyShutoffRequest {
 impl Method for ClearSafetyShutoff {
     const NAME: &'static str = "Dominator.ClearSafetyShutoff";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ClearSafetyShutoffRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("host", &request.hostname).why(&request.why).who(&request.who)
+    }
 }
 
 /// Tries again now what is held back on one machine because it failed. An image whose health check
@@ -448,6 +467,11 @@ pub struct RetryRequest {
 impl Method for Retry {
     const NAME: &'static str = "Dominator.Retry";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = RetryRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("host", &request.hostname).why(&request.why).who(&request.who)
+    }
 }

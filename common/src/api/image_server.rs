@@ -12,11 +12,12 @@ pub mod replication;
 use serde::{Deserialize, Serialize};
 
 use super::Done;
+use crate::audit::brief::Brief;
 use crate::image::tags::Tags;
 use crate::image::{Content, Image, ImageName, Notes};
 use crate::object::ObjectId;
 use crate::tree::{Time, Totals};
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// Makes an image visible. Its objects and directories are on the server already, and are made
 /// durable before the image is seen.
@@ -41,9 +42,14 @@ pub struct AddImageReply {
 impl Method for AddImage {
     const NAME: &'static str = "ImageServer.AddImage";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
     type Request = AddImageRequest;
     type Reply = AddImageReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("image", &request.content.name).with("root", request.content.root)
+    }
 }
 
 /// Gives an image, without its tree: the directories are objects.
@@ -61,6 +67,7 @@ pub struct GetImageRequest {
 impl Method for GetImage {
     const NAME: &'static str = "ImageServer.GetImage";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = GetImageRequest;
     type Reply = Image;
@@ -111,6 +118,7 @@ pub struct ListImagesReply {
 impl Method for ListImages {
     const NAME: &'static str = "ImageServer.ListImages";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = ListImagesRequest;
     type Reply = ListImagesReply;
@@ -131,6 +139,11 @@ pub struct DeleteImageRequest {
 impl Method for DeleteImage {
     const NAME: &'static str = "ImageServer.DeleteImage";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Relieves;
     type Request = DeleteImageRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("image", &request.name).with("force", request.force)
+    }
 }

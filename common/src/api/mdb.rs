@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mdb::Machine;
 use crate::object::ObjectId;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// The longest that [`GetMdb`] waits for news, in milliseconds.
 pub const MDB_WAIT_MS_MAX: u32 = 120_000;
@@ -35,6 +35,7 @@ pub struct GetMdbReply {
 impl Method for GetMdb {
     const NAME: &'static str = "MdbServer.GetMdb";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = GetMdbRequest;
     type Reply = GetMdbReply;

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::object::ObjectId;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// The most ids in one request.
 pub const IDS_MAX: usize = 65_536;
@@ -36,6 +36,7 @@ pub struct CheckObjectsReply {
 impl Method for CheckObjects {
     const NAME: &'static str = "ObjectServer.CheckObjects";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = CheckObjectsRequest;
@@ -64,6 +65,7 @@ pub struct AddObjectsReply {
 impl Method for AddObjects {
     const NAME: &'static str = "ObjectServer.AddObjects";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ();
     type Reply = AddObjectsReply;
 }
@@ -82,6 +84,7 @@ pub struct GetObjectsRequest {
 impl Method for GetObjects {
     const NAME: &'static str = "ObjectServer.GetObjects";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
     type Request = GetObjectsRequest;
     type Reply = ();

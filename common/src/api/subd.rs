@@ -15,14 +15,15 @@ mod limits;
 use serde::{Deserialize, Serialize};
 
 use super::Done;
+use crate::audit::brief::Brief;
 use crate::image::{HealthCheck, ImageName};
 use crate::object::ObjectId;
 use crate::path::TreePath;
 use crate::plan::{Difference, Occupant, Plan};
-use crate::scope::{ScanSettings, Scope};
+use crate::scope::{Coverage, ScanSettings, Scope};
 use crate::tree::{Time, Times, Totals, Tree};
 use crate::trigger::Triggers;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 pub use activity::{Activity, FetchProgress, UpdatePhase};
 pub use by_hand::{
@@ -387,6 +388,7 @@ impl PollReply {
 impl Method for Poll {
     const NAME: &'static str = "Subd.Poll";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = PollRequest;
     type Reply = PollReply;
@@ -423,6 +425,7 @@ pub struct GetDirectoriesReply {
 impl Method for GetDirectories {
     const NAME: &'static str = "Subd.GetDirectories";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = GetDirectoriesRequest;
     type Reply = GetDirectoriesReply;
@@ -458,9 +461,18 @@ pub struct FetchObject {
 impl Method for Fetch {
     const NAME: &'static str = "Subd.Fetch";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
     type Request = FetchRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default()
+            .with("fetch", request.fetch_id)
+            .with_list("sources", &request.sources)
+            .with("objects", request.objects.len())
+            .with("ahead", request.ahead)
+    }
 }
 
 /// Stages an update. Nothing visible changes.
@@ -505,9 +517,19 @@ pub struct PrepareRequest {
 impl Method for Prepare {
     const NAME: &'static str = "Subd.Prepare";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     const REQUEST_BYTES_MAX: usize = 128 << 20;
     type Request = PrepareRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default()
+            .with("update", request.update_id)
+            .with("image", &request.image)
+            .with("digest", request.image_digest)
+            .with("operations", request.plan.operations.len())
+            .with("force-disruption", request.force_disruption)
+    }
 }
 
 /// Carries out the update that was staged.
@@ -524,8 +546,13 @@ pub struct CommitRequest {
 impl Method for Commit {
     const NAME: &'static str = "Subd.Commit";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = CommitRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("update", request.update_id)
+    }
 }
 
 /// Takes objects out of the cache.
@@ -541,9 +568,14 @@ pub struct CleanupRequest {
 impl Method for Cleanup {
     const NAME: &'static str = "Subd.Cleanup";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Relieves;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
     type Request = CleanupRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with_list("objects", &request.objects)
+    }
 }
 
 /// Gives the configuration in force.
@@ -561,6 +593,7 @@ pub struct Configuration {
 impl Method for GetConfiguration {
     const NAME: &'static str = "Subd.GetConfiguration";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = ();
     type Reply = Configuration;
@@ -582,9 +615,25 @@ pub enum SetConfiguration {}
 impl Method for SetConfiguration {
     const NAME: &'static str = "Subd.SetConfiguration";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
     type Request = SetConfigurationRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        let coverage = request.scan.as_ref().map(|scan| match &scan.coverage {
+            Coverage::Full(_) => "full",
+            Coverage::Paths(_) => "sparse",
+        });
+        let limits = request.limits.unwrap_or_default();
+        Brief::default()
+            .with_some("scan", coverage)
+            .with("limits", request.limits.is_some())
+            .with_some("cpu-percent", limits.cpu_percent)
+            .with_some("scan-percent", limits.scan_percent)
+            .with_some("write-percent", limits.write_percent)
+            .with_some("network-percent", limits.network_percent)
+    }
 }
 
 /// A difference in a path, as reports show it.

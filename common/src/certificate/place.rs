@@ -270,7 +270,12 @@ fn write(path: &Path, content: &Content<'_>, old: Option<&std::fs::Metadata>) ->
     if let Some(old) = old {
         let new = file.metadata()?;
         if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
-            std::os::unix::fs::fchown(file.file(), Some(old.uid()), Some(old.gid()))?;
+            let given = std::os::unix::fs::fchown(file.file(), Some(old.uid()), Some(old.gid()));
+            given.map_err(|error| {
+                let path = path.display();
+                let text = format!("cannot give {path} the owner of the file it replaces: {error}");
+                io::Error::new(error.kind(), text)
+            })?;
         }
         // A secret may stay readable by a group, and not by everybody.
         let allowed = if content.mode & 0o077 == 0 { 0o640 } else { 0o777 };

@@ -111,6 +111,7 @@ fn identity(
             user: Some(user).filter(|user| !user.is_empty()),
             groups,
             powers: Powers::new(patterns.filter(|item| is_pattern(item))),
+            zone: None,
         });
     };
     if common_name.is_empty() {
@@ -119,7 +120,12 @@ fn identity(
             why: "it has no common name, which tells who has the powers in the extension",
         });
     }
-    Ok(Identity { user: Some(common_name.to_owned()), groups, powers: Powers::new(powers) })
+    Ok(Identity {
+        user: Some(common_name.to_owned()),
+        groups,
+        powers: Powers::new(powers),
+        zone: None,
+    })
 }
 
 /// The strings of the extension `oid`; `None` if there is no such extension.

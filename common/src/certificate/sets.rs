@@ -111,6 +111,7 @@ impl Set {
                 "ImageServer.Forward",
                 "ImageServer.GetImage",
                 "ImageServer.GetImageUpdates",
+                "ImageServer.GetMadeDirectories",
                 "ObjectServer.AddObjects",
                 "ObjectServer.CheckObjects",
                 "ObjectServer.GetObjects",

@@ -6,35 +6,46 @@ use std::time::SystemTime;
 
 use askama::Template;
 
+use crate::wire::Security;
+
+/// The style of all pages. There is no other one, and no `style` of single elements.
+const STYLE: &str = include_str!("../../templates/style.css");
+
+/// What the style is known by, as pages' Content-Security-Policy names it.
+pub const STYLE_HASH: &str = "sha256-8c0U/hpTgC3+YKXCuRoPBHtmlYKB1Bem0P5OUYH4t4A=";
+
+/// Who may see the pages of a daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct PageArgs {
+    /// Show pages and metrics only to those who have a certificate. /healthz stays open to all
+    #[arg(long, help_heading = "Security")]
+    pub private_pages: bool,
+}
+
 /// What all pages of a daemon share.
 #[derive(Clone, Debug)]
 pub struct Frame {
     daemon: &'static str,
-    insecure: bool,
+    security: Security,
     links: Vec<(String, String)>,
 }
 
 impl Frame {
-    /// The frame of `daemon`, with the banner that says that it runs without TLS.
+    /// The frame of `daemon`. A banner says if it runs without TLS, or if its certificate ends
+    /// soon.
     #[must_use]
-    pub fn new(daemon: &'static str) -> Self {
+    pub fn new(daemon: &'static str, security: &Security) -> Self {
         let link = |path: &str, text: &str| (path.to_owned(), text.to_owned());
-        let links = vec![link("/", "status"), link("/metrics", "metrics")];
-        Self { daemon, insecure: true, links }
+        let links = vec![link("/", "status"), link("/audit", "audit"), link("/metrics", "metrics")];
+        Self { daemon, security: security.clone(), links }
     }
 
-    /// Adds a link to the navigation, before the one to the metrics.
+    /// Adds a link to the navigation, before those to the audit log and the metrics.
     #[must_use]
     pub fn link(mut self, path: impl Into<String>, text: impl Into<String>) -> Self {
-        let last = self.links.len().saturating_sub(1);
+        let last = self.links.len().saturating_sub(2);
         self.links.insert(last, (path.into(), text.into()));
         self
-    }
-
-    /// Shows the banner, or not.
-    #[must_use]
-    pub fn insecure(self, insecure: bool) -> Self {
-        Self { insecure, ..self }
     }
 
     /// The name of the daemon.
@@ -48,7 +59,9 @@ impl Frame {
     pub fn render(&self, title: &str, body: &str) -> String {
         let document = Document {
             daemon: self.daemon,
-            insecure: self.insecure,
+            insecure: self.security.is_insecure(),
+            warning: self.security.warning(),
+            style: STYLE,
             links: &self.links,
             version: env!("CARGO_PKG_VERSION"),
             title,
@@ -81,6 +94,8 @@ impl Frame {
 struct Document<'a> {
     daemon: &'a str,
     insecure: bool,
+    warning: Option<String>,
+    style: &'a str,
     links: &'a [(String, String)],
     version: &'a str,
     title: &'a str,
@@ -203,18 +218,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_escapes_its_title_and_shows_the_banner_only_when_insecure() {
-        let frame = Frame::new("testd").link("/sub/", "subs");
+    fn a_page_escapes_its_title_and_shows_the_banner() {
+        let frame = Frame::new("testd", &Security::Insecure).link("/sub/", "subs");
         let html = frame.render("<b>&", "<p>body</p>");
         for part in ["<h1>&#60;b&#62;&#38;</h1>", "<p>body</p>", "INSECURE", "<a href=\"/sub/\">"] {
             assert!(html.contains(part), "{part} in {html}");
         }
-        assert!(!frame.insecure(false).render("x", "").contains("INSECURE"));
+    }
+
+    #[test]
+    fn the_style_is_the_one_that_browsers_are_told_to_accept() {
+        use sha2::Digest as _;
+        const DIGITS: &[u8; 64] =
+            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let html = Frame::new("testd", &Security::Insecure).render("x", "");
+        let style = html.split_once("<style>").unwrap().1.split_once("</style>").unwrap().0;
+        let digest = sha2::Sha256::digest(style.as_bytes());
+        let mut hash = "sha256-".to_owned();
+        for chunk in digest.chunks(3) {
+            let bits = chunk.iter().fold(0, |bits, byte| bits << 8 | usize::from(*byte));
+            let bits = bits << (8 * (3 - chunk.len()));
+            for digit in 0..4 {
+                let is_there = digit <= chunk.len();
+                let digit = DIGITS[bits >> (18 - 6 * digit) & 63];
+                hash.push(if is_there { char::from(digit) } else { '=' });
+            }
+        }
+        assert_eq!(STYLE_HASH, hash);
+        assert_eq!(html.matches("<style").count(), 1);
     }
 
     #[test]
     fn a_page_refers_to_no_other_server_and_has_no_script() {
-        let html = Frame::new("testd").error(404, "<script>");
+        let html = Frame::new("testd", &Security::Insecure).error(404, "<script>");
         for part in ["http://", "https://", "<script", "src=", "@import", "url("] {
             assert!(!html.contains(part), "{part} in {html}");
         }

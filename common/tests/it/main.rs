@@ -7,4 +7,5 @@ mod hostile;
 mod protocol;
 mod samples;
 mod tidy;
+mod tls;
 mod wire;

@@ -40,6 +40,7 @@ const BANNED_IN_CORES: [&str; 15] = [
 /// Modules that must be cores, with all below them; so must everything in a folder `core`.
 const CORES: &[&str] = &[
     "common/src/api",
+    "common/src/audit",
     "common/src/certificate/reading",
     "common/src/certificate/record",
     "common/src/certificate/sets",

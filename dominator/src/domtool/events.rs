@@ -57,7 +57,10 @@ pub(super) struct EventsArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(super) struct AuditArguments {
+    #[command(subcommand)]
+    pub(super) log: Option<super::audit::Command>,
     /// Only orders about this machine or image: `*` is anything, `?` one character
     #[arg(long, value_name = "HOST")]
     host: Vec<String>,

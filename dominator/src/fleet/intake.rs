@@ -88,17 +88,20 @@ impl Fleet {
     fn decide(&self, decide: impl FnOnce(&mut Intake) -> Outcome) {
         // One at a time, so that the disk and memory say the same.
         let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_changed;
+        let (has_changed, in_force);
         let is_new = {
             let mut inner = self.inner.lock().expect("no holder panics");
             let before = inner.wanted();
             let outcome = decide(&mut inner.intake);
             tell(outcome.news);
             has_changed = !outcome.changes.is_empty();
+            let (changes, machines) = (outcome.changes.len(), inner.intake.herd().machines().len());
+            in_force = format!("machines={machines} changed={changes}");
             self.carry_out(&mut inner, outcome.changes, before);
             outcome.keep
         };
         if has_changed {
+            self.shared.audit.decided("take-mdb", &in_force, "the machine database has changed");
             self.forget_pauses();
         }
         if is_new {

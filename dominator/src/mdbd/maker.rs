@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use common::daemon::audit::AuditLog;
 use common::mdb::{Machines, parse};
 use common::object::{Algorithm, ObjectId};
 use common::report::report;
@@ -66,6 +67,7 @@ pub struct Shared {
     pub origins: Vec<String>,
     /// How often the file was written.
     pub writes: Counter,
+    audit: AuditLog,
     status: Mutex<Status>,
     force: watch::Sender<Option<Arc<Force>>>,
 }
@@ -73,11 +75,12 @@ pub struct Shared {
 impl Shared {
     /// Nothing is known yet.
     #[must_use]
-    pub fn new(file: PathBuf, origins: &[Origin]) -> Arc<Self> {
+    pub fn new(file: PathBuf, origins: &[Origin], audit: AuditLog) -> Arc<Self> {
         Arc::new(Self {
             file,
             origins: origins.iter().map(Origin::to_string).collect(),
             writes: Counter::default(),
+            audit,
             status: Mutex::default(),
             force: watch::Sender::new(None),
         })
@@ -239,6 +242,9 @@ impl Maker {
             disk::replace(&self.shared.file, text.as_bytes(), MODE)?;
             self.shared.writes.inc();
             tracing::info!(machines = machines.len(), "the machine database was written");
+            let (file, count) = (self.shared.file.display(), machines.len());
+            let arguments = format!("file={file} machines={count}");
+            self.shared.audit.decided("write-mdb", &arguments, "a source says something else");
         }
         Ok(decision)
     }

@@ -1,10 +1,12 @@
 //! When collections are made, one at a time, and what became of them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
+use common::daemon::audit::AuditLog;
 use common::image::ImageName;
+use common::lock::locked;
 use common::report::report;
 use common::tree::Time;
 use common::when::lasting;
@@ -104,6 +106,7 @@ pub struct Collector {
     running: Mutex<()>,
     state: Mutex<State>,
     uploaded: Notify,
+    audit: AuditLog,
 }
 
 impl Collector {
@@ -117,6 +120,21 @@ impl Collector {
             running: Mutex::default(),
             state: Mutex::default(),
             uploaded: Notify::new(),
+            audit: AuditLog::none(),
+        }
+    }
+
+    /// Has what is collected without being asked for recorded in `audit`.
+    #[must_use]
+    pub fn recording(self, audit: AuditLog) -> Self {
+        Self { audit, ..self }
+    }
+
+    fn record(&self, reply: &CollectReply, why: &str) {
+        let Amount { objects, bytes } = reply.removed;
+        if objects > 0 {
+            let arguments = format!("objects={objects} bytes={bytes}");
+            self.audit.decided("collect-objects", &arguments, why);
         }
     }
 
@@ -143,7 +161,10 @@ impl Collector {
         let used = space.percent();
         tracing::info!(used_percent = used, bytes, "the disk is nearly full: collects objects");
         let freed = match self.collect(CollectRequest { dry_run: false, bytes }, stop) {
-            Ok(reply) => reply.removed.bytes,
+            Ok(reply) => {
+                self.record(&reply, "the disk is nearly full");
+                reply.removed.bytes
+            }
             Err(CollectError::Busy | CollectError::Stopped) => return,
             Err(error) => {
                 tracing::error!(used_percent = used, "{}", report(&error));
@@ -169,7 +190,8 @@ impl Collector {
             return;
         }
         match self.collect(CollectRequest { dry_run: false, bytes: 0 }, stop) {
-            Ok(_) | Err(CollectError::Stopped) => {}
+            Ok(reply) => self.record(&reply, "no image needed them for long enough"),
+            Err(CollectError::Stopped) => {}
             Err(error @ (CollectError::Busy | CollectError::Elsewhere { .. })) => {
                 tracing::info!("{}", report(&error));
             }
@@ -227,7 +249,7 @@ impl Collector {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Seconds since the server started.

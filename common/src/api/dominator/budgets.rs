@@ -4,9 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::Done;
+use crate::audit::brief::Brief;
 use crate::image::ImageName;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// One limit, and what is taken of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +73,11 @@ pub struct ResumeImageRequest {
 impl Method for ResumeImage {
     const NAME: &'static str = "Dominator.ResumeImage";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ResumeImageRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("image", &request.image).why(&request.why).who(&request.who)
+    }
 }

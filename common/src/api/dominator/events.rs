@@ -9,7 +9,7 @@ use crate::object::ObjectId;
 use crate::path::TreePath;
 use crate::plan::Difference;
 use crate::tree::{Node, Time};
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// The most events of one reply.
 pub const EVENTS_MAX: u32 = 1_000;
@@ -259,6 +259,7 @@ pub struct ListEventsReply {
 impl Method for ListEvents {
     const NAME: &'static str = "Dominator.ListEvents";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = ListEventsRequest;
     type Reply = ListEventsReply;
@@ -301,6 +302,7 @@ pub struct BackupReply {
 impl Method for Backup {
     const NAME: &'static str = "Dominator.Backup";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 32 << 20;
     type Request = BackupRequest;
     type Reply = BackupReply;

@@ -8,7 +8,7 @@ use super::orders::{DefaultImage, UpdatePause};
 use crate::api::subd::LastUpdate;
 use crate::object::ObjectId;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// Explains one machine.
 pub enum Explain {}
@@ -135,6 +135,7 @@ pub struct Remedy {
 impl Method for Explain {
     const NAME: &'static str = "Dominator.Explain";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = ExplainRequest;
     type Reply = Explanation;

@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::Done;
-use crate::wire::{Access, Method};
+use crate::audit::brief::Brief;
+use crate::wire::{Access, Effect, Method};
 
 /// Says that what answers for a machine that is `wrong-machine` is the machine that is meant: it
 /// was installed anew, or shares its name or machine id with others for a reason.
@@ -24,6 +25,11 @@ pub struct TrustRequest {
 impl Method for Trust {
     const NAME: &'static str = "Dominator.Trust";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = TrustRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("host", &request.hostname).why(&request.why).who(&request.who)
+    }
 }

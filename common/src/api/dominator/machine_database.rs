@@ -4,10 +4,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::Done;
+use crate::audit::brief::Brief;
 use crate::mdb::Machine;
 use crate::object::ObjectId;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// A machine database that is held until an operator accepts it: it would change too much at once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +43,7 @@ pub struct ShowMdbReply {
 impl Method for ShowMdb {
     const NAME: &'static str = "Dominator.ShowMdb";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = ShowMdbRequest;
     type Reply = ShowMdbReply;
@@ -65,6 +67,11 @@ pub struct AcceptMdbRequest {
 impl Method for AcceptMdb {
     const NAME: &'static str = "Dominator.AcceptMdb";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = AcceptMdbRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("digest", request.digest).why(&request.why).who(&request.who)
+    }
 }

@@ -5,9 +5,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::Status;
+use crate::audit::brief::Brief;
 use crate::image::ImageName;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::when::{lasting, moment};
+use crate::wire::{Access, Effect, Method};
 
 /// The longest reason of a pause, in bytes.
 pub const PAUSE_REASON_BYTES_MAX: usize = 1_000;
@@ -81,9 +83,22 @@ pub struct PauseUpdatesReply {
 impl Method for PauseUpdates {
     const NAME: &'static str = "Dominator.PauseUpdates";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Relieves;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = PauseUpdatesRequest;
     type Reply = PauseUpdatesReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        let end = match request.end {
+            PauseEnd::At(time) => moment(time),
+            PauseEnd::After(seconds) => lasting(seconds),
+        };
+        Brief::default()
+            .with_list("hosts", &request.hosts)
+            .with("end", end)
+            .why(&request.reason)
+            .who(&request.who)
+    }
 }
 
 /// Ends pauses before their time.
@@ -111,9 +126,14 @@ pub struct ResumeUpdatesReply {
 impl Method for ResumeUpdates {
     const NAME: &'static str = "Dominator.ResumeUpdates";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = ResumeUpdatesRequest;
     type Reply = ResumeUpdatesReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with_list("hosts", &request.hosts).why(&request.why).who(&request.who)
+    }
 }
 
 /// Has the pending update of one machine made even if the machine does not want to be disturbed:
@@ -134,8 +154,13 @@ pub struct ForceDisruptiveUpdateRequest {
 impl Method for ForceDisruptiveUpdate {
     const NAME: &'static str = "Dominator.ForceDisruptiveUpdate";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ForceDisruptiveUpdateRequest;
     type Reply = super::Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("host", &request.hostname).why(&request.reason).who(&request.who)
+    }
 }
 
 /// Has one machine polled and scanned at once, what failed there tried again, and whatever is then
@@ -158,8 +183,13 @@ pub struct FastUpdateRequest {
 impl Method for FastUpdate {
     const NAME: &'static str = "Dominator.FastUpdate";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = FastUpdateRequest;
     type Reply = super::Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("host", &request.hostname).why(&request.why).who(&request.who)
+    }
 }
 
 /// Tells the status of one machine when it has changed.
@@ -201,6 +231,7 @@ pub struct WatchSubReply {
 impl Method for WatchSub {
     const NAME: &'static str = "Dominator.WatchSub";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     type Request = WatchSubRequest;
     type Reply = WatchSubReply;
 }
@@ -280,6 +311,15 @@ pub struct SetDefaultImageReply {
 impl Method for SetDefaultImage {
     const NAME: &'static str = "Dominator.SetDefaultImage";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = SetDefaultImageRequest;
     type Reply = SetDefaultImageReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default()
+            .with_some("image", request.image.as_ref())
+            .with("machines-max", request.machines_max)
+            .why(&request.why)
+            .who(&request.who)
+    }
 }

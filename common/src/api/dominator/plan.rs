@@ -8,7 +8,7 @@ use super::{Brake, Status};
 use crate::image::ImageName;
 use crate::mdb::Machine;
 use crate::plan::preview::{Preview, Summary};
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// Tells what an update of one machine would do.
 pub enum PlanMachine {}
@@ -35,6 +35,7 @@ pub struct PlanMachineReply {
 impl Method for PlanMachine {
     const NAME: &'static str = "Dominator.PlanMachine";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 128 << 20;
     type Request = PlanMachineRequest;
     type Reply = PlanMachineReply;
@@ -139,6 +140,7 @@ impl Gap {
 impl Method for PlanMachines {
     const NAME: &'static str = "Dominator.PlanMachines";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = PlanMachinesRequest;
@@ -173,6 +175,7 @@ pub struct CheckMdbReply {
 impl Method for CheckMdb {
     const NAME: &'static str = "Dominator.CheckMdb";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REQUEST_BYTES_MAX: usize = 64 << 20;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = CheckMdbRequest;

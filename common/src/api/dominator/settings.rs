@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::TagFilter;
 use crate::api::subd::{Limits, LimitsReport};
+use crate::audit::brief::Brief;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// One of the [`Limits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -140,8 +141,21 @@ pub struct SetSubConfigurationReply {
 impl Method for SetSubConfiguration {
     const NAME: &'static str = "Dominator.SetConfiguration";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = SetSubConfigurationRequest;
     type Reply = SetSubConfigurationReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        let value = |(limit, value): (&Limit, &Option<u8>)| match value {
+            Some(value) => format!("{}={value}", limit.name()),
+            None => format!("{}=unset", limit.name()),
+        };
+        Brief::default()
+            .with("level", &request.level)
+            .with_list("values", request.values.iter().map(value))
+            .why(&request.why)
+            .who(&request.who)
+    }
 }
 
 /// Tells the values that are given, for all levels or as they concern one machine.
@@ -182,6 +196,7 @@ pub struct MachineConfiguration {
 impl Method for GetSubConfiguration {
     const NAME: &'static str = "Dominator.GetConfiguration";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = GetSubConfigurationRequest;
     type Reply = GetSubConfigurationReply;

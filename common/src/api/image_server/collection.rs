@@ -3,7 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::wire::{Access, Method};
+use crate::audit::brief::Brief;
+use crate::wire::{Access, Effect, Method};
 
 /// Removes objects that no image needs and no lease holds, those first that were stored first.
 /// Answers when that is done, which may take minutes.
@@ -58,6 +59,11 @@ pub struct CollectReply {
 impl Method for Collect {
     const NAME: &'static str = "ImageServer.Collect";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Relieves;
     type Request = CollectRequest;
     type Reply = CollectReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("dry-run", request.dry_run).with("bytes", request.bytes)
+    }
 }

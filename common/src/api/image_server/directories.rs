@@ -4,10 +4,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::Done;
+use crate::audit::brief::Brief;
 use crate::image::ImageName;
 use crate::tree::Time;
 use crate::wire::access::Owners;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// Makes a directory, or makes one that is there only by the names of images one that has owners.
 pub enum MakeDirectory {}
@@ -35,8 +36,15 @@ pub struct MakeDirectoryReply {
 impl Method for MakeDirectory {
     const NAME: &'static str = "ImageServer.MakeDirectory";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = MakeDirectoryRequest;
     type Reply = MakeDirectoryReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default()
+            .with("directory", &request.name)
+            .with_some("owners", request.owners.as_ref().map(Owners::in_words))
+    }
 }
 
 /// Removes a directory in which there is neither an image nor a directory. Names of images that
@@ -53,8 +61,13 @@ pub struct RemoveDirectoryRequest {
 impl Method for RemoveDirectory {
     const NAME: &'static str = "ImageServer.RemoveDirectory";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = RemoveDirectoryRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("directory", &request.name)
+    }
 }
 
 /// Gives a directory to others.
@@ -72,8 +85,13 @@ pub struct ChangeOwnerRequest {
 impl Method for ChangeOwner {
     const NAME: &'static str = "ImageServer.ChangeOwner";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ChangeOwnerRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("directory", &request.name).with("owners", request.owners.in_words())
+    }
 }
 
 /// Lists directories, each before those in it.
@@ -119,6 +137,7 @@ pub struct ListDirectoriesReply {
 impl Method for ListDirectories {
     const NAME: &'static str = "ImageServer.ListDirectories";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = ListDirectoriesRequest;
     type Reply = ListDirectoriesReply;

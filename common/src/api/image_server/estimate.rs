@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::image::ImageName;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// Says how much of what an image needs no other image does. Looks through all images, which may
 /// take minutes.
@@ -49,6 +49,7 @@ pub struct EstimateImageReply {
 impl Method for EstimateImage {
     const NAME: &'static str = "ImageServer.EstimateImage";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     type Request = EstimateImageRequest;
     type Reply = EstimateImageReply;
 }

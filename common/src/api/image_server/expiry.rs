@@ -4,9 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::Done;
+use crate::audit::brief::Brief;
 use crate::image::ImageName;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// Lets an image stay for longer, or for ever. An image never goes earlier than it was said to.
 pub enum ChangeExpiry {}
@@ -30,8 +31,15 @@ pub struct ChangeExpiryReply {
 impl Method for ChangeExpiry {
     const NAME: &'static str = "ImageServer.ChangeExpiry";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ChangeExpiryRequest;
     type Reply = ChangeExpiryReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default()
+            .with("image", &request.name)
+            .with_some("expires-in-seconds", request.expires_in_seconds)
+    }
 }
 
 /// Confirms that the server's clock is right although it jumped: images expire again.
@@ -49,6 +57,7 @@ pub struct AcceptClockReply {
 impl Method for AcceptClock {
     const NAME: &'static str = "ImageServer.AcceptClock";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = Done;
     type Reply = AcceptClockReply;
 }

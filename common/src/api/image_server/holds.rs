@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::Done;
 use crate::image::ImageName;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// The most images that one holder may hold.
 pub const NAMES_MAX: usize = 10_000;
@@ -34,6 +34,7 @@ pub struct HoldImagesRequest {
 impl Method for HoldImages {
     const NAME: &'static str = "ImageServer.HoldImages";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
     type Request = HoldImagesRequest;
     type Reply = Done;

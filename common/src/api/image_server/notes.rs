@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::AddImageReply;
+use crate::audit::brief::Brief;
 use crate::image::ImageName;
 use crate::image::tags::Tags;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// Makes an image with another name of the tree, the filter, the triggers and the notes of one that
 /// is there, except for its owners, its expiry and the tag `deprecated`.
@@ -28,8 +29,13 @@ pub struct CopyImageRequest {
 impl Method for CopyImage {
     const NAME: &'static str = "ImageServer.CopyImage";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = CopyImageRequest;
     type Reply = AddImageReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("from", &request.from).with("to", &request.to)
+    }
 }
 
 /// Sets and removes tags of an image.
@@ -56,8 +62,16 @@ pub struct ChangeTagsReply {
 impl Method for ChangeTags {
     const NAME: &'static str = "ImageServer.ChangeTags";
     const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ChangeTagsRequest;
     type Reply = ChangeTagsReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default()
+            .with("image", &request.name)
+            .with_list("set", request.set.iter().map(|(name, value)| format!("{name}={value}")))
+            .with_list("remove", &request.remove)
+    }
 }
 
 /// Finds the image of a directory that was added last.
@@ -82,6 +96,7 @@ pub struct FindLatestImageReply {
 impl Method for FindLatestImage {
     const NAME: &'static str = "ImageServer.FindLatestImage";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     type Request = FindLatestImageRequest;
     type Reply = FindLatestImageReply;
 }

@@ -2,21 +2,30 @@
 //!
 //! A replica first gets a list of all images that its master has or had, page by page, then waits
 //! for changes. It ends an image only when the master says that this very image has ended: what a
-//! list does not name is left alone.
+//! list does not name is left alone. The directories of images come as a whole ([`directories`]).
 // tidy: core
+
+pub mod directories;
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::expiry::{ChangeExpiryReply, ChangeExpiryRequest};
-use super::notes::{ChangeTagsReply, ChangeTagsRequest, CopyImageRequest};
-use super::{AddImageRequest, DeleteImageRequest};
+use directories::{DirectoriesVersion, TroubledDirectories};
+
+use super::directories::{
+    ChangeOwner, ChangeOwnerRequest, MakeDirectory, MakeDirectoryReply, MakeDirectoryRequest,
+    RemoveDirectory, RemoveDirectoryRequest,
+};
+use super::expiry::{ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest};
+use super::notes::{ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest};
+use super::{AddImage, AddImageRequest, DeleteImage, DeleteImageRequest};
 use crate::api::Done;
+use crate::audit::brief::Brief;
 use crate::image::{Image, ImageName};
 use crate::object::ObjectId;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::wire::{Access, Effect, Method};
 
 /// The most servers that a call or a change may pass through.
 pub const SERVERS_MAX: usize = 64;
@@ -122,6 +131,8 @@ pub struct GetImageUpdatesRequest {
     pub wait_ms: u32,
     /// Who asks.
     pub replica: ReplicaReport,
+    /// The version of the master's directories that it was told last: another one is news.
+    pub directories: Option<DirectoriesVersion>,
 }
 
 /// How an image ended.
@@ -198,11 +209,14 @@ pub struct GetImageUpdatesReply {
     pub changes: Vec<Change>,
     /// True if there are more after these.
     pub more: bool,
+    /// The version of the directories; `None` if none was ever made, or what was cannot be used.
+    pub directories: Option<DirectoriesVersion>,
 }
 
 impl Method for GetImageUpdates {
     const NAME: &'static str = "ImageServer.GetImageUpdates";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = GetImageUpdatesRequest;
     type Reply = GetImageUpdatesReply;
@@ -221,6 +235,12 @@ pub enum Write {
     Tags(ChangeTagsRequest),
     /// [`super::expiry::ChangeExpiry`].
     Expiry(ChangeExpiryRequest),
+    /// [`super::directories::MakeDirectory`].
+    MakeDirectory(MakeDirectoryRequest),
+    /// [`super::directories::RemoveDirectory`].
+    RemoveDirectory(RemoveDirectoryRequest),
+    /// [`super::directories::ChangeOwner`].
+    ChangeOwner(ChangeOwnerRequest),
 }
 
 /// What came of a [`Write`].
@@ -234,6 +254,10 @@ pub enum Written {
     Tags(ChangeTagsReply),
     /// Of [`Write::Expiry`].
     Expiry(ChangeExpiryReply),
+    /// Of [`Write::MakeDirectory`].
+    Made(MakeDirectoryReply),
+    /// Of [`Write::RemoveDirectory`] and [`Write::ChangeOwner`].
+    Directories,
 }
 
 impl Write {
@@ -246,6 +270,9 @@ impl Write {
             Self::Copy(_) => super::notes::CopyImage::NAME,
             Self::Tags(_) => super::notes::ChangeTags::NAME,
             Self::Expiry(_) => super::expiry::ChangeExpiry::NAME,
+            Self::MakeDirectory(_) => super::directories::MakeDirectory::NAME,
+            Self::RemoveDirectory(_) => super::directories::RemoveDirectory::NAME,
+            Self::ChangeOwner(_) => super::directories::ChangeOwner::NAME,
         }
     }
 }
@@ -286,15 +313,34 @@ pub struct ForwardReply {
     pub written: Written,
     /// Who follows changes up to here has it.
     pub cursor: Cursor,
+    /// The version of the directories, with what came of it.
+    pub directories: Option<DirectoriesVersion>,
 }
 
 impl Method for Forward {
     const NAME: &'static str = "ImageServer.Forward";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     const REQUEST_BYTES_MAX: usize = 17 << 20;
     const REPLY_BYTES_MAX: usize = 17 << 20;
     type Request = ForwardRequest;
     type Reply = ForwardReply;
+
+    fn brief(request: &Self::Request) -> Brief {
+        let brief = match &request.write {
+            Write::Add(add) => AddImage::brief(add),
+            Write::Delete(delete) => DeleteImage::brief(delete),
+            Write::Copy(copy) => CopyImage::brief(copy),
+            Write::Tags(tags) => ChangeTags::brief(tags),
+            Write::Expiry(expiry) => ChangeExpiry::brief(expiry),
+            Write::MakeDirectory(make) => MakeDirectory::brief(make),
+            Write::RemoveDirectory(remove) => RemoveDirectory::brief(remove),
+            Write::ChangeOwner(change) => ChangeOwner::brief(change),
+        };
+        let Origin { address, user, .. } = &request.origin;
+        let user = user.as_deref().unwrap_or("somebody");
+        brief.with("write", request.write.method()).who(&format!("{user} at {address}"))
+    }
 }
 
 /// Says how far behind its master a server is, and which replicas it has.
@@ -418,6 +464,8 @@ pub struct MasterState {
     /// Images that are here, and that the patterns do not name.
     #[serde(with = "crate::wide")]
     pub not_followed: u64,
+    /// Why the directories are not those of the master; `None` if they are, or will be at once.
+    pub directories: Option<TroubledDirectories>,
 }
 
 /// A replica, as its master knows it.
@@ -452,6 +500,7 @@ pub struct GetReplicationReply {
 impl Method for GetReplication {
     const NAME: &'static str = "ImageServer.GetReplication";
     const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = Done;
     type Reply = GetReplicationReply;
@@ -474,6 +523,11 @@ pub struct DropCopyRequest {
 impl Method for DropCopy {
     const NAME: &'static str = "ImageServer.DropCopy";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Relieves;
     type Request = DropCopyRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("image", &request.name).with("force", request.force)
+    }
 }

@@ -4,10 +4,12 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::Done;
+use crate::audit::brief::Brief;
 use crate::escape::ByteText;
 use crate::path::TreePath;
 use crate::tree::Time;
-use crate::wire::{Access, Method};
+use crate::when::moment;
+use crate::wire::{Access, Effect, Method};
 
 /// Starts passes over the tree now, without limits until each has come to its end. The counters of
 /// [`super::Poll`] tell when that is.
@@ -24,9 +26,14 @@ pub struct ScanNowRequest {
 
 impl Method for ScanNow {
     const NAME: &'static str = "Subd.ScanNow";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ScanNowRequest;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("content", request.content).with("media", request.media)
+    }
 }
 
 /// That no update may be made on a machine for a while.
@@ -44,9 +51,14 @@ pub enum Pause {}
 
 impl Method for Pause {
     const NAME: &'static str = "Subd.Pause";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Relieves;
     type Request = Paused;
     type Reply = Done;
+
+    fn brief(request: &Self::Request) -> Brief {
+        Brief::default().with("until", moment(request.until)).why(&request.reason)
+    }
 }
 
 /// Ends a pause.
@@ -54,7 +66,8 @@ pub enum Resume {}
 
 impl Method for Resume {
     const NAME: &'static str = "Subd.Resume";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ();
     type Reply = Done;
 }
@@ -109,7 +122,8 @@ pub struct GetFilesReply {
 
 impl Method for GetFiles {
     const NAME: &'static str = "Subd.GetFiles";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = GetFilesRequest;
     type Reply = GetFilesReply;
@@ -127,7 +141,8 @@ pub struct CheckHealthReply {
 
 impl Method for CheckHealth {
     const NAME: &'static str = "Subd.CheckHealth";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     type Request = ();
     type Reply = CheckHealthReply;
 }

@@ -160,6 +160,7 @@ fn a_certificate_tells_who_holds_it_and_what_they_may_do() {
             user: user.map(str::to_owned),
             groups: groups.iter().map(|group| (*group).to_owned()).collect(),
             powers: Powers::new(powers.iter().copied()),
+            zone: None,
         };
         assert_eq!(certificate.identity, want, "{} {:?}", made.name, made.alternatives);
         assert_eq!(certificate.common_name, made.name);
@@ -288,6 +289,7 @@ fn certificates_made_by_openssl_are_read() {
                 user: Some("alice".into()),
                 groups: BTreeSet::from(["Grün & co".to_owned()]),
                 powers: Powers::new(["Subd.*", "ObjectServer.GetObjects"]),
+                zone: None,
             },
             not_before: read.not_before,
             not_after: read.not_after,

@@ -40,6 +40,7 @@ fn sets_may_call_what_they_must() {
             ImageServer.Forward
             ImageServer.GetImage
             ImageServer.GetImageUpdates
+            ImageServer.GetMadeDirectories
             ObjectServer.AddObjects
             ObjectServer.CheckObjects
             ObjectServer.GetObjects

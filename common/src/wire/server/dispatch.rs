@@ -11,6 +11,7 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method as Verb, Request, Response, StatusCode};
 use tokio::sync::Semaphore;
 
+use super::super::access::judge;
 use super::super::body::{self, Body, ReadError};
 use super::super::codec::{self, Encoding};
 use super::super::fault::{Fault, FaultCode};
@@ -62,6 +63,12 @@ impl Service {
         caller: Caller,
         request: Request<Incoming>,
     ) -> Response<Body> {
+        let mut response = self.routed(caller, request).await;
+        page::protect(&mut response);
+        response
+    }
+
+    async fn routed(&self, caller: Caller, request: Request<Incoming>) -> Response<Body> {
         let raw = request.uri().path();
         if raw.len() > PATH_BYTES_MAX {
             return self.error_page(StatusCode::URI_TOO_LONG, "The path is too long.");
@@ -71,6 +78,10 @@ impl Service {
                 let text = "Methods are called with POST; see docs/PROTOCOL.md.";
                 return self.wrong_verb("POST", text);
             }
+            if page::is_foreign(request.headers()) {
+                let text = "A page of another site must not call methods here.";
+                return self.error_page(StatusCode::FORBIDDEN, text);
+            }
             let name = method.to_owned();
             return self.call(caller, &name, request).await;
         }
@@ -79,6 +90,13 @@ impl Service {
         };
         if !matches!(*request.method(), Verb::GET | Verb::HEAD) {
             return self.wrong_verb("GET, HEAD", "Pages are only read, with GET or HEAD.");
+        }
+        if self.router.private_pages && path != "/healthz" && caller.identity.user.is_none() {
+            let text = "This daemon shows its pages only to those who have a certificate that its \
+                        authorities signed (--private-pages). Give one to the browser, to curl \
+                        (--cert, --key) or to Prometheus (tls_config); `domtool cert issue` makes \
+                        one.";
+            return self.error_page(StatusCode::FORBIDDEN, text);
         }
         let head = request.method() == Verb::HEAD;
         let mut response = self.page(caller, path, &request).await;
@@ -146,9 +164,10 @@ impl Service {
                 let result = match (version(request.headers(), form), entry) {
                     (Err(fault), _) => Err(fault),
                     (Ok(()), None) => Err(self.no_method(name)),
-                    (Ok(()), Some(entry)) => {
-                        guarded(label, self.run(caller, entry, form, request)).await
-                    }
+                    (Ok(()), Some(entry)) => match self.admit(&caller, entry).await {
+                        Ok(()) => guarded(label, self.run(caller, entry, form, request)).await,
+                        Err(fault) => Err(fault),
+                    },
                 };
                 (form, result)
             }
@@ -165,6 +184,15 @@ impl Service {
         // A caller that uploads may pack.
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(packing::ENCODING));
         response
+    }
+
+    /// Refuses callers that no handler need be asked about.
+    async fn admit(&self, caller: &Caller, entry: &Entry) -> Result<(), Fault> {
+        let judged = judge(entry.name, entry.access, &caller.identity, "", &[]);
+        let Err(error) = judged else { return Ok(()) };
+        let fault = Fault::new(FaultCode::Denied, error.to_string());
+        self.router.recorder.denied(caller, entry.name, entry.effect, &fault).await;
+        Err(fault)
     }
 
     async fn run(

@@ -6,20 +6,59 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 use futures_util::Stream;
-use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 
 use super::super::body::{self, Body};
 use super::super::packing;
 use super::Caller;
 use super::range::ByteRange;
+use crate::daemon::page::STYLE_HASH;
 
 /// The most parameters of a query that are looked at.
 const PARAMETERS_MAX: usize = 64;
 
-/// What keeps a page from loading or sending anything by itself.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
-     img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+/// What keeps a page from loading or sending anything by itself: it has one style, which is known
+/// by its hash, forms that ask this server, and nothing else.
+fn page_policy() -> String {
+    format!(
+        "default-src 'none'; style-src '{STYLE_HASH}'; form-action 'self'; base-uri 'none'; \
+         frame-ancestors 'none'"
+    )
+}
+
+/// The same for all that is no page.
+const CONTENT_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
+
+/// What every response says to browsers: guess no types, send no address of this server to others,
+/// give no other site what is here, and use nothing of the machine.
+const PROTECTION: [(&str, &str); 6] = [
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("x-frame-options", "DENY"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("permissions-policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
+];
+
+/// Gives a response the headers that keep it harmless in a browser.
+pub(super) fn protect(response: &mut Response<Body>) {
+    let headers = response.headers_mut();
+    for (name, value) in PROTECTION {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    headers
+        .entry(header::CONTENT_SECURITY_POLICY)
+        .or_insert(HeaderValue::from_static(CONTENT_POLICY));
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+}
+
+/// True if a browser says that a page of another site asks. Without certificates a browser inside
+/// of the network could otherwise be made to call methods.
+pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    site.is_some_and(|site| site != b"same-origin" && site != b"none")
+}
 
 /// A page that is asked for.
 #[derive(Clone, Debug)]
@@ -176,7 +215,6 @@ impl Content {
             }
         }
         set(&mut response, header::VARY, "accept-encoding");
-        set(&mut response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
         let caching =
             if self.immutable { "public, max-age=31536000, immutable" } else { "no-cache" };
         set(&mut response, header::CACHE_CONTROL, caching);
@@ -191,9 +229,7 @@ impl Content {
 pub(super) fn html_response(status: StatusCode, html: String) -> Response<Body> {
     let mut response = small("text/html; charset=utf-8", html.into_bytes());
     *response.status_mut() = status;
-    set(&mut response, header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY);
-    set(&mut response, header::REFERRER_POLICY, "no-referrer");
-    set(&mut response, header::X_FRAME_OPTIONS, "DENY");
+    set(&mut response, header::CONTENT_SECURITY_POLICY, &page_policy());
     response
 }
 
@@ -203,8 +239,6 @@ pub(super) fn small(content_type: &str, bytes: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(body::full(bytes));
     set(&mut response, header::CONTENT_TYPE, content_type);
     set(&mut response, header::CONTENT_LENGTH, &length);
-    set(&mut response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
-    set(&mut response, header::CACHE_CONTROL, "no-store");
     response
 }
 

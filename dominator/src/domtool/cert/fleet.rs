@@ -168,7 +168,8 @@ fn done(
     let held = register.lock()?;
     let found = look(register, &held, &directory);
     let before = arguments.renew_before.unwrap_or_else(|| renew_before(arguments.lifetime));
-    let need = match need(&wanted, found.as_ref(), now(), before) {
+    let last = register.authority().certificate().not_after;
+    let need = match need(&wanted, found.as_ref(), now(), last, before) {
         Need::Renewal if arguments.new_key => Need::New,
         need => need,
     };

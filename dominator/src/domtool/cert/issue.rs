@@ -89,7 +89,7 @@ pub(super) async fn run(format: Format, arguments: &Arguments) -> Result<Output,
     let held = register.lock()?;
     let found = look(&register, &held, &arguments.out);
     // A certificate that is asked for by name is made, also if there is a good one.
-    let need = match super::need::need(&wanted, found.as_ref(), now(), Duration::MAX) {
+    let need = match super::need::need(&wanted, found.as_ref(), now(), i64::MAX, Duration::MAX) {
         Need::Renewal if !arguments.new_key => Need::Renewal,
         _ => Need::New,
     };

@@ -38,11 +38,12 @@ pub(super) enum Need {
 }
 
 /// What must be done about `wanted`. A certificate that ends in less than `renew_before` is
-/// renewed; with `renew_always` each is.
+/// renewed, unless it lasts until `last`, when the authority ends itself.
 pub(super) fn need(
     wanted: &Wanted,
     found: Option<&Found>,
     now: i64,
+    last: i64,
     renew_before: Duration,
 ) -> Need {
     // A key that others may have must not be vouched for again.
@@ -62,7 +63,8 @@ pub(super) fn need(
         && set(&wanted.groups) == certificate.identity.groups;
     let left = certificate.not_after.saturating_sub(now);
     let enough = i64::try_from(renew_before.as_secs()).unwrap_or(i64::MAX);
-    if is_as_wanted && left >= enough { Need::Nothing } else { Need::Renewal }
+    let lasts = left >= enough || certificate.not_after >= last;
+    if is_as_wanted && lasts { Need::Nothing } else { Need::Renewal }
 }
 
 /// How long before its end a certificate of this lifetime is renewed if it is not said: 30 days,
@@ -137,8 +139,12 @@ mod tests {
         ];
         for (name, found, days, want) in table {
             let before = Duration::from_secs(30 * 86_400);
-            assert_eq!(need(&wanted, found.as_ref(), days * day, before), want, "{name}");
+            let last = 101 * day;
+            assert_eq!(need(&wanted, found.as_ref(), days * day, last, before), want, "{name}");
         }
+        let before = Duration::from_secs(30 * 86_400);
+        // A renewal could not last longer.
+        assert_eq!(need(&wanted, Some(&good), 99 * day, 100 * day, before), Need::Nothing);
         assert_eq!(renew_before(Duration::from_secs(365 * 86_400)).as_secs(), 30 * 86_400);
         assert_eq!(renew_before(Duration::from_secs(9)).as_secs(), 3);
     }

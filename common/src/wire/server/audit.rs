@@ -1,0 +1,232 @@
+//! Records calls that change something, around their handlers.
+//!
+//! That a call begins is on the medium before its handler is asked, so that nothing is changed that
+//! is not on record, and how it ended before its caller is answered.
+
+use std::sync::{Arc, OnceLock};
+
+use super::super::fault::{Fault, FaultCode};
+use super::super::method::{Effect, Method};
+use super::page::Page;
+use super::{Caller, Router};
+use crate::audit::brief::{Brief, WHO_BYTES_MAX, WHY_BYTES_MAX, short};
+use crate::audit::record::{Act, Event, Outcome};
+use crate::daemon::audit::{AuditCollector, AuditError, AuditLog, AuditStatus};
+use crate::daemon::page::{html_escape, pairs};
+use crate::report::report;
+
+/// Where the calls of a router are recorded, once that is known.
+#[derive(Clone, Default)]
+pub(super) struct Recorder(Arc<OnceLock<AuditLog>>);
+
+/// Has `router` record in `log`.
+pub(super) fn attach(router: Router, log: &AuditLog) -> Router {
+    if router.recorder.0.set(log.clone()).is_err() {
+        tracing::error!("a server has two audit logs: only the first is written");
+        return router;
+    }
+    let (collected, shown) = (AuditCollector(log.clone()), log.clone());
+    let frame = router.frame.clone();
+    let router = router.metrics(|registry| registry.register_collector(Box::new(collected)));
+    router.page("/audit", move |_| {
+        let html = frame.render("Audit log", &page(shown.status().as_ref()));
+        async move { Ok(Page::Html(html)) }
+    })
+}
+
+fn page(status: Option<&AuditStatus>) -> String {
+    let Some(status) = status else {
+        return "<p>This daemon records nothing.</p>".to_owned();
+    };
+    let head = status.head.map_or_else(|| "none".to_owned(), |head| head.to_string());
+    let state = match &status.error {
+        None => "written".to_owned(),
+        Some(error) => format!("NOT WRITTEN, and most changes are refused: {error}"),
+    };
+    let facts = pairs([
+        ("State", state),
+        ("Head", head.clone()),
+        ("Files so far", status.file.to_string()),
+        ("Records that could not be written", status.missed.to_string()),
+    ]);
+    format!(
+        "{facts}<p>Whoever keeps the head can say later whether the log is still the same: \
+         <code>domtool audit verify --expect-head {} FILE</code></p>",
+        html_escape(&head)
+    )
+}
+
+impl Recorder {
+    /// A call of `M`, which its handler has not seen yet. An upload has no request.
+    pub(super) fn call<M: Method>(&self, caller: &Caller, request: Option<&M::Request>) -> Call {
+        let log = match M::EFFECT {
+            Effect::Tells => None,
+            Effect::Changes | Effect::Relieves => self.0.get(),
+        };
+        Call(log.map(|log| {
+            let brief = request.map(M::brief).unwrap_or_default();
+            Recorded::new(log, caller, M::NAME, M::EFFECT, brief)
+        }))
+    }
+
+    /// Records that a call of `method` is refused before its request is read.
+    pub(super) async fn denied(
+        &self,
+        caller: &Caller,
+        method: &str,
+        effect: Effect,
+        fault: &Fault,
+    ) {
+        if effect == Effect::Tells {
+            return;
+        }
+        if let Some(log) = self.0.get() {
+            let recorded = Recorded::new(log, caller, method, effect, Brief::default());
+            recorded.afterwards(Some(fault.clone())).await;
+        }
+    }
+}
+
+/// A call, before it is carried out.
+pub(super) struct Call(Option<Recorded>);
+
+struct Recorded {
+    log: AuditLog,
+    act: Act,
+    /// Under what name refusals are counted.
+    who: String,
+    has_power: bool,
+    effect: Effect,
+}
+
+impl Call {
+    /// Carries the call out with `handler`, on record if it changes anything.
+    pub(super) async fn carried_out<T, Fut>(self, handler: impl FnOnce() -> Fut) -> Result<T, Fault>
+    where
+        Fut: Future<Output = Result<T, Fault>>,
+    {
+        let Self(Some(recorded)) = self else { return handler().await };
+        if !recorded.has_power && recorded.log.is_spent(&recorded.who) {
+            // Refused so often just now that this is most likely refused, too. It is recorded only
+            // when that is known, so that nobody without any power can fill the log.
+            let result = handler().await;
+            recorded.afterwards(fault_of(&result)).await;
+            return result;
+        }
+        let Recorded { log, act, who, effect, .. } = recorded;
+        let method = act.method.clone();
+        let of = match log.record(Event::Begun(act)).await {
+            Ok(of) => of,
+            // The writer has logged what it is.
+            Err(_) if effect == Effect::Relieves => return handler().await,
+            Err(error) => return Err(refusal(&method, &error)),
+        };
+        let open = Open { log, who, method, of, is_open: true };
+        let result = handler().await;
+        open.end(fault_of(&result)).await;
+        result
+    }
+}
+
+/// Why a call was not carried out, if it was not.
+fn fault_of<T>(result: &Result<T, Fault>) -> Option<Fault> {
+    result.as_ref().err().cloned()
+}
+
+impl Recorded {
+    fn new(log: &AuditLog, caller: &Caller, method: &str, effect: Effect, brief: Brief) -> Self {
+        let user = caller.identity.user.as_deref();
+        let groups: Vec<&str> = caller.identity.groups.iter().map(String::as_str).collect();
+        let act = Act {
+            user: user.map(|user| short(user, WHO_BYTES_MAX)),
+            groups: short(&groups.join(","), WHO_BYTES_MAX),
+            address: caller.address.to_string(),
+            method: method.to_owned(),
+            arguments: brief.arguments,
+            why: brief.why,
+            who: brief.who,
+        };
+        let who = act.user.clone().unwrap_or_else(|| caller.address.ip().to_string());
+        let has_power = caller.identity.powers.has(method);
+        Self { log: log.clone(), act, who, has_power, effect }
+    }
+
+    /// Records a call that has ended.
+    async fn afterwards(self, fault: Option<Fault>) {
+        let Self { log, act, who, .. } = self;
+        let method = act.method.clone();
+        match fault {
+            Some(fault) if fault.code == FaultCode::Denied => {
+                if log.admits_refusal(&who) {
+                    let text = short(&fault.message, WHY_BYTES_MAX);
+                    log.record_soon(Event::Denied { act, text });
+                }
+            }
+            fault => {
+                let Ok(of) = log.record(Event::Begun(act)).await else { return };
+                Open { log, who, method, of, is_open: true }.end(fault).await;
+            }
+        }
+    }
+}
+
+/// Nothing is done that cannot be recorded.
+fn refusal(method: &str, error: &AuditError) -> Fault {
+    let code = match error {
+        AuditError::Write { is_full: true, .. } => FaultCode::NoSpace,
+        _ => FaultCode::Unavailable,
+    };
+    let text = format!("{method} was not carried out, because it cannot be recorded: ");
+    Fault::new(code, text + &report(error))
+}
+
+/// A call that is carried out.
+struct Open {
+    log: AuditLog,
+    who: String,
+    method: String,
+    of: u64,
+    is_open: bool,
+}
+
+impl Open {
+    async fn end(mut self, fault: Option<Fault>) {
+        self.is_open = false;
+        let (outcome, text) = match fault {
+            None => (Outcome::Done, String::new()),
+            Some(fault) => {
+                let outcome = match fault.code {
+                    FaultCode::Denied => Outcome::Denied,
+                    _ => Outcome::Failed,
+                };
+                (outcome, short(&fault.message, WHY_BYTES_MAX))
+            }
+        };
+        if outcome == Outcome::Denied {
+            // It is recorded already, and counts all the same.
+            let _is_admitted = self.log.admits_refusal(&self.who);
+        }
+        let method = std::mem::take(&mut self.method);
+        // That it was done is not undone if that cannot be recorded; the writer has logged it.
+        let _written = self.log.record(Event::Ended { of: self.of, method, outcome, text }).await;
+    }
+}
+
+impl Drop for Open {
+    /// Nobody waited for the end: the caller went away, or the handler panicked.
+    fn drop(&mut self) {
+        if !self.is_open {
+            return;
+        }
+        let text = match std::thread::panicking() {
+            true => "the handler panicked",
+            false => "the caller went away, or the daemon stopped: it may have been done or not",
+        };
+        self.log.record_soon(Event::Ended {
+            of: self.of,
+            method: std::mem::take(&mut self.method),
+            outcome: Outcome::Left,
+            text: text.to_owned(),
+        });
+    }
+}
