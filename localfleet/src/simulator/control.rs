@@ -2,7 +2,7 @@
 // tidy: core
 
 use common::api::Done;
-use common::wire::{Access, Method};
+use common::wire::{Access, Effect, Method};
 use serde::{Deserialize, Serialize};
 
 use super::sub::Marks;
@@ -30,6 +30,7 @@ pub struct ReportReply {
 impl Method for Report {
     const NAME: &'static str = "Simulator.Report";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     type Request = ();
     type Reply = ReportReply;
 }
@@ -41,6 +42,7 @@ pub enum ClearMarks {}
 impl Method for ClearMarks {
     const NAME: &'static str = "Simulator.ClearMarks";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     type Request = ();
     type Reply = u64;
 }
@@ -51,6 +53,7 @@ pub enum GetMarks {}
 impl Method for GetMarks {
     const NAME: &'static str = "Simulator.GetMarks";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = ();
     type Reply = Vec<Marks>;
@@ -71,6 +74,7 @@ pub struct DriftRequest {
 impl Method for Drift {
     const NAME: &'static str = "Simulator.Drift";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     type Request = DriftRequest;
     type Reply = Done;
 }
@@ -90,6 +94,7 @@ pub struct DisturbRequest {
 impl Method for Disturb {
     const NAME: &'static str = "Simulator.Disturb";
     const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
     type Request = DisturbRequest;
     type Reply = Done;
 }

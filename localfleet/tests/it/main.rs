@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod ahead;
+mod audit;
 mod bad_input;
 mod by_hand;
 mod converges;
