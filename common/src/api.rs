@@ -53,6 +53,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<image_server::notes::CopyImage>(),
         MethodInfo::of::<image_server::notes::FindLatestImage>(),
         MethodInfo::of::<image_server::replication::GetImageUpdates>(),
+        MethodInfo::of::<image_server::replication::directories::GetMadeDirectories>(),
         MethodInfo::of::<image_server::replication::Forward>(),
         MethodInfo::of::<image_server::replication::GetReplication>(),
         MethodInfo::of::<image_server::replication::DropCopy>(),

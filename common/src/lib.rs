@@ -12,6 +12,7 @@
 
 pub mod api;
 pub mod audit;
+pub mod certificate;
 pub mod comments;
 pub mod daemon;
 pub mod escape;

@@ -15,10 +15,12 @@ pub mod object_stream;
 pub mod packing;
 pub mod server;
 mod socket;
+pub mod tls;
 
 pub use access::Access;
 pub use fault::{Fault, FaultCode};
 pub use method::{Effect, Method, MethodInfo};
+pub use tls::Security;
 
 /// The version of the protocol that this release speaks.
 pub const PROTOCOL: u32 = 1;

@@ -1,5 +1,6 @@
 //! Answers operators' calls.
 
+mod access;
 mod events;
 mod orders;
 mod plan;
@@ -19,6 +20,8 @@ use common::report::report;
 use common::wire::server::Router;
 use common::wire::{Fault, FaultCode};
 use tokio_util::task::TaskTracker;
+
+use access::expect_may;
 
 use crate::core::identity::TrustError;
 use crate::core::intake::AcceptError;
@@ -59,41 +62,51 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
             let fleet = Arc::clone(&status);
             async move { Ok(fleet.status()) }
         })
-        .method::<DisableUpdates, _, _>(move |_, request| {
-            let fleet = Arc::clone(&disable);
-            let order = async move { fleet.disable_updates(request.reason, request.who).await };
+        .method::<DisableUpdates, _, _>(move |caller, request| {
+            let (fleet, who) = (Arc::clone(&disable), caller.named(request.who));
+            let order = async move { fleet.disable_updates(request.reason, who).await };
             finish(disabling.clone(), order)
         })
-        .method::<EnableUpdates, _, _>(move |_, request| {
-            let fleet = Arc::clone(&enable);
-            let order = async move { fleet.enable_updates(request.who, request.why).await };
+        .method::<EnableUpdates, _, _>(move |caller, request| {
+            let (fleet, who) = (Arc::clone(&enable), caller.named(request.who));
+            let order = async move { fleet.enable_updates(who, request.why).await };
             finish(enabling.clone(), order)
         })
-        .method::<ClearSafetyShutoff, _, _>(move |_, request| {
-            let fleet = Arc::clone(&clear);
-            let order = async move {
-                fleet.clear_safety(&request.hostname, &request.who, &request.why).await
-            };
-            finish(clearing.clone(), order)
+        .method_of_owners::<ClearSafetyShutoff, _, _>(move |caller, request| {
+            let (fleet, tracker) = (Arc::clone(&clear), clearing.clone());
+            async move {
+                expect_may::<ClearSafetyShutoff>(&caller, &fleet, &request.hostname)?;
+                let who = caller.named(request.who);
+                let order =
+                    async move { fleet.clear_safety(&request.hostname, &who, &request.why).await };
+                finish(tracker, order).await
+            }
         })
-        .method::<Retry, _, _>(move |_, request| {
-            let fleet = Arc::clone(&retry);
-            let order =
-                async move { fleet.retry(&request.hostname, &request.who, &request.why).await };
-            finish(retrying.clone(), order)
+        .method_of_owners::<Retry, _, _>(move |caller, request| {
+            let (fleet, tracker) = (Arc::clone(&retry), retrying.clone());
+            async move {
+                expect_may::<Retry>(&caller, &fleet, &request.hostname)?;
+                let who = caller.named(request.who);
+                let order = async move { fleet.retry(&request.hostname, &who, &request.why).await };
+                finish(tracker, order).await
+            }
         })
-        .method::<Trust, _, _>(move |_, request| {
-            let fleet = Arc::clone(&trust);
+        .method_of_owners::<Trust, _, _>(move |caller, request| {
+            let (fleet, tracker) = (Arc::clone(&trust), trusting.clone());
+            async move {
+                expect_may::<Trust>(&caller, &fleet, &request.hostname)?;
+                let who = caller.named(request.who);
+                let order = tokio::task::spawn_blocking(move || {
+                    fleet.trust(&request.hostname, &who, &request.why)
+                });
+                let order = async move { order.await.unwrap_or(Err(OrderError::Stopping)) };
+                finish(tracker, order).await
+            }
+        })
+        .method::<ResumeImage, _, _>(move |caller, request| {
+            let (fleet, who) = (Arc::clone(&resume), caller.named(request.who));
             let order = tokio::task::spawn_blocking(move || {
-                fleet.trust(&request.hostname, &request.who, &request.why)
-            });
-            let order = async move { order.await.unwrap_or(Err(OrderError::Stopping)) };
-            finish(trusting.clone(), order)
-        })
-        .method::<ResumeImage, _, _>(move |_, request| {
-            let fleet = Arc::clone(&resume);
-            let order = tokio::task::spawn_blocking(move || {
-                fleet.resume_image(&request.image, &request.why, &request.who)
+                fleet.resume_image(&request.image, &request.why, &who)
             });
             finish(
                 resuming.clone(),
@@ -104,10 +117,10 @@ pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Rou
             let fleet = Arc::clone(&database);
             async move { fleet.mdb(request.held).map_err(|error| fault_of(&error)) }
         })
-        .method::<AcceptMdb, _, _>(move |_, request| {
-            let fleet = Arc::clone(&accept);
+        .method::<AcceptMdb, _, _>(move |caller, request| {
+            let (fleet, who) = (Arc::clone(&accept), caller.named(request.who));
             let order = tokio::task::spawn_blocking(move || {
-                fleet.accept(&request.digest, &request.who, &request.why)
+                fleet.accept(&request.digest, &who, &request.why)
             });
             finish(
                 accepting.clone(),

@@ -1,5 +1,6 @@
 //! The daemon: its flags, and how its parts are put together and taken apart.
 
+use common::wire::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -48,7 +49,7 @@ pub const NAME: &str = "dominator";
     name = "dominator",
     version,
     after_help = "Example:\n  \
-        dominator --insecure --imageserver images:6971 --mdb /etc/fleet.json\n\n\
+        dominator --imageserver images:6971 --mdb /etc/fleet.json\n\n\
         The machine database is a JSON array:\n  \
         [{\"Hostname\": \"web1\", \"RequiredImage\": \"web/1.0\", \"IpAddress\": \"10.0.0.7\"}]"
 )]
@@ -264,7 +265,7 @@ pub async fn run(
     changed: mpsc::Receiver<Arguments>,
     stop: CancellationToken,
 ) -> Result<(), StartError> {
-    arguments.security.check_daemon(NAME)?;
+    let security = arguments.security.of_daemon(NAME)?;
     let address = |flag| move |source| StartError::Address { flag, source };
     let imageserver =
         Peer::parse(&arguments.imageserver, IMAGESERVER_PORT).map_err(address("--imageserver"))?;
@@ -303,14 +304,19 @@ pub async fn run(
     let tracker = TaskTracker::new();
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let reader = Arc::new(Reader::new(processors));
-    let images =
-        Images::new(Client::new(imageserver), Arc::clone(&reader), tracker.clone(), stop.clone());
+    let images = Images::new(
+        Client::new(imageserver, &security),
+        Arc::clone(&reader),
+        tracker.clone(),
+        stop.clone(),
+    );
     tracker
         .spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&images).hold(holder(&listener))));
     let clock = Clock::start();
     let desk = Arc::new(Desk::new(clock, arguments.budgets.settings(), stopped));
     tracker.spawn(Arc::clone(&desk).run(Arc::clone(&state), stop.clone()));
     let shared = Arc::new(Shared {
+        security: security.clone(),
         clock,
         reader,
         images,
@@ -337,7 +343,7 @@ pub async fn run(
     ));
     tracker.spawn(identities.keep(stop.clone()));
     let watching = stop.clone();
-    let intake = intake(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet));
+    let intake = intake(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet), security);
     tracker.spawn(async move {
         watching.run_until_cancelled(intake).await;
     });
@@ -369,9 +375,9 @@ fn holder(listener: &TcpListener) -> String {
 }
 
 /// Takes the machine database from the server, if there is one, or else from the file, for ever.
-async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>) {
+async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>, security: Security) {
     match server {
-        Some(server) => crate::mdb_server::follow(Client::new(server), fleet).await,
+        Some(server) => crate::mdb_server::follow(Client::new(server, &security), fleet).await,
         None => crate::mdb_file::watch(file, fleet).await,
     }
 }
@@ -381,7 +387,7 @@ async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>) {
 pub fn router(fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router {
     let collector = Arc::new(FleetCollector::default());
     collector.watch(fleet);
-    let router = Router::new(NAME).metrics(|registry| {
+    let router = Router::new(NAME, &fleet.shared().security).metrics(|registry| {
         fleet.shared().metrics.register(registry);
         registry.register_collector(Box::new(collector));
     });

@@ -50,11 +50,11 @@ const COMMON: &str = "Options of all commands";
     name = "domtool",
     version,
     after_help = "Examples:\n  \
-        domtool --insecure list-subs\n  \
-        domtool --insecure list-subs --status blocked --status unsafe-update\n  \
-        domtool --insecure show-sub web1\n  \
-        domtool --insecure disable-updates \"database migration until noon\"\n\n\
-        Defaults for --dominator, --insecure and others may stand in\n\
+        domtool list-subs\n  \
+        domtool list-subs --status blocked --status unsafe-update\n  \
+        domtool show-sub web1\n  \
+        domtool disable-updates \"database migration until noon\"\n\n\
+        Defaults for --dominator, --tls and others may stand in\n\
         ~/.config/dominator/config.toml.\n\n\
         Exit codes: 0 done (compared: same), 1 failed, 2 misuse,\n\
         3 partly done (compared: different).\n\
@@ -87,8 +87,8 @@ pub struct Arguments {
 enum Command {
     /// List the machines and what each is doing
     #[command(after_help = "Examples:\n  \
-        domtool --insecure list-subs --status synced --format json\n  \
-        domtool --insecure list-subs 'web*' --location nyc --tag tier=front")]
+        domtool list-subs --status synced --format json\n  \
+        domtool list-subs 'web*' --location nyc --tag tier=front")]
     ListSubs {
         /// Only machines with such a name: `*` is anything, `?` one character
         #[arg(value_name = "HOST")]
@@ -118,24 +118,24 @@ enum Command {
     /// are finished by them.
     #[command(
         override_usage = "domtool disable-updates [OPTIONS] <WHY>",
-        after_help = "Example: domtool --insecure disable-updates 'migration until noon'"
+        after_help = "Example: domtool disable-updates 'migration until noon'"
     )]
     DisableUpdates(why::NeededWhyAsWord),
     /// Let updates go on
-    #[command(after_help = "Example: domtool --insecure enable-updates 'migration is done'")]
+    #[command(after_help = "Example: domtool enable-updates 'migration is done'")]
     EnableUpdates(why::WhyAsWord),
     /// Let the pending unsafe update of one machine pass
     ///
     /// Look at the plan first: domtool show-sub HOST. What makes it dangerous is shown, and on a
     /// terminal you are asked before it may pass. Another plan than the pending one is held back
     /// again.
-    #[command(after_help = "Example: domtool --insecure clear-safety-shutoff web1 --why 'meant'")]
+    #[command(after_help = "Example: domtool clear-safety-shutoff web1 --why 'meant'")]
     ClearSafetyShutoff(safety::Clear),
     /// Try again now what is held back on one machine because it failed
     ///
     /// An image whose health check failed there, and that was put back, is offered once more;
     /// without this it is offered no more, also after a restart of the dominator.
-    #[command(after_help = "Example: domtool --insecure retry web1 --why 'made room'")]
+    #[command(after_help = "Example: domtool retry web1 --why 'made room'")]
     Retry {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
@@ -149,15 +149,15 @@ enum Command {
     /// or because it shares its name or machine id with others for a reason. Look first, with
     /// domtool show-sub HOST. One that has another machine id later is left alone again.
     #[command(after_help = "Examples:\n  \
-        domtool --insecure trust web1 --why 'new disk, installed anew'\n  \
-        domtool --insecure trust 'web*' --why 'all were copied from one template'")]
+        domtool trust web1 --why 'new disk, installed anew'\n  \
+        domtool trust 'web*' --why 'all were copied from one template'")]
     Trust(trust::Arguments),
     #[command(flatten)]
     Order(orders::Command),
     /// List the images to which updates have stopped by themselves, because they failed too often
     ListStopped,
     /// Let updates to an image go on that have stopped by themselves, and count failures anew
-    #[command(after_help = "Example: domtool --insecure resume-image web/7 --why 'bad switch'")]
+    #[command(after_help = "Example: domtool resume-image web/7 --why 'bad switch'")]
     ResumeImage(budgets::Resume),
     /// Look at the machine database, and accept one that is held
     Mdb {
@@ -169,10 +169,10 @@ enum Command {
     /// Every change of a path that was ordered is on record with its reason: drift (the machine had
     /// left its image), image (it got another one), or computed (content made for it).
     #[command(after_help = "Examples:\n  \
-        domtool --insecure events --path /etc/passwd --reason drift --since 1d\n  \
-        domtool --insecure events --host 'web*' --kind update --kind order\n  \
-        domtool --insecure events --path '/etc/**' --image web --limit 0 --format json\n  \
-        domtool --insecure events --host web1 --follow")]
+        domtool events --path /etc/passwd --reason drift --since 1d\n  \
+        domtool events --host 'web*' --kind update --kind order\n  \
+        domtool events --path '/etc/**' --image web --limit 0 --format json\n  \
+        domtool events --host web1 --follow")]
     Events(events::EventsArguments),
     /// Show what operators ordered, the newest last; or look at the audit log of any daemon
     ///
@@ -180,8 +180,8 @@ enum Command {
     /// each daemon has every call that changed something, refused ones too; `show` and `verify`
     /// read its files, and need no daemon.
     #[command(after_help = "Examples:\n  \
-        domtool --insecure audit --host web1 --since 7d\n  \
-        domtool --insecure audit --follow\n  \
+        domtool audit --host web1 --since 7d\n  \
+        domtool audit --follow\n  \
         domtool audit show /var/lib/imageserver/audit/audit.log --since 2d --user alice\n  \
         domtool audit verify /var/lib/dominator/audit/audit.log")]
     Audit(events::AuditArguments),
@@ -190,7 +190,7 @@ enum Command {
     /// Orders and updates wait while it is copied. To restore it, stop the dominator, and put the
     /// file as dominator.redb into its state directory, for its user: install -o dominator -g
     /// dominator -m 600. It then starts with updates disabled, and all is of the time of the copy.
-    #[command(after_help = "Example: domtool --insecure backup /var/backups/dominator-2030-01-31")]
+    #[command(after_help = "Example: domtool backup /var/backups/dominator-2030-01-31")]
     Backup {
         /// Where to write it; nothing may be there
         file: std::path::PathBuf,
@@ -201,9 +201,9 @@ enum Command {
     /// change, and with 3 if something would, or, with --mdb, if that is not known of a machine. If
     /// it is not known of HOST, that is an error, and exits with 1.
     #[command(after_help = "Examples:\n  \
-        domtool --insecure plan web1\n  \
-        domtool --insecure plan web1 --image web/7\n  \
-        domtool --insecure plan --mdb fleet.json --verbose")]
+        domtool plan web1\n  \
+        domtool plan web1 --image web/7\n  \
+        domtool plan --mdb fleet.json --verbose")]
     Plan(plan::Command),
     /// Say how much subs may take of their machines: for the fleet, for a tag, or for a machine
     ///
@@ -212,9 +212,9 @@ enum Command {
     /// and of one name NAME=VALUE before NAME. The machine's own configuration is a ceiling: a
     /// higher value changes nothing there.
     #[command(after_help = "Examples:\n  \
-        domtool --insecure set-config --fleet network-percent=5 --why \"slow links\"\n  \
-        domtool --insecure set-config --tag tier=front cpu-percent=2 --why \"busy by day\"\n  \
-        domtool --insecure set-config --host web1 --unset cpu-percent --why \"as the others\"")]
+        domtool set-config --fleet network-percent=5 --why \"slow links\"\n  \
+        domtool set-config --tag tier=front cpu-percent=2 --why \"busy by day\"\n  \
+        domtool set-config --host web1 --unset cpu-percent --why \"as the others\"")]
     SetConfig(settings::Set),
     /// Show how much subs may take of their machines, and where each value comes from
     GetConfig(settings::Get),
@@ -266,9 +266,10 @@ pub async fn run(arguments: Arguments) -> ExitCode {
     if let Command::Audit(events::AuditArguments { log: Some(command), .. }) = &arguments.command {
         return audit::run(command, arguments.format);
     }
-    if let Err(error) = arguments.security.check("domtool") {
-        return exit(EXIT_MISUSE, &error.to_string(), &[error.hint()]);
-    }
+    let security = match arguments.security.of_tool("domtool") {
+        Ok(security) => security,
+        Err(error) => return error.exit(),
+    };
     let peer = match Peer::parse(&arguments.dominator, DOMINATOR_PORT) {
         Ok(peer) => peer,
         Err(error) => {
@@ -276,7 +277,7 @@ pub async fn run(arguments: Arguments) -> ExitCode {
             return exit(EXIT_MISUSE, &report(&error), &[hint]);
         }
     };
-    match ask(&Client::new(peer), &arguments).await {
+    match ask(&Client::new(peer, &security), &arguments).await {
         Ok(output) => output.print(),
         Err(error) => exit(EXIT_FAILED, &report(&error), error.hints(&arguments.command)),
     }

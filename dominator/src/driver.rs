@@ -6,6 +6,8 @@
 
 mod orders;
 
+use common::wire::Security;
+use common::wire::access::{Owned, Owners};
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,6 +60,8 @@ const PREPARE_LIMIT: Duration = Duration::from_secs(120);
 /// What the drivers of all machines share.
 #[derive(Debug)]
 pub struct Shared {
+    /// How connections are protected.
+    pub security: Security,
     /// The clock that decisions are made by.
     pub clock: Clock,
     /// Reads trees.
@@ -139,6 +143,14 @@ impl Drop for Handle {
 }
 
 impl Handle {
+    /// Who owns the machine, by the machine database.
+    #[must_use]
+    pub fn owned(&self) -> Owned {
+        let machine = self.machine.borrow();
+        let owners = Owners::new(machine.owner_groups.clone(), machine.owner_users.clone());
+        Owned { what: "machine database".to_owned(), owners }
+    }
+
     /// Starts to know `machine`; [`drive`] does the rest.
     #[must_use]
     pub fn new(machine: Arc<Machine>, shared: &Shared) -> Arc<Self> {
@@ -327,7 +339,7 @@ impl Driver {
     fn new(handle: Arc<Handle>, shared: Arc<Shared>) -> Self {
         let machine = Arc::clone(&handle.machine.borrow());
         Self {
-            client: Client::new(peer_of(&machine, shared.subd_port)),
+            client: Client::new(peer_of(&machine, shared.subd_port), &shared.security),
             handle,
             shared,
             machine,

@@ -17,6 +17,7 @@ use common::api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSumma
 use common::api::subd::Alarm;
 use common::image::ImageName;
 use common::mdb::{Machine, Machines};
+use common::wire::access::Owned;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -27,7 +28,7 @@ use crate::core::default_image::DefaultImageError;
 use crate::core::event_filter::FilterError;
 use crate::core::herd::{EditLimits, count, images_of};
 use crate::core::intake::{AcceptError, Intake};
-use crate::core::meaning::HostsError;
+use crate::core::meaning::{HostsError, hosts_of};
 use crate::core::order::{Order, OrderTextError};
 use crate::core::pauses::PauseError;
 use crate::core::remarks::sentence;
@@ -550,6 +551,27 @@ impl Fleet {
         }
         let (hostname, status, detail) = self.state_of(hostname)?;
         Err(OrderError::NothingToRetry { hostname, status, detail })
+    }
+
+    /// Who owns the machine `hostname`, if it is in the machine database.
+    #[must_use]
+    pub fn owned_machine(&self, hostname: &str) -> Option<Owned> {
+        self.handle(hostname).ok().map(|handle| handle.owned())
+    }
+
+    /// The machines that `hosts` mean, names or patterns, with who owns each.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError::Hosts`] if one of them means no machine.
+    pub fn owned_machines(&self, hosts: &[String]) -> Result<Vec<(String, Owned)>, OrderError> {
+        let inner = self.inner.lock().expect("no holder panics");
+        let hostnames = hosts_of(hosts, &inner.watched)?;
+        let of = |name: String| {
+            let owned = inner.watched(&name)?.handle.owned();
+            Ok((name, owned))
+        };
+        hostnames.into_iter().map(of).collect()
     }
 
     fn handle(&self, hostname: &str) -> Result<Arc<Handle>, OrderError> {

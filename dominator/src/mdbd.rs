@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod pages;
 pub mod source;
 
+use common::daemon::page::Frame;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -161,7 +162,7 @@ pub async fn run(
     beside: Beside,
     stop: CancellationToken,
 ) -> Result<(), StartError> {
-    arguments.security.check_daemon(NAME)?;
+    let security = arguments.security.of_daemon(NAME)?;
     let path = beside.path.ok_or(StartError::NoFile)?;
     let sources =
         sources(beside.table.get(KEY)).map_err(|source| StartError::Settings { path, source })?;
@@ -190,8 +191,10 @@ pub async fn run(
     }
     // The maker ends with the last source.
     drop(sender);
-    let router = Router::new(NAME).metrics(|registry| metrics::register(registry, &shared));
-    let router = pages::pages(api::methods(router, &shared, &stop), &shared, NAME);
+    let router =
+        Router::new(NAME, &security).metrics(|registry| metrics::register(registry, &shared));
+    let router =
+        pages::pages(api::methods(router, &shared, &stop), &shared, Frame::new(NAME, &security));
     let router = router.audit(&audit).private_pages(arguments.pages.private_pages);
     serve(listener, router, stop).await;
     tracker.close();

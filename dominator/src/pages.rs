@@ -28,7 +28,7 @@ const DAEMON: &str = "dominator";
 /// Adds the pages to `router`.
 #[must_use]
 pub fn pages(router: Router, fleet: &Arc<Fleet>) -> Router {
-    let frame = Frame::new(DAEMON).link("/events", "events");
+    let frame = Frame::new(DAEMON, &fleet.shared().security).link("/events", "events");
     let router = events::page(router, fleet, frame.clone());
     let (start, one) = ((Arc::clone(fleet), frame.clone()), (Arc::clone(fleet), frame.clone()));
     let database = (Arc::clone(fleet), frame.clone());

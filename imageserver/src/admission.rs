@@ -7,7 +7,6 @@
 //! walked.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read as _;
 
 use common::image::{Content, ImageError};
 use common::object::ObjectId;
@@ -17,7 +16,7 @@ use common::tree::encode::{DIRECTORY_BYTES_MAX, references};
 use common::tree::{Leaf, Node, Totals, Tree, TreeError};
 
 use crate::store::contract::{Objects, Pin};
-use crate::store::{StoreError, failed, objects};
+use crate::store::{StoreError, failed};
 
 /// The longest encodings of all paths of a tree together, in bytes, a directory counted as often
 /// as it occurs: some 2,500,000 entries.
@@ -183,18 +182,13 @@ fn too_large(what: &str) -> AdmissionError {
 pub(crate) fn read_directory(store: &dyn Objects, id: ObjectId) -> Result<Vec<u8>, AdmissionError> {
     match store.open_verified(&id)? {
         None => Err(AdmissionError::MissingDirectory { id, more: 0 }),
-        Some(objects::Content::Whole(bytes)) => Ok(bytes.into()),
-        Some(objects::Content::File(_, size_bytes)) if size_bytes > DIRECTORY_BYTES_MAX as u64 => {
+        Some(content) if content.size_bytes() > DIRECTORY_BYTES_MAX as u64 => {
             let what = format!("directory {id}");
             Err(AdmissionError::TooLarge { what, limit: DIRECTORY_BYTES_MAX as u64 })
         }
-        Some(objects::Content::File(mut file, size_bytes)) => {
-            let mut bytes = Vec::new();
-            file.by_ref()
-                .take(size_bytes)
-                .read_to_end(&mut bytes)
-                .map_err(failed(format!("read directory {id}")))?;
-            Ok(bytes)
+        Some(content) => {
+            let bytes = content.into_bytes().map_err(failed(format!("read directory {id}")))?;
+            Ok(bytes.into())
         }
     }
 }

@@ -8,20 +8,24 @@
 pub mod command;
 pub mod finding;
 
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use common::image::ImageName;
+use common::lock::locked;
 use common::object::ObjectId;
 use common::report::report;
+use common::wire::object_stream::Form;
 use walkdir::{DirEntry, DirEntryExt as _, WalkDir};
 
 use crate::store::directories;
 use crate::store::layout::{self, Placed};
 use crate::store::needs::{Holds, Survey};
+use crate::store::objects::read_size;
+use crate::store::packed::Reader;
 use crate::store::reading::MediumReader;
 use crate::store::record::{RECORD_BYTES_MAX, Record};
 use crate::store::{StoreError, failed, lock, make_directory};
@@ -141,7 +145,7 @@ struct Check<'check> {
 
 impl Check<'_> {
     fn note(&self, finding: Finding) {
-        let mut findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut findings = locked(&self.findings);
         findings.add(finding);
     }
 
@@ -154,7 +158,7 @@ impl Check<'_> {
             let mut reader = MediumReader::default();
             while let Some(directory) = directories.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if let Err(error) = self.read_directory(directory, &mut reader) {
-                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *locked(&failure) = Some(error);
                     // The others end too.
                     next.store(directories.len(), Ordering::Relaxed);
                 }
@@ -177,9 +181,9 @@ impl Check<'_> {
             Err(error) => return Err(failed(format!("read `{}`", directory.display()))(error)),
         };
         for entry in entries {
-            let id = layout::object_at(&below.join(entry.file_name()));
-            match id.filter(|_| entry.file_type().is_file()) {
-                Some(id) => self.read_object(&id, entry.path(), reader)?,
+            let stored = layout::stored_at(&below.join(entry.file_name()));
+            match stored.filter(|_| entry.file_type().is_file()) {
+                Some((id, form)) => self.read_object(&id, form, entry.path(), reader)?,
                 None => self.note(Finding::Unknown(entry.into_path())),
             }
         }
@@ -189,6 +193,7 @@ impl Check<'_> {
     fn read_object(
         &self,
         id: &ObjectId,
+        form: Form,
         path: &Path,
         reader: &mut MediumReader,
     ) -> Result<(), StoreError> {
@@ -196,7 +201,7 @@ impl Check<'_> {
             self.progress.bytes.fetch_add(bytes, Ordering::Relaxed);
             true
         };
-        let found = match reader.hash(path, id, &mut pace) {
+        let found = match reader.hash(path, form, id, &mut pace) {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(()),
             Err(error) => {
@@ -205,7 +210,7 @@ impl Check<'_> {
             }
         };
         self.progress.objects.fetch_add(1, Ordering::Relaxed);
-        if found.id == *id {
+        if found.is_whole {
             return Ok(());
         }
         use std::os::unix::fs::MetadataExt as _;
@@ -215,7 +220,7 @@ impl Check<'_> {
         }
         let mut aside = None;
         if self.options.repair {
-            let name = layout::aside(id, found.metadata.ino());
+            let name = layout::aside(id, form, found.metadata.ino());
             let to = self.options.data.join(layout::QUARANTINE).join(name);
             fs_err::rename(path, &to)
                 .map_err(failed(format!("put the corrupt object {id} aside")))?;
@@ -256,7 +261,7 @@ impl Check<'_> {
             }
         }
         let unfinished = list(&data.join(layout::INCOMING))?.len();
-        self.findings.lock().unwrap_or_else(PoisonError::into_inner).unfinished = unfinished as u64;
+        locked(&self.findings).unfinished = unfinished as u64;
         Ok(())
     }
 
@@ -319,11 +324,18 @@ impl Check<'_> {
 
     /// True if there is a file of the object that was not found to be wrong.
     fn is_there(&self, id: &ObjectId) -> bool {
-        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = self.objects.join(layout::object_path(id));
-        !findings.is_bad(id)
-            && std::fs::symlink_metadata(path)
-                .is_ok_and(|metadata| metadata.len() > 0 || id.algorithm().digest(&[]) == *id)
+        let findings = locked(&self.findings);
+        !findings.is_bad(id) && self.path(id).is_some()
+    }
+
+    /// The file of the object, and its form; `None` if there is none, or it is empty.
+    fn path(&self, id: &ObjectId) -> Option<(PathBuf, Form)> {
+        layout::FORMS.into_iter().find_map(|form| {
+            let path = self.objects.join(layout::stored_path(id, form));
+            let metadata = std::fs::symlink_metadata(&path).ok()?;
+            let is_object = metadata.len() > 0 || id.algorithm().digest(&[]) == *id;
+            is_object.then_some((path, form))
+        })
     }
 }
 
@@ -336,24 +348,37 @@ impl Holds for Files<'_> {
     type Error = StoreError;
 
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, StoreError> {
-        let path = self.check.objects.join(layout::object_path(id));
+        let Some((path, form)) = self.check.path(id) else { return Ok(None) };
         let limit = common::tree::encode::DIRECTORY_BYTES_MAX as u64;
         // Whatever the reason is, it is not there for the image.
-        let bytes = read_limited(&path, limit).ok();
-        Ok(bytes.filter(|bytes| id.algorithm().digest(bytes) == *id))
+        let bytes = match form {
+            Form::Plain => read_limited(&path, limit),
+            Form::Packed => fs_err::File::open(&path)
+                .and_then(|file| Reader::open(file, id))
+                .and_then(|reader| read_all(reader, limit)),
+        };
+        Ok(bytes.ok().filter(|bytes| id.algorithm().digest(bytes) == *id))
     }
 
     fn has(&mut self, id: &ObjectId, size_bytes: u64) -> Result<bool, StoreError> {
-        let path = self.check.objects.join(layout::object_path(id));
-        let there = self.check.is_there(id);
-        Ok(there && std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == size_bytes))
+        let Some((path, form)) = self.check.path(id).filter(|_| self.check.is_there(id)) else {
+            return Ok(false);
+        };
+        let length = match form {
+            Form::Plain => std::fs::metadata(path).ok().map(|metadata| metadata.len()),
+            Form::Packed => read_size(&path, id).ok().flatten(),
+        };
+        Ok(length == Some(size_bytes))
     }
 }
 
 fn read_limited(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read_all(fs_err::File::open(path)?, limit)
+}
+
+fn read_all(file: impl io::Read, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let file = fs_err::File::open(path)?;
-    let length = io::Read::read_to_end(&mut io::Read::take(file, limit + 1), &mut bytes)? as u64;
+    let length = file.take(limit + 1).read_to_end(&mut bytes)? as u64;
     if length > limit { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(bytes) }
 }
 

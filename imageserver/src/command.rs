@@ -121,6 +121,13 @@ pub struct Flags {
         value_parser = clap::value_parser!(i32).range(0..=19))]
     pack_level: i32,
 
+    /// Keep objects packed that are stored from now on and gain an eighth by it: a level of zstd, 1
+    /// to 19. They take less space, and travel as they are to those who take them packed. What is
+    /// there already stays as it is. 0 packs nothing.
+    #[arg(long, value_name = "LEVEL", default_value_t = 0, conflicts_with = "bucket",
+        value_parser = clap::value_parser!(i32).range(0..=19))]
+    store_packed: i32,
+
     /// Refuse images in directories that were never made with `imagetool mkdir`. Without this a
     /// directory is there as soon as an image is in it, and belongs to the owners of the one above.
     #[arg(long)]
@@ -188,19 +195,19 @@ enum Verb {
 const EXAMPLES: &str = "\
 Examples:
   # Keep images in the default directory, on a trusted network
-  imageserver --insecure
+  imageserver
 
   # Try it out
-  imageserver --insecure --listen 127.0.0.1:6971 --data /tmp/images
-  imagetool --insecure --imageserver 127.0.0.1:6971 list
+  imageserver --listen 127.0.0.1:6971 --data /tmp/images
+  imagetool --imageserver 127.0.0.1:6971 list
 
   # Keep images in a bucket; start as many servers so as are needed, each with its own directory
-  imageserver --insecure --bucket s3://images/prod --bucket-endpoint https://s3.example.com \
+  imageserver --bucket s3://images/prod --bucket-endpoint https://s3.example.com \
       --bucket-credentials /etc/imageserver/bucket --data /var/cache/imageserver
 
   # A replica of another server, and one of some of its images
-  imageserver --insecure --replicate-from images1
-  imageserver --insecure --replicate-from images1:6971 --replicate-include 'base/**'
+  imageserver --replicate-from images1
+  imageserver --replicate-from images1:6971 --replicate-include 'base/**'
 
   # Is all that was kept still there, and whole? The server must be stopped for this
   imageserver check
@@ -219,7 +226,7 @@ pub fn main() -> ExitCode {
 
 fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     start_logging(&flags.log)?;
-    flags.security.check_daemon(DAEMON)?;
+    let security = flags.security.of_daemon(DAEMON)?;
     let collect =
         Bounds { above_percent: flags.collect_above, down_to_percent: flags.collect_down_to };
     if collect.down_to_percent > collect.above_percent {
@@ -237,8 +244,8 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     let limits = (!flags.scrub_every.is_zero()).then_some(limits);
     let scrub = Settings { limits, repair_from };
     let audit = flags.audit.settings(&flags.data);
-    let Flags { listen, data, lease_max, clock_settle, pack_level, require_directories, .. } =
-        flags;
+    let Flags { listen, data, lease_max, clock_settle, require_directories, .. } = flags;
+    let (pack_level, store_packed) = (flags.pack_level, flags.store_packed);
     let bucket = flags.bucket.map(|(bucket, prefix)| bucket::Settings {
         bucket,
         prefix,
@@ -258,7 +265,9 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
         scrub,
         replicate,
         pack_level,
+        store_packed,
         require_directories,
+        security,
         audit,
         private_pages: flags.pages.private_pages,
     };

@@ -9,11 +9,14 @@
 //! * A directory that was made has the owners that its maker gave it, or those that the one above
 //!   it had then.
 //! * Only what is empty is removed.
+//! * Two states with one version are the same, also on two servers.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use common::api::image_server::directories::{DirectorySummary, MakeDirectoryReply};
+use common::api::image_server::replication::directories::{DirectoriesVersion, MadeDirectory};
 use common::image::ImageName;
 use common::tree::Time;
 use common::wire::access::{Owned, Owners, OwnersError};
@@ -34,7 +37,11 @@ pub struct Made {
 
 /// All directories that were made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Directories(BTreeMap<ImageName, Made>);
+pub struct Directories {
+    /// `None` if none was ever made.
+    version: Option<DirectoriesVersion>,
+    made: BTreeMap<ImageName, Made>,
+}
 
 /// Why directories are not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -123,23 +130,55 @@ pub fn is_below(name: &ImageName, directory: &ImageName) -> bool {
 }
 
 impl Directories {
+    /// Those that another server has made, with the version that they have there.
+    #[must_use]
+    pub fn of_version(version: DirectoriesVersion, made: BTreeMap<ImageName, Made>) -> Self {
+        Self { version: Some(version), made }
+    }
+
+    /// Which state this is; `None` if no directory was ever made.
+    #[must_use]
+    pub fn version(&self) -> Option<DirectoriesVersion> {
+        self.version
+    }
+
+    /// Takes note that they were changed. `line` and `id` are random.
+    pub fn note_change(&mut self, line: u64, id: u64) {
+        let first = DirectoriesVersion { line, changes: 0, id };
+        let DirectoriesVersion { line, changes, .. } = self.version.unwrap_or(first);
+        self.version = Some(DirectoriesVersion { line, changes: changes.saturating_add(1), id });
+    }
+
+    /// The first `limit` of those that were made and sort after `after`; true if there are more.
+    #[must_use]
+    pub fn page(&self, after: Option<&ImageName>, limit: usize) -> (Vec<MadeDirectory>, bool) {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut rest = self.made.range::<ImageName, _>((start, Bound::Unbounded));
+        let told = |(name, made): (&ImageName, &Made)| {
+            let Made { owners, made_on } = made.clone();
+            MadeDirectory { name: name.clone(), owners, made_on }
+        };
+        let page = rest.by_ref().take(limit).map(told).collect();
+        (page, rest.next().is_some())
+    }
+
     /// How many were made.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.0.len()
+        self.made.len()
     }
 
     /// What is known of `name`, if it was made.
     #[must_use]
     pub fn get(&self, name: &ImageName) -> Option<&Made> {
-        self.0.get(name)
+        self.made.get(name)
     }
 
     /// Those that were made below `name`, sorted by name.
     fn below<'all>(&'all self, name: &'all ImageName) -> impl Iterator<Item = &'all ImageName> {
-        let (start, end) = (std::ops::Bound::Excluded(name), std::ops::Bound::Unbounded);
+        let (start, end) = (Bound::Excluded(name), Bound::Unbounded);
         // What begins alike without being below, as `a-b` does, sorts among them.
-        self.0
+        self.made
             .range::<ImageName, _>((start, end))
             .map(|(other, _)| other)
             .take_while(|other| other.as_str().starts_with(name.as_str()))
@@ -149,7 +188,7 @@ impl Directories {
     /// True if `name` is there; `has_images` says whether an image is below a directory.
     #[must_use]
     pub fn is_there(&self, name: &ImageName, has_images: impl Fn(&ImageName) -> bool) -> bool {
-        self.0.contains_key(name) || self.below(name).next().is_some() || has_images(name)
+        self.made.contains_key(name) || self.below(name).next().is_some() || has_images(name)
     }
 
     /// The directories that `name` is in and that were made, with their owners: the nearest first.
@@ -161,7 +200,7 @@ impl Directories {
     /// The directory `name` with its owners, if it was made.
     #[must_use]
     pub fn owned(&self, name: &ImageName) -> Option<Owned> {
-        let Made { owners, .. } = self.0.get(name)?;
+        let Made { owners, .. } = self.made.get(name)?;
         Some(Owned { what: format!("directory {name}"), owners: owners.clone() })
     }
 
@@ -176,7 +215,7 @@ impl Directories {
         parents: bool,
         has_images: impl Fn(&ImageName) -> bool,
     ) -> Result<Vec<ImageName>, DirectoryError> {
-        if self.0.contains_key(name) {
+        if self.made.contains_key(name) {
             let exists = || DirectoryError::Exists { name: name.clone() };
             return if parents { Ok(Vec::new()) } else { Err(exists()) };
         }
@@ -213,11 +252,11 @@ impl Directories {
             if let Some(owners) = &given {
                 verify(one, owners)?;
             }
-            if self.0.len() >= DIRECTORIES_MAX {
+            if self.made.len() >= DIRECTORIES_MAX {
                 return Err(DirectoryError::TooMany);
             }
             let owners = given.unwrap_or_else(|| self.owners_of(one));
-            self.0.insert(one.clone(), Made { owners, made_on: now });
+            self.made.insert(one.clone(), Made { owners, made_on: now });
         }
         Ok(MakeDirectoryReply { made: names, owners: self.owners_of(name) })
     }
@@ -225,8 +264,8 @@ impl Directories {
     /// Who owns `name`: its own owners, or those of the nearest one above that was made.
     #[must_use]
     pub fn owners_of(&self, name: &ImageName) -> Owners {
-        let own = self.0.get(name);
-        let nearest = || above(name).into_iter().find_map(|directory| self.0.get(&directory));
+        let own = self.made.get(name);
+        let nearest = || above(name).into_iter().find_map(|directory| self.made.get(&directory));
         own.or_else(nearest).map(|made| made.owners.clone()).unwrap_or_default()
     }
 
@@ -243,7 +282,7 @@ impl Directories {
         has_images: impl Fn(&ImageName) -> bool,
     ) -> Result<(), DirectoryError> {
         verify(name, &owners)?;
-        if let Some(made) = self.0.get_mut(name) {
+        if let Some(made) = self.made.get_mut(name) {
             made.owners = owners;
             return Ok(());
         }
@@ -263,7 +302,7 @@ impl Directories {
         if images > 0 || directories > 0 {
             return Err(DirectoryError::NotEmpty { name: name.clone(), images, directories });
         }
-        match self.0.remove(name) {
+        match self.made.remove(name) {
             Some(_) => Ok(()),
             None => Err(DirectoryError::NotFound { name: name.clone() }),
         }
@@ -276,7 +315,7 @@ impl Directories {
     /// [`DirectoryError::Demanded`].
     pub fn demand(&self, image: &ImageName) -> Result<(), DirectoryError> {
         match above(image).into_iter().next() {
-            Some(directory) if !self.0.contains_key(&directory) => {
+            Some(directory) if !self.made.contains_key(&directory) => {
                 Err(DirectoryError::Demanded { directory })
             }
             _ => Ok(()),
@@ -302,7 +341,7 @@ impl Directories {
                 names.insert(name);
             }
         };
-        for name in self.0.keys() {
+        for name in self.made.keys() {
             insert(name);
             above(name).iter().for_each(&mut insert);
         }
@@ -311,7 +350,7 @@ impl Directories {
         let summary = |ByComponent(name): ByComponent| {
             let sum = images.0.get(&name).copied().unwrap_or_default();
             DirectorySummary {
-                made_on: self.0.get(&name).map(|made| made.made_on),
+                made_on: self.made.get(&name).map(|made| made.made_on),
                 owners: self.owners_of(&name),
                 images: sum.images,
                 images_below: sum.images_below,

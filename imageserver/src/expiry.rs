@@ -6,12 +6,13 @@
 pub mod due;
 pub mod trust;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use common::api::image_server::expiry::AcceptClockReply;
 use common::daemon::audit::AuditLog;
 use common::image::ImageName;
+use common::lock::locked;
 use common::report::report;
 use common::tree::Time;
 use common::when::moment;
@@ -217,6 +218,6 @@ impl Expiry {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }

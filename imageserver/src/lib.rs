@@ -29,6 +29,7 @@ pub mod store;
 mod clock;
 mod pages;
 
+use common::wire::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,8 +99,13 @@ pub struct Config {
     pub replicate: Option<replication::Settings>,
     /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
     pub pack_level: i32,
+    /// How hard objects are packed that are stored in the data directory: a level of zstd; 0 for
+    /// never.
+    pub store_packed: i32,
     /// True to refuse images in directories that were never made.
     pub require_directories: bool,
+    /// How connections are protected.
+    pub security: Security,
     /// Where changes are recorded.
     pub audit: audit::Settings,
     /// True to show pages only to those who have a certificate.
@@ -115,6 +121,7 @@ pub struct ImageServer {
     id: ServerId,
     replicate: Option<replication::Settings>,
     packers: Packers,
+    security: Security,
     audit: AuditLog,
     private_pages: bool,
 }
@@ -149,14 +156,16 @@ impl ImageServer {
             scrub,
             replicate,
             pack_level,
+            store_packed,
             require_directories,
+            security,
             audit,
             private_pages,
         } = config;
         let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
         let runtime = tokio::runtime::Handle::current();
         let open = move || match bucket {
-            None => Store::open(&data),
+            None => Store::open_packing(&data, store_packed),
             Some(settings) => Store::open_bucket(&data, &settings, runtime),
         };
         let opened = tokio::task::spawn_blocking(open).await;
@@ -177,24 +186,43 @@ impl ImageServer {
         let collector = Collector::new(Arc::clone(&store), collect).recording(audit.clone());
         let expiry = Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some());
         let (collector, expiry) = (Arc::new(collector), Arc::new(expiry.recording(audit.clone())));
-        Ok(Self { store, collector, expiry, scrub, id, replicate, packers, audit, private_pages })
+        Ok(Self {
+            store,
+            collector,
+            expiry,
+            scrub,
+            id,
+            replicate,
+            packers,
+            security,
+            audit,
+            private_pages,
+        })
     }
 
     /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
     pub async fn run(self, listener: TcpListener, stop: CancellationToken) {
         let tasks = TaskTracker::new();
+        let security = self.security;
         let metrics = Arc::new(Metrics::default());
-        let frame = Frame::new(DAEMON);
+        let frame = Frame::new(DAEMON, &security);
         let counted = (Arc::clone(&self.store), stop.clone());
         tasks.spawn_blocking(move || counted.0.objects.count(&|| counted.1.is_cancelled()));
         tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
         tasks.spawn(refresh(Arc::clone(&self.store), stop.clone()));
         let scrub = Arc::new(Scrub::default());
-        scrub::start(&scrub, self.scrub, &self.store, &metrics, &tasks, &stop);
+        scrub::start(&scrub, self.scrub, &self.store, &metrics, (&security, &tasks, &stop));
         let follower = self.replicate.map(|settings| {
             let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&metrics));
-            Arc::new(Follower::new(settings, self.id.clone(), store, metrics, tasks.clone()))
+            Arc::new(Follower::new(
+                settings,
+                &security,
+                self.id.clone(),
+                store,
+                metrics,
+                tasks.clone(),
+            ))
         });
         let port = listener.local_addr().map_or(0, |address| address.port());
         if let Some(follower) = &follower {
@@ -202,7 +230,7 @@ impl ImageServer {
         }
         let replication = Arc::new(Replication::new(self.id, follower));
         let life = Life { collector: self.collector, expiry: self.expiry, scrub, replication };
-        let router = Router::new(DAEMON).frame(frame.clone()).metrics(|registry| {
+        let router = Router::new(DAEMON, &security).frame(frame.clone()).metrics(|registry| {
             metrics.register(registry, &self.store, &life);
         });
         let router = router.audit(&self.audit).private_pages(self.private_pages);

@@ -103,7 +103,7 @@ impl Collector for Holdings {
                 self.store.directories.damage().is_some().into(),
             ),
             ("objects", "Objects, those of former runs once they are counted", held.objects),
-            ("objects_bytes", "Length of these objects", held.bytes),
+            ("objects_bytes", "Length of their files", held.bytes),
         ];
         if let Ok(Some(space)) = objects.space() {
             gauges.push(("store_free_bytes", "Space that is left for objects", space.free));

@@ -11,6 +11,8 @@
 //! * An image in use stays until it is not.
 //! * An image is visible when all that it needs is here, was hashed, and is on the medium
 //!   ([`arrival`]): the same steps as for one that is uploaded. What comes for it is leased.
+//! * Directories and their owners are taken as a whole, and only if they go on from those that are
+//!   here ([`directories`]): a master that has lost its own, or began anew, takes none away.
 //!
 //! # How a replica follows
 //!
@@ -22,11 +24,13 @@
 pub mod arrival;
 pub mod course;
 pub mod decision;
+pub mod directories;
 pub mod fetch;
 pub mod follower;
 pub mod identity;
 pub mod log;
 pub mod metrics;
+mod ownership;
 pub mod page;
 pub mod patterns;
 pub mod queue;
@@ -35,9 +39,10 @@ pub mod roster;
 #[cfg(test)]
 mod simulation;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use common::api::image_server::replication::{GetReplicationReply, ReplicaReport, ServerId};
+use common::lock::locked;
 use common::tree::Time;
 use common::wire::client::Peer;
 
@@ -87,7 +92,7 @@ impl Replication {
     }
 
     fn roster(&self) -> MutexGuard<'_, Roster> {
-        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.roster)
     }
 
     /// Takes note that a replica at `address` has asked for changes.

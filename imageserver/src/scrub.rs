@@ -7,6 +7,7 @@
 pub mod course;
 pub mod repairs;
 
+use common::wire::Security;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -32,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::service::store_objects;
 use crate::store::contract::Objects;
 use crate::store::needs::{Holds, Survey};
-use crate::store::objects::{Content, OnMedium};
+use crate::store::objects::OnMedium;
 use crate::store::reading::MediumReader;
 use crate::store::wounds::Wound;
 use crate::store::{Store, StoreError, layout};
@@ -106,12 +107,11 @@ pub fn start(
     settings: Settings,
     store: &Arc<Store>,
     metrics: &Arc<Metrics>,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
+    (security, tasks, stop): (&Security, &TaskTracker, &CancellationToken),
 ) {
     if let Some(peer) = settings.repair_from {
         let repairer = Repairer {
-            client: Client::new(peer),
+            client: Client::new(peer, security),
             store: Arc::clone(store),
             metrics: Arc::clone(metrics),
             tasks: tasks.clone(),
@@ -408,15 +408,7 @@ impl Holds for Present<'_> {
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, StoreError> {
         match self.0.open_verified(id) {
             Ok(None) => Ok(None),
-            Ok(Some(Content::Whole(bytes))) => Ok(Some(bytes.into())),
-            Ok(Some(Content::File(file, size_bytes))) => {
-                let mut bytes = Vec::new();
-                let mut file = std::io::Read::take(file, size_bytes);
-                match std::io::Read::read_to_end(&mut file, &mut bytes) {
-                    Ok(_) => Ok(Some(bytes)),
-                    Err(_) => Ok(None),
-                }
-            }
+            Ok(Some(content)) => Ok(content.into_bytes().ok().map(Vec::from)),
             Err(_) if self.0.wounds().of(id).is_some() => Ok(None),
             Err(error) => Err(error),
         }

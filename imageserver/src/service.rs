@@ -30,6 +30,7 @@ use common::api::image_server::estimate::EstimateImage;
 use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
 use common::api::image_server::holds::HoldImages;
 use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
+use common::api::image_server::replication::directories::GetMadeDirectories;
 use common::api::image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
 use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
 use common::api::object_server::{
@@ -119,32 +120,37 @@ impl Service {
         let (copy, tag, latest) = (own(), own(), own());
         let (updates, forward, replication, forget) = (own(), own(), own(), own());
         let (make, remove, give, directories) = (own(), own(), own(), own());
-        let estimate = own();
+        let (estimate, made) = (own(), own());
         router
-            .method::<AddImage, _, _>(move |caller, request| add.clone().add_image(caller, request))
+            .method_of_owners::<AddImage, _, _>(move |caller, request| {
+                add.clone().add_image(caller, request)
+            })
             .method::<GetImage, _, _>(move |_, request| get.clone().get_image(request))
             .method::<ListImages, _, _>(move |_, request| list.clone().list_images(request))
-            .method::<DeleteImage, _, _>(move |caller, request| {
+            .method_of_owners::<DeleteImage, _, _>(move |caller, request| {
                 delete.clone().delete_image(caller, request)
             })
             .method::<Collect, _, _>(move |caller, request| {
                 collect.clone().collect(caller, request)
             })
-            .method::<ChangeExpiry, _, _>(move |caller, request| {
+            .method_of_owners::<ChangeExpiry, _, _>(move |caller, request| {
                 expiry.clone().change_expiry(caller, request)
             })
             .method::<AcceptClock, _, _>(move |caller, _| clock.clone().accept_clock(caller))
             .method::<HoldImages, _, _>(move |caller, request| {
                 hold.clone().hold_images(caller, request)
             })
-            .method::<CopyImage, _, _>(move |caller, request| {
+            .method_of_owners::<CopyImage, _, _>(move |caller, request| {
                 copy.clone().copy_image(caller, request)
             })
-            .method::<ChangeTags, _, _>(move |caller, request| {
+            .method_of_owners::<ChangeTags, _, _>(move |caller, request| {
                 tag.clone().change_tags(caller, request)
             })
             .method::<FindLatestImage, _, _>(move |_, request| {
                 latest.clone().find_latest_image(request)
+            })
+            .method::<GetMadeDirectories, _, _>(move |_, request| {
+                made.clone().get_made_directories(request)
             })
             .method::<GetImageUpdates, _, _>(move |caller, request| {
                 updates.clone().get_image_updates(caller, request)
@@ -156,13 +162,13 @@ impl Service {
             .method::<DropCopy, _, _>(move |caller, request| {
                 forget.clone().drop_copy(caller, request)
             })
-            .method::<MakeDirectory, _, _>(move |caller, request| {
+            .method_of_owners::<MakeDirectory, _, _>(move |caller, request| {
                 make.clone().make_directory(caller, request)
             })
-            .method::<RemoveDirectory, _, _>(move |caller, request| {
+            .method_of_owners::<RemoveDirectory, _, _>(move |caller, request| {
                 remove.clone().remove_directory(caller, request)
             })
-            .method::<ChangeOwner, _, _>(move |caller, request| {
+            .method_of_owners::<ChangeOwner, _, _>(move |caller, request| {
                 give.clone().change_owner(caller, request)
             })
             .method::<ListDirectories, _, _>(move |_, request| {

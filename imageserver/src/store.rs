@@ -13,6 +13,7 @@
 
 pub mod bucket;
 pub mod comparing;
+pub mod content;
 pub mod contract;
 pub mod directories;
 pub mod holding;
@@ -22,6 +23,7 @@ pub mod layout;
 pub mod leasing;
 pub mod needs;
 pub mod objects;
+pub mod packed;
 pub mod reading;
 pub mod receive;
 pub mod record;
@@ -310,6 +312,16 @@ impl Store {
     ///
     /// [`StoreError::Locked`] if another server has it; otherwise what the file-system says.
     pub fn open(data: &Path) -> Result<Self, StoreError> {
+        Self::open_packing(data, 0)
+    }
+
+    /// The same, and packs objects that come with this level of zstd, if they gain enough. What is
+    /// there stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::open`].
+    pub fn open_packing(data: &Path, level: i32) -> Result<Self, StoreError> {
         make_directory(data)?;
         let lock = lock(data)?;
         if data.join(layout::SERVER).exists() {
@@ -322,7 +334,7 @@ impl Store {
         make_directory(&incoming)?;
         empty(&incoming)?;
         let is_new = !data.join(layout::OBJECTS).exists();
-        let objects = Arc::new(LocalObjects::open(data)?);
+        let objects = Arc::new(LocalObjects::open_packing(data, level)?);
         let leasing = Arc::new(LocalLeasing::open(data, is_new)?);
         let collecting = LocalCollecting::new(Arc::clone(&objects), Arc::clone(&leasing));
         Ok(Self {

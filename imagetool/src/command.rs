@@ -1,5 +1,6 @@
 //! The command line of `imagetool`.
 
+use common::wire::Security;
 use std::process::ExitCode;
 
 use crate::failure::Failure;
@@ -18,16 +19,16 @@ use common::wire::client::{Client, Peer};
     version,
     after_help = "\
 Examples:
-  imagetool --insecure add base/debian-12.7 root.tar.zst filter triggers.json
-  imagetool --insecure list
-  imagetool --insecure show base/debian-12.7
-  imagetool --insecure diff base/debian-12.6 base/debian-12.7
-  imagetool --insecure get base/debian-12.7 /srv/chroot/debian
-  imagetool --insecure tar base/debian-12.7 -o debian.tar.zst
-  imagetool --insecure add-overlay web/9 base/debian-12.7 nginx.tar
-  imagetool --insecure delete base/debian-12.6
+  imagetool add base/debian-12.7 root.tar.zst filter triggers.json
+  imagetool list
+  imagetool show base/debian-12.7
+  imagetool diff base/debian-12.6 base/debian-12.7
+  imagetool get base/debian-12.7 /srv/chroot/debian
+  imagetool tar base/debian-12.7 -o debian.tar.zst
+  imagetool add-overlay web/9 base/debian-12.7 nginx.tar
+  imagetool delete base/debian-12.6
 
-Defaults for --imageserver, --insecure and others may stand in ~/.config/dominator/config.toml.
+Defaults for --imageserver, --tls and others may stand in ~/.config/dominator/config.toml.
 Data goes to the standard output, everything else to the standard error.
 Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared: different)."
 )]
@@ -66,11 +67,11 @@ enum Pack {
 }
 
 impl Pack {
-    fn client(self, peer: Peer) -> Client {
+    fn client(self, peer: Peer, security: &Security) -> Client {
         match self {
-            Self::Auto => Client::new(peer),
-            Self::Always => Client::packing(peer, true),
-            Self::Never => Client::packing(peer, false),
+            Self::Auto => Client::new(peer, security),
+            Self::Always => Client::packing(peer, security, true),
+            Self::Never => Client::packing(peer, security, false),
         }
     }
 }
@@ -148,12 +149,18 @@ fn run(
     security: &SecurityArgs,
     verb: Verb,
 ) -> Ended {
-    security
-        .check("imagetool")
-        .map_err(|error| Failure::new(&error).hint(error.hint()).misuse())?;
+    let security = security.of_tool("imagetool").map_err(|error| {
+        let failure = Failure::new(&error).misuse();
+        error.hints().into_iter().fold(failure, Failure::hint)
+    })?;
     let peer = Peer::parse(imageserver, IMAGESERVER_PORT)
         .map_err(|error| Failure::new(&error).misuse())?;
-    let context = Context { client: pack.client(peer), format, meter: Meter::on_terminal() };
+    let context = Context {
+        client: pack.client(peer, &security),
+        security,
+        format,
+        meter: Meter::on_terminal(),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -30,6 +30,7 @@ pub mod tar;
 pub mod tree;
 pub mod verify;
 
+use common::wire::Security;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
@@ -52,6 +53,8 @@ use crate::progress::Meter;
 pub struct Context {
     /// The image server.
     pub client: Client,
+    /// How connections are protected.
+    pub security: Security,
     /// How data is printed.
     pub format: Format,
     /// Shows progress.

@@ -10,6 +10,7 @@ mod measure;
 mod observer;
 mod serve;
 mod store;
+mod tls;
 mod update;
 mod versions;
 
@@ -57,6 +58,8 @@ pub enum Part {
     Serve,
     /// A dominator with ten thousand simulated machines, beside the Go Dominator.
     Fleet,
+    /// What TLS adds to such a fleet, and to getting an image.
+    Tls,
 }
 
 /// Measures the product beside its peers.
@@ -98,6 +101,9 @@ pub struct Arguments {
     #[arg(long, default_value_t = 1_000, value_name = "MEGABITS")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
     link: u32,
+    /// Measure without TLS.
+    #[arg(long)]
+    insecure: bool,
     /// Make everything below this directory, whose file-system is measured then.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     directory: PathBuf,
@@ -150,6 +156,7 @@ pub fn run(
     any(Part::Versions, versions::measure)?;
     any(Part::Serve, serve::measure)?;
     any(Part::Fleet, fleet::measure)?;
+    any(Part::Tls, tls::measure)?;
     directory.close().context("cannot remove the directory")
 }
 
@@ -231,6 +238,7 @@ impl Bench<'_> {
             subs: 1,
             dominator_flags: Vec::new(),
             subd_flags: if limited { Vec::new() } else { unlimited() },
+            insecure: self.arguments.insecure,
             addresses: Addresses::private()?,
             stop: Arc::clone(&self.stop),
         })
@@ -244,13 +252,14 @@ impl Bench<'_> {
     }
 
     /// An image server and a dominator in `directory`, and no sub.
-    fn servers(&self, directory: PathBuf) -> anyhow::Result<Fleet> {
+    fn servers(&self, directory: PathBuf, insecure: bool) -> anyhow::Result<Fleet> {
         Fleet::start(Options {
             programs: self.programs.clone(),
             directory,
             subs: 0,
             subd_flags: Vec::new(),
             dominator_flags: Vec::new(),
+            insecure,
             addresses: Addresses::private()?,
             stop: Arc::clone(&self.stop),
         })

@@ -55,6 +55,7 @@ impl Demo {
             subs: self.subs,
             subd_flags: Vec::new(),
             dominator_flags: Vec::new(),
+            insecure: false,
             addresses: Addresses::standard(),
             stop: Arc::clone(&self.stop),
         };

@@ -1,5 +1,6 @@
 //! An imageserver, a dominator and some subds, as processes on loopback addresses.
 
+use common::wire::Security;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -15,10 +16,12 @@ use common::api::dominator::{
     DominatorStatus, GetStatus, ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status,
     SubDetail, SubSummary,
 };
+use common::certificate::sets::Set;
 use common::mdb::Machine;
 use common::wire::Method;
 use common::wire::client::{Client, Peer};
 
+use crate::certificates::{Certificates, OPERATOR};
 use crate::process::Daemon;
 use crate::programs::RECORD_SERVICE;
 
@@ -102,6 +105,8 @@ pub struct Options {
     pub dominator_flags: Vec<(&'static str, String)>,
     /// Where they listen.
     pub addresses: Addresses,
+    /// True to do without certificates.
+    pub insecure: bool,
     /// Set when whoever waits for the fleet is to give up.
     pub stop: Arc<AtomicBool>,
 }
@@ -129,6 +134,8 @@ pub struct Fleet {
     pub subs: Vec<Sub>,
     /// The image server.
     pub imageserver: Daemon,
+    certificates: Certificates,
+    security: Security,
     client: Client,
     runtime: tokio::runtime::Runtime,
 }
@@ -150,9 +157,17 @@ impl Fleet {
             fs::create_dir_all(options.directory.join(directory))
                 .context("cannot make a directory")?;
         }
+        let certificates = match options.insecure {
+            true => Certificates::none(),
+            false => Certificates::make(&options.directory.join("tls"))?,
+        };
+        let security = certificates.security(OPERATOR)?;
         let addresses = &options.addresses;
+        let hosts = [&*addresses.imageserver.ip().to_string(), "localhost"];
+        certificates.of_daemon("imageserver", Set::Imageserver, &hosts)?;
         let imageserver = start(
             &options,
+            &certificates,
             "imageserver",
             "imageserver",
             &[
@@ -163,7 +178,7 @@ impl Fleet {
         fs::write(mdb_path(&options), "[]\n").context("cannot write the machine database")?;
         let mut subs = Vec::new();
         for index in 0..options.subs {
-            subs.push(start_sub(&options, index)?);
+            subs.push(start_sub(&options, &certificates, index)?);
         }
         let mut flags = vec![
             ("--listen", addresses.dominator.to_string()),
@@ -173,9 +188,12 @@ impl Fleet {
             ("--subd-port", addresses.subd_port.to_string()),
         ];
         flags.extend(options.dominator_flags.iter().cloned());
-        let dominator = start(&options, "dominator", "dominator", &flags)?;
-        let client = client_of(addresses.dominator);
-        let mut fleet = Self { options, dominator, subs, imageserver, client, runtime };
+        let hosts = [&*addresses.dominator.ip().to_string(), "localhost"];
+        certificates.of_daemon("dominator", Set::Dominator, &hosts)?;
+        let dominator = start(&options, &certificates, "dominator", "dominator", &flags)?;
+        let client = client_of(addresses.dominator, &security);
+        let mut fleet =
+            Self { options, dominator, subs, imageserver, certificates, security, client, runtime };
         fleet.wait_ready()?;
         Ok(fleet)
     }
@@ -207,7 +225,8 @@ impl Fleet {
             if daemon.id().is_none() {
                 continue;
             }
-            wait_for(&self.runtime, address, daemon, READY_MAX)?;
+            let client = client_of(address, &self.security);
+            wait_for(&self.runtime, &client, daemon, READY_MAX)?;
         }
         Ok(())
     }
@@ -223,7 +242,19 @@ impl Fleet {
         daemon: &mut Daemon,
         limit: Duration,
     ) -> anyhow::Result<()> {
-        wait_for(&self.runtime, address, daemon, limit)
+        wait_for(&self.runtime, &client_of(address, &self.security), daemon, limit)
+    }
+
+    /// The certificates of its programs.
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        &self.certificates
+    }
+
+    /// How the connections of its operator are protected.
+    #[must_use]
+    pub fn security(&self) -> &Security {
+        &self.security
     }
 
     /// Replaces the machine database: each sub is to have `image`, or none if that is `None`.
@@ -276,7 +307,7 @@ impl Fleet {
     /// If it cannot be run; that it failed is in the output.
     pub fn imagetool<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
         let server = self.options.addresses.imageserver.to_string();
-        self.tool("imagetool", &["--insecure", "--imageserver", &server], words)
+        self.tool("imagetool", &["--imageserver", &server], words)
     }
 
     /// Runs domtool, as an operator would.
@@ -286,7 +317,7 @@ impl Fleet {
     /// If it cannot be run; that it failed is in the output.
     pub fn domtool<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
         let server = self.options.addresses.dominator.to_string();
-        self.tool("domtool", &["--insecure", "--dominator", &server], words)
+        self.tool("domtool", &["--dominator", &server], words)
     }
 
     /// Runs subtool for the machine at `address`, as an operator would.
@@ -300,7 +331,7 @@ impl Fleet {
         words: &[S],
     ) -> anyhow::Result<Output> {
         let (server, sub) = (self.options.addresses.imageserver.to_string(), address.to_string());
-        self.tool("subtool", &["--insecure", "--imageserver", &server, "--subd", &sub], words)
+        self.tool("subtool", &["--imageserver", &server, "--subd", &sub], words)
     }
 
     /// Runs fs2objectcache, as an operator would.
@@ -309,10 +340,21 @@ impl Fleet {
     ///
     /// If it cannot be run; that it failed is in the output.
     pub fn fs2objectcache<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
-        self.tool("fs2objectcache", &[], words)
+        self.run("fs2objectcache", &[], words)
     }
 
     fn tool<S: Into<OsString> + Clone>(
+        &self,
+        name: &str,
+        flags: &[&str],
+        words: &[S],
+    ) -> anyhow::Result<Output> {
+        let mine = self.certificates.flags(OPERATOR);
+        let flags: Vec<&str> = mine.iter().map(String::as_str).chain(flags.to_vec()).collect();
+        self.run(name, &flags, words)
+    }
+
+    fn run<S: Into<OsString> + Clone>(
         &self,
         name: &str,
         flags: &[&str],
@@ -391,7 +433,8 @@ impl Fleet {
         request: &M::Request,
     ) -> anyhow::Result<M::Reply> {
         let sub = self.subs.get(index).context("there is no such machine")?;
-        let reply = self.runtime.block_on(client_of(sub.address).call::<M>(request));
+        let reply =
+            self.runtime.block_on(client_of(sub.address, &self.security).call::<M>(request));
         reply.with_context(|| format!("{} does not do {}", sub.hostname, M::NAME))
     }
 
@@ -460,8 +503,8 @@ impl Fleet {
             ));
         }
         text.push_str(&format!(
-            "  database     {}\n\nTry:\n  {programs}/domtool --insecure list-subs\n  \
-             {programs}/imagetool --insecure list\n",
+            "  database     {}\n\nTry:\n  {programs}/domtool list-subs\n  \
+             {programs}/imagetool list\n",
             self.mdb().display()
         ));
         text
@@ -489,11 +532,11 @@ fn shown(path: &Path) -> String {
 
 fn wait_for(
     runtime: &tokio::runtime::Runtime,
-    address: SocketAddr,
+    client: &Client,
     daemon: &mut Daemon,
     limit: Duration,
 ) -> anyhow::Result<()> {
-    let (client, start) = (client_of(address), Instant::now());
+    let start = Instant::now();
     loop {
         daemon.check()?;
         let answer = runtime.block_on(client.get("/healthz"));
@@ -501,7 +544,7 @@ fn wait_for(
             return Ok(());
         }
         if start.elapsed() > limit {
-            bail!("{} does not answer at {address}", daemon.name());
+            bail!("{} does not answer at {}", daemon.name(), client.peer());
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -509,18 +552,20 @@ fn wait_for(
 
 /// A client of the daemon at an address.
 #[must_use]
-pub fn client_of(address: SocketAddr) -> Client {
+pub fn client_of(address: SocketAddr, security: &Security) -> Client {
     let host = address.ip().to_string();
-    Client::new(Peer { host, port: address.port(), address: Some(address.ip()) })
+    Client::new(Peer { host, port: address.port(), address: Some(address.ip()) }, security)
 }
 
 fn start(
     options: &Options,
+    certificates: &Certificates,
     program: &str,
     name: &str,
     flags: &[(&str, String)],
 ) -> anyhow::Result<Daemon> {
-    let mut arguments: Vec<OsString> = vec!["--insecure".into()];
+    let mut arguments: Vec<OsString> =
+        certificates.flags(name).into_iter().map(Into::into).collect();
     for (flag, value) in flags {
         arguments.push(flag.into());
         arguments.push(value.into());
@@ -529,7 +574,7 @@ fn start(
     Daemon::start(name, &options.programs.join(program), arguments, log)
 }
 
-fn start_sub(options: &Options, index: usize) -> anyhow::Result<Sub> {
+fn start_sub(options: &Options, certificates: &Certificates, index: usize) -> anyhow::Result<Sub> {
     let hostname = format!("sub-{}", index + 1);
     let address = options.addresses.sub(index)?;
     let root = options.directory.join("roots").join(&hostname);
@@ -546,6 +591,8 @@ fn start_sub(options: &Options, index: usize) -> anyhow::Result<Sub> {
         ("--device-speed", "1000000000".to_owned()),
     ];
     flags.extend(options.subd_flags.iter().cloned());
-    let daemon = start(options, "subd", &hostname, &flags)?;
+    let hosts = [&*hostname, &*address.ip().to_string()];
+    certificates.of_daemon(&hostname, Set::Subd, &hosts)?;
+    let daemon = start(options, certificates, "subd", &hostname, &flags)?;
     Ok(Sub { hostname, address, root, services, daemon })
 }

@@ -6,6 +6,7 @@
 //! finds out by looking at the machine's tree ([`compare`]), never by asking the dominator.
 
 pub mod bench;
+pub mod certificates;
 pub mod compare;
 pub mod demo;
 pub mod drift;

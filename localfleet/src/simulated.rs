@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use common::api::dominator::Status;
+use common::certificate::sets::Set;
 use common::mdb::Machine;
 use common::wire::Method;
 use common::wire::client::Client;
@@ -63,6 +64,9 @@ impl SimulatedFleet {
             format!("--control={control}"),
             format!("--imageserver={}", addresses.imageserver),
         ];
+        let hosts = ["*.sim.example", &*control.ip().to_string()];
+        fleet.certificates().of_daemon(FLEET_SIMULATOR, Set::Dominator, &hosts)?;
+        words.extend(fleet.certificates().flags(FLEET_SIMULATOR));
         words.extend(images.iter().map(|name| format!("--image={name}")));
         words.extend(updates.iter().map(|name| format!("--update={name}")));
         words.extend(flags.iter().map(|flag| (*flag).to_owned()));
@@ -71,7 +75,7 @@ impl SimulatedFleet {
         let program = programs.join(FLEET_SIMULATOR);
         let mut simulator = Daemon::start(FLEET_SIMULATOR, &program, words, log)?;
         fleet.wait_for(control, &mut simulator, READY_MAX)?;
-        let control = client_of(control);
+        let control = client_of(control, fleet.security());
         let port = fleet.call::<Report>(&control, &())?.port;
         Ok(Self { simulator, fleet, control, port, subs })
     }

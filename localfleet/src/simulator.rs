@@ -12,6 +12,7 @@ pub mod machines;
 pub mod patch;
 pub mod sub;
 
+use common::wire::Security;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use common::api::Done;
 use common::daemon::{
-    EXIT_FAILED, EXIT_MISUSE, IMAGESERVER_PORT, LogArgs, exit, listen, start_logging,
+    EXIT_FAILED, EXIT_MISUSE, IMAGESERVER_PORT, LogArgs, SecurityArgs, exit, listen, start_logging,
     stop_on_signals,
 };
 use common::image::ImageName;
@@ -37,6 +38,9 @@ use tokio_util::task::TaskTracker;
 use control::{ClearMarks, Disturb, Drift, GetMarks, Report};
 use machines::{Machines, Pace, Plenty, Taken, monotonic};
 use sub::Marks;
+
+/// What it is called.
+const NAME: &str = "fleet-simulator";
 
 /// Open files that a process needs beside its connections.
 const FILES_BESIDE: u64 = 512;
@@ -94,6 +98,9 @@ pub struct Arguments {
     /// What is logged, and how.
     #[command(flatten)]
     pub log: LogArgs,
+    /// How connections are protected: one certificate is for all subs.
+    #[command(flatten)]
+    pub security: SecurityArgs,
 }
 
 /// Runs the simulator, with the arguments of this process.
@@ -158,9 +165,10 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
         "{count} addresses from {} on are not all in 127.0.0.0/8",
         arguments.first
     );
+    let security = arguments.security.of_daemon(NAME)?;
     let peer = Peer::parse(&arguments.imageserver, IMAGESERVER_PORT)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let (client, reader) = (Client::new(peer), Arc::new(Reader::new(processors)));
+    let (client, reader) = (Client::new(peer, &security), Arc::new(Reader::new(processors)));
     let (mut images, mut updates) = (Vec::new(), Vec::new());
     for name in &arguments.image {
         images.push(reader.image(&client, name, Duration::ZERO).await?);
@@ -189,11 +197,11 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
     };
     let machines = Machines::new(plenty, tracker.clone(), stop.clone());
     tracker.spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&machines).flap()));
-    let server = Server::new(machines.router(), stop.clone());
+    let server = Server::new(machines.router(&security), stop.clone());
     let control = listen("fleet-simulator", arguments.control).await?;
     tracing::info!("{machines:?}");
     let taking = take_in(&listener, &machines, &server);
-    let serving = serve(control, control_router(&machines), stop.clone());
+    let serving = serve(control, control_router(&machines, &security), stop.clone());
     let (_, ()) = tokio::join!(stop.run_until_cancelled(taking), serving);
     drop(listener);
     server.finish().await;
@@ -238,10 +246,10 @@ async fn take_in(listener: &TcpListener, machines: &Machines, server: &Server) {
     }
 }
 
-fn control_router(machines: &Arc<Machines>) -> Router {
+fn control_router(machines: &Arc<Machines>, security: &Security) -> Router {
     let all = || Arc::clone(machines);
     let (reported, cleared, marked, drifting, disturbed) = (all(), all(), all(), all(), all());
-    Router::new("fleet-simulator")
+    Router::new(NAME, security)
         .method::<Report, _, _>(move |_, ()| {
             let reply = reported.report();
             async move { Ok(reply) }

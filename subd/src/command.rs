@@ -28,9 +28,10 @@ pub fn main() -> ExitCode {
             Err(error) => exit(EXIT_FAILED, &describe(&error), &hints(&error)),
         };
     }
-    if let Err(error) = options.security.check_daemon("subd") {
-        return exit(EXIT_MISUSE, &error.to_string(), &[error.hint()]);
-    }
+    let security = match options.security.of_daemon("subd") {
+        Ok(security) => security,
+        Err(error) => return error.exit(),
+    };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
     let runtime = match runtime {
@@ -44,7 +45,7 @@ pub fn main() -> ExitCode {
         };
         // It also ends when it has to open everything again.
         while !stop.is_cancelled() {
-            match Daemon::start(options.clone(), stop.clone()).await {
+            match Daemon::start(options.clone(), &security, stop.clone()).await {
                 Ok(daemon) => daemon.run().await,
                 Err(error @ StartError::Exclude { .. }) => {
                     return exit(EXIT_MISUSE, &describe(&error), &[]);

@@ -1,5 +1,6 @@
 //! subd as a whole: its flags, how it starts and how it stops.
 
+use common::wire::Security;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,9 +54,9 @@ use crate::watchdog;
 ///
 /// Examples:
 ///
-///   subd --insecure
+///   subd
 ///
-///   subd --insecure --listen 127.0.0.2:6969 --root /srv/test --service-command 'echo would run'
+///   subd --listen 127.0.0.2:6969 --root /srv/test --service-command 'echo would run'
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "subd", version, verbatim_doc_comment)]
 pub struct Options {
@@ -232,7 +233,11 @@ impl Daemon {
     /// # Errors
     ///
     /// [`StartError`] says what cannot be used.
-    pub async fn start(options: Options, stop: CancellationToken) -> Result<Self, StartError> {
+    pub async fn start(
+        options: Options,
+        security: &Security,
+        stop: CancellationToken,
+    ) -> Result<Self, StartError> {
         let (asked, stop) = (stop.clone(), stop.child_token());
         let exclusions =
             Patterns::new(&options.exclude).map_err(|source| StartError::Exclude { source })?;
@@ -287,6 +292,7 @@ impl Daemon {
         updater.resume(resumed);
         tasks.spawn(Arc::clone(&updater).watch_reboots());
         let fetcher = Fetcher {
+            security: security.clone(),
             cache: Arc::clone(&cache),
             board: Arc::clone(&board),
             root: Arc::clone(&root),
@@ -323,7 +329,8 @@ impl Daemon {
         let listener = listen_text("subd", &options.listen, SUBD_PORT)
             .await
             .map_err(|source| StartError::Listen { source })?;
-        let router = router(&service).audit(&audit).private_pages(options.pages.private_pages);
+        let router =
+            router(&service, security).audit(&audit).private_pages(options.pages.private_pages);
         Ok(Self {
             listener,
             router,

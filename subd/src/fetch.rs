@@ -25,6 +25,7 @@ mod transfer;
 pub mod trouble;
 mod writer;
 
+use common::wire::Security;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -71,6 +72,8 @@ const PROGRESS_BYTES_MIN: u64 = 64 << 10;
 /// Starts fetches and reports them to the board.
 #[derive(Clone)]
 pub struct Fetcher {
+    /// How connections to sources are protected.
+    pub security: Security,
     /// Where objects go.
     pub cache: Arc<Cache>,
     /// Who is told.
@@ -366,7 +369,7 @@ impl Fetcher {
         missing: &[FetchObject],
         ledger: &Arc<Ledger>,
     ) -> Result<(), Trouble> {
-        let (client, local) = client_of(source)?;
+        let (client, local) = client_of(source, &self.security)?;
         let transfer = Transfer {
             cache: Arc::clone(&self.cache),
             root: Arc::clone(&self.root),

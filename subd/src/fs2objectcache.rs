@@ -41,9 +41,9 @@ const PACE: Duration = Duration::from_millis(250);
 ///
 ///   fs2objectcache --root /mnt
 ///
-///   subd --insecure --root /mnt --listen 127.0.0.1:6969 &
+///   subd --root /mnt --listen 127.0.0.1:6969 &
 ///
-///   subtool --insecure --imageserver images push-image base/debian-12
+///   subtool --imageserver images push-image base/debian-12
 ///
 /// What root alone could write is moved, all else is copied and then removed, so that nobody can
 /// change an object through a descriptor that was kept. Files that are being written stay. It can

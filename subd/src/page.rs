@@ -19,17 +19,17 @@ use crate::server::Service;
 
 /// Adds the page and the metrics of `service`.
 #[must_use]
-pub fn add_pages(router: Router, service: &Arc<Service>) -> Router {
+pub fn add_pages(router: Router, service: &Arc<Service>, frame: Frame) -> Router {
     let (shown, measured) = (Arc::clone(service), Arc::clone(service));
     router
         .page("/", move |_| {
-            let html = page(&shown);
+            let html = page(&shown, &frame);
             async move { Ok(Page::Html(html)) }
         })
         .metrics(|registry| registry.register_collector(Box::new(SubMetrics(measured))))
 }
 
-fn page(service: &Service) -> String {
+fn page(service: &Service, frame: &Frame) -> String {
     let status = service.board.reply(None, service.measured());
     let hostname = &status.identity.hostname;
     let mut body = pairs(facts(&status, service));
@@ -66,7 +66,7 @@ fn page(service: &Service) -> String {
         let rows: Vec<Vec<Cell>> = scan.unreadable.iter().map(row).collect();
         body.push_str(&table(&["Path", "Why"], &rows));
     }
-    Frame::new("subd").render(&format!("subd on {hostname}"), &body)
+    frame.render(&format!("subd on {hostname}"), &body)
 }
 
 fn facts(status: &PollReply, service: &Service) -> Vec<(&'static str, String)> {

@@ -1,5 +1,7 @@
 //! The methods of subd: checks what is asked, and asks the parts that do it.
 
+use common::daemon::page::Frame;
+use common::wire::Security;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,8 +71,9 @@ pub struct Service {
 
 /// The router with all methods and pages of `service`.
 #[must_use]
-pub fn router(service: &Arc<Service>) -> Router {
-    let router = page::add_pages(Router::new("subd"), service);
+pub fn router(service: &Arc<Service>, security: &Security) -> Router {
+    let (router, frame) = (Router::new("subd", security), Frame::new("subd", security));
+    let router = page::add_pages(router, service, frame);
     let router = by_hand::add_methods(router, service);
     let given = || Arc::clone(service);
     let (poll, directories, fetch, prepare) = (given(), given(), given(), given());

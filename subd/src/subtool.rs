@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use common::api::subd::Limits;
-use common::daemon::{EXIT_FAILED, EXIT_MISUSE, SecurityArgs, config, exit};
+use common::daemon::{EXIT_FAILED, SecurityArgs, config, exit};
 use common::image::ImageName;
 use common::path::TreePath;
 use common::report::report;
@@ -30,11 +30,11 @@ use common::when::written;
     name = "subtool",
     version,
     after_help = "Examples:\n  \
-        subtool --insecure --subd web1 poll\n  \
-        subtool --insecure --subd web1 pause --for 2h --reason 'database migration'\n  \
-        subtool --insecure --subd web1 --imageserver images show-update base/debian-12\n  \
-        subtool --insecure --subd web1 --imageserver images push-image base/debian-12\n\n\
-        Defaults for --subd, --imageserver, --insecure and others may stand in\n\
+        subtool --subd web1 poll\n  \
+        subtool --subd web1 pause --for 2h --reason 'database migration'\n  \
+        subtool --subd web1 --imageserver images show-update base/debian-12\n  \
+        subtool --subd web1 --imageserver images push-image base/debian-12\n\n\
+        Defaults for --subd, --imageserver, --tls and others may stand in\n\
         ~/.config/dominator/config.toml.\n\n\
         Exit codes: 0 done, 1 failed, 2 misuse, 3 done but for triggers or the health check;\n\
         of show-update: 0 the machine equals the image, 3 it differs."
@@ -79,7 +79,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Show what the machine reports
-    #[command(after_help = "Example: subtool --insecure --subd web1 poll --format json")]
+    #[command(after_help = "Example: subtool --subd web1 poll --format json")]
     Poll {
         /// Wait until there is news first, for up to two minutes
         #[arg(long)]
@@ -106,15 +106,15 @@ enum Command {
     ///
     /// The machine's own configuration is a ceiling: over the wire limits can only be lowered, and
     /// a higher one changes nothing. What is not named stays as it is.
-    #[command(after_help = "Example: subtool --insecure --subd web1 set-config --scan-percent 1")]
+    #[command(after_help = "Example: subtool --subd web1 set-config --scan-percent 1")]
     SetConfig(LimitArgs),
     /// Refuse every update until a time, also over restarts of subd
     ///
     /// It works with the dominator down, and whatever the dominator wants. An update that has
     /// begun is finished. A pause lasts at most 30 days; it replaces an earlier one.
-    #[command(after_help = "Examples:\n  subtool --insecure --subd web1 pause --for 2h \
+    #[command(after_help = "Examples:\n  subtool --subd web1 pause --for 2h \
         --reason 'disk swap'\n  \
-        subtool --insecure --subd web1 pause --until 18:30 --reason 'release in progress'")]
+        subtool --subd web1 pause --until 18:30 --reason 'release in progress'")]
     Pause(PauseArgs),
     /// End a pause
     Resume,
@@ -160,9 +160,7 @@ enum Command {
         all: bool,
     },
     /// Wait until the machine was updated to an image, and that is verified
-    #[command(
-        after_help = "Example: subtool --insecure --subd web1 wait-for-image base/1 --timeout 10m"
-    )]
+    #[command(after_help = "Example: subtool --subd web1 wait-for-image base/1 --timeout 10m")]
     WaitForImage {
         /// The image
         image: ImageName,
@@ -235,14 +233,15 @@ pub fn main() -> ExitCode {
     if let Command::Documents(documents) = &arguments.command {
         return documents::run::<Arguments>(documents);
     }
-    if let Err(error) = arguments.security.check("subtool") {
-        return exit(EXIT_MISUSE, &error.to_string(), &[error.hint()]);
-    }
+    let security = match arguments.security.of_tool("subtool") {
+        Ok(security) => security,
+        Err(error) => return error.exit(),
+    };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return exit(EXIT_FAILED, &format!("cannot start: {error}"), &[]),
     };
-    match runtime.block_on(run::run(&arguments)) {
+    match runtime.block_on(run::run(&arguments, &security)) {
         Ok(output) => output.print(),
         Err(error) => exit(error.exit_code(), &report(&error), &error.hints()),
     }

@@ -6,6 +6,8 @@ use std::time::SystemTime;
 
 use askama::Template;
 
+use crate::wire::Security;
+
 /// The style of all pages. There is no other one, and no `style` of single elements.
 const STYLE: &str = include_str!("../../templates/style.css");
 
@@ -24,17 +26,18 @@ pub struct PageArgs {
 #[derive(Clone, Debug)]
 pub struct Frame {
     daemon: &'static str,
-    insecure: bool,
+    security: Security,
     links: Vec<(String, String)>,
 }
 
 impl Frame {
-    /// The frame of `daemon`, with the banner that says that it runs without TLS.
+    /// The frame of `daemon`. A banner says if it runs without TLS, or if its certificate ends
+    /// soon.
     #[must_use]
-    pub fn new(daemon: &'static str) -> Self {
+    pub fn new(daemon: &'static str, security: &Security) -> Self {
         let link = |path: &str, text: &str| (path.to_owned(), text.to_owned());
         let links = vec![link("/", "status"), link("/audit", "audit"), link("/metrics", "metrics")];
-        Self { daemon, insecure: true, links }
+        Self { daemon, security: security.clone(), links }
     }
 
     /// Adds a link to the navigation, before those to the audit log and the metrics.
@@ -43,12 +46,6 @@ impl Frame {
         let last = self.links.len().saturating_sub(2);
         self.links.insert(last, (path.into(), text.into()));
         self
-    }
-
-    /// Shows the banner, or not.
-    #[must_use]
-    pub fn insecure(self, insecure: bool) -> Self {
-        Self { insecure, ..self }
     }
 
     /// The name of the daemon.
@@ -62,7 +59,8 @@ impl Frame {
     pub fn render(&self, title: &str, body: &str) -> String {
         let document = Document {
             daemon: self.daemon,
-            insecure: self.insecure,
+            insecure: self.security.is_insecure(),
+            warning: self.security.warning(),
             style: STYLE,
             links: &self.links,
             version: env!("CARGO_PKG_VERSION"),
@@ -96,6 +94,7 @@ impl Frame {
 struct Document<'a> {
     daemon: &'a str,
     insecure: bool,
+    warning: Option<String>,
     style: &'a str,
     links: &'a [(String, String)],
     version: &'a str,
@@ -219,13 +218,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_escapes_its_title_and_shows_the_banner_only_when_insecure() {
-        let frame = Frame::new("testd").link("/sub/", "subs");
+    fn a_page_escapes_its_title_and_shows_the_banner() {
+        let frame = Frame::new("testd", &Security::Insecure).link("/sub/", "subs");
         let html = frame.render("<b>&", "<p>body</p>");
         for part in ["<h1>&#60;b&#62;&#38;</h1>", "<p>body</p>", "INSECURE", "<a href=\"/sub/\">"] {
             assert!(html.contains(part), "{part} in {html}");
         }
-        assert!(!frame.insecure(false).render("x", "").contains("INSECURE"));
     }
 
     #[test]
@@ -233,7 +231,7 @@ mod tests {
         use sha2::Digest as _;
         const DIGITS: &[u8; 64] =
             b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        let html = Frame::new("testd").render("x", "");
+        let html = Frame::new("testd", &Security::Insecure).render("x", "");
         let style = html.split_once("<style>").unwrap().1.split_once("</style>").unwrap().0;
         let digest = sha2::Sha256::digest(style.as_bytes());
         let mut hash = "sha256-".to_owned();
@@ -252,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_page_refers_to_no_other_server_and_has_no_script() {
-        let html = Frame::new("testd").error(404, "<script>");
+        let html = Frame::new("testd", &Security::Insecure).error(404, "<script>");
         for part in ["http://", "https://", "<script", "src=", "@import", "url("] {
             assert!(!html.contains(part), "{part} in {html}");
         }

@@ -10,8 +10,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::{EnvFilter, reload};
 
+use super::EXIT_FAILED;
 use super::security::SecurityError;
-use super::{EXIT_FAILED, EXIT_MISUSE};
 
 /// How many connections may wait to be accepted, where the kernel allows it (`somaxconn`). A fleet
 /// that comes back after a power cut connects at one moment; what finds the queue full is dropped,
@@ -273,7 +273,7 @@ pub fn exit_on_error(result: Result<(), Box<dyn std::error::Error>>) -> ExitCode
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => match error.downcast_ref::<SecurityError>() {
-            Some(security) => exit(EXIT_MISUSE, &security.to_string(), &[security.hint()]),
+            Some(security) => security.exit(),
             None => exit(EXIT_FAILED, &crate::report::report(error.as_ref()), &[]),
         },
     }

@@ -12,8 +12,7 @@ pub use ruling::{DeniedError, Owned, judge, judge_owners};
 
 use serde::{Deserialize, Serialize};
 
-/// The access rule that each method carries. Until certificates are checked every caller passes;
-/// the rules are part of the methods from the start, so that none is forgotten.
+/// The access rule that each method carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {

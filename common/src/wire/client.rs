@@ -30,6 +30,7 @@ use super::codec::{self, CodecError, Encoding};
 use super::fault::Fault;
 use super::method::Method;
 pub use super::object_reader::{ObjectReader, StreamError};
+use super::tls::Security;
 use super::{PROTOCOL, PROTOCOL_HEADER, object_stream, packing};
 use crate::api::object_server::{GetObjects, GetObjectsRequest};
 use connection::Connection;
@@ -55,6 +56,7 @@ pub struct Client {
 
 struct Inner {
     peer: Peer,
+    security: Security,
     /// True if objects may be packed on their way.
     packs: bool,
     /// True if the server has said that it takes packed objects.
@@ -71,18 +73,20 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// A client of `peer`; connects when first used. Objects are packed on their way
     /// ([`super::packing`]), unless `peer` is this very machine, where nothing is gained by it.
+    /// The connection is protected by `security`.
     #[must_use]
-    pub fn new(peer: Peer) -> Self {
+    pub fn new(peer: Peer, security: &Security) -> Self {
         let packs = !peer.is_local();
-        Self::packing(peer, packs)
+        Self::packing(peer, security, packs)
     }
 
     /// As [`Client::new`], but objects are packed or not as `packs` says, wherever `peer` is.
     #[must_use]
-    pub fn packing(peer: Peer, packs: bool) -> Self {
+    pub fn packing(peer: Peer, security: &Security, packs: bool) -> Self {
+        let security = security.clone();
         let connection = tokio::sync::Mutex::new(None);
         let is_packing_known = AtomicBool::new(false);
-        Self { inner: Arc::new(Inner { peer, packs, is_packing_known, connection }) }
+        Self { inner: Arc::new(Inner { peer, security, packs, is_packing_known, connection }) }
     }
 
     /// True if objects of an upload may be packed: the server has said in an earlier reply that it
@@ -244,7 +248,8 @@ impl Client {
     }
 
     fn uri(&self, path_and_query: &str) -> String {
-        format!("http://{}{path_and_query}", self.inner.peer.authority())
+        let scheme = self.inner.security.scheme();
+        format!("{scheme}://{}{path_and_query}", self.inner.peer.authority())
     }
 
     /// Sends `request` and waits for the head of the response. The connection must be held until
@@ -281,7 +286,7 @@ impl Client {
         }
         *kept = None;
         // Boxed, because every call has a place for it, and most connect to nothing.
-        let connection = Box::pin(Connection::open(&self.inner.peer))
+        let connection = Box::pin(Connection::open(&self.inner.peer, &self.inner.security))
             .await
             .map_err(|source| CallError::Connect { peer: self.name(), source })?;
         let connection = Arc::new(connection);

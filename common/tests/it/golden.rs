@@ -122,6 +122,8 @@ fn methods_of_the_image_server_have_these_bytes() {
     pinned.method::<image_server::holds::HoldImages>(samples::hold_images());
     use image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
     pinned.method::<GetImageUpdates>(samples::get_image_updates());
+    use image_server::replication::directories::GetMadeDirectories;
+    pinned.method::<GetMadeDirectories>(samples::get_made_directories());
     pinned.method::<Forward>(samples::forward());
     pinned.method::<GetReplication>(samples::get_replication());
     pinned.method::<DropCopy>(samples::drop_copy());

@@ -1,5 +1,6 @@
 //! Peers that send nonsense: each gets a clear fault, and nothing is allocated for its claims.
 
+use common::wire::Security;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -187,7 +188,7 @@ async fn odd_server(bytes: &'static [u8]) -> (Client, tokio::task::JoinHandle<()
             let _gone = (&mut stream).take(1 << 16).read_to_end(&mut rest).await;
         }
     });
-    (Client::new(peer), task)
+    (Client::new(peer, &Security::Insecure), task)
 }
 
 #[tokio::test]

@@ -9,4 +9,5 @@ mod pages;
 mod protocol;
 mod samples;
 mod tidy;
+mod tls;
 mod wire;

@@ -50,6 +50,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<image_server::estimate::EstimateImage>(),
         row::<image_server::holds::HoldImages>(),
         row::<image_server::replication::GetImageUpdates>(),
+        row::<image_server::replication::directories::GetMadeDirectories>(),
         row::<image_server::replication::Forward>(),
         row::<image_server::replication::GetReplication>(),
         row::<image_server::replication::DropCopy>(),

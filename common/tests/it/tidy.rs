@@ -41,6 +41,9 @@ const BANNED_IN_CORES: [&str; 15] = [
 const CORES: &[&str] = &[
     "common/src/api",
     "common/src/audit",
+    "common/src/certificate/reading",
+    "common/src/certificate/record",
+    "common/src/certificate/sets",
     "common/src/comments",
     "common/src/escape",
     "common/src/filter",

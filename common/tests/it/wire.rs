@@ -1,5 +1,6 @@
 //! Calls, streams and pages between a real client and a real server.
 
+use common::wire::Security;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
@@ -45,7 +46,7 @@ impl Server {
     }
 
     pub fn client(&self) -> Client {
-        Client::new(Peer::parse(&self.address.to_string(), 0).unwrap())
+        Client::new(Peer::parse(&self.address.to_string(), 0).unwrap(), &Security::Insecure)
     }
 
     pub async fn stop(self) {
@@ -56,7 +57,7 @@ impl Server {
 
 /// A router that answers a few methods.
 pub fn router() -> Router {
-    Router::new("testd")
+    Router::new("testd", &Security::Insecure)
         .method::<Commit, _, _>(|_, request| async move {
             match request.update_id {
                 0 => Err(Fault::new(FaultCode::NotFound, "update 0 is not staged")),
@@ -207,12 +208,13 @@ async fn methods_that_are_not_served_say_why() {
 
 #[tokio::test]
 async fn many_long_calls_share_one_connection_and_do_not_delay_others() {
-    let polls = Router::new("testd").method::<Commit, _, _>(|_, request| async move {
-        if request.update_id != 0 {
-            std::future::pending::<()>().await;
-        }
-        Ok(Done {})
-    });
+    let polls =
+        Router::new("testd", &Security::Insecure).method::<Commit, _, _>(|_, request| async move {
+            if request.update_id != 0 {
+                std::future::pending::<()>().await;
+            }
+            Ok(Done {})
+        });
     let server = Server::start(polls).await;
     let client = server.client();
     let mut waiting = tokio::task::JoinSet::new();
@@ -274,7 +276,7 @@ async fn a_server_that_stops_lets_calls_finish() {
     let (began, mut begun) = tokio::sync::mpsc::channel::<()>(1);
     let go = CancellationToken::new();
     let wait = go.clone();
-    let slow = Router::new("testd").method::<Commit, _, _>(move |_, _| {
+    let slow = Router::new("testd", &Security::Insecure).method::<Commit, _, _>(move |_, _| {
         let (began, wait) = (began.clone(), wait.clone());
         async move {
             began.send(()).await.unwrap();
@@ -296,7 +298,7 @@ async fn a_server_that_stops_lets_calls_finish() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_stops_does_not_wait_for_ever() {
     let (began, mut begun) = tokio::sync::mpsc::channel::<()>(1);
-    let stuck = Router::new("testd").method::<Commit, _, _>(move |_, _| {
+    let stuck = Router::new("testd", &Security::Insecure).method::<Commit, _, _>(move |_, _| {
         let began = began.clone();
         async move {
             began.send(()).await.unwrap();
@@ -495,12 +497,12 @@ async fn calls_and_faults_are_counted() {
 
 #[tokio::test]
 async fn a_handler_knows_the_address_that_was_dialled() {
-    let router = Router::new("testd")
+    let router = Router::new("testd", &Security::Insecure)
         .page("/", |request| async move { Ok(Page::Text(request.caller.local.to_string())) });
     let server = Server::start_at(router, "0.0.0.0:0".parse().unwrap()).await;
     for host in ["127.0.0.1", "127.9.8.7"] {
         let dialled = format!("{host}:{}", server.address.port());
-        let client = Client::new(Peer::parse(&dialled, 0).unwrap());
+        let client = Client::new(Peer::parse(&dialled, 0).unwrap(), &Security::Insecure);
         let (_, text) = client.get("/").await.unwrap();
         assert_eq!(String::from_utf8(text.to_vec()).unwrap(), dialled);
     }
@@ -516,7 +518,7 @@ async fn one_connection_can_be_cut_and_others_go_on() {
     let places = Arc::new(Semaphore::new(2));
     let mut clients = Vec::new();
     for _ in 0..2 {
-        let client = Client::new(peer.clone());
+        let client = Client::new(peer.clone(), &Security::Insecure);
         let caller = client.clone();
         let request = DeleteImageRequest { name: "a/b".parse().unwrap(), force: false };
         let call = tokio::spawn(async move { caller.call::<DeleteImage>(&request).await });

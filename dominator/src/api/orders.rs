@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use common::api::dominator::explain::Explain;
 use common::api::dominator::orders::{
-    FastUpdate, ForceDisruptiveUpdate, PauseUpdates, ResumeUpdates, SetDefaultImage, WatchSub,
+    FastUpdate, ForceDisruptiveUpdate, PauseUpdates, PauseUpdatesRequest, ResumeUpdates,
+    ResumeUpdatesRequest, SetDefaultImage, SetDefaultImageRequest, WatchSub,
 };
 use common::wire::server::Router;
 use tokio_util::task::TaskTracker;
 
+use super::access::{expect_may, expect_may_all};
 use super::{fault_of, finish, to_the_end};
 use crate::fleet::Fleet;
 
@@ -30,30 +32,48 @@ pub(super) fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker)
             let fleet = Arc::clone(&watch);
             async move { fleet.watch(request).await.map_err(|error| fault_of(&error)) }
         })
-        .method::<PauseUpdates, _, _>(move |_, request| {
-            let fleet = Arc::clone(&pause);
-            to_the_end(pausing.clone(), async move { fleet.pause_updates(request).await })
+        .method_of_owners::<PauseUpdates, _, _>(move |caller, request| {
+            let (fleet, tracker) = (Arc::clone(&pause), pausing.clone());
+            async move {
+                let hosts = expect_may_all::<PauseUpdates>(&caller, &fleet, request.hosts)?;
+                let who = caller.named(request.who);
+                let request = PauseUpdatesRequest { hosts, who, ..request };
+                to_the_end(tracker, async move { fleet.pause_updates(request).await }).await
+            }
         })
-        .method::<ResumeUpdates, _, _>(move |_, request| {
-            let fleet = Arc::clone(&resume);
-            to_the_end(resuming.clone(), async move { fleet.resume_updates(request).await })
+        .method_of_owners::<ResumeUpdates, _, _>(move |caller, request| {
+            let (fleet, tracker) = (Arc::clone(&resume), resuming.clone());
+            async move {
+                let hosts = expect_may_all::<ResumeUpdates>(&caller, &fleet, request.hosts)?;
+                let who = caller.named(request.who);
+                let request = ResumeUpdatesRequest { hosts, who, ..request };
+                to_the_end(tracker, async move { fleet.resume_updates(request).await }).await
+            }
         })
-        .method::<ForceDisruptiveUpdate, _, _>(move |_, request| {
-            let fleet = Arc::clone(&force);
-            let order = async move {
-                fleet.force_disruptive(&request.hostname, &request.who, &request.reason).await
-            };
-            finish(forcing.clone(), order)
+        .method_of_owners::<ForceDisruptiveUpdate, _, _>(move |caller, request| {
+            let (fleet, tracker) = (Arc::clone(&force), forcing.clone());
+            async move {
+                expect_may::<ForceDisruptiveUpdate>(&caller, &fleet, &request.hostname)?;
+                let who = caller.named(request.who);
+                let order = async move {
+                    fleet.force_disruptive(&request.hostname, &who, &request.reason).await
+                };
+                finish(tracker, order).await
+            }
         })
-        .method::<FastUpdate, _, _>(move |_, request| {
-            let fleet = Arc::clone(&fast);
-            let order = async move {
-                fleet.fast_update(&request.hostname, &request.who, &request.why).await
-            };
-            finish(hurrying.clone(), order)
+        .method_of_owners::<FastUpdate, _, _>(move |caller, request| {
+            let (fleet, tracker) = (Arc::clone(&fast), hurrying.clone());
+            async move {
+                expect_may::<FastUpdate>(&caller, &fleet, &request.hostname)?;
+                let who = caller.named(request.who);
+                let order =
+                    async move { fleet.fast_update(&request.hostname, &who, &request.why).await };
+                finish(tracker, order).await
+            }
         })
-        .method::<SetDefaultImage, _, _>(move |_, request| {
+        .method::<SetDefaultImage, _, _>(move |caller, request| {
             let fleet = Arc::clone(&default);
+            let request = SetDefaultImageRequest { who: caller.named(request.who), ..request };
             to_the_end(setting.clone(), async move { fleet.set_default_image(request).await })
         })
 }

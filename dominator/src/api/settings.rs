@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use common::api::dominator::settings::{
-    GetSubConfiguration, SetSubConfiguration, SetSubConfigurationReply,
+    GetSubConfiguration, SetSubConfiguration, SetSubConfigurationReply, SetSubConfigurationRequest,
 };
 use common::wire::server::Router;
 use tokio_util::task::TaskTracker;
@@ -16,8 +16,9 @@ pub(super) fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker)
     let (set, get) = (Arc::clone(fleet), Arc::clone(fleet));
     let tracker = tracker.clone();
     router
-        .method::<SetSubConfiguration, _, _>(move |_, request| {
+        .method::<SetSubConfiguration, _, _>(move |caller, request| {
             let fleet = Arc::clone(&set);
+            let request = SetSubConfigurationRequest { who: caller.named(request.who), ..request };
             let order = to_the_end(tracker.clone(), async move { fleet.configure(request).await });
             async move { order.await.map(|machines| SetSubConfigurationReply { machines }) }
         })

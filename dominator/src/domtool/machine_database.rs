@@ -23,7 +23,7 @@ const NAMED: usize = 10;
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Show the machine database in force
-    #[command(after_help = "Example: domtool --insecure mdb show --format json > fleet.json")]
+    #[command(after_help = "Example: domtool mdb show --format json > fleet.json")]
     Show {
         /// The one that is held, instead of the one in force
         #[arg(long)]
@@ -32,7 +32,7 @@ pub(super) enum Command {
     /// Show what the held machine database, or one in a file, changes of the one in force
     ///
     /// Exits with 0 if nothing differs and with 3 if something does.
-    #[command(after_help = "Example: domtool --insecure mdb diff fleet.json")]
+    #[command(after_help = "Example: domtool mdb diff fleet.json")]
     Diff {
         /// Compare this file instead of the database that is held
         file: Option<PathBuf>,

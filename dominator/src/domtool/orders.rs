@@ -36,7 +36,7 @@ const LINE_BYTES_MAX: usize = 300;
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Explain one machine: what it has, must have, waits for, and what you may do
-    #[command(after_help = "Example: domtool --insecure explain web1")]
+    #[command(after_help = "Example: domtool explain web1")]
     Explain {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
@@ -48,8 +48,8 @@ pub(super) enum Command {
     /// time has come; an update that one had begun is finished. Objects are still fetched. The
     /// names of the machines are printed.
     #[command(after_help = "Examples:\n  \
-        domtool --insecure pause web1 --until 2h --why 'database migration'\n  \
-        domtool --insecure pause 'web*' db1 --until 18:30 --why 'release in progress'")]
+        domtool pause web1 --until 2h --why 'database migration'\n  \
+        domtool pause 'web*' db1 --until 18:30 --why 'release in progress'")]
     Pause {
         /// Names of machines, or patterns: `*` is anything, `?` one character
         #[arg(value_name = "HOST", required = true)]
@@ -63,7 +63,7 @@ pub(super) enum Command {
         why: String,
     },
     /// Let updates of paused machines go on
-    #[command(after_help = "Example: domtool --insecure resume 'web*'")]
+    #[command(after_help = "Example: domtool resume 'web*'")]
     Resume {
         /// Names of machines, or patterns; those of them that are paused go on
         #[arg(value_name = "HOST", required = true)]
@@ -87,7 +87,7 @@ pub(super) enum Command {
     /// The machine is scanned at once, what failed is tried again, and it goes before others. It
     /// passes no brake, no pause and no safety shutoff. Exits with 0 if the machine is synced, and
     /// with 1 if something keeps it from that or the time is over; nothing is undone then.
-    #[command(after_help = "Example: domtool --insecure fast-update web1 --timeout 5m")]
+    #[command(after_help = "Example: domtool fast-update web1 --timeout 5m")]
     FastUpdate {
         /// Its name in the machine database
         #[arg(value_name = "HOST")]
@@ -104,8 +104,8 @@ pub(super) enum Command {
     /// Without --yes it is refused if it would give machines another image to become. Machines
     /// whose record says DisableUpdates are compared with it, and left as they are.
     #[command(after_help = "Examples:\n  \
-        domtool --insecure set-default-image base/rescue-3 --yes\n  \
-        domtool --insecure set-default-image --none")]
+        domtool set-default-image base/rescue-3 --yes\n  \
+        domtool set-default-image --none")]
     SetDefaultImage(DefaultArgs),
 }
 

@@ -1,5 +1,6 @@
 //! Commits on their way through the disk to the sub, with a disk that waits for the test.
 
+use common::wire::Security;
 use std::collections::BTreeSet;
 
 use common::api::Done;
@@ -26,7 +27,10 @@ use common::tree::text::from_text;
 pub(crate) fn shared(state: &Arc<State>, stop: &CancellationToken) -> Shared {
     let clock = Clock::start();
     let reader = Arc::new(Reader::new(2));
-    let nobody = Client::new(Peer { host: "nobody".to_owned(), port: 1, address: None });
+    let nobody = Client::new(
+        Peer { host: "nobody".to_owned(), port: 1, address: None },
+        &Security::Insecure,
+    );
     let settings = Settings {
         updating: Budget::default(),
         high_impact: Budget::default(),
@@ -35,6 +39,7 @@ pub(crate) fn shared(state: &Arc<State>, stop: &CancellationToken) -> Shared {
     };
     let limits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
     Shared {
+        security: Security::Insecure,
         audit: AuditLog::none(),
         clock,
         images: Images::new(nobody, Arc::clone(&reader), TaskTracker::new(), stop.clone()),
@@ -59,15 +64,16 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
     let shared = shared(&state, &stop);
     let commits: Arc<Mutex<Vec<u64>>> = Arc::default();
     let arrived = Arc::clone(&commits);
-    let router = Router::new("subd").method::<Commit, _, _>(move |_, request| {
-        arrived.lock().unwrap().push(request.update_id);
-        async { Ok(Done {}) }
-    });
+    let router =
+        Router::new("subd", &Security::Insecure).method::<Commit, _, _>(move |_, request| {
+            arrived.lock().unwrap().push(request.update_id);
+            async { Ok(Done {}) }
+        });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(serve(listener, router, stop.clone()));
     let (host, port) = ("web".to_owned(), address.port());
-    let client = Client::new(Peer { host, port, address: Some(address.ip()) });
+    let client = Client::new(Peer { host, port, address: Some(address.ip()) }, &Security::Insecure);
 
     let sub = staged_sub();
     let handle = Handle::new(Arc::new(Machine::default()), &shared);

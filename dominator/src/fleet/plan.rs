@@ -293,7 +293,7 @@ impl<'a> Round<'a> {
 
     /// The tree of a machine that nobody had to compare yet.
     async fn read(&self, machine: &Machine, prospect: &Prospect) -> Result<Tree, Missing> {
-        let client = Client::new(peer_of(machine, self.shared.subd_port));
+        let client = Client::new(peer_of(machine, self.shared.subd_port), &self.shared.security);
         let reading = self.shared.reader.from_sub(&client, prospect.scan.root);
         let why = match tokio::time::timeout(READ_LIMIT, reading).await {
             Ok(Ok(tree)) => return Ok(tree),

@@ -14,8 +14,7 @@ use crate::chance::wall;
 
 /// Adds the pages to `router`. `/healthz` is 503 while the file waits for a source.
 #[must_use]
-pub fn pages(router: Router, shared: &Arc<Shared>, daemon: &'static str) -> Router {
-    let frame = Frame::new(daemon);
+pub fn pages(router: Router, shared: &Arc<Shared>, frame: Frame) -> Router {
     let (start, health) = ((Arc::clone(shared), frame.clone()), Arc::clone(shared));
     router
         .frame(frame)

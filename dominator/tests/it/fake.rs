@@ -1,5 +1,6 @@
 //! An image server and subs that speak the real protocol over real sockets, without disks.
 
+use common::wire::Security;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -115,7 +116,7 @@ impl ImageServer {
 
     pub fn router(&self) -> Router {
         let (asked, objects) = (self.clone(), Arc::clone(&self.objects));
-        Router::new("imageserver")
+        Router::new("imageserver", &Security::Insecure)
             .method::<GetImage, _, _>(move |_, request| {
                 let server = asked.clone();
                 async move {
@@ -253,7 +254,7 @@ impl FakeSub {
         let (poll, read, configure) = (sub(), sub(), sub());
         let (fetch, prepare, commit, clean) = (sub(), sub(), sub(), sub());
         let scan = sub();
-        Router::new("subd")
+        Router::new("subd", &Security::Insecure)
             .method::<Poll, _, _>(move |_, request| {
                 let sub = poll.clone();
                 async move {

@@ -1,5 +1,6 @@
 //! Machines that lie: their subs answer as subs do, and nothing of it is true.
 
+use common::wire::Security;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -51,7 +52,7 @@ fn liar(tree: &Tree, lie: Lie) -> Router {
     let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
     let count = AtomicU64::new(0);
     let (read, tree, told) = (known, tree.clone(), Arc::clone(&settings));
-    Router::new("subd")
+    Router::new("subd", &Security::Insecure)
         .method::<Poll, _, _>(move |_, _| {
             let scope = Scope::of(&told.lock().unwrap(), &[]);
             let mut reply = truth(instance, scope, &tree);
@@ -154,7 +155,7 @@ async fn a_good_machine_converges_beside_liars_and_the_list_stays_short() {
         guards.push(guard);
         machines.push(record(name, address.port()));
     }
-    let shouting = Router::new("subd").method::<Poll, _, _>(|_, _| async {
+    let shouting = Router::new("subd", &Security::Insecure).method::<Poll, _, _>(|_, _| async {
         Err(Fault::new(FaultCode::Internal, format!("\u{1b}[31m{}", "y".repeat(60_000))))
     });
     let (address, guard) = start(shouting).await;

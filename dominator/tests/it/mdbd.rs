@@ -1,5 +1,6 @@
 //! The real mdbd as a process, with real sources.
 
+use common::wire::Security;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -30,7 +31,7 @@ impl Drop for Mdbd {
 }
 
 fn client_of(port: u16) -> Client {
-    Client::new(Peer::parse(&format!("127.0.0.1:{port}"), 0).unwrap())
+    Client::new(Peer::parse(&format!("127.0.0.1:{port}"), 0).unwrap(), &Security::Insecure)
 }
 
 impl Mdbd {

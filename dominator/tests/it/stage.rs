@@ -1,5 +1,6 @@
 //! The real dominator as a process, with all that it talks to.
 
+use common::wire::Security;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -46,7 +47,8 @@ impl Stage {
         let images = ImageServer::default();
         let (image_server, guard) = start(images.router()).await;
         let port = free_port();
-        let client = Client::new(Peer::parse(&format!("127.0.0.1:{port}"), 0).unwrap());
+        let client =
+            Client::new(Peer::parse(&format!("127.0.0.1:{port}"), 0).unwrap(), &Security::Insecure);
         let mut stage = Self {
             directory: tempfile::tempdir().unwrap(),
             images,

@@ -1,11 +1,12 @@
 //! When collections are made, one at a time, and what became of them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
 use common::daemon::audit::AuditLog;
 use common::image::ImageName;
+use common::lock::locked;
 use common::report::report;
 use common::tree::Time;
 use common::when::lasting;
@@ -248,7 +249,7 @@ impl Collector {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Seconds since the server started.

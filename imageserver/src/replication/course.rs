@@ -207,6 +207,7 @@ mod tests {
             is_list,
             changes: names.iter().map(ended).collect(),
             more,
+            directories: None,
         }
     }
 

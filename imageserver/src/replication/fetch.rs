@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use common::api::object_server::{GetObjectsRequest, IDS_MAX};
 use common::image::Image;
+use common::lock::locked;
 use common::object::ObjectId;
 use common::report::report;
 use common::tree::encode::references;
@@ -51,7 +52,7 @@ struct Claim<'fetcher> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        let mut coming = self.fetcher.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut coming = locked(&self.fetcher.coming);
         for id in &self.ids {
             coming.remove(id);
         }
@@ -177,7 +178,7 @@ impl Fetcher {
 
     /// Takes a batch of what nobody else fetches just now.
     fn claim(&self, wanted: &BTreeMap<ObjectId, u64>) -> Claim<'_> {
-        let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut coming = locked(&self.coming);
         let free = wanted.iter().filter(|(id, _)| !coming.contains(id));
         let ids = batch(free.map(|(id, bytes)| (*id, *bytes)));
         coming.extend(&ids);

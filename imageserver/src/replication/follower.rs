@@ -3,8 +3,9 @@
 //! One task asks, and puts what is to be done into the queue; a few others do it, so that a large
 //! image holds up no other. [`super::decision`] says what is done, [`super::arrival`] does it.
 
+use common::wire::Security;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use common::api::image_server::replication::{
@@ -14,6 +15,7 @@ use common::api::image_server::replication::{
 };
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::{Image, ImageName};
+use common::lock::locked;
 use common::report::report;
 use common::tree::Time;
 use common::wire::FaultCode;
@@ -27,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use super::course::{Course, Taken, expect_no_loop};
 use super::decision::{Decision, Rules};
 use super::fetch::Fetcher;
+use super::ownership::Standing;
 use super::queue::{Outcome, Queue, backoff};
 use super::{Settings, arrival};
 use crate::clock::{random, wall};
@@ -46,12 +49,13 @@ const LOOP_WAIT: Duration = Duration::from_secs(2);
 const WORKERS: usize = 4;
 
 /// The longest text of an error that is kept, in bytes.
-const ERROR_BYTES_MAX: usize = 2_000;
+pub(super) const ERROR_BYTES_MAX: usize = 2_000;
 
 /// How often the same error is logged again.
 const LOG_AGAIN: Duration = Duration::from_secs(600);
 
-struct State {
+pub(super) struct State {
+    pub(super) directories: Standing,
     course: Course,
     queue: Queue,
     link: Link,
@@ -78,13 +82,15 @@ pub struct Follower {
     started: Instant,
     state: Mutex<State>,
     work: Notify,
-    progress: Notify,
+    pub(super) directories_told: Notify,
+    pub(super) progress: Notify,
     upstream: watch::Sender<Vec<ServerId>>,
 }
 
 impl Follower {
     pub(crate) fn new(
         settings: Settings,
+        security: &Security,
         id: ServerId,
         store: Arc<Store>,
         metrics: Arc<Metrics>,
@@ -92,9 +98,10 @@ impl Follower {
     ) -> Self {
         let rules = Rules { patterns: settings.patterns.clone(), is_archive: settings.is_archive };
         // What is fetched has a connection of its own, so that it holds up no news.
-        let client = Client::new(settings.from.clone());
+        let client = Client::new(settings.from.clone(), security);
         let fetcher = Fetcher::new(client, Arc::clone(&store), metrics, tasks);
         let state = State {
+            directories: Standing::default(),
             course: Course::default(),
             queue: Queue::default(),
             link: Link::Connecting,
@@ -108,7 +115,7 @@ impl Follower {
             forced: BTreeSet::new(),
         };
         Self {
-            client: Client::new(settings.from.clone()),
+            client: Client::new(settings.from.clone(), security),
             settings,
             id,
             store,
@@ -117,6 +124,7 @@ impl Follower {
             started: Instant::now(),
             state: Mutex::new(state),
             work: Notify::new(),
+            directories_told: Notify::new(),
             progress: Notify::new(),
             upstream: watch::Sender::new(Vec::new()),
         }
@@ -136,6 +144,13 @@ impl Follower {
                 () = stopped.cancelled() => {}
             }
         });
+        let (follower, stopped) = (Arc::clone(self), stop.clone());
+        tasks.spawn(async move {
+            tokio::select! {
+                () = follower.follow_directories() => {}
+                () = stopped.cancelled() => {}
+            }
+        });
         for _ in 0..WORKERS {
             let (follower, stopped) = (Arc::clone(self), stop.clone());
             tasks.spawn(async move {
@@ -147,8 +162,8 @@ impl Follower {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        locked(&self.state)
     }
 
     fn now(&self) -> Duration {
@@ -198,7 +213,8 @@ impl Follower {
                 };
                 let position = state.course.position();
                 let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-                GetImageUpdatesRequest { position, wait_ms, replica }
+                let directories = state.directories.told;
+                GetImageUpdatesRequest { position, wait_ms, replica, directories }
             };
             let call = self.client.call_within::<GetImageUpdates>(&request, WAIT + SLACK);
             let reply = tokio::select! {
@@ -304,6 +320,9 @@ impl Follower {
         }
         if count > 0 {
             self.work.notify_waiters();
+        }
+        if self.hear_of_directories(&mut state.directories, reply.directories) {
+            self.directories_told.notify_one();
         }
         state.note_level();
         None
@@ -641,11 +660,16 @@ impl Follower {
             only_here: only_here().take(NAMED_MAX).cloned().collect(),
             only_here_total: only_here().count() as u64,
             not_followed,
+            directories: state.directories.trouble(),
         }
     }
 }
 
 impl State {
+    pub(super) fn link(&self) -> Link {
+        self.link
+    }
+
     fn link_is(&mut self, link: Link) {
         if self.link != link {
             (self.link, self.since) = (link, wall());
@@ -653,10 +677,13 @@ impl State {
     }
 
     fn is_level(&self) -> bool {
-        self.link == Link::Connected && self.course.follows() && self.queue.behind().0 == 0
+        self.link == Link::Connected
+            && self.course.follows()
+            && self.queue.behind().0 == 0
+            && self.directories.is_settled()
     }
 
-    fn note_level(&mut self) {
+    pub(super) fn note_level(&mut self) {
         if self.is_level() {
             self.level_at = Some(wall());
         }

@@ -58,6 +58,11 @@ fn gauges(state: &GetReplicationReply) -> Vec<Gauge> {
             "Images that have ended on the master and are in use here",
             troubled(&[Trouble::Held]),
         ),
+        (
+            "replication_directories_troubled",
+            "1 if the directories are not those of the master",
+            master.directories.is_some().into(),
+        ),
         ("replication_only_here", "Images that the master has not got", master.only_here_total),
     ]);
     gauges

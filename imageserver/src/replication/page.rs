@@ -21,6 +21,7 @@ pub fn alarms(state: &GetReplicationReply) -> String {
         let why = master.last_error.as_ref().map_or("", |(_, why)| why);
         texts.push(format!("The master {} is not followed: {why}", master.address));
     }
+    texts.extend(master.directories.as_ref().map(|troubled| troubled.text.clone()));
     let rows = |texts: Vec<String>| -> Vec<Vec<Cell>> {
         texts.into_iter().map(|text| vec![Cell::Mark { mark: Mark::Bad, text }]).collect()
     };

@@ -1,23 +1,31 @@
 //! Servers in a tree, by chance: the cores of replication with models of their stores.
 //!
-//! Images are added, changed, copied and ended; servers are killed and links are cut at any moment;
-//! fetching fails. At the end all links are whole. Then each replica has exactly what its patterns
-//! say, nothing was lost on the way, and no name means two images without being told.
+//! Images are added, changed, copied and ended, directories made, given away and removed; servers
+//! are killed and links are cut at any moment; fetching fails. At the end all links are whole. Then
+//! each replica has exactly what its patterns say and all directories, nothing was lost on the way,
+//! and no name means two images without being told.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use common::api::image_server::replication::directories::{
+    DirectoriesTrouble, DirectoriesVersion, GetMadeDirectoriesReply,
+};
 use common::api::image_server::replication::{
     Change, Cursor, Ended, GetImageUpdatesReply, Position, ServerId, Trouble,
 };
 use common::image::ImageName;
 use common::object::{Algorithm, ObjectId};
+use common::tree::Time;
+use common::wire::access::Owners;
 
 use super::course::Course;
 use super::decision::{Decision, Here, Rules};
+use super::directories::{self, Draft, Own, Step};
 use super::log::Log;
 use super::patterns::Patterns;
 use super::queue::{Outcome, Queue};
+use crate::directories::Directories;
 
 /// How many names are on a page: few, so that lists have many.
 const PAGE: usize = 3;
@@ -47,6 +55,10 @@ fn id(number: u64) -> ObjectId {
 /// A server: what is on its disk, and what a restart forgets.
 struct Server {
     disk: BTreeMap<ImageName, Kept>,
+    directories: Directories,
+    /// What its master has told of its own, and what has come of them.
+    directories_told: Option<DirectoriesVersion>,
+    draft: Draft,
     held: BTreeSet<ImageName>,
     log: Log<ImageName>,
     master: Option<usize>,
@@ -60,6 +72,9 @@ impl Server {
     fn new(master: Option<usize>, rules: Rules, instance: u64) -> Self {
         Self {
             disk: BTreeMap::new(),
+            directories: Directories::default(),
+            directories_told: None,
+            draft: Draft::default(),
             held: BTreeSet::new(),
             log: Log::new(instance),
             master,
@@ -73,6 +88,12 @@ impl Server {
     fn kill(&mut self, instance: u64) {
         self.log = Log::new(instance);
         (self.course, self.queue) = (Course::default(), Queue::default());
+        (self.directories_told, self.draft) = (None, Draft::default());
+    }
+
+    fn decide_directories(&self, theirs: Option<DirectoriesVersion>) -> directories::Decision {
+        let own = Own::Known(self.directories.version(), self.directories.count());
+        directories::decide(theirs, own)
     }
 
     fn keep(&mut self, name: &ImageName, kept: Kept) {
@@ -127,12 +148,22 @@ impl Server {
         };
         let changes = names.iter().filter_map(|name| self.change(name)).collect();
         let server = ServerId::from(u128::from(own));
-        GetImageUpdatesReply { server, upstream: vec![], cursor, is_list, changes, more }
+        let directories = self.directories.version();
+        GetImageUpdatesReply {
+            server,
+            upstream: vec![],
+            cursor,
+            is_list,
+            changes,
+            more,
+            directories,
+        }
     }
 
     /// Takes a reply, as the follower does.
     fn take(&mut self, now: Duration, reply: GetImageUpdatesReply) {
         self.course.take(&reply).unwrap();
+        self.directories_told = reply.directories;
         for change in reply.changes {
             let is_idle =
                 self.rules.decide(&change, &self.here(change.name())) == Decision::Nothing;
@@ -199,6 +230,53 @@ impl World {
         }
     }
 
+    /// What operators do with directories, on the root too.
+    fn write_directories(&mut self) {
+        let (name, digits) = (self.name(), self.chance.below(1 << 20));
+        let owners = Owners::new([format!("group{digits}").as_str()], []);
+        let what = self.chance.below(3);
+        let (line, id) = (self.chance.below(u64::MAX), self.chance.below(u64::MAX));
+        let directories = &mut self.servers[0].directories;
+        let (now, none) = (Time::default(), |_: &ImageName| false);
+        let done = match what {
+            0 => directories.remove(&name, 0),
+            1 => directories.give(&name, owners, now, none),
+            _ => directories
+                .to_make(&name, true, none)
+                .and_then(|names| directories.make(&name, names, Some(owners), now).map(drop)),
+        };
+        if done.is_ok() {
+            directories.note_change(line, id);
+        }
+    }
+
+    /// A replica asks for a page of the directories that it lacks; the page may be lost.
+    fn take_directories(&mut self, index: usize) {
+        let Some(master) = self.servers[index].master else { return };
+        let server = &self.servers[index];
+        let wanted = server.decide_directories(server.directories_told);
+        if server.is_cut || wanted != directories::Decision::Take || self.chance.below(8) == 0 {
+            return;
+        }
+        let theirs = &self.servers[master].directories;
+        let (page, more) = theirs.page(server.draft.request().after.as_ref(), PAGE);
+        let version = theirs.version();
+        let page = GetMadeDirectoriesReply { version, directories: page, more };
+        let server = &mut self.servers[index];
+        match server.draft.take(page).unwrap() {
+            Step::More => {}
+            Step::Changed => server.draft = Draft::default(),
+            Step::Whole(whole) => {
+                server.draft = Draft::default();
+                if server.decide_directories(whole.version()) == directories::Decision::Take {
+                    let changes = |of: &Directories| of.version().map_or(0, |of| of.changes);
+                    assert!(changes(&whole) > changes(&server.directories));
+                    server.directories = whole;
+                }
+            }
+        }
+    }
+
     /// A replica asks its master; the reply may be lost.
     fn ask(&mut self, index: usize) {
         let Some(master) = self.servers[index].master else { return };
@@ -258,8 +336,10 @@ impl World {
     fn step(&mut self) {
         self.now += Duration::from_millis(self.chance.below(500));
         let index = self.chance.below(self.servers.len() as u64) as usize;
-        match self.chance.below(20) {
+        match self.chance.below(24) {
             0..3 => self.write(),
+            20 => self.write_directories(),
+            21.. => self.take_directories(index),
             3..9 => self.ask(index),
             9..16 => {
                 let fails = self.chance.below(4) == 0;
@@ -290,6 +370,7 @@ impl World {
                 self.ask(index);
                 for _ in 0..3 {
                     self.work(index, false);
+                    self.take_directories(index);
                 }
             }
         }
@@ -298,7 +379,7 @@ impl World {
 
 #[test]
 fn servers_in_a_tree_end_with_what_their_patterns_say_and_lose_nothing() {
-    let (mut steps, mut images, mut marks) = (0, 0, 0);
+    let (mut steps, mut images, mut marks, mut made) = (0, 0, 0, 0);
     for seed in 1..=300 {
         let mut world = World::new(seed);
         for _ in 0..400 {
@@ -307,7 +388,10 @@ fn servers_in_a_tree_end_with_what_their_patterns_say_and_lose_nothing() {
         }
         world.settle();
         let root = &world.servers[0].disk;
+        made += world.servers[0].directories.count();
         for (index, server) in world.servers.iter().enumerate().skip(1) {
+            let all = &world.servers[0].directories;
+            assert_eq!(&server.directories, all, "seed {seed}, server {index}");
             assert!(server.course.follows(), "seed {seed}, server {index}");
             let troubles: Vec<_> = server.queue.troubles().collect();
             assert_eq!(troubles, [], "seed {seed}, server {index}");
@@ -328,6 +412,39 @@ fn servers_in_a_tree_end_with_what_their_patterns_say_and_lose_nothing() {
         }
     }
     println!("{steps} steps, then {images} images and {marks} ended names on replicas");
+    assert!(made > 1_000, "{made}");
+}
+
+#[test]
+fn a_master_that_lost_its_directories_takes_none_away() {
+    for seed in 1..=100 {
+        let mut world = World::new(seed);
+        for _ in 0..300 {
+            world.step();
+        }
+        world.settle();
+        let before = world.servers[0].directories.clone();
+        if before.count() == 0 {
+            continue;
+        }
+        // Its disk is new; and later somebody makes directories on it.
+        world.servers[0].directories = Directories::default();
+        world.servers[0].kill(1_000);
+        world.settle();
+        let expected = directories::Decision::Keep(DirectoriesTrouble::OnlyHere);
+        assert_eq!(world.servers[1].decide_directories(None), expected, "seed {seed}");
+        for _ in 0..300 {
+            world.step();
+        }
+        world.settle();
+        for server in &world.servers[1..] {
+            assert_eq!(server.directories, before, "seed {seed}");
+        }
+        let theirs = world.servers[0].directories.version();
+        let told = world.servers[1].decide_directories(theirs);
+        let kept = [DirectoriesTrouble::OnlyHere, DirectoriesTrouble::Conflict];
+        assert!(kept.map(directories::Decision::Keep).contains(&told), "seed {seed}: {told:?}");
+    }
 }
 
 #[test]

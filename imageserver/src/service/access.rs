@@ -36,7 +36,11 @@ pub(super) fn expect_may_change<M: Method>(
     expect_may::<M>(caller, &what, &owned)
 }
 
-fn expect_may<M: Method>(caller: &Caller, about: &str, owned: &[Owned]) -> Result<(), Fault> {
+pub(super) fn expect_may<M: Method>(
+    caller: &Caller,
+    about: &str,
+    owned: &[Owned],
+) -> Result<(), Fault> {
     judge(M::NAME, M::ACCESS, &caller.identity, about, owned).map_err(|error| denied(&error))
 }
 

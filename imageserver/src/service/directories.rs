@@ -5,6 +5,7 @@ use common::api::image_server::directories::{
     ChangeOwner, ChangeOwnerRequest, ListDirectoriesReply, ListDirectoriesRequest, MakeDirectory,
     MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectory, RemoveDirectoryRequest,
 };
+use common::api::image_server::replication::directories::PAGE_DIRECTORIES_MAX;
 use common::image::ImageName;
 use common::report::report;
 use common::wire::access::{Owned, Owners, judge, judge_owners};
@@ -18,18 +19,14 @@ use crate::directories::{Directories, DirectoryError, Sums};
 use crate::store::Store;
 use crate::store::directories::KeepError;
 
-/// How many directories are on a page of a list.
-const PAGE_DIRECTORIES_MAX: usize = 1_000;
-
 impl Service {
-    pub(super) async fn make_directory(
+    pub(super) async fn make_directory_here(
         self,
         caller: Caller,
         request: MakeDirectoryRequest,
     ) -> Result<MakeDirectoryReply, Fault> {
-        self.expect_no_master()?;
         let MakeDirectoryRequest { name, parents, owners } = request;
-        let by = caller.address;
+        let by = caller.to_string();
         let made = self.change_directories(move |store, directories| {
             let has_images = |one: &ImageName| store.images.count_below(one) > 0;
             let names = directories.to_make(&name, parents, has_images)?;
@@ -49,14 +46,13 @@ impl Service {
         Ok(made)
     }
 
-    pub(super) async fn remove_directory(
+    pub(super) async fn remove_directory_here(
         self,
         caller: Caller,
         request: RemoveDirectoryRequest,
     ) -> Result<Done, Fault> {
-        self.expect_no_master()?;
         let RemoveDirectoryRequest { name } = request;
-        let (removed, by) = (name.clone(), caller.address);
+        let (removed, by) = (name.clone(), caller.to_string());
         let done = self.change_directories(move |store, directories| {
             let (above, own) = chain(directories, &name);
             let owned: Vec<Owned> = [own].into_iter().chain(above).collect();
@@ -69,14 +65,13 @@ impl Service {
         Ok(Done {})
     }
 
-    pub(super) async fn change_owner(
+    pub(super) async fn change_owner_here(
         self,
         caller: Caller,
         request: ChangeOwnerRequest,
     ) -> Result<Done, Fault> {
-        self.expect_no_master()?;
         let ChangeOwnerRequest { name, owners } = request;
-        let (changed, words, by) = (name.clone(), owners.in_words(), caller.address);
+        let (changed, words, by) = (name.clone(), owners.in_words(), caller.to_string());
         let done = self.change_directories(move |store, directories| {
             let (above, own) = chain(directories, &name);
             judge_owners(ChangeOwner::NAME, &caller.identity, &above, &own, &owners)?;

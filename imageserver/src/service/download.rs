@@ -1,29 +1,33 @@
 //! `ObjectServer.GetObjects` and `GET /objects/<id>`: content, a chunk at a time.
 //!
-//! A chunk is read when the transport asks for it, so that a slow reader costs one chunk of
-//! memory and no thread. Content is checked before the first byte of it is sent. It is packed for
-//! who takes it packed.
+//! A chunk is read when the transport asks for it, so that a slow reader costs two chunks of
+//! memory at most and no thread. Content is checked before the first byte of it is sent. It is packed for
+//! who takes it packed; what is packed in the store is sent as it is.
 
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io::{self, Read as _};
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use common::api::object_server::GetObjects;
 use common::object::ObjectId;
 use common::report::report;
 use common::wire::object_stream::{Form, Head};
 use common::wire::packing;
 use common::wire::server::{self, Page, PageRequest};
 use common::wire::{Fault, FaultCode};
-use futures_util::Stream;
-use futures_util::stream::unfold;
+use futures_util::stream::{iter, unfold};
+use futures_util::{Stream, StreamExt as _};
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::access::expect_may;
 use super::packing::Packers;
 use super::{Service, joined, place};
 use crate::metrics::Metrics;
 use crate::store::Store;
-use crate::store::objects::{CHUNK_BYTES, Content};
+use crate::store::content::{Content, ContentReader};
+use crate::store::objects::CHUNK_BYTES;
+use crate::store::packed::Chunk;
 
 /// The content type of an object: the server knows nothing about it.
 const CONTENT_TYPE: &str = "application/octet-stream";
@@ -49,7 +53,7 @@ fn chunks<S: Send + 'static>(
     state: S,
     next: fn(&mut S) -> io::Result<Option<Bytes>>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    unfold(Some(state), move |state| async move {
+    let chunks = unfold(Some(state), move |state| async move {
         let mut state = state?;
         let step = tokio::task::spawn_blocking(move || {
             let chunk = next(&mut state);
@@ -64,12 +68,32 @@ fn chunks<S: Send + 'static>(
             Ok((Ok(None), _)) => None,
             Ok((Ok(Some(chunk)), state)) => Some((Ok(chunk), Some(state))),
         }
-    })
+    });
+    chunks.flat_map(|chunk| iter(Pieces(chunk.map(Some))))
 }
 
-/// What is still to be sent of a file.
+/// A chunk in pieces: the transport has up to three of what it is given in memory for each reader.
+struct Pieces(io::Result<Option<Bytes>>);
+
+impl Iterator for Pieces {
+    type Item = io::Result<Bytes>;
+
+    fn next(&mut self) -> Option<io::Result<Bytes>> {
+        match std::mem::replace(&mut self.0, Ok(None)) {
+            Err(error) => Some(Err(error)),
+            Ok(None) => None,
+            Ok(Some(mut rest)) => {
+                let piece = rest.split_to(rest.len().min(CHUNK_BYTES));
+                self.0 = Ok((!rest.is_empty()).then_some(rest));
+                Some(Ok(piece))
+            }
+        }
+    }
+}
+
+/// What is still to be sent of an object.
 struct Rest {
-    file: fs_err::File,
+    content: ContentReader,
     bytes: u64,
 }
 
@@ -77,7 +101,7 @@ impl Rest {
     /// Appends the next part, of at most so many bytes.
     fn read(&mut self, limit: usize, buffer: &mut Vec<u8>) -> io::Result<()> {
         let part = self.bytes.min(limit as u64);
-        let got = self.file.by_ref().take(part).read_to_end(buffer)? as u64;
+        let got = self.content.by_ref().take(part).read_to_end(buffer)? as u64;
         if got < part {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "an object became shorter"));
         }
@@ -150,10 +174,20 @@ impl Batch {
         let size_bytes = content.size_bytes();
         self.metrics.objects_sent.inc();
         self.metrics.objects_sent_bytes.inc_by(size_bytes);
+        let stored = match (content, &self.packers) {
+            // As it is, without a thought.
+            (Content::Packed(packed), Some(_)) => {
+                Head::Object { id, size_bytes }.encode_as(Form::Packed, buffer);
+                let (content, bytes) = packed.into_chunks();
+                self.current = Some(Current { rest: Rest { content, bytes }, packing: None });
+                return;
+            }
+            (content, _) => content,
+        };
         let is_packed = self.packers.as_ref().is_some_and(|packers| packers.is_worth(size_bytes));
         let form = if is_packed { Form::Packed } else { Form::Plain };
         Head::Object { id, size_bytes }.encode_as(form, buffer);
-        match content {
+        match stored {
             Content::Whole(bytes) if is_packed => {
                 let mut gains = true;
                 for chunk in bytes.chunks(packing::CHUNK_BYTES_MAX) {
@@ -161,9 +195,10 @@ impl Batch {
                 }
             }
             Content::Whole(bytes) => buffer.extend_from_slice(&bytes),
-            Content::File(file, bytes) => {
+            stored => {
+                let (content, bytes) = (stored.into_reader(), size_bytes);
                 let packing = is_packed.then_some(true);
-                self.current = Some(Current { rest: Rest { file, bytes }, packing });
+                self.current = Some(Current { rest: Rest { content, bytes }, packing });
             }
         }
     }
@@ -202,9 +237,18 @@ impl Part {
             return Ok(None);
         }
         let mut buffer = Vec::new();
-        match &self.packers {
-            None => self.rest.read(CHUNK_BYTES, &mut buffer)?,
-            Some(packers) => {
+        match (&self.packers, &mut self.rest.content) {
+            (None, _) => self.rest.read(CHUNK_BYTES, &mut buffer)?,
+            // Its chunks are frames already, most of them.
+            (Some(packers), ContentReader::Packed(reader)) => {
+                let (frame, content_bytes) = match reader.chunk()? {
+                    None => return Ok(None),
+                    Some(Chunk::Frame(frame, content_bytes)) => (frame.to_vec(), content_bytes),
+                    Some(Chunk::Plain(content)) => (packers.frame(content)?, content.len()),
+                };
+                (buffer, self.rest.bytes) = (frame, self.rest.bytes - content_bytes as u64);
+            }
+            (Some(packers), _) => {
                 self.rest.read(packing::CHUNK_BYTES_MAX, &mut buffer)?;
                 buffer = packers.frame(&buffer)?;
             }
@@ -220,6 +264,7 @@ impl Service {
             .below
             .parse()
             .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+        expect_may::<GetObjects>(&request.caller, &format!("object {id}"), &[])?;
         let place = place(&self.downloads, "downloads")?;
         let found = self.blocking(move |store| store.objects.open_verified(&id)).await?;
         let Some(content) = found else {
@@ -274,12 +319,16 @@ impl Service {
                             .into()
                     }
                 };
-                Ok(Box::pin(futures_util::stream::iter([Ok(bytes)])))
+                Ok(Box::pin(iter([Ok(bytes)])))
             }
-            Content::File(mut file, _) => {
-                file.seek(SeekFrom::Start(part.start))
+            stored => {
+                let mut content = stored.into_reader();
+                let bytes = part.end - part.start;
+                // It may have to read what comes before.
+                let skipping = move || content.skip(part.start).map(|()| content);
+                let content = joined(self.tasks.spawn_blocking(skipping).await)?
                     .map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
-                let rest = Rest { file, bytes: part.end - part.start };
+                let rest = Rest { content, bytes };
                 Ok(Box::pin(chunks(Part { rest, packers, place }, Part::next)))
             }
         }

@@ -46,7 +46,7 @@ impl Service {
             })
         });
         let expires_at = notes.await?.expires_at;
-        tracing::info!(image = %name, ?expires_at, by = %caller.address, "changed an expiry");
+        tracing::info!(image = %name, ?expires_at, by = %caller, "changed an expiry");
         Ok(ChangeExpiryReply { expires_at })
     }
 
@@ -54,7 +54,7 @@ impl Service {
         let expiry = Arc::clone(&self.expiry);
         let reply = joined(self.tasks.spawn_blocking(move || expiry.accept()).await)?;
         let seconds = reply.jumped_seconds;
-        tracing::warn!(by = %caller.address, jumped_seconds = seconds, "the clock is accepted");
+        tracing::warn!(by = %caller, jumped_seconds = seconds, "the clock is accepted");
         Ok(reply)
     }
 

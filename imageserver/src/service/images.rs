@@ -104,11 +104,11 @@ impl Service {
         let deleted = name.clone();
         let mark = format!(
             "deleted by {} at {} seconds after 1970-01-01 UTC; the name is never used again\n",
-            caller.address.ip(),
+            caller.name(),
             wall().seconds
         );
         self.blocking(move |store| store.images.delete(&deleted, &mark)).await?;
-        tracing::info!(image = %name, force, by = %caller.address, "deleted an image");
+        tracing::info!(image = %name, force, by = %caller, "deleted an image");
         self.metrics.images_deleted.inc();
         Ok(Done {})
     }
@@ -154,7 +154,7 @@ pub(super) fn make_visible(
         return Err(Fault::new(FaultCode::NotFound, text));
     }
     let admitted = admit(&*store.objects, &content).map_err(|error| fault_of_admission(&error))?;
-    notes.created_by = caller.address.ip().to_string();
+    notes.created_by = caller.name();
     notes.created_on = created_on;
     let image = Image { content, notes };
     expect_gettable(&image)?;
@@ -168,7 +168,7 @@ pub(super) fn make_visible(
     store.images.add(&record).map_err(store_fault)?;
     drop(steady);
     let name = &record.image.content.name;
-    tracing::info!(image = %name, %digest, by = %caller.address, "added an image");
+    tracing::info!(image = %name, %digest, by = %caller, "added an image");
     Ok(AddImageReply { digest })
 }
 

@@ -57,7 +57,7 @@ impl Service {
             })
         });
         let tags = notes.await?.tags;
-        tracing::info!(image = %name, ?tags, by = %caller.address, "changed the tags");
+        tracing::info!(image = %name, ?tags, by = %caller, "changed the tags");
         Ok(ChangeTagsReply { tags })
     }
 

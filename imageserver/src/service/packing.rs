@@ -4,10 +4,11 @@
 //! a chunk as it is if not: what limits it then is the processor, not the network.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::available_parallelism;
 
 use bytes::BufMut;
+use common::lock::locked;
 use common::wire::packing::{self, CONTENT_BYTES_MIN, Packer};
 
 /// What packs. A clone shares everything.
@@ -62,7 +63,7 @@ impl Packers {
     pub(super) fn frame(&self, content: &[u8]) -> io::Result<Vec<u8>> {
         // Those who wait are spread by what they wait with: it need not be even.
         let turn = content.len() % self.packers.len();
-        let mut packer = self.packers[turn].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut packer = locked(&self.packers[turn]);
         packer.frame(content)
     }
 }

@@ -4,6 +4,9 @@ use std::future::pending;
 use std::time::Duration;
 
 use common::api::Done;
+use common::api::image_server::replication::directories::{
+    GetMadeDirectoriesReply, GetMadeDirectoriesRequest, PAGE_DIRECTORIES_MAX,
+};
 use common::api::image_server::replication::{
     CHANGES_MAX, DropCopyRequest, GetImageUpdatesReply, GetImageUpdatesRequest,
     GetReplicationReply, Position, ServerId,
@@ -27,12 +30,13 @@ impl Service {
         caller: Caller,
         request: GetImageUpdatesRequest,
     ) -> Result<GetImageUpdatesReply, Fault> {
-        let GetImageUpdatesRequest { position, wait_ms, replica } = request;
+        let GetImageUpdatesRequest { position, wait_ms, replica, directories: known } = request;
         let address = std::net::SocketAddr::new(caller.address.ip(), replica.port).to_string();
         self.replication.note_replica(wall(), address, &replica);
         let wait = Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
         let deadline = Instant::now() + wait;
         let mut told = self.store.images.told();
+        let mut directories_told = self.store.directories.told();
         let mut upstream = self.replication.follower().map(|follower| follower.upstream());
         let above = |upstream: &mut Option<watch::Receiver<Vec<ServerId>>>| {
             upstream.as_mut().map(|upstream| upstream.borrow_and_update().clone())
@@ -41,8 +45,10 @@ impl Service {
         loop {
             told.mark_unchanged();
             let above = above(&mut upstream);
+            let directories = *directories_told.borrow_and_update();
             let (is_list, page) = self.changes_at(&position);
-            let is_news = is_list || !page.changes.is_empty() || above != first;
+            let is_news =
+                is_list || !page.changes.is_empty() || above != first || directories != known;
             if is_news || Instant::now() >= deadline {
                 return Ok(GetImageUpdatesReply {
                     server: self.replication.id().clone(),
@@ -51,6 +57,7 @@ impl Service {
                     is_list,
                     changes: page.changes,
                     more: page.more,
+                    directories,
                 });
             }
             let moved = async {
@@ -61,6 +68,7 @@ impl Service {
             };
             tokio::select! {
                 _ = told.changed() => {}
+                _ = directories_told.changed() => {}
                 () = moved => {}
                 () = tokio::time::sleep_until(deadline) => {}
                 () = self.stop.cancelled() => {
@@ -87,15 +95,14 @@ impl Service {
         }
     }
 
-    /// Refuses what only the server at the top decides on, and what is not sent on to it.
-    pub(super) fn expect_no_master(&self) -> Result<(), Fault> {
-        let Some(follower) = self.replication.follower() else { return Ok(()) };
-        let text = format!(
-            "this server is a replica of {}: directories and their owners are kept there, so ask \
-             that server",
-            follower.master()
-        );
-        Err(Fault::new(FaultCode::BadRequest, text))
+    pub(super) async fn get_made_directories(
+        self,
+        request: GetMadeDirectoriesRequest,
+    ) -> Result<GetMadeDirectoriesReply, Fault> {
+        let directories = self.store.directories.now();
+        let (page, more) = directories.page(request.after.as_ref(), PAGE_DIRECTORIES_MAX);
+        let version = directories.version();
+        Ok(GetMadeDirectoriesReply { version, directories: page, more })
     }
 
     pub(super) async fn get_replication(self) -> Result<GetReplicationReply, Fault> {
@@ -128,7 +135,7 @@ impl Service {
         }
         let dropped = name.clone();
         self.blocking(move |store| store.images.drop_copy(&dropped)).await?;
-        tracing::warn!(image = %name, force, by = %caller.address, "dropped the copy of an image");
+        tracing::warn!(image = %name, force, by = %caller, "dropped the copy of an image");
         follower.look_again(&name);
         Ok(Done {})
     }

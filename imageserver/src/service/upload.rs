@@ -4,8 +4,7 @@
 //! them is limited, so that memory does not grow with the size of objects, nor with a disk that is
 //! slower than the network.
 
-use std::collections::BTreeSet;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;

@@ -10,6 +10,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use common::api::Done;
+use common::api::image_server::directories::{
+    ChangeOwnerRequest, MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectoryRequest,
+};
 use common::api::image_server::expiry::{ChangeExpiryReply, ChangeExpiryRequest};
 use common::api::image_server::notes::{ChangeTagsReply, ChangeTagsRequest, CopyImageRequest};
 use common::api::image_server::replication::{
@@ -132,6 +135,49 @@ impl Service {
         }
     }
 
+    pub(super) async fn make_directory(
+        self,
+        caller: Caller,
+        request: MakeDirectoryRequest,
+    ) -> Result<MakeDirectoryReply, Fault> {
+        if self.replication.follower().is_none() {
+            return self.make_directory_here(caller, request).await;
+        }
+        match self.written(caller, Write::MakeDirectory(request)).await? {
+            Written::Made(reply) => Ok(reply),
+            _ => Err(odd()),
+        }
+    }
+
+    pub(super) async fn remove_directory(
+        self,
+        caller: Caller,
+        request: RemoveDirectoryRequest,
+    ) -> Result<Done, Fault> {
+        if self.replication.follower().is_none() {
+            return self.remove_directory_here(caller, request).await;
+        }
+        self.directories_written(caller, Write::RemoveDirectory(request)).await
+    }
+
+    pub(super) async fn change_owner(
+        self,
+        caller: Caller,
+        request: ChangeOwnerRequest,
+    ) -> Result<Done, Fault> {
+        if self.replication.follower().is_none() {
+            return self.change_owner_here(caller, request).await;
+        }
+        self.directories_written(caller, Write::ChangeOwner(request)).await
+    }
+
+    async fn directories_written(self, caller: Caller, write: Write) -> Result<Done, Fault> {
+        match self.written(caller, write).await? {
+            Written::Directories => Ok(Done {}),
+            _ => Err(odd()),
+        }
+    }
+
     async fn written(self, caller: Caller, write: Write) -> Result<Written, Fault> {
         let origin = Origin { caller, path: Vec::new() };
         self.write(origin, write).await.map(|reply| reply.written)
@@ -163,7 +209,7 @@ impl Service {
             true => Powers::new([write.method()]),
             false => Powers::default(),
         };
-        let identity = Identity { user: origin.user, groups: origin.groups, powers };
+        let identity = Identity { user: origin.user, groups: origin.groups, powers, zone: None };
         let identity = Arc::new(identity);
         let origin = Origin { caller: Caller { address, identity, ..caller }, path };
         self.write(origin, write).await
@@ -192,7 +238,7 @@ impl Service {
     }
 
     async fn write_here(self, caller: Caller, write: Write) -> Result<ForwardReply, Fault> {
-        let images = Arc::clone(&self.store);
+        let store = Arc::clone(&self.store);
         let get = |service: Self, name: ImageName| async move {
             service
                 .get_image(GetImageRequest { name, wait_ms: 0 })
@@ -219,8 +265,19 @@ impl Service {
             Write::Expiry(request) => {
                 Written::Expiry(self.change_expiry_here(caller, request).await?)
             }
+            Write::MakeDirectory(request) => {
+                Written::Made(self.make_directory_here(caller, request).await?)
+            }
+            Write::RemoveDirectory(request) => {
+                self.remove_directory_here(caller, request).await?;
+                Written::Directories
+            }
+            Write::ChangeOwner(request) => {
+                self.change_owner_here(caller, request).await?;
+                Written::Directories
+            }
         };
-        Ok(ForwardReply { written, cursor: images.images.cursor() })
+        Ok(forwarded(&store, written))
     }
 
     async fn write_above(
@@ -241,7 +298,11 @@ impl Service {
             Write::Delete(request) => (request.name.clone(), "deleted"),
             Write::Tags(request) => (request.name.clone(), "changed tags"),
             Write::Expiry(request) => (request.name.clone(), "changed an expiry"),
+            Write::MakeDirectory(request) => (request.name.clone(), "made a directory"),
+            Write::RemoveDirectory(request) => (request.name.clone(), "removed a directory"),
+            Write::ChangeOwner(request) => (request.name.clone(), "changed the owners"),
         };
+        let is_of_image = !is_of_directories(&write);
         match &write {
             Write::Add(request) => self.prepare_above(follower, request).await?,
             Write::Delete(request) if !request.force => expect_unused(&self.store, &name)?,
@@ -264,7 +325,10 @@ impl Service {
         let reply = reply.map_err(|error| {
             follower.unforce(&name);
             let mut fault = refused(follower, &error);
-            if fault.code == FaultCode::NotFound && self.store.images.digest(&name).is_some() {
+            if is_of_image
+                && fault.code == FaultCode::NotFound
+                && self.store.images.digest(&name).is_some()
+            {
                 fault.message.push_str(
                     "; this replica has one of its own, which `imagetool delete --local` removes",
                 );
@@ -272,7 +336,7 @@ impl Service {
             fault
         })?;
         let master = follower.master();
-        tracing::info!(image = %name, by = %caller, %master, "{verb} on the master");
+        tracing::info!(%name, by = %caller, %master, "{verb} on the master");
         if let Written::Image(image) = &reply.written
             && image.content.name == name
             && follower.rules().follow(&name)
@@ -281,8 +345,12 @@ impl Service {
             // It is on the master, which tells of it, so that it is tried again.
             tracing::warn!(image = %name, "it is on the master, and not here yet: {why}");
         }
-        follower.settled(&name, reply.cursor, SETTLE_LIMIT).await;
-        Ok(ForwardReply { written: reply.written, cursor: self.store.images.cursor() })
+        if is_of_image {
+            follower.settled(&name, reply.cursor, SETTLE_LIMIT).await;
+        } else {
+            follower.directories_settled(reply.directories, SETTLE_LIMIT).await;
+        }
+        Ok(forwarded(&self.store, reply.written))
     }
 
     /// Looks through a new image, and sends the master what it lacks of it.
@@ -329,6 +397,17 @@ impl Service {
         let text = format!("the master {} does not keep what it is sent", follower.master());
         Err(Fault::new(FaultCode::Unavailable, text))
     }
+}
+
+/// True if a change is one of directories, which come to a replica as a whole.
+fn is_of_directories(write: &Write) -> bool {
+    matches!(write, Write::MakeDirectory(_) | Write::RemoveDirectory(_) | Write::ChangeOwner(_))
+}
+
+/// What a replica is told that sent a change on, as it shows in `store` now.
+fn forwarded(store: &Store, written: Written) -> ForwardReply {
+    let directories = store.directories.now().version();
+    ForwardReply { written, cursor: store.images.cursor(), directories }
 }
 
 /// All objects that an image needs, which are all here.

@@ -7,15 +7,14 @@ use std::io::Read as _;
 
 use common::object::{Hasher, ObjectId};
 
-use super::objects::Content;
+use super::content::{Content, ContentReader};
 use super::{StoreError, failed};
 
 /// Compares what comes with what is here.
 pub struct Comparing {
     id: ObjectId,
     hasher: Hasher,
-    content: Content,
-    position: usize,
+    content: ContentReader,
     buffer: Vec<u8>,
     differs: bool,
 }
@@ -25,7 +24,7 @@ impl Comparing {
     #[must_use]
     pub fn new(id: ObjectId, size_bytes: u64, content: Content) -> Self {
         let (hasher, differs) = (Hasher::new(id.algorithm()), content.size_bytes() != size_bytes);
-        Self { id, hasher, content, position: 0, buffer: Vec::new(), differs }
+        Self { id, hasher, content: content.into_reader(), buffer: Vec::new(), differs }
     }
 
     /// Takes what comes next.
@@ -38,18 +37,12 @@ impl Comparing {
         if self.differs {
             return Ok(());
         }
-        let end = self.position + part.len();
-        self.differs = match &mut self.content {
-            Content::Whole(bytes) => bytes.get(self.position..end) != Some(part),
-            Content::File(file, _) => {
-                self.buffer.clear();
-                file.take(part.len() as u64)
-                    .read_to_end(&mut self.buffer)
-                    .map_err(failed(format!("read object {}", self.id)))?;
-                self.buffer != part
-            }
-        };
-        self.position = end;
+        self.buffer.clear();
+        (&mut self.content)
+            .take(part.len() as u64)
+            .read_to_end(&mut self.buffer)
+            .map_err(failed(format!("read object {}", self.id)))?;
+        self.differs = self.buffer != part;
         Ok(())
     }
 

@@ -13,8 +13,9 @@ use common::api::image_server::collection::{CollectReply, CollectRequest};
 use common::image::ImageName;
 use common::object::ObjectId;
 
+use super::content::Content;
 use super::holdings::Holdings;
-use super::objects::{Content, OnMedium};
+use super::objects::OnMedium;
 use super::reading::MediumReader;
 use super::wounds::Wounds;
 use super::{Ending, Store, StoreError, failed};

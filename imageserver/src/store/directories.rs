@@ -9,17 +9,25 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use common::api::image_server::replication::directories::DirectoriesVersion;
 use common::image::ImageName;
+use common::lock::locked;
+use common::object::Algorithm;
 use common::report::report;
 use common::wire::codec::{self, CodecError, Encoding};
+use tokio::sync::watch;
 
 use super::contract::{Register, Version};
 use super::record::{RecordError, guard, unguard};
 use super::records::write;
 use super::{StoreError, failed, layout, sync_directory};
+use crate::clock::random;
 use crate::directories::{Directories, DirectoryError};
 
-const MAGIC: &str = "dominator-directories 1 ";
+const MAGIC: &str = "dominator-directories 2 ";
+
+/// What a file without a version begins with: nothing but a map.
+const FIRST_MAGIC: &str = "dominator-directories 1 ";
 
 /// The longest such file, in bytes.
 pub const BYTES_MAX: usize = 256 << 20;
@@ -66,6 +74,7 @@ pub enum KeepError {
 pub struct KeptDirectories {
     register: Box<dyn Register>,
     known: RwLock<Arc<Directories>>,
+    told: watch::Sender<Option<DirectoriesVersion>>,
     damage: Option<String>,
     demanded: AtomicBool,
     /// With the version that is known.
@@ -105,6 +114,7 @@ impl KeptDirectories {
         };
         Self {
             register,
+            told: watch::Sender::new(known.version()),
             known: RwLock::new(Arc::new(known)),
             damage,
             demanded: AtomicBool::new(false),
@@ -135,7 +145,7 @@ impl KeptDirectories {
     ///
     /// What the store says.
     pub fn refresh(&self) -> Result<(), StoreError> {
-        let mut version = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut version = locked(&self.change);
         if self.damage.is_none() && self.register.has_changed(&version)? {
             self.reload(&mut version);
         }
@@ -145,7 +155,7 @@ impl KeptDirectories {
     fn reload(&self, version: &mut Version) {
         match load(&*self.register) {
             Ok((directories, found)) => {
-                *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(directories);
+                self.set(directories);
                 *version = found;
             }
             Err(why) => {
@@ -154,9 +164,22 @@ impl KeptDirectories {
         }
     }
 
+    fn set(&self, directories: Directories) {
+        let version = directories.version();
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(directories);
+        self.told.send_replace(version);
+    }
+
+    /// The version of the directories; `None` if none was ever made, or what was cannot be used. Is
+    /// changed whenever they are.
+    #[must_use]
+    pub fn told(&self) -> watch::Receiver<Option<DirectoriesVersion>> {
+        self.told.subscribe()
+    }
+
     /// Keeps directories from being changed while an image is made visible.
     pub fn steady(&self) -> Steady<'_> {
-        let change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let change = locked(&self.change);
         Steady { kept: self, _change: change }
     }
 
@@ -170,7 +193,39 @@ impl KeptDirectories {
         &self,
         change: impl FnOnce(&mut Directories) -> Result<T, KeepError>,
     ) -> Result<T, KeepError> {
-        let mut version = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut version = self.lock_usable()?;
+        let former = self.now();
+        let mut directories = Directories::clone(&former);
+        let done = change(&mut directories)?;
+        if directories != *former {
+            directories.note_change(random(), random());
+            self.replace(&mut version, directories)?;
+        }
+        Ok(done)
+    }
+
+    /// Takes all directories of a master, if `may` they take the place of those that are here then.
+    /// Durable as [`Self::change`]. False if they may not.
+    ///
+    /// # Errors
+    ///
+    /// [`KeepError`].
+    pub fn take(
+        &self,
+        theirs: Directories,
+        may: impl FnOnce(&Directories) -> bool,
+    ) -> Result<bool, KeepError> {
+        let mut version = self.lock_usable()?;
+        let is_taken = may(&self.now());
+        if is_taken {
+            self.replace(&mut version, theirs)?;
+        }
+        Ok(is_taken)
+    }
+
+    /// Keeps others from changing directories; what is known is true then.
+    fn lock_usable(&self) -> Result<MutexGuard<'_, Version>, KeepError> {
+        let mut version = locked(&self.change);
         if let Some(why) = &self.damage {
             let path = self.register.place();
             return Err(KeepError::Damaged { path, why: why.clone() });
@@ -179,21 +234,20 @@ impl KeptDirectories {
         if self.register.has_changed(&version)? {
             self.reload(&mut version);
         }
-        let former = self.now();
-        let mut directories = Directories::clone(&former);
-        let done = change(&mut directories)?;
-        if directories != *former {
-            let body = codec::encode(Encoding::Json, "directories", &directories);
-            let mut body = body.map_err(|source| KeepError::Encode { source })?;
-            body.push(b'\n');
-            let bytes = guard(MAGIC, body);
-            if bytes.len() > BYTES_MAX {
-                return Err(KeepError::TooLong);
-            }
-            *version = self.register.replace(&version, &bytes)?;
-            *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(directories);
+        Ok(version)
+    }
+
+    fn replace(&self, version: &mut Version, directories: Directories) -> Result<(), KeepError> {
+        let body = codec::encode(Encoding::Json, "directories", &directories);
+        let mut body = body.map_err(|source| KeepError::Encode { source })?;
+        body.push(b'\n');
+        let bytes = guard(MAGIC, body);
+        if bytes.len() > BYTES_MAX {
+            return Err(KeepError::TooLong);
         }
-        Ok(done)
+        *version = self.register.replace(version, &bytes)?;
+        self.set(directories);
+        Ok(())
     }
 }
 
@@ -210,10 +264,19 @@ fn load(register: &dyn Register) -> Result<(Directories, Version), String> {
     let Some((bytes, version)) = register.read(BYTES_MAX).map_err(|error| report(&error))? else {
         return Ok(Default::default());
     };
+    let unknown = |source| report(&RecordError::Unknown { source });
+    if bytes.starts_with(FIRST_MAGIC.as_bytes()) {
+        let body = unguard(FIRST_MAGIC, &bytes).map_err(|error| report(&error))?;
+        let made = codec::decode(Encoding::Json, "directories", body, BYTES_MAX);
+        // What has the file is this server alone, or servers that must agree.
+        let line = Algorithm::Blake3.digest(body).digest()[..8].try_into().map(u64::from_le_bytes);
+        let line = line.expect("a digest has more than eight bytes");
+        let first = DirectoriesVersion { line, changes: 1, id: line };
+        return Ok((Directories::of_version(first, made.map_err(unknown)?), version));
+    }
     let body = unguard(MAGIC, &bytes).map_err(|error| report(&error))?;
-    let directories = codec::decode(Encoding::Json, "directories", body, BYTES_MAX)
-        .map_err(|source| report(&RecordError::Unknown { source }))?;
-    Ok((directories, version))
+    let directories = codec::decode(Encoding::Json, "directories", body, BYTES_MAX);
+    Ok((directories.map_err(unknown)?, version))
 }
 
 /// The file of a data directory, which only this server changes.

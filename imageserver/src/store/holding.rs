@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use common::image::ImageName;
+use common::lock::locked;
 use common::report::report;
 
 use super::contract::Holding;
@@ -38,7 +39,7 @@ impl LocalHolding {
     }
 
     fn holds(&self) -> MutexGuard<'_, Holds> {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.holds)
     }
 }
 

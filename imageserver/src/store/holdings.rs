@@ -8,26 +8,27 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use common::lock::locked;
 use common::object::ObjectId;
 
 use super::{StoreError, layout};
 
-/// How many objects the store holds, and their length together.
+/// How many objects the store holds, and the length of their files together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
     /// How many.
     pub objects: u64,
-    /// Their length together, in bytes.
+    /// The length of their files together, in bytes; of what is packed, as it is packed.
     pub bytes: u64,
     /// False until those of former runs have been counted too.
     pub complete: bool,
 }
 
-/// An object that came, went, or took the place of a damaged one: its length in bytes before and
-/// after, `None` where it was not there.
+/// An object that came, went, or took the place of a damaged one: the length of its file in bytes
+/// before and after, `None` where it was not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Change {
     pub before: Option<u64>,
@@ -98,7 +99,8 @@ impl Tally {
                 }
                 let Ok(entry) = entry else { continue };
                 let Ok(metadata) = entry.metadata() else { continue };
-                let name = entry.file_name().to_string_lossy().into_owned();
+                let name = entry.file_name().to_string_lossy();
+                let name = layout::form_of(&name).0.to_owned();
                 // A crash of the machine leaves files that were just made empty.
                 if metadata.len() > 0 || name == empty {
                     found.insert(name, Some(metadata.len()));
@@ -136,10 +138,6 @@ fn place(id: &ObjectId) -> usize {
     let algorithm = layout::ALGORITHMS.iter().position(|algorithm| *algorithm == id.algorithm());
     let before = algorithm.expect("every algorithm has a directory") * 256;
     before + usize::from(id.digest()[0])
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use common::api::image_server::ImageSummary;
 use common::image::tags::{self, Tags};
 use common::image::{Image, ImageName, Notes};
+use common::lock::locked;
 use common::object::ObjectId;
 use common::report::report;
 use common::tree::Time;
@@ -125,7 +126,7 @@ impl Images {
         let name = &record.image.content.name;
         let bytes =
             record.encode().map_err(|source| StoreError::Record { name: name.clone(), source })?;
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let _change = locked(&self.change);
         self.records.create(name, &bytes)?;
         let mut index = self.write_index();
         // Unless it was heard of already that it is there.
@@ -252,7 +253,7 @@ impl Images {
     ///
     /// [`StoreError::NotFound`] or [`StoreError::Gone`]; otherwise what the file-system says.
     pub fn delete(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let _change = locked(&self.change);
         self.delete_locked(name, None, mark)
     }
 
@@ -267,7 +268,7 @@ impl Images {
         mark: &str,
         is_due: impl FnOnce(Option<Time>) -> bool,
     ) -> Result<bool, StoreError> {
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let _change = locked(&self.change);
         let expires_at = {
             let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
             index.images.get(name).map(|summary| summary.expires_at)
@@ -311,7 +312,7 @@ impl Images {
         name: &ImageName,
         change: impl FnOnce(&mut Notes) -> Result<(), E>,
     ) -> Result<Notes, E> {
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let _change = locked(&self.change);
         let (mut record, version) = self.read(name)?;
         let former = record.image.notes.clone();
         change(&mut record.image.notes)?;

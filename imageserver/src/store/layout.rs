@@ -6,6 +6,7 @@
 //! DATA/holds                                which images were in use, by whom
 //! DATA/clock                                what the clock showed when it was believed
 //! DATA/objects/<algorithm>/<2 hex>/<hex>    objects, files and directories alike
+//! DATA/objects/<algorithm>/<2 hex>/<hex>.packed  the same, packed
 //! DATA/images/<component>.d/.../<last>.image    one record for each image
 //! DATA/images/<component>.d/.../<last>.deleted  the name was used, and never is again
 //! DATA/directories                          which directories were made, and their owners
@@ -29,6 +30,7 @@ use std::path::{Path, PathBuf};
 
 use common::image::ImageName;
 use common::object::{Algorithm, ObjectId};
+use common::wire::object_stream::Form;
 
 /// The file that the running server has locked.
 pub const LOCK: &str = "lock";
@@ -87,6 +89,10 @@ pub const ALGORITHMS: [Algorithm; 2] = [Algorithm::Blake3, Algorithm::Sha512];
 const DIRECTORY_SUFFIX: &str = ".d";
 const IMAGE_SUFFIX: &str = ".image";
 const DELETED_SUFFIX: &str = ".deleted";
+const PACKED_SUFFIX: &str = ".packed";
+
+/// In what forms an object may be stored: the first one is looked for first.
+pub const FORMS: [Form; 2] = [Form::Plain, Form::Packed];
 
 /// The path of an object below the directory of objects.
 #[must_use]
@@ -116,15 +122,47 @@ pub fn object_at(path: &Path) -> Option<ObjectId> {
     (object_path(&id) == path).then_some(id)
 }
 
+/// The path of an object in that form below the directory of objects.
+#[must_use]
+pub fn stored_path(id: &ObjectId, form: Form) -> PathBuf {
+    let mut path = object_path(id).into_os_string();
+    path.push(form_suffix(form));
+    PathBuf::from(path)
+}
+
+/// The object that lies at `path` below the directory of objects, and its form, if one may.
+#[must_use]
+pub fn stored_at(path: &Path) -> Option<(ObjectId, Form)> {
+    let (plain, form) = form_of(path.to_str()?);
+    object_at(Path::new(plain)).map(|id| (id, form))
+}
+
+/// A file name of an object as it would be if the object was not packed, and its form.
+#[must_use]
+pub fn form_of(name: &str) -> (&str, Form) {
+    match name.strip_suffix(PACKED_SUFFIX) {
+        Some(plain) => (plain, Form::Packed),
+        None => (name, Form::Plain),
+    }
+}
+
+fn form_suffix(form: Form) -> &'static str {
+    match form {
+        Form::Plain => "",
+        Form::Packed => PACKED_SUFFIX,
+    }
+}
+
 /// The name of an object in the quarantine, whose file has that number.
 #[must_use]
-pub fn aside(id: &ObjectId, inode: u64) -> String {
-    format!("{}-{}-{inode}", id.algorithm(), id.hex())
+pub fn aside(id: &ObjectId, form: Form, inode: u64) -> String {
+    format!("{}-{}-{inode}{}", id.algorithm(), id.hex(), form_suffix(form))
 }
 
 /// The object that has such a name in the quarantine.
 #[must_use]
 pub fn put_aside(name: &str) -> Option<ObjectId> {
+    let (name, _) = form_of(name);
     let (id, inode) = name.rsplit_once('-')?;
     inode.parse::<u64>().ok()?;
     let (algorithm, hex) = id.split_once('-')?;
@@ -211,7 +249,11 @@ mod tests {
         for algorithm in ALGORITHMS {
             let id = algorithm.digest(b"content");
             assert_eq!(object_at(&object_path(&id)), Some(id));
-            assert_eq!(put_aside(&aside(&id, 77)), Some(id));
+            for form in FORMS {
+                assert_eq!(put_aside(&aside(&id, form, 77)), Some(id));
+                assert_eq!(stored_at(&stored_path(&id, form)), Some((id, form)));
+            }
+            assert_eq!(stored_path(&id, Form::Plain), object_path(&id));
             let wrong = object_path(&id).with_file_name("x");
             let moved = Path::new(algorithm.name()).join("00").join(id.hex());
             for path in [wrong, moved, PathBuf::from(id.hex()), PathBuf::new()] {

@@ -9,10 +9,11 @@
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use common::api::object_server::LEASE_SECONDS_MAX;
+use common::lock::locked;
 use common::object::ObjectId;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
@@ -91,7 +92,7 @@ impl LocalLeasing {
             // One more, because a part of the present second has passed.
             seconds => u64::from(seconds) + 1,
         };
-        let mut kept_until = self.kept_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept_until = locked(&self.kept_until);
         let now = self.now();
         if now + seconds > *kept_until {
             self.write(with_slack(seconds))?;
@@ -111,7 +112,7 @@ impl LocalLeasing {
     ///
     /// What the file-system says.
     pub fn count_down(&self) -> Result<(), StoreError> {
-        let mut kept_until = self.kept_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept_until = locked(&self.kept_until);
         let now = self.now();
         let left = with_slack(self.table().longest_for(now));
         self.write(left)?;
@@ -133,7 +134,7 @@ impl LocalLeasing {
 
     /// All leases. While they are locked none is given.
     pub fn table(&self) -> MutexGuard<'_, Leases> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.table)
     }
 
     fn write(&self, seconds: u64) -> Result<(), StoreError> {

@@ -7,21 +7,30 @@
 //! one is not counted as there; and after a server that did not stop well, with objects that were
 //! not synced, none is believed to be there before it was read, until all were
 //! ([`LocalObjects::held`]).
+//!
+//! Large objects may be packed ([`super::packed`]), each by itself: a store may have some of both
+//! kinds. An object that lies there in both forms, which a crash can leave, is there once: what is
+//! not packed is taken first, and the other removed when that was read from the medium.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use bytes::Bytes;
+use common::lock::locked;
 use common::object::{Hasher, ObjectId};
+use common::wire::object_stream::Form;
+use common::wire::packing::CHUNK_HEAD_BYTES;
 use walkdir::{DirEntryExt as _, WalkDir};
 
+use super::content::{Content, PackedContent};
 use super::contract::{Objects, Receiving};
 use super::holdings::{Change, Holdings, Tally};
+use super::packed::{Reader, head_bytes, is_damage};
 use super::reading::{Found, MediumReader};
-use super::receive::LocalReceiving;
+use super::receive::{LocalReceiving, Packers};
 use super::unsynced::Unsynced;
 use super::verified::Verified;
 use super::wounds::{Wound, Wounds, is_unreadable};
@@ -57,6 +66,7 @@ pub struct LocalObjects {
     on_medium: Verified,
     // For the objects that are doubtful: one at a time, so that there is one buffer.
     medium: Mutex<MediumReader>,
+    pub(super) packers: Packers,
 }
 
 /// What an object on the medium is.
@@ -72,27 +82,30 @@ pub enum OnMedium {
     Stopped,
 }
 
-/// An object whose content was found to be what its id says.
-pub enum Content {
-    /// All of it.
-    Whole(Bytes),
-    /// The file, at its beginning, and its length in bytes.
-    File(fs_err::File, u64),
+/// The file that holds an object.
+pub(super) struct Located {
+    pub path: PathBuf,
+    pub form: Form,
+    pub metadata: std::fs::Metadata,
 }
 
-impl Content {
-    /// Its length, in bytes.
-    #[must_use]
-    pub fn size_bytes(&self) -> u64 {
-        match self {
-            Self::Whole(bytes) => bytes.len() as u64,
-            Self::File(_, size_bytes) => *size_bytes,
-        }
+impl Located {
+    /// The length of the file in bytes. `None` if the object is not in it: a crash of the machine
+    /// leaves files that were just made empty.
+    pub fn length(&self, id: &ObjectId) -> Option<u64> {
+        let length = self.metadata.len();
+        let is_object = length > 0 || (self.form == Form::Plain && is_empty_object(id));
+        is_object.then_some(length)
     }
 }
 
 impl LocalObjects {
     pub(super) fn open(data: &Path) -> Result<Self, StoreError> {
+        Self::open_packing(data, 0)
+    }
+
+    /// Packs what comes with this level of zstd; level 0 never does.
+    pub(super) fn open_packing(data: &Path, level: i32) -> Result<Self, StoreError> {
         let root = data.join(layout::OBJECTS);
         for algorithm in layout::ALGORITHMS {
             for directory in layout::fan_out(algorithm) {
@@ -124,6 +137,7 @@ impl LocalObjects {
             wounds: Wounds::default(),
             on_medium: Verified::default(),
             medium: Mutex::default(),
+            packers: Packers::new(level),
         };
         objects.remember_quarantine()?;
         Ok(objects)
@@ -144,8 +158,44 @@ impl LocalObjects {
         Ok(())
     }
 
-    pub(super) fn path(&self, id: &ObjectId) -> PathBuf {
-        self.root.join(layout::object_path(id))
+    pub(super) fn path(&self, id: &ObjectId, form: Form) -> PathBuf {
+        self.root.join(layout::stored_path(id, form))
+    }
+
+    pub(super) fn locate_as(
+        &self,
+        id: &ObjectId,
+        form: Form,
+    ) -> Result<Option<Located>, StoreError> {
+        let path = self.path(id, form);
+        match fs_err::symlink_metadata(&path) {
+            Ok(metadata) => Ok(Some(Located { path, form, metadata })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(format!("look for object {id}"))(error)),
+        }
+    }
+
+    /// The file that holds the object; if none does, an empty one that is in its place.
+    pub(super) fn locate(&self, id: &ObjectId) -> Result<Option<Located>, StoreError> {
+        let mut empty = None;
+        for form in layout::FORMS {
+            match self.locate_as(id, form)? {
+                Some(located) if located.length(id).is_some() => return Ok(Some(located)),
+                located => empty = empty.or(located),
+            }
+        }
+        Ok(empty)
+    }
+
+    /// Removes files of the object in other forms than `form`, in which it is there.
+    pub(super) fn remove_others(&self, id: &ObjectId, form: Form) {
+        for other in layout::FORMS.into_iter().filter(|other| *other != form) {
+            match fs_err::remove_file(self.path(id, other)) {
+                Ok(()) => tracing::info!(object = %id, "an object was there twice"),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => tracing::warn!(object = %id, %error, "an object stays there twice"),
+            }
+        }
     }
 
     /// A path in the directory of what is being written that no one else uses.
@@ -159,10 +209,9 @@ impl LocalObjects {
     ///
     /// What the file-system says.
     pub fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
-        match fs_err::symlink_metadata(self.path(id)) {
-            Ok(metadata) => Ok(length_of(id, &metadata)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed(format!("look for object {id}"))(error)),
+        match self.locate(id)? {
+            Some(located) if located.length(id).is_some() => content_bytes(id, &located),
+            _ => Ok(None),
         }
     }
 
@@ -179,13 +228,12 @@ impl LocalObjects {
         if !self.is_doubtful() {
             return self.size_bytes(id);
         }
-        let path = self.path(id);
-        if let Ok(metadata) = fs_err::symlink_metadata(&path)
-            && self.on_medium.knows(id, &metadata)
+        if let Ok(Some(located)) = self.locate(id)
+            && self.on_medium.knows(id, &located.metadata)
         {
-            return Ok(Some(metadata.len()));
+            return content_bytes(id, &located);
         }
-        let mut reader = self.medium.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reader = locked(&self.medium);
         match self.read_medium(id, &mut reader, &mut |_| true) {
             Ok(OnMedium::Whole(size_bytes)) => Ok(Some(size_bytes)),
             Ok(_) => Ok(None),
@@ -206,27 +254,51 @@ impl LocalObjects {
         reader: &mut MediumReader,
         pace: &mut dyn FnMut(u64) -> bool,
     ) -> Result<OnMedium, StoreError> {
-        if self.size_bytes(id)?.is_none() {
+        let Some(located) = self.locate(id)?.filter(|located| located.length(id).is_some()) else {
             return Ok(OnMedium::Absent);
-        }
-        let Found { id: got, metadata } = match reader.hash(&self.path(id), id, pace) {
-            Ok(Some(found)) => found,
-            Ok(None) => return Ok(OnMedium::Stopped),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(OnMedium::Absent),
-            Err(error) => return Err(self.unread(id, error)),
         };
-        if got != *id {
-            self.put_aside(id, &metadata)?;
-            return Ok(OnMedium::Corrupt);
+        let form = located.form;
+        let Found { is_whole, size_bytes, metadata } =
+            match reader.hash(&located.path, form, id, pace) {
+                Ok(Some(found)) => found,
+                Ok(None) => return Ok(OnMedium::Stopped),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Ok(OnMedium::Absent);
+                }
+                Err(error) => return Err(self.unread(id, error)),
+            };
+        if !is_whole {
+            self.put_aside(id, form, &metadata)?;
+            // It may be there in another form.
+            return match self.locate(id)? {
+                Some(other) if other.form != form => self.read_medium(id, reader, pace),
+                _ => Ok(OnMedium::Corrupt),
+            };
         }
-        if metadata.len() > WHOLE_BYTES_MAX {
+        if size_bytes > WHOLE_BYTES_MAX {
             self.verified.remember(id, &metadata);
         }
         if self.is_doubtful() {
             self.on_medium.remember(id, &metadata);
+        } else {
+            self.drop_twin(id, form)?;
         }
         self.wounds.heal(id);
-        Ok(OnMedium::Whole(metadata.len()))
+        Ok(OnMedium::Whole(size_bytes))
+    }
+
+    /// Removes an object in another form than `form`, in which it was just read from the medium.
+    fn drop_twin(&self, id: &ObjectId, form: Form) -> Result<(), StoreError> {
+        if form == Form::Packed || self.locate_as(id, Form::Packed)?.is_none() {
+            return Ok(());
+        }
+        self.tally.note(id, || {
+            let length = self.locate_as(id, form)?.and_then(|located| located.length(id));
+            if length.is_some() {
+                self.remove_others(id, form);
+            }
+            Ok(Change { before: length, after: length })
+        })
     }
 
     /// Takes note that `id` was put in place by this server, which would hear of it if it did not
@@ -234,9 +306,9 @@ impl LocalObjects {
     pub(super) fn received(&self, id: &ObjectId) {
         self.wounds.heal(id);
         if self.is_doubtful()
-            && let Ok(metadata) = fs_err::symlink_metadata(self.path(id))
+            && let Ok(Some(located)) = self.locate(id)
         {
-            self.on_medium.remember(id, &metadata);
+            self.on_medium.remember(id, &located.metadata);
         }
     }
 
@@ -262,11 +334,12 @@ impl LocalObjects {
         let mut found = Vec::new();
         for entry in WalkDir::new(self.root.join(below)).min_depth(1).max_depth(1) {
             let entry = entry.map_err(|error| failed("list objects")(error.into()))?;
-            let id = layout::object_at(&below.join(entry.file_name()));
-            found.extend(id.map(|id| (entry.ino(), id)));
+            let stored = layout::stored_at(&below.join(entry.file_name()));
+            found.extend(stored.map(|(id, _)| (entry.ino(), id)));
         }
         found.sort_unstable();
-        Ok(found.into_iter().map(|(_, id)| id).collect())
+        let mut seen = BTreeSet::new();
+        Ok(found.into_iter().map(|(_, id)| id).filter(|id| seen.insert(*id)).collect())
     }
 
     /// Takes note that `id` could not be read, if it is the medium that fails. `error` must be that
@@ -300,29 +373,98 @@ impl LocalObjects {
     ///
     /// What the file-system says.
     pub fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
-        let why = || |error| self.unread(id, error);
-        let path = self.path(id);
-        let mut file = match std::fs::File::open(&path) {
-            Ok(file) => fs_err::File::from_parts(file, &path),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(why()(error)),
-        };
-        let metadata = file.metadata().map_err(why())?;
+        for form in layout::FORMS {
+            let path = self.path(id, form);
+            let file = match std::fs::File::open(&path) {
+                Ok(file) => fs_err::File::from_parts(file, &path),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(self.unread(id, error)),
+            };
+            let metadata = file.metadata().map_err(|error| self.unread(id, error))?;
+            let content = match form {
+                Form::Plain => self.open_plain(id, file, &metadata),
+                Form::Packed => self.open_packed(id, file, &metadata),
+            };
+            match content.map_err(|error| self.unread(id, error))? {
+                Some(content) => return Ok(Some(content)),
+                None => self.put_aside(id, form, &metadata)?,
+            }
+        }
+        Ok(None)
+    }
+
+    /// The content of a file; `None` if that is not what it should be.
+    fn open_plain(
+        &self,
+        id: &ObjectId,
+        mut file: fs_err::File,
+        metadata: &std::fs::Metadata,
+    ) -> io::Result<Option<Content>> {
         if metadata.len() <= WHOLE_BYTES_MAX {
             let mut content = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0) + 1);
             // One byte more than a whole object may have: the file may have grown.
             let limit = WHOLE_BYTES_MAX + 1;
-            file.file_mut().take(limit).read_to_end(&mut content).map_err(why())?;
-            if id.algorithm().digest(&content) == *id {
-                self.wounds.heal(id);
-                return Ok(Some(Content::Whole(content.into())));
+            file.file_mut().take(limit).read_to_end(&mut content)?;
+            if id.algorithm().digest(&content) != *id {
+                return Ok(None);
             }
-        } else if self.is_intact(id, &mut file, &metadata)? {
-            io::Seek::rewind(&mut file).map_err(why())?;
-            return Ok(Some(Content::File(file, metadata.len())));
+            self.wounds.heal(id);
+            return Ok(Some(Content::Whole(content.into())));
         }
-        self.put_aside(id, &metadata)?;
-        Ok(None)
+        let hash = |file: &mut fs_err::File| {
+            let mut hasher = Hasher::new(id.algorithm());
+            let mut chunk = vec![0; CHUNK_BYTES];
+            loop {
+                match file.file_mut().read(&mut chunk)? {
+                    0 => return Ok(hasher.finish()),
+                    length => hasher.update(&chunk[..length]),
+                }
+            }
+        };
+        if !self.is_intact(id, &mut file, metadata, hash)? {
+            return Ok(None);
+        }
+        io::Seek::rewind(&mut file)?;
+        Ok(Some(Content::File(file, metadata.len())))
+    }
+
+    /// As [`Self::open_plain`], of a file that is packed.
+    fn open_packed(
+        &self,
+        id: &ObjectId,
+        mut file: fs_err::File,
+        metadata: &std::fs::Metadata,
+    ) -> io::Result<Option<Content>> {
+        let damaged = |error: io::Error| if is_damage(&error) { Ok(None) } else { Err(error) };
+        let head_bytes = head_bytes(id);
+        let chunks_bytes = metadata.len().saturating_sub(head_bytes);
+        let size_bytes = match Reader::open(file.file_mut(), id) {
+            Ok(reader) => reader.size_bytes(),
+            Err(error) => return damaged(error),
+        };
+        if size_bytes <= WHOLE_BYTES_MAX {
+            let mut chunks = Vec::new();
+            // What has more is no chunk of so much content, and found to go on.
+            let limit = WHOLE_BYTES_MAX + CHUNK_HEAD_BYTES as u64 + 1;
+            file.file_mut().take(limit).read_to_end(&mut chunks)?;
+            match Reader::behind_head(&chunks[..], size_bytes).hash(id) {
+                Ok(got) if got == *id => {}
+                Ok(_) => return Ok(None),
+                Err(error) => return damaged(error),
+            }
+            self.wounds.heal(id);
+            let content = PackedContent::in_memory(size_bytes, chunks.into());
+            return Ok(Some(Content::Packed(content)));
+        }
+        let hash =
+            |file: &mut fs_err::File| Reader::behind_head(file.file_mut(), size_bytes).hash(id);
+        match self.is_intact(id, &mut file, metadata, hash) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(error) => return damaged(error),
+        }
+        io::Seek::seek(&mut file, io::SeekFrom::Start(head_bytes))?;
+        Ok(Some(Content::Packed(PackedContent::in_file(size_bytes, file, chunks_bytes))))
     }
 
     /// Hashes a large object, unless that was done since its file was last changed.
@@ -331,24 +473,17 @@ impl LocalObjects {
         id: &ObjectId,
         file: &mut fs_err::File,
         metadata: &std::fs::Metadata,
-    ) -> Result<bool, StoreError> {
+        hash: impl FnOnce(&mut fs_err::File) -> io::Result<ObjectId>,
+    ) -> io::Result<bool> {
         if self.verified.knows(id, metadata) {
             return Ok(true);
         }
         let check = &self.checks[usize::from(id.digest()[0]) % CHECKS_MAX];
-        let _check = check.lock().unwrap_or_else(PoisonError::into_inner);
+        let _check = locked(check);
         if self.verified.knows(id, metadata) {
             return Ok(true);
         }
-        let mut hasher = Hasher::new(id.algorithm());
-        let mut chunk = vec![0; CHUNK_BYTES];
-        loop {
-            match file.file_mut().read(&mut chunk).map_err(|error| self.unread(id, error))? {
-                0 => break,
-                length => hasher.update(&chunk[..length]),
-            }
-        }
-        let intact = hasher.finish() == *id;
+        let intact = hash(file)? == *id;
         if intact {
             self.wounds.heal(id);
             self.verified.remember(id, metadata);
@@ -357,16 +492,24 @@ impl LocalObjects {
     }
 
     /// Moves a corrupt object out of the way, unless a good one has taken its place by now.
-    fn put_aside(&self, id: &ObjectId, bad: &std::fs::Metadata) -> Result<(), StoreError> {
+    fn put_aside(
+        &self,
+        id: &ObjectId,
+        form: Form,
+        bad: &std::fs::Metadata,
+    ) -> Result<(), StoreError> {
         self.corrupt.fetch_add(1, Ordering::Relaxed);
-        let path = self.path(id);
-        let aside = self.quarantine.join(layout::aside(id, bad.ino()));
+        let path = self.path(id, form);
+        let aside = self.quarantine.join(layout::aside(id, form, bad.ino()));
+        let held = || Ok(self.locate(id)?.and_then(|located| located.length(id)));
         self.tally.note(id, || {
-            let stays = |size_bytes| Change { before: size_bytes, after: size_bytes };
+            let before = held()?;
             match fs_err::symlink_metadata(&path) {
                 Ok(now) if now.ino() == bad.ino() => (),
-                Ok(now) => return Ok(stays(length_of(id, &now))),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(stays(None)),
+                Ok(_) => return Ok(Change { before, after: before }),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Ok(Change { before, after: before });
+                }
                 Err(error) => return Err(failed(format!("read object {id}"))(error)),
             }
             tracing::error!(
@@ -375,8 +518,11 @@ impl LocalObjects {
             );
             fs_err::rename(&path, &aside)
                 .map_err(failed(format!("put the corrupt object {id} aside")))?;
-            self.wounds.add(*id, Wound::Corrupt);
-            Ok(Change { before: length_of(id, bad), after: None })
+            let after = held()?;
+            if after.is_none() {
+                self.wounds.add(*id, Wound::Corrupt);
+            }
+            Ok(Change { before, after })
         })
     }
 
@@ -500,10 +646,24 @@ impl Objects for LocalObjects {
     }
 }
 
-/// The length of the object that lies in such a file, in bytes. `None` if that is none: a crash of
-/// the machine leaves files that were just made empty.
-pub(super) fn length_of(id: &ObjectId, metadata: &std::fs::Metadata) -> Option<u64> {
-    (metadata.len() > 0 || is_empty_object(id)).then_some(metadata.len())
+/// The length of the object that lies in such a file, in bytes. `None` if the file is damaged so
+/// that this cannot be told.
+fn content_bytes(id: &ObjectId, located: &Located) -> Result<Option<u64>, StoreError> {
+    match located.form {
+        Form::Plain => Ok(Some(located.metadata.len())),
+        Form::Packed => {
+            read_size(&located.path, id).map_err(failed(format!("look for object {id}")))
+        }
+    }
+}
+
+/// The length of the content that the packed file of `id` says to have.
+pub(crate) fn read_size(path: &Path, id: &ObjectId) -> io::Result<Option<u64>> {
+    match std::fs::File::open(path).and_then(|file| Reader::open(file, id)) {
+        Ok(reader) => Ok(Some(reader.size_bytes())),
+        Err(error) if is_damage(&error) || error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 pub(super) fn is_empty_object(id: &ObjectId) -> bool {
@@ -522,12 +682,12 @@ mod tests {
         let objects = LocalObjects::open(data.path()).unwrap();
         let [good, cut, bad, empty] = [&b"good"[..], b"cut", b"bad", b""].map(|content| {
             let id = Algorithm::Blake3.digest(content);
-            fs_err::write(objects.path(&id), content).unwrap();
+            fs_err::write(objects.path(&id, Form::Plain), content).unwrap();
             id
         });
         // As after a power cut, and a fault of the disk.
-        fs_err::write(objects.path(&cut), b"").unwrap();
-        fs_err::write(objects.path(&bad), b"BAD").unwrap();
+        fs_err::write(objects.path(&cut, Form::Plain), b"").unwrap();
+        fs_err::write(objects.path(&bad, Form::Plain), b"BAD").unwrap();
         objects.count(|| false);
         let held = |objects, bytes| Holdings { objects, bytes, complete: true };
         assert_eq!(objects.holdings(), held(3, 7));

@@ -1,13 +1,16 @@
 //! Hashes files as the medium has them: around the page cache, which hides what became of the
 //! medium, and which others have better uses for.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use common::object::{Hasher, ObjectId};
+use common::wire::object_stream::Form;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+
+use super::packed::{Reader, is_damage};
 
 /// How much is read at once, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -25,8 +28,10 @@ pub struct MediumReader {
 /// What a file turned out to be.
 #[derive(Debug)]
 pub struct Found {
-    /// What its content is.
-    pub id: ObjectId,
+    /// Whether it is the object that it should be.
+    pub is_whole: bool,
+    /// The length of its content, in bytes; of what is damaged, that of the file.
+    pub size_bytes: u64,
     /// The file, as it was when it was opened.
     pub metadata: std::fs::Metadata,
 }
@@ -40,8 +45,9 @@ impl Default for MediumReader {
 }
 
 impl MediumReader {
-    /// Hashes the file at `path` as content of `id`. `pace` is told the length in bytes of each
-    /// piece that was read, and may take its time; when it says `false`, there is no result.
+    /// Hashes the file at `path`, which holds `id` in that form. `pace` is told the length in bytes
+    /// of each piece that was read, and may take its time; when it says `false`, there is no
+    /// result.
     ///
     /// # Errors
     ///
@@ -49,14 +55,15 @@ impl MediumReader {
     pub fn hash(
         &mut self,
         path: &Path,
+        form: Form,
         id: &ObjectId,
         pace: &mut dyn FnMut(u64) -> bool,
     ) -> io::Result<Option<Found>> {
-        let tried = self.hash_with(path, OFlag::O_DIRECT, id, pace);
+        let tried = self.hash_with(path, OFlag::O_DIRECT, form, id, pace);
         match tried {
             // Not every file-system can read around the cache.
             Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => {
-                self.hash_with(path, OFlag::empty(), id, pace)
+                self.hash_with(path, OFlag::empty(), form, id, pace)
             }
             done => done,
         }
@@ -66,6 +73,7 @@ impl MediumReader {
         &mut self,
         path: &Path,
         flags: OFlag,
+        form: Form,
         id: &ObjectId,
         pace: &mut dyn FnMut(u64) -> bool,
     ) -> io::Result<Option<Found>> {
@@ -73,28 +81,87 @@ impl MediumReader {
         let file = std::fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
         let metadata = file.metadata()?;
         let buffer = &mut self.buffer[self.start..self.start + CHUNK_BYTES];
-        let mut hasher = Hasher::new(id.algorithm());
-        loop {
-            let length = match io::Read::read(&mut &file, buffer) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                other => other?,
+        let mut pieces =
+            Pieces { file, buffer, range: 0..0, is_at_end: false, is_stopped: false, pace };
+        let hashed = match form {
+            Form::Plain => pieces.hash(id).map(|got| (got, metadata.len())),
+            Form::Packed => Reader::open(&mut pieces, id).and_then(|reader| {
+                let size_bytes = reader.size_bytes();
+                reader.hash(id).map(|got| (got, size_bytes))
+            }),
+        };
+        if pieces.is_stopped {
+            return Ok(None);
+        }
+        let (is_whole, size_bytes) = match hashed {
+            Ok((got, size_bytes)) => (got == *id, size_bytes),
+            Err(error) if is_damage(&error) => (false, metadata.len()),
+            Err(error) => return Err(error),
+        };
+        Ok(Some(Found { is_whole, size_bytes, metadata }))
+    }
+}
+
+/// A file that is read in pieces of one buffer.
+struct Pieces<'reader> {
+    file: std::fs::File,
+    buffer: &'reader mut [u8],
+    /// What of the buffer was read and not given out.
+    range: std::ops::Range<usize>,
+    is_at_end: bool,
+    is_stopped: bool,
+    pace: &'reader mut dyn FnMut(u64) -> bool,
+}
+
+impl Pieces<'_> {
+    /// The next piece; empty at the end, and when it was told to stop.
+    fn piece(&mut self) -> io::Result<&[u8]> {
+        if self.range.is_empty() && !self.is_at_end {
+            let length = loop {
+                match self.file.read(self.buffer) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    other => break other?,
+                }
             };
-            hasher.update(&buffer[..length]);
-            if !pace(length as u64) {
-                return Ok(None);
-            }
+            self.range = 0..length;
             // Around the cache, nothing can be read from behind an end that is not aligned.
-            if length == 0 || !length.is_multiple_of(ALIGNMENT) {
-                return Ok(Some(Found { id: hasher.finish(), metadata }));
+            self.is_at_end = length == 0 || !length.is_multiple_of(ALIGNMENT);
+            if !(self.pace)(length as u64) {
+                (self.range, self.is_at_end, self.is_stopped) = (0..0, true, true);
             }
         }
+        Ok(&self.buffer[self.range.clone()])
+    }
+
+    fn hash(&mut self, id: &ObjectId) -> io::Result<ObjectId> {
+        let mut hasher = Hasher::new(id.algorithm());
+        loop {
+            let piece = self.piece()?;
+            if piece.is_empty() {
+                return Ok(hasher.finish());
+            }
+            hasher.update(piece);
+            self.range = 0..0;
+        }
+    }
+}
+
+impl Read for Pieces<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let piece = self.piece()?;
+        let length = piece.len().min(buffer.len());
+        buffer[..length].copy_from_slice(&piece[..length]);
+        self.range.start += length;
+        Ok(length)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use common::object::Algorithm;
+    use common::wire::packing::{self, Packer};
 
+    use super::super::packed::head;
     use super::*;
 
     #[test]
@@ -111,9 +178,32 @@ mod tests {
                 told += bytes;
                 true
             };
-            let found = reader.hash(&path, &id, &mut pace).unwrap().unwrap();
-            assert_eq!((found.id, told), (id, length as u64));
-            assert!(reader.hash(&path, &id, &mut |_| false).unwrap().is_none());
+            let found = reader.hash(&path, Form::Plain, &id, &mut pace).unwrap().unwrap();
+            assert_eq!((found.is_whole, told), (true, length as u64));
+            assert!(reader.hash(&path, Form::Plain, &id, &mut |_| false).unwrap().is_none());
+            let other = Algorithm::Sha512.digest(b"other");
+            let found = reader.hash(&path, Form::Plain, &other, &mut |_| true).unwrap().unwrap();
+            assert_eq!((found.is_whole, found.size_bytes), (false, length as u64));
+
+            // Packed, it is as long as before and not.
+            let mut packed = head(id, content.len() as u64);
+            let mut packer = Packer::new(1).unwrap();
+            for chunk in content.chunks(packing::CHUNK_BYTES_MAX) {
+                packing::append(&mut packed, chunk, packer.pack(chunk));
+            }
+            std::fs::write(&path, &packed).unwrap();
+            let mut told = 0;
+            let mut pace = |bytes| {
+                told += bytes;
+                true
+            };
+            let found = reader.hash(&path, Form::Packed, &id, &mut pace).unwrap().unwrap();
+            assert_eq!((found.is_whole, found.size_bytes), (true, length as u64));
+            assert_eq!(told, packed.len() as u64);
+            assert!(reader.hash(&path, Form::Packed, &id, &mut |_| false).unwrap().is_none());
+            std::fs::write(&path, &packed[..packed.len() - 1]).unwrap();
+            let found = reader.hash(&path, Form::Packed, &id, &mut |_| true).unwrap().unwrap();
+            assert!(!found.is_whole);
         }
     }
 }

@@ -1,14 +1,13 @@
 //! Takes objects away that nothing needs. Which these are is for [`crate::collection`] to say.
 
-use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use common::object::ObjectId;
 
 use super::holdings::{Change, directories};
-use super::objects::{LocalObjects, length_of};
-use super::{StoreError, failed};
+use super::objects::{LocalObjects, Located};
+use super::{StoreError, failed, layout};
 use crate::collection::oldest::Candidate;
 use crate::collection::pressure::Space;
 
@@ -19,7 +18,7 @@ const BLOCK_BYTES: u64 = 512;
 #[derive(Debug)]
 #[must_use = "it takes space until it is removed"]
 pub struct Taken {
-    path: PathBuf,
+    paths: Vec<PathBuf>,
     bytes: u64,
 }
 
@@ -36,7 +35,9 @@ impl Taken {
     ///
     /// What the file-system says; then the space is freed at the next start.
     pub fn remove(self) -> Result<(), StoreError> {
-        fs_err::remove_file(self.path).map_err(failed("remove an object that nothing needs"))
+        let remove = |path| fs_err::remove_file(path);
+        let removed = self.paths.into_iter().try_for_each(remove);
+        removed.map_err(failed("remove an object that nothing needs"))
     }
 }
 
@@ -47,23 +48,26 @@ impl LocalObjects {
     ///
     /// What the file-system says.
     pub fn take_away(&self, id: &ObjectId) -> Result<Option<Taken>, StoreError> {
-        let path = self.path(id);
         let mut taken = None;
         self.tally.note(id, || {
-            let metadata = match fs_err::symlink_metadata(&path) {
-                Ok(metadata) => metadata,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    return Ok(Change { before: None, after: None });
-                }
-                Err(error) => return Err(failed(format!("look for object {id}"))(error)),
-            };
-            let aside = self.temporary();
-            fs_err::rename(&path, &aside).map_err(failed(format!("remove object {id}")))?;
-            self.verified.forget(id, &metadata);
-            // What is wrong with it is of no matter any more.
-            self.wounds().heal(id);
-            taken = Some(Taken { path: aside, bytes: metadata.blocks() * BLOCK_BYTES });
-            Ok(Change { before: length_of(id, &metadata), after: None })
+            let before = self.locate(id)?.and_then(|located| located.length(id));
+            for form in layout::FORMS {
+                let Some(Located { path, metadata, .. }) = self.locate_as(id, form)? else {
+                    continue;
+                };
+                let aside = self.temporary();
+                fs_err::rename(&path, &aside).map_err(failed(format!("remove object {id}")))?;
+                self.verified.forget(id, &metadata);
+                let Taken { paths, bytes } =
+                    taken.get_or_insert_with(|| Taken { paths: Vec::new(), bytes: 0 });
+                paths.push(aside);
+                *bytes += metadata.blocks() * BLOCK_BYTES;
+            }
+            if taken.is_some() {
+                // What is wrong with it is of no matter any more.
+                self.wounds().heal(id);
+            }
+            Ok(Change { before, after: None })
         })?;
         Ok(taken)
     }
@@ -87,7 +91,8 @@ impl LocalObjects {
                     return Ok(false);
                 }
                 let entry = entry.map_err(|error| failed("list the objects")(error.into()))?;
-                let text = format!("{algorithm}:{}", entry.file_name().to_string_lossy());
+                let name = entry.file_name().to_string_lossy();
+                let text = format!("{algorithm}:{}", layout::form_of(&name).0);
                 let Ok(id) = text.parse::<ObjectId>() else { continue };
                 if !wanted(&id) {
                     continue;
@@ -122,6 +127,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use common::object::Algorithm;
+    use common::wire::object_stream::Form;
 
     use super::super::holdings::Holdings;
     use super::super::layout;
@@ -147,7 +153,7 @@ mod tests {
         let held = |objects, bytes| Holdings { objects, bytes, complete: true };
         assert_eq!(objects.holdings(), held(2, 3 + (300 << 10)));
 
-        let metadata = std::fs::metadata(objects.path(&one)).unwrap();
+        let metadata = std::fs::metadata(objects.path(&one, Form::Plain)).unwrap();
         assert!(objects.verified.knows(&one, &metadata));
         let taken = objects.take_away(&one).unwrap().unwrap();
         assert!(taken.bytes() >= 300 << 10);

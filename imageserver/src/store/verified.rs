@@ -7,8 +7,9 @@
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use common::lock::locked;
 use common::object::{Algorithm, ObjectId};
 
 /// The most files that are remembered: 17 bytes each, and as much again while the table grows.
@@ -21,12 +22,12 @@ pub struct Verified(Mutex<HashSet<[u8; 16]>>);
 impl Verified {
     /// True if the file that `metadata` describes was found to be the object `id`.
     pub fn knows(&self, id: &ObjectId, metadata: &std::fs::Metadata) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&stamp(id, metadata))
+        locked(&self.0).contains(&stamp(id, metadata))
     }
 
     /// Remembers that the file that `metadata` describes is the object `id`.
     pub fn remember(&self, id: &ObjectId, metadata: &std::fs::Metadata) {
-        let mut stamps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stamps = locked(&self.0);
         if stamps.len() >= REMEMBERED_MAX {
             stamps.clear();
         }
@@ -35,7 +36,7 @@ impl Verified {
 
     /// Forgets the file that `metadata` describes: it is not the object `id` any more.
     pub fn forget(&self, id: &ObjectId, metadata: &std::fs::Metadata) {
-        let mut stamps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stamps = locked(&self.0);
         stamps.remove(&stamp(id, metadata));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use common::api::image_server::collection::CollectRequest;
 use common::api::image_server::replication::Ended;
+use common::api::image_server::replication::directories::DirectoriesVersion;
 use common::filter::Filter;
 use common::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
 use common::object::{Algorithm, ObjectId};
@@ -16,8 +17,9 @@ use common::wire::access::Owners;
 use imageserver::admission::{AdmissionError, admit};
 use imageserver::collection::Collector;
 use imageserver::collection::pressure::Bounds;
-use imageserver::directories::{DirectoryError, Sums};
+use imageserver::directories::{Directories, DirectoryError, Made, Sums};
 use imageserver::replication::arrival;
+use imageserver::store::content;
 use imageserver::store::contract::Landing;
 use imageserver::store::directories::KeepError;
 use imageserver::store::reading::MediumReader;
@@ -40,6 +42,8 @@ pub struct Change {
     deleted: &'static [&'static str],
     /// What there is after it.
     pub after: &'static [&'static str],
+    /// How hard objects are packed that it stores: a level of zstd; 0 for not at all.
+    packed: i32,
     /// True if what it makes must be on the medium when it ends.
     pub is_synced: bool,
     /// Makes it. It can be made again whatever became of the first time.
@@ -53,14 +57,25 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1", "base/2"],
+        packed: 0,
         is_synced: true,
         make: add,
+    },
+    Change {
+        name: "pack",
+        before: &["base/1"],
+        deleted: &[],
+        after: &["base/1", "base/2"],
+        packed: 3,
+        is_synced: true,
+        make: add_packed,
     },
     Change {
         name: "delete",
         before: &["base/1", "base/2"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: true,
         make: delete,
     },
@@ -70,6 +85,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1", "base/2"],
+        packed: 0,
         is_synced: true,
         make: receive,
     },
@@ -78,6 +94,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1", "base/2"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: true,
         make: end,
     },
@@ -87,6 +104,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: false,
         make: mark,
     },
@@ -95,6 +113,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: false,
         make: renote,
     },
@@ -103,6 +122,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1", "base/2"],
         deleted: &[],
         after: &["base/1"],
+        packed: 0,
         is_synced: true,
         make: drop_copy,
     },
@@ -111,6 +131,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &[],
         after: &["base/1", "directory web: group infra", "directory web/prod: group web"],
+        packed: 0,
         is_synced: true,
         make: make_directory,
     },
@@ -119,6 +140,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1", "directory base: group infra"],
         deleted: &[],
         after: &["base/1", "directory base: group web"],
+        packed: 0,
         is_synced: true,
         make: change_owner,
     },
@@ -127,8 +149,19 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1", "directory base: group infra", "directory web: nobody"],
         deleted: &["web/1"],
         after: &["base/1", "directory base: group infra"],
+        packed: 0,
         is_synced: true,
         make: remove_directory,
+    },
+    // By the word of its master.
+    Change {
+        name: "owners",
+        before: &["base/1", "directory base: group infra", "directory web: nobody"],
+        deleted: &[],
+        after: &["base/1", "directory base: group web", "directory lib: nobody"],
+        packed: 0,
+        is_synced: true,
+        make: take_directories,
     },
     // An object that comes back with a power cut is collected again.
     Change {
@@ -136,6 +169,7 @@ pub static CHANGES: &[Change] = &[
         before: &["base/1"],
         deleted: &["base/2"],
         after: &["base/1"],
+        packed: 0,
         is_synced: false,
         make: collect,
     },
@@ -186,7 +220,7 @@ impl Change {
 /// `directory`. Its last line says how that ended.
 pub fn act(directory: &Path) -> ExitCode {
     let change = Change::called(&std::env::var(trial::CHANGE).unwrap());
-    let store = Arc::new(Store::open(directory).unwrap());
+    let store = Arc::new(Store::open_packing(directory, change.packed).unwrap());
     let mark = |path| assert!(std::fs::symlink_metadata(path).is_err());
     mark(BEGIN);
     let made = change.make(&store);
@@ -209,6 +243,17 @@ pub fn act(directory: &Path) -> ExitCode {
 
 fn add(store: &Arc<Store>) -> Result<(), String> {
     store_image(store, "base/2")
+}
+
+/// As [`add`], and the large object of the image, which gains, is there packed.
+fn add_packed(store: &Arc<Store>) -> Result<(), String> {
+    add(store)?;
+    let (_, contents) = tree_of("base/2");
+    match store.objects.open_verified(&ALGORITHM.digest(&contents[2])) {
+        Ok(Some(content::Content::Packed(_))) => Ok(()),
+        Ok(_) => Err("it is not packed".to_owned()),
+        Err(error) => Err(report(&error)),
+    }
 }
 
 fn delete(store: &Arc<Store>) -> Result<(), String> {
@@ -319,6 +364,16 @@ fn remove_directory(store: &Arc<Store>) -> Result<(), String> {
         Err(KeepError::Directory(DirectoryError::NotFound { .. })) => Ok(()),
         other => changed(other),
     }
+}
+
+fn take_directories(store: &Arc<Store>) -> Result<(), String> {
+    let own = store.directories.now().version().expect("some were made before");
+    let version = DirectoriesVersion { changes: 9, id: 9, ..own };
+    let made = |(text, owners)| (name(text), Made { owners, made_on: now() });
+    let theirs = [("base", group("web")), ("lib", Owners::default())].map(made).into();
+    let theirs = Directories::of_version(version, theirs);
+    // False if it was done before.
+    changed(store.directories.take(theirs, |own| own.version() != Some(version)))
 }
 
 /// The tree of an image: a file that all have, a small one, a large one, and a second name.

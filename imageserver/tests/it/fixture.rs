@@ -1,5 +1,6 @@
 //! A running server, and images to give to it.
 
+use common::wire::Security;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -66,7 +67,13 @@ impl Server {
             lines.map_while(Result::ok).for_each(|line| said.lock().unwrap().push(line));
         });
         let peer = Peer::parse(&format!("{address}"), 0).unwrap();
-        Self { process, log: Some(log), lines: read, address, client: Client::new(peer) }
+        Self {
+            process,
+            log: Some(log),
+            lines: read,
+            address,
+            client: Client::new(peer, &Security::Insecure),
+        }
     }
 
     /// Kills the server as a power switch does.
@@ -336,10 +343,12 @@ pub fn image_of(image: &str, tree: &Tree) -> Content {
     }
 }
 
-/// Where the server keeps `id` below its data directory.
+/// Where the server keeps `id` below its data directory; it may be packed.
 pub fn stored(data: &Path, id: &ObjectId) -> PathBuf {
     let hex = id.hex();
-    data.join("objects").join(id.algorithm().name()).join(&hex[..2]).join(&hex)
+    let plain = data.join("objects").join(id.algorithm().name()).join(&hex[..2]).join(&hex);
+    let packed = plain.with_extension("packed");
+    if packed.exists() { packed } else { plain }
 }
 
 /// How many files are in a directory.

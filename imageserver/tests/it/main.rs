@@ -17,6 +17,7 @@ mod images;
 mod memory;
 mod notes;
 mod objects;
+mod packed;
 mod power;
 mod replication;
 mod scrub;

@@ -3,6 +3,7 @@
 use common::api::object_server::{AddObjectsReply, CheckObjects, CheckObjectsRequest, IDS_MAX};
 use common::object::Algorithm;
 use common::wire::FaultCode;
+use common::wire::Security;
 use common::wire::client::Client;
 use common::wire::object_stream::Head;
 use common::wire::server::head_bytes;
@@ -62,7 +63,7 @@ async fn objects_travel_packed_to_who_asks_for_it() {
     let (got, plain_bytes) = server.fetch_by(&server.client, &ids).await;
     assert!(got == want);
     assert!((all..all + 1_000).contains(&plain_bytes), "{plain_bytes} of {all}");
-    let client = Client::packing(server.client.peer().clone(), true);
+    let client = Client::packing(server.client.peer().clone(), &Security::Insecure, true);
     let (got, packed_bytes) = server.fetch_by(&client, &ids).await;
     assert!(got == want);
     assert!((500_000..all / 2).contains(&packed_bytes), "{packed_bytes} of {all}");
@@ -92,7 +93,7 @@ async fn a_server_may_be_told_not_to_pack() {
     let content = vec![7; 10_000];
     server.upload(&[&content]).await;
     let id = ALGORITHM.digest(&content);
-    let client = Client::packing(server.client.peer().clone(), true);
+    let client = Client::packing(server.client.peer().clone(), &Security::Insecure, true);
     let (got, wire_bytes) = server.fetch_by(&client, &[id]).await;
     assert_eq!(got, [(id, Some(content))]);
     assert!(wire_bytes > 10_000, "{wire_bytes}");

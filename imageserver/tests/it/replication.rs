@@ -1,7 +1,9 @@
 //! Servers that follow each other: what travels, what never does, and what outlasts what.
 
 mod links;
+mod owners;
 mod rules;
+mod space;
 mod writes;
 
 use std::path::Path;

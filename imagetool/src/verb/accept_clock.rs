@@ -12,7 +12,7 @@ use crate::output::{plural, time};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure accept-clock
+  imagetool accept-clock
 
 When the clock of the image server's machine jumps, no image expires: a clock that is wrong by a
 year would expire them all. It goes on when the clock is back for a while, or when you have looked

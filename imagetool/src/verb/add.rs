@@ -48,15 +48,15 @@ const BUILD_LOG_BYTES_MAX: u64 = 64 << 20;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure add base/debian-12.7 root.tar.zst filter triggers.json
-  imagetool --insecure add base/debian-12.8 /srv/build/root filter -
-  mmdebstrap bookworm - | imagetool --insecure add base/minimal - filter -
-  imagetool --insecure add tools/2024-05-01 tools.tar.gz - -       # sparse: only its own paths
-  imagetool --insecure add test/today root.tar - - --expires-in 7d
-  imagetool --insecure add web/7 root.tar filter - --tag os=debian-12 --build-log build.log
-  imagetool --insecure add web/8 root.tar filter triggers.json --health-check health.json
+  imagetool add base/debian-12.7 root.tar.zst filter triggers.json
+  imagetool add base/debian-12.8 /srv/build/root filter -
+  mmdebstrap bookworm - | imagetool add base/minimal - filter -
+  imagetool add tools/2024-05-01 tools.tar.gz - -       # sparse: only its own paths
+  imagetool add test/today root.tar - - --expires-in 7d
+  imagetool add web/7 root.tar filter - --tag os=debian-12 --build-log build.log
+  imagetool add web/8 root.tar filter triggers.json --health-check health.json
   skopeo copy docker://debian:12 oci-archive:debian.tar
-  imagetool --insecure add base/debian-12 debian.tar filter - --platform linux/arm64
+  imagetool add base/debian-12 debian.tar filter - --platform linux/arm64
 
 A health check is a JSON object; it is run on the machine, without a shell, after each update:
   {\"command\": [\"/usr/local/bin/web-answers\", \"443\"], \"within_seconds\": 60, \"undo\": true}

@@ -33,8 +33,8 @@ const NAMED_MAX: usize = 5;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure add-from-sub rescue/web1-2024-05-01 web1 filter triggers.json
-  imagetool --insecure add-from-sub golden/7 10.0.0.7:6969 filter -
+  imagetool add-from-sub rescue/web1-2024-05-01 web1 filter triggers.json
+  imagetool add-from-sub golden/7 10.0.0.7:6969 filter -
 
 The machine looks at its tree anew, and the image is exactly what it found: if files change while
 they are read, it looks again. Only contents that the image server does not have are read from
@@ -73,7 +73,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
     let peer = Peer::parse(&args.host, SUBD_PORT).map_err(|error| Failure::new(&error).misuse())?;
     check_name_is_free(context, &args.name).await?;
     let host = peer.authority();
-    let sub = Sub::new(Client::new(peer));
+    let sub = Sub::new(Client::new(peer, &context.security));
     let failed = |error: SubError| sub_failure(&host, &error);
     let configuration = sub.configuration().await.map_err(failed)?;
     let Coverage::Full(kept) = &configuration.scan.coverage else {

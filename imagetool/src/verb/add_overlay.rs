@@ -25,9 +25,9 @@ use crate::upload::Which;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure add-overlay web/9 base/debian-12.7 nginx.tar.zst
-  imagetool --insecure add-overlay web/10 web/9 /srv/build/changes = triggers.json
-  imagetool --insecure add-overlay web/11 base/debian-12.7 web.oci.tar
+  imagetool add-overlay web/9 base/debian-12.7 nginx.tar.zst
+  imagetool add-overlay web/10 web/9 /srv/build/changes = triggers.json
+  imagetool add-overlay web/11 base/debian-12.7 web.oci.tar
 
 The layer replaces what the base has at its paths, except that directories keep what they hold.
 As in the layers of OCI images, a file `.wh.NAME` in it takes NAME away, and `.wh..wh..opq` all

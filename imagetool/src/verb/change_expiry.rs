@@ -15,8 +15,8 @@ use crate::output::time;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure change-expiry test/today --expires-in 7d
-  imagetool --insecure change-expiry base/debian-12.7 --never
+  imagetool change-expiry test/today --expires-in 7d
+  imagetool change-expiry base/debian-12.7 --never
 
 An image is never made to go earlier than it was said to: somebody may rely on it. Delete it if
 nobody does.")]

@@ -12,8 +12,8 @@ use crate::failure::{Failure, Outcome};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure check base/debian-12.7
-  imagetool --insecure check web/8 && echo 'the image is there'
+  imagetool check base/debian-12.7
+  imagetool check web/8 && echo 'the image is there'
 
 Exit codes: 0 all are there, 3 at least one is not, 1 the server could not be asked.")]
 pub struct CheckArgs {

@@ -12,8 +12,8 @@ use crate::failure::{Failure, Outcome};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure chown web --owner-group web-team --owner-group infra
-  imagetool --insecure chown web/test --nobody
+  imagetool chown web --owner-group web-team --owner-group infra
+  imagetool chown web/test --nobody
 
 Who owns a directory above it, or has the power ImageServer.ChangeOwner, may give it to anyone;
 its own owners to groups that they are in. With --nobody it has no owners of its own; those of the

@@ -18,7 +18,7 @@ const COPY_LIMIT: Duration = Duration::from_secs(600);
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure copy test/debian-12.7 base/debian-12.7
+  imagetool copy test/debian-12.7 base/debian-12.7
 
 The new image has the tree, the filter, the triggers and the notes of the other, but never expires
 and is not deprecated. `imagetool show` tells of which image it was made.")]

@@ -15,9 +15,9 @@ use crate::output::time;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure delete base/debian-12.6
-  imagetool --insecure delete --yes base/debian-12.6
-  imagetool --insecure --imageserver images2 delete --local base/debian-12.6
+  imagetool delete base/debian-12.6
+  imagetool delete --yes base/debian-12.6
+  imagetool --imageserver images2 delete --local base/debian-12.6
 
 An image that machines must have, or will get next, is deleted only with --force. Machines whose
 required image is deleted are left as they are.")]

@@ -25,10 +25,10 @@ use crate::source::{Source, SourceArgs};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure diff base/debian-12.7 base/debian-12.8
-  imagetool --insecure diff --ignore mtime,packages base/debian-12.7 base/debian-12.8
-  imagetool --insecure diff base/debian-12.7 file:/srv/build/root      # before it is added
-  imagetool --insecure diff web/7 web/8 --format json | jq -r '.entries.changed[].path'
+  imagetool diff base/debian-12.7 base/debian-12.8
+  imagetool diff --ignore mtime,packages base/debian-12.7 base/debian-12.8
+  imagetool diff base/debian-12.7 file:/srv/build/root      # before it is added
+  imagetool diff web/7 web/8 --format json | jq -r '.entries.changed[].path'
 
 Exit codes: 0 the two are the same, 3 they differ, 1 they could not be compared.
 

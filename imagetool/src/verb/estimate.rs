@@ -32,9 +32,9 @@ const QUIET: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure estimate base/debian-12.7
-  imagetool --insecure estimate base/debian-12.8 --against base/debian-12.7
-  imagetool --insecure estimate file:/srv/build/root --against base/debian-12.7
+  imagetool estimate base/debian-12.7
+  imagetool estimate base/debian-12.8 --against base/debian-12.7
+  imagetool estimate file:/srv/build/root --against base/debian-12.7
 
 On a disk a file takes whole blocks of 4 KiB, a directory one of them. Only what no other image
 needs is freed by a collection (`gc`) after an image was deleted. A machine fetches each content

@@ -12,8 +12,8 @@ use crate::failure::{Failure, Outcome};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure find-latest base
-  imagetool --insecure copy \"$(imagetool --insecure find-latest test --tag tested=yes)\" base/12.7
+  imagetool find-latest base
+  imagetool copy \"$(imagetool find-latest test --tag tested=yes)\" base/12.7
 
 Images in directories below are not looked at. If there is none, nothing is printed and the exit
 code is 1.")]

@@ -19,9 +19,9 @@ const COLLECT_LIMIT: Duration = Duration::from_secs(6 * 3_600);
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure gc --dry-run          # what could be removed?
-  imagetool --insecure gc                    # all of it
-  imagetool --insecure gc --bytes 50000000000
+  imagetool gc --dry-run          # what could be removed?
+  imagetool gc                    # all of it
+  imagetool gc --bytes 50000000000
 
 The oldest objects go first. What somebody uploads, or was told to be on the server so that it
 need not be uploaded, is held for a day, because it may be on its way into an image. The server

@@ -19,7 +19,7 @@ use crate::restore::{Loss, RestoreError, Target};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Example:
-  imagetool --insecure get base/debian-12.7 /srv/chroot/debian
+  imagetool get base/debian-12.7 /srv/chroot/debian
 
 Run it as root: only root can give files their owners and make devices. The directory appears
 when it is complete; until then it is DIR.incomplete. Computed files are left out, and the exit

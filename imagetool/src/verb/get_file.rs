@@ -24,8 +24,8 @@ const MODE: u32 = 0o666;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure get-file base/debian-12.7 /etc/ssh/sshd_config
-  imagetool --insecure get-file base/debian-12.7 /boot/vmlinuz-6.1.0-18-amd64 -o vmlinuz
+  imagetool get-file base/debian-12.7 /etc/ssh/sshd_config
+  imagetool get-file base/debian-12.7 /boot/vmlinuz-6.1.0-18-amd64 -o vmlinuz
 
 The content is verified by its digest. With -o the file appears, or is replaced, when it is
 complete and verified; on the standard output an error at the end means that what was printed

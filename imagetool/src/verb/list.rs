@@ -25,11 +25,11 @@ const LOOKS_MAX: usize = 8;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure list
-  imagetool --insecure list base                        # base, and all below base/
-  imagetool --insecure list --glob 'web/*-2024*' --sort created --reverse
-  imagetool --insecure list --package 'openssl' --package 'libssl*=3.0.1*'
-  imagetool --insecure list --format json | jq -r '.[].name'
+  imagetool list
+  imagetool list base                        # base, and all below base/
+  imagetool list --glob 'web/*-2024*' --sort created --reverse
+  imagetool list --package 'openssl' --package 'libssl*=3.0.1*'
+  imagetool list --format json | jq -r '.[].name'
 
 In a glob `*` and `?` stop at a slash, `**` does not.")]
 pub struct ListArgs {

@@ -19,7 +19,7 @@ use crate::triggers::{Match, matches};
 #[command(after_help = "\
 Examples:
   imagetool match-triggers triggers.json /etc/ssh/sshd_config
-  imagetool --insecure diff web/7 web/8 --format json |
+  imagetool diff web/7 web/8 --format json |
     jq -r '.entries[][].path' | imagetool match-triggers triggers.json
 
 Without PATH, paths are read from the standard input, one a line. Triggers of the old image and of

@@ -13,9 +13,9 @@ use crate::failure::{Failure, Outcome};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure mkdir web --owner-group web-team
-  imagetool --insecure mkdir -p web/prod/debian-12
-  imagetool --insecure mkdir web/test --owner-group web-team --owner-user alice
+  imagetool mkdir web --owner-group web-team
+  imagetool mkdir -p web/prod/debian-12
+  imagetool mkdir web/test --owner-group web-team --owner-user alice
 
 Owners of a directory may add, change and delete all that is below it, and give directories in it
 away. One that is made without owners gets those of the directory that it is in. Images need no

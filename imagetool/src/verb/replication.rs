@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::api::Done;
+use common::api::image_server::replication::directories::TroubledDirectories;
 use common::api::image_server::replication::{
     GetReplication, GetReplicationReply, Link, MasterState,
 };
@@ -18,11 +19,12 @@ use crate::output::{plural, size};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure --imageserver images2 replication
-  imagetool --insecure --imageserver images2 replication --format json | jq .master.is_level
+  imagetool --imageserver images2 replication
+  imagetool --imageserver images2 replication --format json | jq .master.is_level
 
 A server that is started with `imageserver --replicate-from` has a master. Exit code 3 says that it
-does not answer, or that images are not as it has them; what to do stands beside them.")]
+does not answer, or that images or directories are not as it has them; what to do stands beside
+them.")]
 pub struct ReplicationArgs {}
 
 /// Shows how replication stands.
@@ -46,8 +48,9 @@ fn now() -> Time {
 }
 
 fn outcome(reply: &GetReplicationReply) -> Outcome {
-    let is_well =
-        |master: &MasterState| master.link == Link::Connected && master.troubles_total == 0;
+    let is_well = |master: &MasterState| {
+        master.link == Link::Connected && master.troubles_total == 0 && master.directories.is_none()
+    };
     if reply.master.as_ref().is_none_or(is_well) { Outcome::Done } else { Outcome::Partly }
 }
 
@@ -113,6 +116,9 @@ fn told_of_master(master: &MasterState, now: Time) -> String {
     if unnamed > 0 {
         lines.push(format!("           and {unnamed} more"));
     }
+    if let Some(TroubledDirectories { trouble, text }) = &master.directories {
+        lines.push(format!("Owners     {}: {text}", trouble.name()));
+    }
     if master.only_here_total > 0 {
         let names: Vec<&str> = master.only_here.iter().take(10).map(|name| name.as_str()).collect();
         lines.push(format!(
@@ -126,6 +132,7 @@ fn told_of_master(master: &MasterState, now: Time) -> String {
 
 #[cfg(test)]
 mod tests {
+    use common::api::image_server::replication::directories::DirectoriesTrouble;
     use common::api::image_server::replication::{ReplicaState, ServerId, Trouble, TroubledImage};
     use common::image::ImageName;
 
@@ -159,6 +166,7 @@ mod tests {
             only_here: Vec::new(),
             only_here_total: 0,
             not_followed: 0,
+            directories: None,
         }
     }
 
@@ -223,6 +231,10 @@ mod tests {
             only_here: vec![name("base/9")],
             only_here_total: 1,
             not_followed: 1,
+            directories: Some(TroubledDirectories {
+                trouble: DirectoriesTrouble::Conflict,
+                text: "they began apart".to_owned(),
+            }),
             ..master()
         }));
         assert_eq!(
@@ -235,6 +247,7 @@ mod tests {
                  Others     1 image here that are not followed, and stay as they are\n\
                  Last error 1 s ago: no route\n\
                  Trouble    base/1 (conflict): another\n           and 2 more\n\
+                 Owners     conflict: they began apart\n\
                  Only here  1 image, which the master never had or has lost, such as base/9\n\
                  Replicas   none have asked\n"
             )

@@ -12,7 +12,7 @@ use crate::failure::{Failure, Outcome};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure rmdir web/test
+  imagetool rmdir web/test
 
 Names of images that were deleted are not in the way, and are never used again even if the
 directory is made once more.")]

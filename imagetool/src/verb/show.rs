@@ -25,9 +25,9 @@ use crate::triggers;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure show base/debian-12.7
-  imagetool --insecure show base/debian-12.7 --tree | grep ' /etc/ssh/'
-  imagetool --insecure show base/debian-12.7 --packages
+  imagetool show base/debian-12.7
+  imagetool show base/debian-12.7 --tree | grep ' /etc/ssh/'
+  imagetool show base/debian-12.7 --packages
   diff <(imagetool show A --tree) <(imagetool show B --tree)
 
 With --tree what is said of the image stands in lines that start with `#`; the other lines

@@ -16,8 +16,8 @@ use crate::output::count;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure show-file base/debian-12.7 /etc/passwd
-  imagetool --insecure show-file base/debian-12.7 /usr/bin/ping --format json | jq .xattrs
+  imagetool show-file base/debian-12.7 /etc/passwd
+  imagetool show-file base/debian-12.7 /usr/bin/ping --format json | jq .xattrs
 
 Symlinks are not followed. A hard link is shown with the file that it is a name of.")]
 pub struct ShowFileArgs {

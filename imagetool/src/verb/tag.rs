@@ -12,10 +12,10 @@ use crate::failure::{Failure, Outcome};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure tag web/8 tested=yes release=2024-05
-  imagetool --insecure tag web/7 deprecated='use web/8'
-  imagetool --insecure tag web/7 --remove deprecated
-  imagetool --insecure tag web/8                        # show them
+  imagetool tag web/8 tested=yes release=2024-05
+  imagetool tag web/7 deprecated='use web/8'
+  imagetool tag web/7 --remove deprecated
+  imagetool tag web/8                        # show them
 
 The tag `deprecated` has a meaning: dominators tell operators which machines must have an image with
 it.")]

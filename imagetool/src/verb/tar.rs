@@ -36,9 +36,9 @@ const PIECE_BYTES: usize = 128 << 10;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure tar base/debian-12.7 -o debian.tar.zst
-  imagetool --insecure tar base/debian-12.7 | tar -t
-  imagetool --insecure tar base/debian-12.7 |
+  imagetool tar base/debian-12.7 -o debian.tar.zst
+  imagetool tar base/debian-12.7 | tar -t
+  imagetool tar base/debian-12.7 |
       tar --xattrs --xattrs-include='*' --numeric-owner -xp -C /srv/root
 
 The archive is a pax archive with its entries sorted by path. `imagetool add` makes the same tree

@@ -16,9 +16,9 @@ use crate::output::{count, size, time};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure tree
-  imagetool --insecure tree web
-  imagetool --insecure tree --format json | jq -r '.[] | select(.made_on == null) | .name'
+  imagetool tree
+  imagetool tree web
+  imagetool tree --format json | jq -r '.[] | select(.made_on == null) | .name'
 
 IMAGES are those in the directory and below, SIZE is the length of all their files; what images
 share is stored once, but counts for each. A directory that was not MADE is there by the images in

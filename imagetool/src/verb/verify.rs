@@ -27,8 +27,8 @@ const BATCHES_MAX: usize = 4;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  imagetool --insecure verify base/debian-12.7
-  imagetool --insecure verify --quick base/debian-12.7
+  imagetool verify base/debian-12.7
+  imagetool verify --quick base/debian-12.7
 
 Every object is fetched and hashed here; nothing is kept. --quick fetches directories alone, and
 asks the server whether it has the contents of files. What is missing or damaged is listed with a

@@ -1,5 +1,6 @@
 //! A small image server in memory, that tests can look into and can make lie.
 
+use common::wire::Security;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
@@ -76,7 +77,7 @@ fn router(state: &Arc<Mutex<State>>) -> Router {
     let with = |state: &Arc<Mutex<State>>| Arc::clone(state);
     let (add, get, list, delete) = (with(state), with(state), with(state), with(state));
     let (check, upload, download) = (with(state), with(state), with(state));
-    Router::new("imageserver")
+    Router::new("imageserver", &Security::Insecure)
         .method::<AddImage, _, _>(move |_, request| {
             let image = Image { content: request.content, notes: request.notes };
             let digest = image.content.digest();

@@ -81,7 +81,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     allow_connections(subs.into())?;
     let directory = bench.fleet_directory("fleet");
     fs::create_dir_all(&directory).context("cannot make a directory")?;
-    let fleet = bench.servers(directory)?;
+    let fleet = bench.servers(directory, bench.arguments.insecure)?;
     let (images, updates) = upload_images(bench, &fleet, files)?;
     let subs = usize::try_from(subs)?;
     eprintln!("starting {subs} simulated subs");

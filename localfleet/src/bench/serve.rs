@@ -6,6 +6,7 @@
 //! the link carries headers of Ethernet, IP and TCP (4.4 % with packets of 1,500 bytes).
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::api::object_server::{AddObjects, GetObjectsRequest};
+use common::certificate::sets::Set;
 use common::image::ImageName;
 use common::object::{Algorithm, ObjectId};
 use common::tree::{Leaf, Node};
@@ -27,6 +29,7 @@ use tokio::time::Instant;
 
 use super::Bench;
 use super::measure::{Row, Samples, cpu_of, mebibytes, memory_of, run};
+use crate::certificates::{Certificates, OPERATOR};
 use crate::fleet::client_of;
 use crate::process::Daemon;
 use crate::simulator::allow_connections;
@@ -130,17 +133,26 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     std::fs::create_dir_all(&directory).context("cannot make a directory")?;
     let mut arguments = Link::inside(&link.server, &bench.programs.join("imageserver"));
     let data = directory.join("data").display().to_string();
-    arguments.extend(["--insecure", "--listen", ADDRESS, "--data", &data].map(Into::into));
+    let certificates = match bench.arguments.insecure {
+        true => Certificates::none(),
+        false => Certificates::make(&directory.join("tls"))?,
+    };
+    let address: SocketAddr = ADDRESS.parse().context("it is an address")?;
+    certificates.of_daemon("imageserver", Set::Imageserver, &[&address.ip().to_string()])?;
+    let security = certificates.security(OPERATOR)?;
+    arguments.extend(certificates.flags("imageserver").into_iter().map(Into::into));
+    arguments.extend(["--listen", ADDRESS, "--data", &data].map(Into::into));
     let log = directory.join("log");
     let mut server = Daemon::start("imageserver", Path::new("ip"), arguments, log)?;
-    let client = || client_of(ADDRESS.parse().expect("it is an address"));
+    let client = || client_of(address, &security);
     link.at_clients(async || ready(&client(), &mut server).await)?;
     eprintln!("uploading the images");
     let (system, name) = bench.system()?;
     for (image, tree) in [("image", tree), ("system", system.display().to_string())] {
         let mut add = Command::new("ip");
         add.args(Link::inside(&link.clients, &bench.programs.join("imagetool")));
-        add.args(["--insecure", "--imageserver", ADDRESS, "add", image, &tree, "-", "-"]);
+        add.args(certificates.flags(OPERATOR));
+        add.args(["--imageserver", ADDRESS, "add", image, &tree, "-", "-"]);
         run(&mut add, &[0])?;
     }
     let objects = link.at_clients(async || files_of(&client(), "image").await)?;

@@ -201,7 +201,7 @@ impl Ours {
         place.begin()?;
         let directory = place.stored.join("fleet");
         fs::create_dir(&directory).context("cannot make a directory")?;
-        let mut fleet = bench.servers(directory)?;
+        let mut fleet = bench.servers(directory, bench.arguments.insecure)?;
         settle()?;
         let (first, took, cpu) = add(&fleet, "one", &place.tree)?;
         self.times.add.add(took);

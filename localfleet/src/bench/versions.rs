@@ -51,7 +51,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let versions = u64::from(bench.arguments.versions);
     let directory = bench.fleet_directory("versions");
     fs::create_dir_all(&directory).context("cannot make a directory")?;
-    let mut fleet = bench.servers(directory.clone())?;
+    let mut fleet = bench.servers(directory.clone(), bench.arguments.insecure)?;
     let (tree, files) = (bench.place.join("versions-tree"), fixture::FILES);
     let bytes = files as u64 * FILE_BYTES;
     fixture::make(&tree, Shape { seed: 0x5eed_4000, files, bytes })?;
@@ -64,7 +64,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let before = cpu_of(id)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let took = Instant::now();
-    runtime.block_on(add_versions(&client_of(address), versions))?;
+    runtime.block_on(add_versions(&client_of(address, fleet.security()), versions))?;
     let took = took.elapsed().as_secs_f64();
     let cpu = (cpu_of(id)? - before).as_secs_f64();
     let most = memory_of(id).context("the imageserver has ended")?.most;

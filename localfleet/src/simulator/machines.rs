@@ -1,6 +1,7 @@
 //! All simulated machines of a process: who is at which address, what they are told, and the work
 //! that takes them time.
 
+use common::wire::Security;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -514,11 +515,11 @@ impl Machines {
 
     /// All that the machines answer to.
     #[must_use]
-    pub fn router(self: &Arc<Self>) -> Router {
+    pub fn router(self: &Arc<Self>, security: &Security) -> Router {
         let all = || Arc::clone(self);
         let (polled, read, configured) = (all(), all(), all());
         let (fetching, preparing, committing, cleaning) = (all(), all(), all(), all());
-        Router::new("subd")
+        Router::new("subd", security)
             .method::<Poll, _, _>(move |caller, request| {
                 let machines = Arc::clone(&polled);
                 async move { machines.poll(caller, request).await }

@@ -58,6 +58,7 @@ impl Scenario {
                 .iter()
                 .map(|(flag, value)| (*flag, (*value).to_owned()))
                 .collect(),
+            insecure: false,
             addresses: Addresses::private().unwrap(),
             stop: Arc::new(AtomicBool::new(false)),
         })

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use common::certificate::sets::Set;
 use common::wire::client::Client;
+use localfleet::certificates::{Certificates, OPERATOR};
 use localfleet::fleet::client_of;
 use localfleet::process::Daemon;
 use localfleet::programs;
@@ -14,6 +16,7 @@ struct Place {
     directory: TempDir,
     server: Daemon,
     address: String,
+    certificates: Certificates,
 }
 
 impl Place {
@@ -26,13 +29,22 @@ impl Place {
         let listener = std::net::TcpListener::bind("127.19.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        let words = ["--insecure", "--listen", &address.to_string(), "--data", &data];
-        let words = words.map(Into::into).to_vec();
+        let certificates = Certificates::make(&directory.path().join("tls")).unwrap();
+        certificates.of_daemon("imageserver", Set::Imageserver, &["127.19.0.1"]).unwrap();
+        let mut words = certificates.flags("imageserver");
+        words.extend(["--listen", &address.to_string(), "--data", &data].map(str::to_owned));
+        let words = words.into_iter().map(Into::into).collect();
         let log = directory.path().join("log");
         let server = Daemon::start("imageserver", &bin.join("imageserver"), words, log).unwrap();
-        let place = Self { directory, server, address: address.to_string() };
-        place.wait(&client_of(address));
+        let address = address.to_string();
+        let place = Self { directory, server, address, certificates };
+        place.wait(&place.client());
         place
+    }
+
+    fn client(&self) -> Client {
+        let security = self.certificates.security(OPERATOR).unwrap();
+        client_of(self.address.parse().unwrap(), &security)
     }
 
     fn wait(&self, client: &Client) {
@@ -55,7 +67,8 @@ impl Place {
     /// Runs imagetool, and gives its output and exit code as one text.
     fn run(&self, words: &[&str]) -> String {
         let output = Command::new(self.path("bin/imagetool"))
-            .args(["--insecure", "--imageserver", &self.address])
+            .args(self.certificates.flags(OPERATOR))
+            .args(["--imageserver", &self.address])
             .args(words)
             .current_dir(self.directory.path())
             .env_remove("DOMINATOR_IMAGESERVER")
@@ -132,7 +145,7 @@ fn directories_are_made_shown_given_away_and_removed() {
     assert!(place.data(&["show", "web/prod/1"]).contains("\nOwners:    group ones\n"));
     place.server.kill().unwrap();
     place.server.start_again().unwrap();
-    place.wait(&client_of(place.address.parse().unwrap()));
+    place.wait(&place.client());
 
     let tree = place.data(&["tree"]);
     // When they were made is another time in each run.

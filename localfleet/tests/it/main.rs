@@ -1,6 +1,7 @@
 //! End to end: real daemons as processes, real trees on disk, real kills.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod access;
 mod ahead;
 mod audit;
 mod bad_input;

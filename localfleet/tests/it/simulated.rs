@@ -26,6 +26,7 @@ fn start(directory: &Path) -> SimulatedFleet {
         subs: 0,
         subd_flags: Vec::new(),
         dominator_flags: Vec::new(),
+        insecure: false,
         addresses: Addresses::private().unwrap(),
         stop: Arc::new(AtomicBool::new(false)),
     })
@@ -58,7 +59,7 @@ fn simulated_machines_are_taken_in_repaired_and_updated() {
 
     // What all of them would do is told of one plan.
     let plans = |all: &SimulatedFleet| {
-        let metrics = client_of(all.fleet.addresses().dominator);
+        let metrics = client_of(all.fleet.addresses().dominator, all.fleet.security());
         let (_, text) = all.fleet.get(&metrics, "/metrics").unwrap();
         let text = String::from_utf8(text.to_vec()).unwrap();
         let line = text.lines().find(|line| line.contains("plan_seconds_count")).unwrap();

@@ -4,6 +4,7 @@
 //! first trouble all requests are ended, and what they have received is kept. A source that sends
 //! nothing for too long is in trouble like one whose connection broke.
 
+use common::wire::Security;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -54,11 +55,11 @@ pub(super) struct Transfer {
 }
 
 /// The client of `source`, and whether it is on this machine.
-pub(super) fn client_of(source: &str) -> Result<(Client, bool), Trouble> {
+pub(super) fn client_of(source: &str, security: &Security) -> Result<(Client, bool), Trouble> {
     let peer =
         Peer::parse(source, SOURCE_PORT).map_err(|error| Trouble::Refused(report(&error)))?;
     let local = peer.is_local();
-    Ok((Client::new(peer), local))
+    Ok((Client::new(peer, security), local))
 }
 
 impl Transfer {

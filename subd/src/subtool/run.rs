@@ -1,5 +1,6 @@
 //! Each command of subtool.
 
+use common::wire::Security;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,11 +45,11 @@ struct Session<'a> {
 }
 
 /// Carries the command out.
-pub(super) async fn run(arguments: &Arguments) -> Result<Output, ToolError> {
+pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Output, ToolError> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let reader = Arc::new(Reader::new(processors));
-    let client = Client::new(Peer::parse(&arguments.subd, SUBD_PORT)?);
-    let images = Client::new(Peer::parse(&arguments.imageserver, IMAGESERVER_PORT)?);
+    let client = Client::new(Peer::parse(&arguments.subd, SUBD_PORT)?, security);
+    let images = Client::new(Peer::parse(&arguments.imageserver, IMAGESERVER_PORT)?, security);
     let machine = Machine::new(client, Arc::clone(&reader), arguments.timeout);
     let session = Session { arguments, machine, reader, images };
     let mut talk = Talk::default();

@@ -1,6 +1,7 @@
 //! A machine made from a Debian tree, which runs in a container of its own, and the updates that
 //! its subd is told to make.
 
+use common::wire::Security;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -125,7 +126,10 @@ impl Scenario {
 
     /// As [`Scenario::start`], for a machine that gets objects from `source`.
     pub async fn with(root: &Path, address: &str, source: Source) -> Self {
-        let sub = Sub::elsewhere(root, Client::new(Peer::parse(address, 1).unwrap()));
+        let sub = Sub::elsewhere(
+            root,
+            Client::new(Peer::parse(address, 1).unwrap(), &Security::Insecure),
+        );
         let scenario = Self { sub, source, next: 1 };
         scenario.answers().await;
         scenario

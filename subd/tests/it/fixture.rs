@@ -1,5 +1,6 @@
 //! A subd in this process on a temporary root, and an object server that gives it objects.
 
+use common::wire::Security;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -54,23 +55,25 @@ impl Source {
     pub async fn start_at(address: &str) -> Self {
         let objects = Store::default();
         let store = Arc::clone(&objects);
-        let router = Router::new("test").download::<GetObjects, _, _, _>(move |_, request| {
-            let store = store.lock().unwrap();
-            let mut chunks = Vec::new();
-            for id in request.ids {
-                match store.get(&id) {
-                    Some(content) => {
-                        let size_bytes = content.len() as u64;
-                        chunks.push(head_bytes(&Head::Object { id, size_bytes }));
-                        chunks.push(content.clone());
+        let router = Router::new("test", &Security::Insecure).download::<GetObjects, _, _, _>(
+            move |_, request| {
+                let store = store.lock().unwrap();
+                let mut chunks = Vec::new();
+                for id in request.ids {
+                    match store.get(&id) {
+                        Some(content) => {
+                            let size_bytes = content.len() as u64;
+                            chunks.push(head_bytes(&Head::Object { id, size_bytes }));
+                            chunks.push(content.clone());
+                        }
+                        None => chunks.push(head_bytes(&Head::Absent(id))),
                     }
-                    None => chunks.push(head_bytes(&Head::Absent(id))),
                 }
-            }
-            chunks.push(head_bytes(&Head::End));
-            let stream = futures_util::stream::iter(chunks.into_iter().map(Ok));
-            async move { Ok::<_, Fault>(stream) }
-        });
+                chunks.push(head_bytes(&Head::End));
+                let stream = futures_util::stream::iter(chunks.into_iter().map(Ok));
+                async move { Ok::<_, Fault>(stream) }
+            },
+        );
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let stop = CancellationToken::new();
@@ -119,10 +122,16 @@ impl Sub {
         arguments.extend(flags);
         let options = Options::try_parse_from(arguments).unwrap();
         let stop = CancellationToken::new();
-        let daemon = Daemon::start(options, stop.clone()).await.unwrap();
+        let daemon = Daemon::start(options, &Security::Insecure, stop.clone()).await.unwrap();
         let peer = Peer::parse(&daemon.address().unwrap().to_string(), 1).unwrap();
         let task = tokio::spawn(daemon.run());
-        Self { root: root.to_owned(), client: Client::new(peer), place: None, stop, task }
+        Self {
+            root: root.to_owned(),
+            client: Client::new(peer, &Security::Insecure),
+            place: None,
+            stop,
+            task,
+        }
     }
 
     /// A subd that somebody else has started and stops.

@@ -1,5 +1,6 @@
 //! The program itself: how it starts, stops, and what it remembers.
 
+use common::wire::Security;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
@@ -50,7 +51,11 @@ impl Process {
                 break address.trim().to_owned();
             }
         };
-        Self { child, stderr, client: Client::new(Peer::parse(&address, 1).unwrap()) }
+        Self {
+            child,
+            stderr,
+            client: Client::new(Peer::parse(&address, 1).unwrap(), &Security::Insecure),
+        }
     }
 
     pub fn stop(mut self) -> Option<i32> {

@@ -2,13 +2,21 @@
 //!
 //! A replica first gets a list of all images that its master has or had, page by page, then waits
 //! for changes. It ends an image only when the master says that this very image has ended: what a
-//! list does not name is left alone.
+//! list does not name is left alone. The directories of images come as a whole ([`directories`]).
 // tidy: core
+
+pub mod directories;
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use directories::{DirectoriesVersion, TroubledDirectories};
+
+use super::directories::{
+    ChangeOwner, ChangeOwnerRequest, MakeDirectory, MakeDirectoryReply, MakeDirectoryRequest,
+    RemoveDirectory, RemoveDirectoryRequest,
+};
 use super::expiry::{ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest};
 use super::notes::{ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest};
 use super::{AddImage, AddImageRequest, DeleteImage, DeleteImageRequest};
@@ -123,6 +131,8 @@ pub struct GetImageUpdatesRequest {
     pub wait_ms: u32,
     /// Who asks.
     pub replica: ReplicaReport,
+    /// The version of the master's directories that it was told last: another one is news.
+    pub directories: Option<DirectoriesVersion>,
 }
 
 /// How an image ended.
@@ -199,6 +209,8 @@ pub struct GetImageUpdatesReply {
     pub changes: Vec<Change>,
     /// True if there are more after these.
     pub more: bool,
+    /// The version of the directories; `None` if none was ever made, or what was cannot be used.
+    pub directories: Option<DirectoriesVersion>,
 }
 
 impl Method for GetImageUpdates {
@@ -223,6 +235,12 @@ pub enum Write {
     Tags(ChangeTagsRequest),
     /// [`super::expiry::ChangeExpiry`].
     Expiry(ChangeExpiryRequest),
+    /// [`super::directories::MakeDirectory`].
+    MakeDirectory(MakeDirectoryRequest),
+    /// [`super::directories::RemoveDirectory`].
+    RemoveDirectory(RemoveDirectoryRequest),
+    /// [`super::directories::ChangeOwner`].
+    ChangeOwner(ChangeOwnerRequest),
 }
 
 /// What came of a [`Write`].
@@ -236,6 +254,10 @@ pub enum Written {
     Tags(ChangeTagsReply),
     /// Of [`Write::Expiry`].
     Expiry(ChangeExpiryReply),
+    /// Of [`Write::MakeDirectory`].
+    Made(MakeDirectoryReply),
+    /// Of [`Write::RemoveDirectory`] and [`Write::ChangeOwner`].
+    Directories,
 }
 
 impl Write {
@@ -248,6 +270,9 @@ impl Write {
             Self::Copy(_) => super::notes::CopyImage::NAME,
             Self::Tags(_) => super::notes::ChangeTags::NAME,
             Self::Expiry(_) => super::expiry::ChangeExpiry::NAME,
+            Self::MakeDirectory(_) => super::directories::MakeDirectory::NAME,
+            Self::RemoveDirectory(_) => super::directories::RemoveDirectory::NAME,
+            Self::ChangeOwner(_) => super::directories::ChangeOwner::NAME,
         }
     }
 }
@@ -288,6 +313,8 @@ pub struct ForwardReply {
     pub written: Written,
     /// Who follows changes up to here has it.
     pub cursor: Cursor,
+    /// The version of the directories, with what came of it.
+    pub directories: Option<DirectoriesVersion>,
 }
 
 impl Method for Forward {
@@ -306,6 +333,9 @@ impl Method for Forward {
             Write::Copy(copy) => CopyImage::brief(copy),
             Write::Tags(tags) => ChangeTags::brief(tags),
             Write::Expiry(expiry) => ChangeExpiry::brief(expiry),
+            Write::MakeDirectory(make) => MakeDirectory::brief(make),
+            Write::RemoveDirectory(remove) => RemoveDirectory::brief(remove),
+            Write::ChangeOwner(change) => ChangeOwner::brief(change),
         };
         let Origin { address, user, .. } = &request.origin;
         let user = user.as_deref().unwrap_or("somebody");
@@ -434,6 +464,8 @@ pub struct MasterState {
     /// Images that are here, and that the patterns do not name.
     #[serde(with = "crate::wide")]
     pub not_followed: u64,
+    /// Why the directories are not those of the master; `None` if they are, or will be at once.
+    pub directories: Option<TroubledDirectories>,
 }
 
 /// A replica, as its master knows it.

@@ -26,7 +26,7 @@ pub struct ScanNowRequest {
 
 impl Method for ScanNow {
     const NAME: &'static str = "Subd.ScanNow";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Changes;
     type Request = ScanNowRequest;
     type Reply = Done;
@@ -51,7 +51,7 @@ pub enum Pause {}
 
 impl Method for Pause {
     const NAME: &'static str = "Subd.Pause";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Relieves;
     type Request = Paused;
     type Reply = Done;
@@ -66,7 +66,7 @@ pub enum Resume {}
 
 impl Method for Resume {
     const NAME: &'static str = "Subd.Resume";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Changes;
     type Request = ();
     type Reply = Done;
@@ -122,7 +122,7 @@ pub struct GetFilesReply {
 
 impl Method for GetFiles {
     const NAME: &'static str = "Subd.GetFiles";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = GetFilesRequest;
@@ -141,7 +141,7 @@ pub struct CheckHealthReply {
 
 impl Method for CheckHealth {
     const NAME: &'static str = "Subd.CheckHealth";
-    const ACCESS: Access = Access::PowerOrOwner;
+    const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Changes;
     type Request = ();
     type Reply = CheckHealthReply;

@@ -28,6 +28,11 @@ impl Powers {
         Self::new(["*.*"])
     }
 
+    /// The patterns, as they were given.
+    pub fn patterns(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
     /// True if a pattern matches `method`, which is `Service.Method`.
     #[must_use]
     pub fn has(&self, method: &str) -> bool {
@@ -43,7 +48,7 @@ impl Powers {
 
 /// True if `pattern`, in which `*` stands for any bytes, matches all of `text`. Takes no longer
 /// than the product of their lengths, whatever the pattern is.
-fn matches(pattern: &[u8], text: &[u8]) -> bool {
+pub(in super::super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at_pattern, mut at_text) = (0, 0);
     // Behind the last star, and where the text went on when it stood for as little as it could.
     let mut star: Option<(usize, usize)> = None;
@@ -76,6 +81,8 @@ pub struct Identity {
     pub groups: BTreeSet<String>,
     /// What the user may do whoever owns what it is about.
     pub powers: Powers,
+    /// The methods that the authority may vouch for that vouches for the user; `None` for all.
+    pub zone: Option<Powers>,
 }
 
 impl Identity {
@@ -83,7 +90,7 @@ impl Identity {
     /// everything.
     #[must_use]
     pub fn insecure() -> Self {
-        Self { user: None, groups: BTreeSet::new(), powers: Powers::all() }
+        Self { powers: Powers::all(), ..Self::default() }
     }
 }
 
@@ -226,7 +233,7 @@ mod tests {
         let identity = |user: Option<&str>, group: &str| Identity {
             user: user.map(str::to_owned),
             groups: BTreeSet::from([group.to_owned()]),
-            powers: Powers::default(),
+            ..Identity::default()
         };
         let table = [
             (Some("alice"), "none", true),

@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //!
-//! * Who has the power is never refused.
+//! * Who has the power is never refused, but for methods that their authority may not vouch for.
 //! * Somebody whom no authority vouches for owns nothing.
 //! * A refusal says what would have been enough.
 // tidy: core
@@ -46,6 +46,17 @@ pub enum DeniedError {
         about: String,
         /// Who could have; `None` if owners could not.
         owned: Option<Vec<Owned>>,
+    },
+    /// The caller's authority may not vouch for callers of this method.
+    #[error(
+        "{} may not call {method}: the authority that signed their certificate may not vouch for \
+         callers of it (zones.toml)", shown(.user)
+    )]
+    Zone {
+        /// Who called.
+        user: Option<String>,
+        /// The method.
+        method: String,
     },
     /// An owner gives something away to somebody else.
     #[error(
@@ -106,6 +117,9 @@ pub fn judge(
         about: about.to_owned(),
         owned: owned.map(<[Owned]>::to_vec),
     };
+    if identity.zone.as_ref().is_some_and(|zone| !zone.has(method)) {
+        return Err(DeniedError::Zone { user: identity.user.clone(), method: method.to_owned() });
+    }
     if identity.powers.has(method) {
         return Ok(());
     }
@@ -165,6 +179,7 @@ mod tests {
             user: (!user.is_empty()).then(|| user.to_owned()),
             groups: groups.iter().map(|group| (*group).to_owned()).collect(),
             powers: Powers::new(powers.iter().copied()),
+            zone: None,
         }
     }
 
@@ -219,6 +234,26 @@ mod tests {
             let got = judge(DELETE, access, &identity, "image web/prod/7", &owned);
             assert_eq!(got, want, "{access:?} {identity:?}");
         }
+    }
+
+    #[test]
+    fn an_authority_vouches_for_no_more_than_its_zone() {
+        let of_zone = |method: &str, identity: Identity| {
+            let identity = Identity { zone: Some(Powers::new([method])), ..identity };
+            let owned = [owned("image a", &["web"], &[])];
+            judge(DELETE, Access::PowerOrOwner, &identity, "image a", &owned)
+        };
+        let refused =
+            Err(DeniedError::Zone { user: Some("eve".to_owned()), method: DELETE.to_owned() });
+        for identity in [identity("eve", &[], &["*.*"]), identity("eve", &["web"], &[])] {
+            assert_eq!(of_zone("Subd.*", identity.clone()), refused);
+            assert_eq!(of_zone("ImageServer.*", identity), Ok(()));
+        }
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "eve may not call ImageServer.DeleteImage: the authority that signed their \
+             certificate may not vouch for callers of it (zones.toml)"
+        );
     }
 
     #[test]

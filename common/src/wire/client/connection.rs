@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::body::Body;
+use super::super::tls::{Security, Standing};
 use super::exchange::{Failure, Reply, exchange};
 use super::keep_alive::{Heard, silence};
 use super::peer::Peer;
@@ -50,18 +51,29 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to `peer`.
-    pub(super) async fn open(peer: &Peer) -> io::Result<Self> {
+    /// Connects to `peer`, and makes sure that it is `peer`.
+    pub(super) async fn open(peer: &Peer, security: &Security) -> io::Result<Self> {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 10 s");
-        let stream =
-            tokio::time::timeout(CONNECT_TIMEOUT, connect(peer)).await.map_err(|_| late())??;
-        Self::over(stream, peer.to_string()).await
+        let name = peer.to_string();
+        let open = async {
+            let stream = connect(peer).await?;
+            match security {
+                Security::Insecure => Self::over(stream, name, None).await,
+                Security::Tls(keeper) => {
+                    let (stream, standing) = keeper.connect(stream, &peer.host).await?;
+                    Self::over(stream, name, Some(standing)).await
+                }
+            }
+        };
+        tokio::time::timeout(CONNECT_TIMEOUT, open).await.map_err(|_| late())?
     }
 
-    /// Speaks to the server called `name`, which is at the other end of `stream`.
+    /// Speaks to the server called `name`, which is at the other end of `stream`, as long as it
+    /// stands as it does.
     async fn over(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         name: String,
+        standing: Option<Standing>,
     ) -> io::Result<Self> {
         let (sender, mut connection) = h2::client::Builder::new()
             .enable_push(false)
@@ -76,9 +88,16 @@ impl Connection {
         let pings = connection.ping_pong().ok_or_else(|| io::Error::other("no pings"))?;
         let heard = Arc::new(Heard::new());
         let listening = Arc::clone(&heard);
+        let lost = async {
+            match standing {
+                Some(standing) => standing.lost().await,
+                None => std::future::pending().await,
+            }
+        };
         // Boxed, because each layer of a task has a place for it.
         let task = Box::pin(async move {
             tokio::select! {
+                why = lost => tracing::info!("connection to {name} cut: {why}"),
                 result = &mut connection => if let Err(error) = result {
                     tracing::debug!("connection to {name}: {}", report(&error));
                 },
@@ -101,8 +120,8 @@ impl Connection {
     }
 }
 
-/// Makes the stream of bytes to `peer`. TLS goes around the stream here.
-async fn connect(peer: &Peer) -> io::Result<impl AsyncRead + AsyncWrite + Unpin + Send + use<>> {
+/// Makes the stream of bytes to `peer`.
+async fn connect(peer: &Peer) -> io::Result<TcpStream> {
     let addresses: Vec<SocketAddr> = match peer.address {
         Some(address) => vec![SocketAddr::new(address, peer.port)],
         None => resolve(peer).await?,
@@ -163,7 +182,7 @@ mod tests {
             said
         });
         let start = Instant::now();
-        let connection = Connection::over(near, "mute".to_owned()).await.unwrap();
+        let connection = Connection::over(near, "mute".to_owned(), None).await.unwrap();
         let frames = frames(&server.await.unwrap());
         assert_eq!(start.elapsed().as_secs(), 100);
         let pings = frames.iter().filter(|kind| **kind == PING).count();
@@ -201,7 +220,7 @@ mod tests {
                 respond.send_response(Response::new(()), true).unwrap();
             }
         });
-        let connection = Connection::over(near, "busy".to_owned()).await.unwrap();
+        let connection = Connection::over(near, "busy".to_owned(), None).await.unwrap();
         for pause in [60, 60, 60, 90, 60] {
             tokio::time::sleep(Duration::from_secs(pause)).await;
             let request = Request::post("http://host/").body(full("x")).unwrap();

@@ -70,7 +70,6 @@ impl Recorder {
     }
 
     /// Records that a call of `method` is refused before its request is read.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for where certificates are checked"))]
     pub(super) async fn denied(
         &self,
         caller: &Caller,

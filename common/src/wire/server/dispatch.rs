@@ -11,6 +11,7 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method as Verb, Request, Response, StatusCode};
 use tokio::sync::Semaphore;
 
+use super::super::access::judge;
 use super::super::body::{self, Body, ReadError};
 use super::super::codec::{self, Encoding};
 use super::super::fault::{Fault, FaultCode};
@@ -163,9 +164,10 @@ impl Service {
                 let result = match (version(request.headers(), form), entry) {
                     (Err(fault), _) => Err(fault),
                     (Ok(()), None) => Err(self.no_method(name)),
-                    (Ok(()), Some(entry)) => {
-                        guarded(label, self.run(caller, entry, form, request)).await
-                    }
+                    (Ok(()), Some(entry)) => match self.admit(&caller, entry).await {
+                        Ok(()) => guarded(label, self.run(caller, entry, form, request)).await,
+                        Err(fault) => Err(fault),
+                    },
                 };
                 (form, result)
             }
@@ -182,6 +184,15 @@ impl Service {
         // A caller that uploads may pack.
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(packing::ENCODING));
         response
+    }
+
+    /// Refuses callers that no handler need be asked about.
+    async fn admit(&self, caller: &Caller, entry: &Entry) -> Result<(), Fault> {
+        let judged = judge(entry.name, entry.access, &caller.identity, "", &[]);
+        let Err(error) = judged else { return Ok(()) };
+        let fault = Fault::new(FaultCode::Denied, error.to_string());
+        self.router.recorder.denied(caller, entry.name, entry.effect, &fault).await;
+        Err(fault)
     }
 
     async fn run(

@@ -10,13 +10,14 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::super::access::Identity;
+use super::super::tls::{Security, Standing};
 use super::super::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, body};
 use super::dispatch::Service;
 use super::executor::Tracked;
@@ -31,6 +32,9 @@ const CONNECTIONS_MAX: usize = 4_096;
 
 /// The most calls at one time on one connection; more wait at the caller.
 const STREAMS_MAX: u32 = 512;
+
+/// How long a caller may take to prove who it is.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the first request of a connection, and the headers of any, may take to come.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -52,6 +56,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
     let server = Server::new(router, stop.clone());
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (security, keeping) = (server.service.router.security.clone(), stop.clone());
+    server.tracker.spawn(async move { security.keep(keeping).await });
     loop {
         let accepted = stop.run_until_cancelled(next(&listener, &places)).await;
         let Some((accepted, place)) = accepted else { break };
@@ -136,6 +142,9 @@ async fn next(
     (listener.accept().await, place)
 }
 
+/// The bytes of a caller, plain or out of TLS.
+type Bytestream = Either<TcpStream, Box<tokio_rustls::server::TlsStream<TcpStream>>>;
+
 /// What one connection needs.
 struct Serve {
     service: Arc<Service>,
@@ -149,30 +158,52 @@ impl Serve {
         let metrics = &self.service.router.metrics;
         metrics.accepted.inc();
         let _counted = Running::of(&metrics.connections);
-        let _place = self.place;
+        let _place = &self.place;
         // Tasks of the connection end with it, however it ends.
         let _end = self.tracked.stop.clone().drop_guard();
-        let (stream, local) = match accept(stream).await {
-            Ok(accepted) => accepted,
-            Err(error) => {
+        let accepted = tokio::time::timeout(HANDSHAKE_TIMEOUT, self.accept(stream));
+        // Boxed, because it needs its room for a moment only.
+        let (stream, local, standing) = match Box::pin(accepted).await {
+            Ok(Ok(accepted)) => accepted,
+            Ok(Err(error)) => {
+                metrics.refused.inc();
                 tracing::debug!(%address, "connection refused: {error}");
+                return;
+            }
+            Err(_) => {
+                metrics.refused.inc();
+                tracing::debug!(%address, "connection refused: the handshake took too long");
                 return;
             }
         };
         let asked = Arc::new(AtomicBool::new(false));
-        // Until certificates are checked, whoever reaches the port is anybody.
-        let identity = Arc::new(Identity::insecure());
+        let until = standing.as_ref().map(Standing::until);
+        let identity = match &standing {
+            Some(standing) => standing.identity(),
+            None if self.service.router.security.is_insecure() => Arc::new(Identity::insecure()),
+            None => Arc::new(Identity::default()),
+        };
         let handler = {
             let (asked, service) = (Arc::clone(&asked), Arc::clone(&self.service));
             service_fn(move |request| {
                 asked.store(true, Ordering::Relaxed);
                 let unpacks = body::takes_packed(request.headers());
-                let identity = Arc::clone(&identity);
+                let identity = match until {
+                    Some(until) if until.is_over() => Arc::new(Identity::default()),
+                    _ => Arc::clone(&identity),
+                };
                 let caller = Caller { address, local, unpacks, identity };
                 let answer = Arc::clone(&service).answer(caller, request);
                 async move { Ok::<_, Infallible>(answer.await) }
             })
         };
+        let lost = async {
+            match standing {
+                Some(standing) => standing.lost().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut lost = std::pin::pin!(lost);
         let builder = builder(self.tracked.clone());
         let connection = builder.serve_connection(TokioIo::new(stream), handler);
         let mut connection = std::pin::pin!(connection);
@@ -182,6 +213,10 @@ impl Serve {
         let result = loop {
             tokio::select! {
                 result = connection.as_mut() => break result,
+                why = lost.as_mut() => {
+                    tracing::info!(%address, "connection cut: {why}");
+                    return;
+                }
                 () = self.stop.cancelled(), if !stopping => {
                     stopping = true;
                     connection.as_mut().graceful_shutdown();
@@ -199,16 +234,23 @@ impl Serve {
             tracing::debug!(%address, "connection ended: {error}");
         }
     }
-}
 
-/// Prepares the stream of bytes of a caller, and tells at which address it came in. TLS goes
-/// around the stream here.
-async fn accept(
-    stream: TcpStream,
-) -> io::Result<(impl AsyncRead + AsyncWrite + Unpin + Send, SocketAddr)> {
-    super::super::socket::prepare(&stream)?;
-    let local = stream.local_addr()?;
-    Ok((stream, local))
+    /// Prepares the stream of bytes of a caller; tells at which address it came in, and how the
+    /// caller stands if it has shown a certificate.
+    async fn accept(
+        &self,
+        stream: TcpStream,
+    ) -> io::Result<(Bytestream, SocketAddr, Option<Standing>)> {
+        super::super::socket::prepare(&stream)?;
+        let local = stream.local_addr()?;
+        match &self.service.router.security {
+            Security::Insecure => Ok((Either::Left(stream), local, None)),
+            Security::Tls(keeper) => {
+                let (stream, standing) = keeper.accept(stream).await?;
+                Ok((Either::Right(Box::new(stream)), local, standing))
+            }
+        }
+    }
 }
 
 fn builder(tracked: Tracked) -> auto::Builder<Tracked> {

@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::super::fault::FaultCode;
+use super::super::tls::Security;
 
 /// The content type of the text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -42,10 +45,12 @@ pub(super) struct Metrics {
     pub(super) connections: Gauge,
     /// Connections that were accepted.
     pub(super) accepted: Counter,
+    /// Connections that were refused: no TLS, or a certificate that is not good.
+    pub(super) refused: Counter,
 }
 
 impl Metrics {
-    pub(super) fn new(daemon: &'static str) -> Self {
+    pub(super) fn new(daemon: &'static str, security: &Security) -> Self {
         let mut registry = Registry::with_prefix("dominator");
         let histogram: fn() -> Histogram = || Histogram::new(SECONDS);
         let metrics = Self {
@@ -55,6 +60,7 @@ impl Metrics {
             running: Gauge::default(),
             connections: Gauge::default(),
             accepted: Counter::default(),
+            refused: Counter::default(),
             registry: Registry::default(),
         };
         let build = Info::new(vec![("daemon", daemon), ("version", env!("CARGO_PKG_VERSION"))]);
@@ -73,6 +79,12 @@ impl Metrics {
             "Connections since the start",
             metrics.accepted.clone(),
         );
+        registry.register(
+            "connections_refused",
+            "Connections that speak no TLS, or show a certificate that is not good",
+            metrics.refused.clone(),
+        );
+        registry.register_collector(Box::new(CertificateEnd(security.clone())));
         Self { registry, ..metrics }
     }
 
@@ -99,6 +111,21 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a String cannot fail");
         text
+    }
+}
+
+/// When the program's certificate ends, asked when metrics are.
+#[derive(Debug)]
+struct CertificateEnd(Security);
+
+impl Collector for CertificateEnd {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        // Zero tells monitoring that there is none.
+        let gauge = ConstGauge::new(self.0.ends().unwrap_or_default());
+        let help = "When the certificate of this program ends, in Unix seconds; 0 for none";
+        let of_gauge =
+            encoder.encode_descriptor("certificate_end_seconds", help, None, MetricType::Gauge)?;
+        gauge.encode(of_gauge)
     }
 }
 

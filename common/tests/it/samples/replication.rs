@@ -2,7 +2,9 @@
 
 use common::api::Done;
 use common::api::image_server::notes::ChangeTagsReply;
+use common::api::image_server::replication::directories::*;
 use common::api::image_server::replication::*;
+use common::wire::access::Owners;
 
 use super::{blake3, change_tags, name, time};
 
@@ -14,10 +16,23 @@ fn cursor() -> Cursor {
     Cursor { instance: 1 << 60, sequence: 9 }
 }
 
+fn version() -> DirectoriesVersion {
+    DirectoriesVersion { line: 1 << 61, changes: 7, id: 1 << 62 }
+}
+
+pub fn get_made_directories() -> (GetMadeDirectoriesRequest, GetMadeDirectoriesReply) {
+    let request = GetMadeDirectoriesRequest { after: Some(name("base")) };
+    let owners = Owners::new(["web"], ["alice"]);
+    let directory = MadeDirectory { name: name("web"), owners, made_on: time() };
+    let (version, directories) = (Some(version()), vec![directory]);
+    (request, GetMadeDirectoriesReply { version, directories, more: true })
+}
+
 pub fn get_image_updates() -> (GetImageUpdatesRequest, GetImageUpdatesReply) {
     let replica = ReplicaReport { server: server(1), port: 6971, is_level: true, images_behind: 2 };
     let position = Position::After { instance: 1 << 60, name: name("base/1") };
-    let request = GetImageUpdatesRequest { position, wait_ms: 10_000, replica };
+    let directories = Some(version());
+    let request = GetImageUpdatesRequest { position, wait_ms: 10_000, replica, directories };
     let changes = vec![
         Change::Image {
             name: name("base/2"),
@@ -35,6 +50,7 @@ pub fn get_image_updates() -> (GetImageUpdatesRequest, GetImageUpdatesReply) {
         is_list: true,
         changes,
         more: false,
+        directories,
     };
     (request, reply)
 }
@@ -52,7 +68,7 @@ pub fn forward() -> (ForwardRequest, ForwardReply) {
         write: Write::Tags(tags),
     };
     let written = Written::Tags(ChangeTagsReply { tags: after });
-    (request, ForwardReply { written, cursor: cursor() })
+    (request, ForwardReply { written, cursor: cursor(), directories: Some(version()) })
 }
 
 pub fn get_replication() -> (Done, GetReplicationReply) {
@@ -80,6 +96,10 @@ pub fn get_replication() -> (Done, GetReplicationReply) {
         only_here: vec![name("base/9")],
         only_here_total: 1,
         not_followed: 2,
+        directories: Some(TroubledDirectories {
+            trouble: DirectoriesTrouble::NewerHere,
+            text: "older ones".to_owned(),
+        }),
     };
     let replica = ReplicaState {
         server: server(4),

@@ -88,6 +88,7 @@ fn caller(user: &str, groups: &[&str], powers: &[&str]) -> Caller {
         user: Some(user.to_owned()),
         groups: groups.iter().map(|group| (*group).to_owned()).collect(),
         powers: Powers::new(powers.iter().copied()),
+        zone: None,
     };
     Caller { address, local: address, unpacks: false, identity: Arc::new(identity) }
 }

@@ -8,9 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use common::lock::locked;
 use common::object::{Hasher, ObjectId};
 use common::report::report;
 use futures_util::stream::{StreamExt as _, TryStreamExt as _};
@@ -23,9 +24,10 @@ use super::remote::{Meta, REQUESTS_MAX, Remote, random};
 use super::{keys, layout};
 use crate::collection::pressure::Space;
 use crate::store::StoreError;
+use crate::store::content::Content;
 use crate::store::contract::{Objects, Pin, Receiving};
 use crate::store::holdings::Holdings;
-use crate::store::objects::{Content, LocalObjects, OnMedium, WHOLE_BYTES_MAX, is_empty_object};
+use crate::store::objects::{LocalObjects, OnMedium, WHOLE_BYTES_MAX, is_empty_object};
 use crate::store::reading::MediumReader;
 use crate::store::wounds::{Wound, Wounds};
 
@@ -383,7 +385,7 @@ impl Objects for BucketObjects {
             return Ok(Some(content));
         }
         let fetch = &self.fetches[usize::from(id.digest()[0]) % FETCHES];
-        let _fetch = fetch.lock().unwrap_or_else(PoisonError::into_inner);
+        let _fetch = locked(fetch);
         if let Some(content) = self.cached(id) {
             return Ok(Some(content));
         }

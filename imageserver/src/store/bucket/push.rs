@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 
 use super::keys;
 use super::objects::BucketObjects;
+use crate::store::content::ContentReader;
 use crate::store::contract::{Landing, Receiving};
-use crate::store::objects::Content;
 use crate::store::receive::LocalReceiving;
 use crate::store::{StoreError, failed};
 
@@ -64,13 +64,11 @@ impl Receiving for BucketReceiving<'_> {
         let sending = Sending { objects, id, size_bytes };
         match objects.cache.open_verified(&id)? {
             None => Err(sending.lost()),
-            Some(Content::Whole(bytes)) => sending.whole(bytes),
-            Some(Content::File(mut file, _)) if size_bytes <= PART_BYTES => {
-                let mut bytes = Vec::new();
-                file.read_to_end(&mut bytes).map_err(failed(format!("store object {id}")))?;
-                sending.whole(bytes.into())
+            Some(content) if size_bytes <= PART_BYTES => {
+                let bytes = content.into_bytes().map_err(failed(format!("store object {id}")))?;
+                sending.whole(bytes)
             }
-            Some(Content::File(file, _)) => sending.in_parts(file),
+            Some(content) => sending.in_parts(content.into_reader()),
         }
     }
 }
@@ -116,7 +114,7 @@ impl Sending<'_> {
     }
 
     /// Sends it in parts, and waits until all are there.
-    fn in_parts(self, mut file: fs_err::File) -> Result<Landing, StoreError> {
+    fn in_parts(self, mut content: ContentReader) -> Result<Landing, StoreError> {
         let Self { objects, id, size_bytes } = self;
         let remote = &objects.remote;
         let why = || remote.failed(format!("store object {id}"));
@@ -134,7 +132,7 @@ impl Sending<'_> {
             while rest > 0 {
                 let length = rest.min(part_bytes);
                 let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
-                let read = file.by_ref().take(length).read_to_end(&mut bytes);
+                let read = content.by_ref().take(length).read_to_end(&mut bytes);
                 if read.map_err(failed(format!("store object {id}")))? as u64 != length {
                     return Err(Sending { objects, id, size_bytes }.lost());
                 }

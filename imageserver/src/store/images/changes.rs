@@ -6,6 +6,7 @@ use std::ops::{Bound, RangeBounds};
 
 use common::api::image_server::replication::{Change, Cursor, Ended};
 use common::image::Image;
+use common::lock::locked;
 use common::report::report;
 use common::wire::codec::{self, Encoding};
 use tokio::sync::watch;
@@ -170,7 +171,7 @@ impl Images {
     ///
     /// As [`Images::delete`].
     pub fn end(&self, name: &ImageName, digest: ObjectId, mark: &str) -> Result<bool, StoreError> {
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let _change = locked(&self.change);
         if self.digest(name) != Some(digest) {
             return Ok(false);
         }
@@ -188,7 +189,7 @@ impl Images {
         digest: Option<ObjectId>,
         mark: &str,
     ) -> Result<(), StoreError> {
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let _change = locked(&self.change);
         let text = Mark::text(mark, digest);
         self.records.reserve(name, &text)?;
         let mut index = self.write_index();
@@ -224,7 +225,7 @@ impl Images {
     ///
     /// [`StoreError::NotFound`] or [`StoreError::Gone`]; otherwise what the file-system says.
     pub fn drop_copy(&self, name: &ImageName) -> Result<(), StoreError> {
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let _change = locked(&self.change);
         self.read_found(name)?;
         let is_synced = self.records.forget(name)?;
         let mut index = self.write_index();

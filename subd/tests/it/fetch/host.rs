@@ -1,5 +1,6 @@
 //! Object servers that misbehave, and lines that break.
 
+use common::wire::Security;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
@@ -137,7 +138,7 @@ impl Host {
     pub async fn start_at(address: &str, fault: Vice) -> Self {
         let shelf = Shelf::default();
         let (batches, pages) = (shelf.clone(), shelf.clone());
-        let router = Router::new("test")
+        let router = Router::new("test", &Security::Insecure)
             .download::<GetObjects, _, _, _>(move |_, request| {
                 let chunks = batch(&batches, fault, request.ids);
                 let stream = futures_util::stream::iter(chunks.into_iter().map(Ok));

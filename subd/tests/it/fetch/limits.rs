@@ -3,6 +3,7 @@
 //! Bounds on time are lower bounds: a slow machine never makes these tests fail. With
 //! `SUBD_LONG_TESTS=1` they measure for a longer time, and the rate from both sides.
 
+use common::wire::Security;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -80,7 +81,7 @@ impl Process {
         };
         // Nobody would read what it says later, and it must not wait for a reader.
         std::thread::spawn(move || lines.for_each(drop));
-        let client = Client::new(Peer::parse(&address, 1).unwrap());
+        let client = Client::new(Peer::parse(&address, 1).unwrap(), &Security::Insecure);
         (Self(child), Sub::elsewhere(root, client))
     }
 

@@ -1,5 +1,6 @@
 //! Roots that cannot be written.
 
+use common::wire::Security;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{ChildStderr, Command, Stdio};
@@ -68,7 +69,7 @@ fn next_client(stderr: &mut BufReader<ChildStderr>) -> Client {
         line.clear();
         assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "it has ended");
         if let Some((_, address)) = line.split_once("listening on http://") {
-            return Client::new(Peer::parse(address.trim(), 1).unwrap());
+            return Client::new(Peer::parse(address.trim(), 1).unwrap(), &Security::Insecure);
         }
     }
 }

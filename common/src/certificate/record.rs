@@ -1,0 +1,177 @@
+//! What an authority keeps of the certificates that it has issued and revoked: lines of JSON, to
+//! which lines are only ever added.
+// tidy: core
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::Certificate;
+
+/// A certificate that was issued.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its serial number, in hexadecimal digits.
+    pub serial: String,
+    /// The common name of the holder.
+    pub name: String,
+    /// The host names and addresses that it is for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
+    /// What the holder may do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub powers: Vec<String>,
+    /// The groups that the holder is in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<String>,
+    /// Not valid before, in seconds since 1970.
+    pub not_before: i64,
+    /// Not valid after, in seconds since 1970.
+    pub not_after: i64,
+    /// True if it is an authority.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_authority: bool,
+    /// `sha256:` and the digest of the certificate.
+    pub fingerprint: String,
+}
+
+impl Record {
+    /// What is kept of `certificate`.
+    #[must_use]
+    pub fn of(certificate: &Certificate) -> Self {
+        let identity = &certificate.identity;
+        Self {
+            serial: certificate.serial.clone(),
+            name: certificate.common_name.clone(),
+            hosts: certificate.hosts.clone(),
+            powers: identity.powers.patterns().map(str::to_owned).collect(),
+            groups: identity.groups.iter().cloned().collect(),
+            not_before: certificate.not_before,
+            not_after: certificate.not_after,
+            is_authority: certificate.is_authority,
+            fingerprint: certificate.fingerprint.clone(),
+        }
+    }
+}
+
+/// Why a certificate is revoked, in the words of RFC 5280.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// It is not said
+    #[default]
+    Unspecified,
+    /// Somebody else has, or may have, the key
+    KeyCompromise,
+    /// The key of an authority is known to others
+    CaCompromise,
+    /// The holder belongs to others now
+    AffiliationChanged,
+    /// Another certificate takes its place
+    Superseded,
+    /// The machine or daemon is no more
+    CessationOfOperation,
+    /// The holder may no longer do what it says
+    PrivilegeWithdrawn,
+}
+
+/// A certificate that counts no more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revocation {
+    /// Its serial number, in hexadecimal digits.
+    pub serial: String,
+    /// The common name of the holder.
+    pub name: String,
+    /// Why.
+    pub reason: Reason,
+    /// When, in seconds since 1970.
+    pub revoked_at: i64,
+}
+
+/// A line that is none of those that are written.
+#[derive(Debug, thiserror::Error)]
+#[error("line {line} cannot be read")]
+pub struct LineError {
+    /// Which line, the first one being 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub source: serde_json::Error,
+}
+
+/// One line, with its line feed.
+///
+/// # Panics
+///
+/// If `row` cannot be JSON, which every row here can.
+#[must_use]
+pub fn line(row: &impl Serialize) -> String {
+    serde_json::to_string(row).expect("rows are plain structures, with texts as keys") + "\n"
+}
+
+/// The length of the lines of `bytes` that are whole: one that was cut off when the machine
+/// stopped has no line feed, and nothing depends on it.
+#[must_use]
+pub fn whole(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1)
+}
+
+/// The rows of the whole lines of `bytes`.
+///
+/// # Errors
+///
+/// [`LineError`] for the first line that is none.
+pub fn rows<Row: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<Row>, LineError> {
+    let lines = bytes[..whole(bytes)].split(|byte| *byte == b'\n').enumerate();
+    lines
+        .filter(|(_, line)| !line.is_empty())
+        .map(|(index, line)| {
+            serde_json::from_slice(line).map_err(|source| LineError { line: index + 1, source })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_read_back_and_one_that_was_cut_off_is_not_there() {
+        let record = Record {
+            serial: "ab01".into(),
+            name: "web1".into(),
+            hosts: vec!["web1".into()],
+            powers: Vec::new(),
+            groups: Vec::new(),
+            not_before: 1,
+            not_after: 2,
+            is_authority: false,
+            fingerprint: "sha256:00".into(),
+        };
+        let written = line(&record);
+        expect![[r#"
+            {"serial":"ab01","name":"web1","hosts":["web1"],"not_before":1,"not_after":2,"fingerprint":"sha256:00"}
+        "#]]
+        .assert_eq(&written);
+        let twice = format!("{written}{written}");
+        for cut in written.len()..twice.len() {
+            let cut = &twice.as_bytes()[..cut];
+            assert_eq!(rows::<Record>(cut).unwrap(), std::slice::from_ref(&record));
+            assert_eq!(whole(cut), written.len());
+        }
+        assert_eq!(rows::<Record>(twice.as_bytes()).unwrap(), [record.clone(), record]);
+        assert_eq!(rows::<Record>(b"").unwrap(), []);
+        let error = rows::<Record>(format!("{written}junk\n").as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), "line 2 cannot be read");
+        let revocation = Revocation {
+            serial: "ab01".into(),
+            name: "web1".into(),
+            reason: Reason::KeyCompromise,
+            revoked_at: 5,
+        };
+        expect![[r#"
+            {"serial":"ab01","name":"web1","reason":"key-compromise","revoked_at":5}
+        "#]]
+        .assert_eq(&line(&revocation));
+    }
+}

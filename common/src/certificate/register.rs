@@ -1,0 +1,273 @@
+//! The directory of an authority.
+//!
+//! ```text
+//! DIR/ca.pem         the certificate of the root: what everybody who trusts it must have
+//! DIR/ca.key         the key of this authority, a secret
+//! DIR/chain.pem      only of an authority below a root: its certificate
+//! DIR/issued.jsonl   what was issued: a line each, only ever added to
+//! DIR/revoked.jsonl  what was revoked: a line each, only ever added to
+//! DIR/crl.pem        the list of revoked certificates, signed, made of revoked.jsonl
+//! ```
+//!
+//! The directory is only for its owner. A certificate is on record, and the record on the medium,
+//! before it is given to anybody; so is a revocation before the list is made, which is made anew
+//! by each. Whoever changes something holds a lock on the directory, so that several programs can
+//! work with one authority.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::Certificate;
+use super::authority::{Authority, AuthorityError, Issued, Request, now};
+use super::pem::read_limited;
+use super::place::{self, Content, PlaceError};
+use super::record::{LineError, Reason, Record, Revocation, line, rows};
+
+/// An authority in a directory.
+#[derive(Debug)]
+pub struct Register {
+    directory: PathBuf,
+    authority: Authority,
+}
+
+/// Why the directory of an authority cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The authority does not do it.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// Files cannot be put in place.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The disk.
+    #[error(transparent)]
+    File(#[from] io::Error),
+    /// There is an authority already.
+    #[error("{} is there already: an authority is never overwritten", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is no authority.
+    #[error("{} is not the directory of an authority: it has no ca.key", path.display())]
+    None {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// What was written there cannot be read.
+    #[error("{}", path.display())]
+    Lines {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: LineError,
+    },
+}
+
+/// What [`Held::revoke`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revoked {
+    /// What is revoked since now.
+    pub new: Vec<Revocation>,
+    /// How many are revoked in all.
+    pub count: usize,
+    /// The signed list of all.
+    pub path: PathBuf,
+}
+
+impl Register {
+    /// Puts `authority` into `directory`, which may be there, but not with an authority.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError::Exists`], or what the disk says.
+    pub fn make(directory: &Path, authority: Authority) -> Result<Self, RegisterError> {
+        let key_pem = authority.key_pem();
+        let mut contents = vec![
+            Content { name: "ca.key", text: &key_pem, mode: 0o600 },
+            Content { name: "ca.pem", text: authority.ca_pem(), mode: 0o644 },
+        ];
+        if !authority.chain_pem().is_empty() {
+            let chain = authority.chain_pem();
+            contents.insert(1, Content { name: "chain.pem", text: chain, mode: 0o644 });
+        }
+        // Of two who make one at the same time, one must see the other's.
+        fs::create_dir_all(place::parent_of(directory))?;
+        let lock = fs::File::open(place::parent_of(directory))?;
+        lock.file().lock()?;
+        if fs::exists(directory)? {
+            let names = ["ca.key", "ca.pem", "chain.pem"];
+            for path in names.map(|name| directory.join(name)) {
+                if fs::exists(&path)? {
+                    return Err(RegisterError::Exists { path });
+                }
+            }
+            place::into(directory, &contents)?;
+        } else {
+            place::new_directory(directory, &contents, 0o700)?;
+        }
+        Ok(Self { directory: directory.to_owned(), authority })
+    }
+
+    /// The authority in `directory`.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError::None`] if there is none, or what is wrong with it.
+    pub fn open(directory: &Path) -> Result<Self, RegisterError> {
+        if !fs::exists(directory.join("ca.key"))? {
+            return Err(RegisterError::None { path: directory.to_owned() });
+        }
+        Ok(Self { directory: directory.to_owned(), authority: Authority::load(directory)? })
+    }
+
+    /// The authority.
+    #[must_use]
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Waits until nobody else changes anything here, and keeps others from it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn lock(&self) -> Result<Held<'_>, RegisterError> {
+        let lock = fs::File::open(&self.directory)?;
+        lock.file().lock()?;
+        Ok(Held { register: self, _lock: lock })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn rows<Row: serde::de::DeserializeOwned>(
+        &self,
+        name: &str,
+    ) -> Result<Vec<Row>, RegisterError> {
+        let path = self.path(name);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(error.into()),
+        };
+        rows(&bytes).map_err(|source| RegisterError::Lines { path, source })
+    }
+}
+
+/// An authority while nobody else uses it.
+#[derive(Debug)]
+pub struct Held<'a> {
+    register: &'a Register,
+    _lock: fs::File,
+}
+
+impl Held<'_> {
+    /// What was issued, the oldest first.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`] if it cannot be read.
+    pub fn issued(&self) -> Result<Vec<Record>, RegisterError> {
+        self.register.rows("issued.jsonl")
+    }
+
+    /// What was revoked, the oldest first.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`] if it cannot be read.
+    pub fn revoked(&self) -> Result<Vec<Revocation>, RegisterError> {
+        self.register.rows("revoked.jsonl")
+    }
+
+    /// Makes a certificate: with a new key, or for `key_pem` if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`]; nothing was issued then.
+    pub fn issue(&self, request: &Request, key_pem: Option<&str>) -> Result<Issued, RegisterError> {
+        let authority = &self.register.authority;
+        let issued = match key_pem {
+            Some(key_pem) => authority.issue_for_key(request, key_pem)?,
+            None => authority.issue(request)?,
+        };
+        self.keep(&issued.certificate)?;
+        Ok(issued)
+    }
+
+    /// Keeps on record that this authority has made the authority of `certificate`.
+    ///
+    /// # Errors
+    ///
+    /// What the disk says.
+    pub fn keep(&self, certificate: &Certificate) -> Result<(), RegisterError> {
+        let line = line(&Record::of(certificate));
+        Ok(place::append(&self.register.path("issued.jsonl"), &line, 0o600)?)
+    }
+
+    /// Revokes `certificates`, given by serial number and name, and makes the list anew, also if
+    /// there are none. Those that are revoked already stay so.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`]; done again, it goes on where it stopped.
+    pub fn revoke(
+        &self,
+        certificates: &[(String, String)],
+        reason: Reason,
+    ) -> Result<Revoked, RegisterError> {
+        let mut all = self.revoked()?;
+        let mut new: Vec<Revocation> = Vec::new();
+        for (serial, name) in certificates {
+            if all.iter().chain(&new).all(|one| one.serial != *serial) {
+                let (serial, name) = (serial.clone(), name.clone());
+                new.push(Revocation { serial, name, reason, revoked_at: now() });
+            }
+        }
+        let lines: String = new.iter().map(line).collect();
+        if !lines.is_empty() {
+            place::append(&self.register.path("revoked.jsonl"), &lines, 0o600)?;
+        }
+        all.extend(new.iter().cloned());
+        let path = self.register.path("crl.pem");
+        let number = match fs::exists(&path)? {
+            true => list_number(&path)?.saturating_add(1),
+            false => 0,
+        };
+        // Also if the last list is lost, the next one has a higher number.
+        let number = number.max(u64::try_from(now()).unwrap_or_default());
+        let list = self.register.authority.revocation_list(&all, number)?;
+        let content = Content { name: "crl.pem", text: &list, mode: 0o644 };
+        place::into(&self.register.directory, &[content])?;
+        Ok(Revoked { new, count: all.len(), path })
+    }
+}
+
+/// The number of a list of revoked certificates; none if it has none that can be read, so that a
+/// list that was damaged does not keep anybody from revoking.
+fn list_number(path: &Path) -> Result<u64, RegisterError> {
+    use rustls::pki_types::CertificateRevocationListDer;
+    use rustls::pki_types::pem::PemObject as _;
+    use x509_parser::prelude::{CertificateRevocationList, FromDer as _};
+    let text = read_limited(path).map_err(AuthorityError::Pem)?;
+    let Ok(der) = CertificateRevocationListDer::from_pem_slice(text.as_bytes()) else {
+        return Ok(0);
+    };
+    let read = CertificateRevocationList::from_der(&der).ok();
+    let number = read.as_ref().and_then(|(_, list)| list.crl_number());
+    Ok(number.and_then(|number| u64::try_from(number).ok()).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! Authorities in directories, used by several at once.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::super::authority::AuthorityOptions;
+use super::*;
+
+fn authority() -> Authority {
+    Authority::create(&AuthorityOptions::default()).unwrap()
+}
+
+fn request(name: &str) -> Request {
+    Request { name: name.into(), ..Request::default() }
+}
+
+#[test]
+fn an_authority_is_made_once_and_only_for_its_owner() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ca");
+    Register::make(&path, authority()).unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&path), mode(&path.join("ca.key"))), (0o700, 0o600));
+    let names = |path: &Path| {
+        let entries = std::fs::read_dir(path).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&path), ["ca.key", "ca.pem"]);
+    let again = Register::make(&path, authority()).unwrap_err().to_string();
+    let want = format!(
+        "{} is there already: an authority is never overwritten",
+        path.join("ca.key").display()
+    );
+    assert_eq!(again, want);
+    let empty = directory.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    assert_eq!(
+        Register::open(&empty).unwrap_err().to_string(),
+        format!("{} is not the directory of an authority: it has no ca.key", empty.display())
+    );
+    let root = Register::open(&path).unwrap();
+    let below = root.authority().create_intermediate(&AuthorityOptions {
+        name: "Zone".into(),
+        ..AuthorityOptions::default()
+    });
+    let made = Register::make(&empty, below.unwrap()).unwrap();
+    assert_eq!(names(&empty), ["ca.key", "ca.pem", "chain.pem"]);
+    let opened = Register::open(&empty).unwrap();
+    assert_eq!(opened.authority().certificate(), made.authority().certificate());
+    assert_eq!(opened.authority().chain_pem(), made.authority().chain_pem());
+    assert_eq!(opened.authority().ca_pem(), root.authority().ca_pem());
+}
+
+#[test]
+fn what_several_issue_and_revoke_at_once_is_all_on_record() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ca");
+    Register::make(&path, authority()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let path = &path;
+            scope.spawn(move || {
+                let register = Register::open(path).unwrap();
+                for index in 0..5 {
+                    let name = format!("web{thread}-{index}");
+                    let held = register.lock().unwrap();
+                    let issued = held.issue(&request(&name), None).unwrap();
+                    drop(held);
+                    let revoked = [(issued.certificate.serial, name)];
+                    let done = register.lock().unwrap().revoke(&revoked, Reason::Superseded);
+                    assert_eq!(done.unwrap().new.len(), 1);
+                }
+            });
+        }
+    });
+    let register = Register::open(&path).unwrap();
+    let held = register.lock().unwrap();
+    let issued = held.issued().unwrap();
+    let mut names: Vec<&str> = issued.iter().map(|record| record.name.as_str()).collect();
+    names.sort_unstable();
+    let want: Vec<String> =
+        (0..4).flat_map(|thread| (0..5).map(move |index| format!("web{thread}-{index}"))).collect();
+    assert_eq!(names, want);
+    let serials = |mut serials: Vec<String>| {
+        serials.sort();
+        serials
+    };
+    let revoked = held.revoked().unwrap();
+    assert_eq!(
+        serials(revoked.into_iter().map(|one| one.serial).collect()),
+        serials(issued.into_iter().map(|one| one.serial).collect()),
+    );
+}
+
+#[test]
+fn each_list_has_a_higher_number_and_all_that_is_revoked() {
+    use rustls::pki_types::CertificateRevocationListDer;
+    use rustls::pki_types::pem::PemObject as _;
+    use x509_parser::prelude::{CertificateRevocationList, FromDer as _};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ca");
+    let register = Register::make(&path, authority()).unwrap();
+    let held = register.lock().unwrap();
+    let listed = || {
+        let der = CertificateRevocationListDer::from_pem_file(path.join("crl.pem")).unwrap();
+        let (_, list) = CertificateRevocationList::from_der(&der).unwrap();
+        let serials = list.iter_revoked_certificates().map(|one| one.raw_serial_as_string());
+        serials.map(|serial| serial.replace(':', "")).collect::<Vec<_>>()
+    };
+    let mut serials = Vec::new();
+    let mut number = 0;
+    for name in ["one", "two", "three"] {
+        let serial = held.issue(&request(name), None).unwrap().certificate.serial;
+        serials.push(serial.clone());
+        let revoked = [(serial.clone(), name.to_owned()), (serial, name.to_owned())];
+        let done = held.revoke(&revoked, Reason::KeyCompromise).unwrap();
+        assert_eq!((done.new.len(), done.count), (1, serials.len()));
+        assert_eq!(listed(), serials);
+        let next = list_number(&path.join("crl.pem")).unwrap();
+        assert!(next > number, "{next} after {number}");
+        number = next;
+    }
+    // Once more changes nothing but the list, also when that was lost or damaged.
+    for damage in [Some("junk"), None] {
+        match damage {
+            Some(junk) => std::fs::write(path.join("crl.pem"), junk).unwrap(),
+            None => std::fs::remove_file(path.join("crl.pem")).unwrap(),
+        }
+        let all: Vec<(String, String)> =
+            serials.iter().map(|serial| (serial.clone(), "x".to_owned())).collect();
+        let done = held.revoke(&all, Reason::Superseded).unwrap();
+        let want = Revoked { new: Vec::new(), count: 3, path: path.join("crl.pem") };
+        assert_eq!(done, want);
+        assert_eq!(listed(), serials);
+    }
+    // A line that was cut off is not there; one that is no line is an error.
+    let revoked = path.join("revoked.jsonl");
+    let text = std::fs::read_to_string(&revoked).unwrap();
+    std::fs::write(&revoked, &text[..text.len() - 2]).unwrap();
+    assert_eq!(held.revoked().unwrap().len(), 2);
+    std::fs::write(&revoked, "junk\n").unwrap();
+    let error = crate::report::report(&held.revoke(&[], Reason::Superseded).unwrap_err());
+    let want = format!("{}: line 1 cannot be read: ", revoked.display());
+    assert!(error.starts_with(&want), "{error}");
+}

@@ -1,0 +1,68 @@
+//! What rustls says, in words that say what to do.
+// tidy: core
+
+use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
+
+/// `error` in words.
+#[must_use]
+pub fn explain(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(error) => of_certificate(error),
+        Error::AlertReceived(alert) => of_alert(*alert),
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            "what answers does not speak TLS: is it started with --insecure?".to_owned()
+        }
+        Error::NoCertificatesPresented => "it shows no certificate".to_owned(),
+        Error::InconsistentKeys(_) => {
+            "the certificate in cert.pem is not of the key in key.pem".to_owned()
+        }
+        Error::General(text) => text.clone(),
+        _ => error.to_string(),
+    }
+}
+
+fn of_certificate(error: &CertificateError) -> String {
+    match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "its certificate has ended (or a clock is wrong)".to_owned()
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "its certificate is not valid yet (or a clock is wrong)".to_owned()
+        }
+        CertificateError::Revoked => "its certificate was revoked".to_owned(),
+        CertificateError::UnknownIssuer => {
+            "its certificate is of no authority in our ca.pem".to_owned()
+        }
+        CertificateError::NotValidForName => "its certificate is for another name".to_owned(),
+        CertificateError::NotValidForNameContext { expected, presented } => {
+            let expected = expected.to_str();
+            match presented.as_slice() {
+                [] => format!("its certificate is for no name, {expected} was expected"),
+                names => {
+                    let names = names.join(", ");
+                    format!("its certificate is for {names}, {expected} was expected")
+                }
+            }
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "its certificate may not be used for this side of a connection".to_owned()
+        }
+        _ => format!("its certificate is wrong: {error}"),
+    }
+}
+
+fn of_alert(alert: AlertDescription) -> String {
+    let why = match alert {
+        AlertDescription::CertificateExpired => "has ended, or is not valid yet, by its clock",
+        AlertDescription::CertificateRevoked => "was revoked",
+        AlertDescription::UnknownCA => "is of no authority that it trusts",
+        AlertDescription::CertificateRequired => "is missing",
+        AlertDescription::BadCertificate
+        | AlertDescription::CertificateUnknown
+        | AlertDescription::UnsupportedCertificate => "is not accepted",
+        AlertDescription::DecryptError => "is not signed by the authority that it names",
+        AlertDescription::AccessDenied => "is denied access",
+        _ => return format!("the other side ended the handshake: {alert:?}"),
+    };
+    format!("the other side refuses our certificate: it {why}")
+}

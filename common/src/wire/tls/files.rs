@@ -1,0 +1,193 @@
+//! The files of a directory with certificates.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+
+use super::zones::ZonesError;
+
+/// The files of a directory with certificates, and what each is.
+pub const FILES: [(&str, &str); 5] = [
+    (CERTIFICATE, "the program's certificate, and those between it and its authority"),
+    (KEY, "the key of the certificate"),
+    (AUTHORITIES, "the authorities that are trusted"),
+    (REVOKED, "what the authorities have revoked; may be absent"),
+    (ZONES, "what each authority may vouch for; may be absent"),
+];
+
+const CERTIFICATE: &str = "cert.pem";
+const KEY: &str = "key.pem";
+const AUTHORITIES: &str = "ca.pem";
+const REVOKED: &str = "crl.pem";
+const ZONES: &str = "zones.toml";
+
+/// The longest file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// The most authorities: each may be asked about each peer.
+const AUTHORITIES_MAX: usize = 32;
+
+/// Why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsError {
+    /// There are none.
+    #[error("there is no certificate in {}", dir.display())]
+    Absent {
+        /// Where they should be.
+        dir: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file does not hold what it should.
+    #[error("{}: {what}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// Everybody on the machine can read the key.
+    #[error(
+        "{} can be read by every user of this machine: chmod 600 it, and have its certificate \
+         revoked if somebody may have read it", path.display()
+    )]
+    Open {
+        /// The key's file.
+        path: PathBuf,
+    },
+    /// The zones are wrong.
+    #[error("{}", path.display())]
+    Zones {
+        /// Their file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ZonesError,
+    },
+}
+
+/// What tells whether files have changed: of each its length, its times, and which it is.
+pub(super) type Stamp = Vec<Option<(u64, u64, i64, i64)>>;
+
+/// What the files hold.
+pub(super) struct Files {
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) key: PrivateKeyDer<'static>,
+    pub(super) authorities: Vec<CertificateDer<'static>>,
+    pub(super) revoked: Vec<CertificateRevocationListDer<'static>>,
+    /// Empty if there is no such file.
+    pub(super) zones: String,
+    pub(super) stamp: Stamp,
+}
+
+impl Files {
+    /// Reads the files of `dir`.
+    pub(super) fn read(dir: &Path) -> Result<Self, TlsError> {
+        // Before they are read: what changes meanwhile is read again.
+        let stamp = stamp(dir);
+        let is_there = |name: &str| dir.join(name).symlink_metadata().is_ok();
+        if ![CERTIFICATE, KEY, AUTHORITIES].into_iter().any(is_there) {
+            return Err(TlsError::Absent { dir: dir.to_owned() });
+        }
+        let chain = certificates(&dir.join(CERTIFICATE))?;
+        let path = dir.join(KEY);
+        let (bytes, mode) = read(&path)?;
+        if mode & 0o004 != 0 {
+            return Err(TlsError::Open { path });
+        }
+        let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|_| TlsError::Content {
+            path,
+            what: "it holds no private key in PEM (PKCS#8, PKCS#1 or SEC1, without passphrase)"
+                .to_owned(),
+        })?;
+        let path = dir.join(AUTHORITIES);
+        let authorities = certificates(&path)?;
+        if authorities.len() > AUTHORITIES_MAX {
+            let count = authorities.len();
+            let what = format!("it holds {count} authorities, {AUTHORITIES_MAX} are allowed");
+            return Err(TlsError::Content { path, what });
+        }
+        let revoked = match optional(&dir.join(REVOKED))? {
+            None => Vec::new(),
+            Some(bytes) => CertificateRevocationListDer::pem_slice_iter(&bytes)
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(|error| TlsError::Content {
+                    path: dir.join(REVOKED),
+                    what: format!("it is not PEM: {error}"),
+                })?,
+        };
+        let zones = optional(&dir.join(ZONES))?.unwrap_or_default();
+        let zones = String::from_utf8(zones).map_err(|_| TlsError::Content {
+            path: dir.join(ZONES),
+            what: "it is not UTF-8".to_owned(),
+        })?;
+        Ok(Self { chain, key, authorities, revoked, zones, stamp })
+    }
+}
+
+/// The stamp of the files of `dir` as they are now.
+pub(super) fn stamp(dir: &Path) -> Stamp {
+    let one = |name: &str| {
+        let metadata = dir.join(name).metadata().ok()?;
+        Some((metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
+    };
+    FILES.iter().map(|(name, _)| one(name)).collect()
+}
+
+/// The file of the zones in `dir`.
+pub(super) fn zones_of(dir: &Path) -> PathBuf {
+    dir.join(ZONES)
+}
+
+/// The file of the authorities in `dir`.
+pub(super) fn authorities_of(dir: &Path) -> PathBuf {
+    dir.join(AUTHORITIES)
+}
+
+/// The file of the certificate in `dir`.
+pub(super) fn certificate_of(dir: &Path) -> PathBuf {
+    dir.join(CERTIFICATE)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let (bytes, _mode) = read(path)?;
+    let content = |what| TlsError::Content { path: path.to_owned(), what };
+    let found = CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>();
+    let found = found.map_err(|error| content(format!("it is not PEM: {error}")))?;
+    if found.is_empty() {
+        return Err(content("it holds no certificate in PEM".to_owned()));
+    }
+    Ok(found)
+}
+
+fn optional(path: &Path) -> Result<Option<Vec<u8>>, TlsError> {
+    match read(path) {
+        Ok((bytes, _mode)) => Ok(Some(bytes)),
+        Err(TlsError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The content and the mode of `path`.
+fn read(path: &Path) -> Result<(Vec<u8>, u32), TlsError> {
+    let failed = |source| TlsError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode();
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        let what = format!("it is longer than {FILE_BYTES_MAX} bytes");
+        return Err(TlsError::Content { path: path.to_owned(), what });
+    }
+    Ok((bytes, mode))
+}

@@ -1,0 +1,327 @@
+//! Every method of every daemon, called with certificates of every kind, over HTTP/1.1 and HTTP/2,
+//! in bincode and in JSON.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use common::certificate::record::{Reason, Revocation};
+use common::certificate::sets::Set;
+use common::certificate::{Authority, AuthorityOptions, Issued, Request};
+use common::wire::{Access, MethodInfo};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use localfleet::certificates::Certificates;
+use localfleet::fleet::{Addresses, Fleet, Options};
+use localfleet::process::Daemon;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::converges::programs;
+
+/// Calls that are answered later than this were let in: a refusal comes at once.
+const REFUSED_WITHIN: Duration = Duration::from_secs(5);
+
+/// Kinds of requests: HTTP/2 or not, JSON or not.
+const FORMS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// There was no connection.
+    Unconnected,
+    /// The caller may not call it.
+    Denied,
+    /// It was answered in another way, or not soon.
+    LetIn,
+}
+
+/// A request of each method, in bincode and in JSON, from the pinned ones.
+fn requests() -> BTreeMap<String, [Vec<u8>; 2]> {
+    let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/tests/it/golden");
+    let mut requests = BTreeMap::new();
+    for file in ["dominator", "image_server", "mdb", "object_server", "subd"] {
+        let text = fs::read_to_string(place.join(file).with_extension("txt")).unwrap();
+        for part in text.split("== ").skip(1) {
+            let (name, rest) = part.split_once('\n').unwrap();
+            let between = |from: &str, to: &str| {
+                let (_, rest) = rest.split_once(from).unwrap();
+                rest.split_once(to).unwrap().0.replace(['\n', ' '], "")
+            };
+            let bincode = between("request, bincode:\n", "request, JSON:\n");
+            let digits = bincode.as_bytes().chunks(2);
+            let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16);
+            let bincode = digits.map(|pair| byte(pair).unwrap()).collect();
+            let json = between("request, JSON:\n", "reply, bincode:\n").into_bytes();
+            requests.insert(name.to_owned(), [bincode, json]);
+        }
+    }
+    requests
+}
+
+/// Connects with `shown`, if that is a certificate, and trusts `ca_pem`.
+fn connector(ca_pem: &str, shown: Option<&Issued>) -> TlsConnector {
+    let mut roots = rustls::RootCertStore::empty();
+    for der in CertificateDer::pem_slice_iter(ca_pem.as_bytes()) {
+        roots.add(der.unwrap()).unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match shown {
+        None => builder.with_no_client_auth(),
+        Some(issued) => {
+            let chain = CertificateDer::pem_slice_iter(issued.certificate_pem.as_bytes());
+            let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes()).unwrap();
+            builder.with_client_auth_cert(chain.map(Result::unwrap).collect(), key).unwrap()
+        }
+    };
+    TlsConnector::from(Arc::new(config))
+}
+
+/// A daemon, and the name that it proves to have.
+#[derive(Clone)]
+struct Target {
+    address: SocketAddr,
+    name: ServerName<'static>,
+}
+
+impl Target {
+    fn of(address: SocketAddr) -> Self {
+        Self { address, name: ServerName::from(address.ip()) }
+    }
+
+    /// Calls `method`; tells the status.
+    async fn status(
+        &self,
+        by: &TlsConnector,
+        (http2, json): (bool, bool),
+        method: &str,
+        requests: &[Vec<u8>; 2],
+    ) -> io::Result<u16> {
+        let stream = TcpStream::connect(self.address).await?;
+        let stream = TokioIo::new(by.connect(self.name.clone(), stream).await?);
+        let content_type = match (method, json) {
+            ("ObjectServer.AddObjects", _) => "application/x-dominator-objects",
+            (_, true) => "application/json",
+            (_, false) => "application/octet-stream",
+        };
+        let request = hyper::Request::post(format!("https://{}/rpc/{method}", self.address))
+            .header("host", self.address.to_string())
+            .header("content-type", content_type)
+            .header("dominator-protocol", 1)
+            .body(Full::new(Bytes::from(requests[usize::from(json)].clone())))
+            .unwrap();
+        let response = if http2 {
+            let (mut sender, connection) =
+                hyper::client::conn::http2::handshake(TokioExecutor::new(), stream)
+                    .await
+                    .map_err(io::Error::other)?;
+            tokio::spawn(connection);
+            sender.send_request(request).await
+        } else {
+            let (mut sender, connection) =
+                hyper::client::conn::http1::handshake(stream).await.map_err(io::Error::other)?;
+            tokio::spawn(connection);
+            sender.send_request(request).await
+        };
+        let response = response.map_err(io::Error::other)?;
+        let status = response.status().as_u16();
+        if status == 403 && json {
+            let body = response.into_body().collect().await.map_err(io::Error::other)?.to_bytes();
+            let text = String::from_utf8_lossy(&body).into_owned();
+            assert!(text.contains("\"denied\""), "{method}: {text}");
+        }
+        Ok(status)
+    }
+
+    async fn outcome(
+        &self,
+        by: &TlsConnector,
+        form: (bool, bool),
+        method: &str,
+        requests: &[Vec<u8>; 2],
+    ) -> Outcome {
+        let status = self.status(by, form, method, requests);
+        match tokio::time::timeout(REFUSED_WITHIN, status).await {
+            Ok(Err(_)) => Outcome::Unconnected,
+            Ok(Ok(403)) => Outcome::Denied,
+            Ok(Ok(_)) | Err(_) => Outcome::LetIn,
+        }
+    }
+}
+
+/// The daemons of a fleet, and an mdbd.
+struct Lab {
+    fleet: Fleet,
+    _mdbd: Daemon,
+    mdbd: SocketAddr,
+    directory: tempfile::TempDir,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let fleet = Fleet::start(Options {
+            programs: programs(directory.path()),
+            directory: directory.path().to_owned(),
+            subs: 1,
+            subd_flags: Vec::new(),
+            dominator_flags: Vec::new(),
+            insecure: false,
+            addresses: Addresses::private().unwrap(),
+            stop: Arc::new(AtomicBool::new(false)),
+        })
+        .unwrap();
+        let host = fleet.addresses().imageserver.ip();
+        let port = std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port();
+        let mdbd = SocketAddr::new(host, port);
+        fleet.certificates().of_daemon("mdbd", Set::Mdbd, &[&host.to_string()]).unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let config = format!("[[source]]\nfile = '{}'\n", path("mdb.json").display());
+        fs::write(path("mdbd.toml"), config).unwrap();
+        let mut words = fleet.certificates().flags("mdbd");
+        let flags = [
+            ("--config", path("mdbd.toml")),
+            ("--mdb", path("made.json")),
+            ("--state", path("mdbd")),
+            ("--listen", mdbd.to_string().into()),
+        ];
+        for (flag, value) in flags {
+            words.extend([flag.to_owned(), value.display().to_string()]);
+        }
+        let words = words.into_iter().map(Into::into).collect();
+        let program = programs(&path("more")).join("mdbd");
+        let mut daemon = Daemon::start("mdbd", &program, words, path("log/mdbd.log")).unwrap();
+        fleet.wait_for(mdbd, &mut daemon, Duration::from_secs(60)).unwrap();
+        Self { fleet, _mdbd: daemon, mdbd, directory }
+    }
+
+    /// Where `method` is answered.
+    fn target(&self, method: &MethodInfo) -> Target {
+        let addresses = self.fleet.addresses();
+        Target::of(match method.name.split_once('.').unwrap().0 {
+            "Dominator" => addresses.dominator,
+            "ImageServer" | "ObjectServer" => addresses.imageserver,
+            "MdbServer" => self.mdbd,
+            "Subd" => self.fleet.subs[0].address,
+            other => panic!("nothing answers for {other}"),
+        })
+    }
+
+    fn certificates(&self) -> &Certificates {
+        self.fleet.certificates()
+    }
+
+    fn authority(&self) -> &Authority {
+        self.certificates().authority().unwrap()
+    }
+
+    fn issue(&self, powers: &[&str]) -> Issued {
+        self.authority().issue(&wanted(powers)).unwrap()
+    }
+}
+
+fn wanted(powers: &[&str]) -> Request {
+    Request {
+        name: "somebody".to_owned(),
+        powers: Some(powers.iter().map(|power| (*power).to_owned()).collect()),
+        ..Request::default()
+    }
+}
+
+#[test]
+fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
+    let lab = Lab::new();
+    let requests = requests();
+    let methods: Vec<MethodInfo> =
+        common::api::methods().into_iter().filter(|method| !method.reserved).collect();
+    let ca_pem = lab.authority().ca_pem().to_owned();
+    let foreign = Authority::create(&AuthorityOptions::default()).unwrap();
+    let revoked = lab.issue(&["*.*"]);
+    let ended = Request {
+        start: Some(1_000_000_000),
+        lifetime: Duration::from_secs(60),
+        ..wanted(&["*.*"])
+    };
+    let ended = lab.authority().issue(&ended).unwrap();
+    let list = lab.authority().revocation_list(
+        &[Revocation {
+            serial: revoked.certificate.serial.clone(),
+            name: "somebody".to_owned(),
+            reason: Reason::default(),
+            revoked_at: 1_000_000_000,
+        }],
+        1,
+    );
+    let list = list.unwrap();
+    for holder in ["dominator", "imageserver", "mdbd", "sub-1"] {
+        fs::write(lab.directory.path().join("tls").join(holder).join("crl.pem"), &list).unwrap();
+    }
+    // Where nobody gets in, over any form.
+    let outside = [
+        ("foreign", connector(&ca_pem, Some(&foreign.issue(&wanted(&["*.*"])).unwrap()))),
+        ("ended", connector(&ca_pem, Some(&ended))),
+        ("revoked", connector(&ca_pem, Some(&revoked))),
+        ("trusting another authority", connector(foreign.ca_pem(), Some(&lab.issue(&["*.*"])))),
+    ];
+    let nobody = connector(&ca_pem, None);
+    let powerless = connector(&ca_pem, Some(&lab.issue(&["Nothing.AtAll"])));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        // The list has been read when the first daemon refuses, or soon after.
+        for method in &methods {
+            let target = lab.target(method);
+            let bodies = &requests[method.name];
+            while target.outcome(&outside[2].1, (true, true), method.name, bodies).await
+                != Outcome::Unconnected
+            {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        let checks = methods.iter().flat_map(|method| FORMS.map(|form| (*method, form)));
+        let checks = checks.map(|(method, form)| {
+            let (target, bodies) = (lab.target(&method), requests[method.name].clone());
+            let right = connector(&ca_pem, Some(&lab.issue(&[method.name])));
+            let (outside, nobody, powerless) = (outside.clone(), nobody.clone(), powerless.clone());
+            async move {
+                let name = method.name;
+                for (kind, by) in &outside {
+                    let got = target.outcome(by, form, name, &bodies).await;
+                    assert_eq!(got, Outcome::Unconnected, "{name} {form:?} {kind}");
+                }
+                let other =
+                    Target { name: ServerName::try_from("other").unwrap(), ..target.clone() };
+                let got = other.outcome(&right, form, name, &bodies).await;
+                assert_eq!(got, Outcome::Unconnected, "{name} {form:?} under another name");
+                let got = target.outcome(&nobody, form, name, &bodies).await;
+                assert_eq!(got, Outcome::Denied, "{name} {form:?} without a certificate");
+                let want = match method.access {
+                    Access::Authenticated => Outcome::LetIn,
+                    Access::Power | Access::PowerOrOwner => Outcome::Denied,
+                };
+                let got = target.outcome(&powerless, form, name, &bodies).await;
+                assert_eq!(got, want, "{name} {form:?} with another power");
+                let got = target.outcome(&right, form, name, &bodies).await;
+                assert_eq!(got, Outcome::LetIn, "{name} {form:?} with the power");
+            }
+        });
+        // Each caller with the power disturbs those after it: what is asked is odd, and refused.
+        let mut running = futures_util::stream::iter(checks.map(tokio::spawn));
+        use futures_util::StreamExt as _;
+        while let Some(check) = running.next().await {
+            check.await.unwrap();
+        }
+    });
+}
