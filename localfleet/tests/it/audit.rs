@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use common::api::image_server::directories::{ListDirectories, ListDirectoriesRequest};
 use common::audit::record::{Event, Outcome, open};
 use common::daemon::audit::files_of;
-use common::wire::Effect;
+use common::wire::{Effect, Security};
 use localfleet::fleet::client_of;
 use localfleet::process::Daemon;
 use serde_json::json;
@@ -95,7 +95,7 @@ fn domtool_audit(bin: &Path, words: &[&str]) -> (i32, String) {
 fn every_method_that_changes_something_is_recorded_by_its_daemon() {
     let tree = tempfile::tempdir().unwrap();
     trees::make(tree.path(), 1);
-    let mut scenario = Scenario::start(1);
+    let mut scenario = Scenario::start_insecure(1);
     scenario.add("test/1", tree.path());
     scenario.converge("test/1");
     let (addresses, sub) = (scenario.fleet.addresses().clone(), scenario.fleet.subs[0].address);
@@ -226,7 +226,7 @@ fn a_killed_daemon_has_everything_on_record_that_it_did() {
     }
     wait_for(address);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let client = client_of(address);
+    let client = client_of(address, &Security::Insecure);
     let mut there = BTreeSet::new();
     let mut request = ListDirectoriesRequest::default();
     loop {
@@ -288,7 +288,7 @@ fn pages_change_nothing_and_foreign_texts_in_them_are_text() {
     trees::make(tree.path(), 1);
     fs::create_dir_all(tree.path().join("etc")).unwrap();
     fs::write(tree.path().join("etc/\"><script>alert(3)<!--"), "x").unwrap();
-    let mut scenario = Scenario::start(1);
+    let mut scenario = Scenario::start_insecure(1);
     scenario.add("test/1", tree.path());
     let addresses = scenario.fleet.addresses().clone();
     let sub = scenario.fleet.subs[0].address;
