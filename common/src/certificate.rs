@@ -23,7 +23,7 @@ pub mod register;
 pub mod sets;
 
 pub use authority::{Authority, AuthorityError, AuthorityOptions, Issued, Request};
-pub use place::{PlaceError, Replace};
+pub use place::{PlaceError, Replace, may_write};
 pub use reading::is_pattern;
 pub use register::{Register, RegisterError};
 

@@ -2,6 +2,7 @@
 
 mod audit;
 pub mod budgets;
+mod cert;
 pub mod events;
 pub mod explain;
 pub mod facts;
@@ -220,6 +221,11 @@ enum Command {
     GetConfig(settings::Get),
     /// Show how the dominator itself is doing
     Status,
+    /// Make, show and revoke certificates; needs neither a dominator nor a certificate
+    Cert {
+        #[command(subcommand)]
+        command: cert::Command,
+    },
     #[command(flatten)]
     Documents(Documents),
 }
@@ -246,6 +252,7 @@ impl Command {
             | Self::Audit(_)
             | Self::Backup { .. }
             | Self::Documents(_)
+            | Self::Cert { .. }
             | Self::Status => false,
         }
     }
@@ -262,6 +269,12 @@ fn status_of(text: &str) -> Result<Status, String> {
 pub async fn run(arguments: Arguments) -> ExitCode {
     if let Command::Documents(documents) = &arguments.command {
         return documents::run::<Arguments>(documents);
+    }
+    if let Command::Cert { command } = &arguments.command {
+        return match cert::run(arguments.format, command).await {
+            Ok(output) => output.print(),
+            Err(error) => exit(EXIT_FAILED, &report(&error), error.hints()),
+        };
     }
     if let Command::Audit(events::AuditArguments { log: Some(command), .. }) = &arguments.command {
         return audit::run(command, arguments.format);
@@ -369,7 +382,9 @@ async fn ask(client: &Client, arguments: &Arguments) -> Result<Output, ToolError
             events::backup(client, file).await?;
             String::new()
         }
-        Command::Documents(_) => unreachable!("they are made before the dominator is asked"),
+        Command::Documents(_) | Command::Cert { .. } => {
+            unreachable!("they are done before the dominator is asked")
+        }
         Command::Trust(order) => return trust::run(client, format, order).await,
         Command::Order(command) => return orders::run(client, format, command).await,
         Command::Plan(command) => return plan::run(client, format, command).await,

@@ -176,6 +176,7 @@ pub enum AuthorityError {
 /// A key that may sign certificates.
 pub struct Authority {
     certificate: Certificate,
+    der: Vec<u8>,
     issuer: Issuer<'static, KeyPair>,
     /// By which others find its key.
     key_id: KeyIdMethod,
@@ -264,13 +265,19 @@ impl Authority {
         let certificate = Certificate::read(der)?;
         let key_id = key_id(der);
         let issuer = Issuer::from_ca_cert_der(&der.into(), key).map_err(making("authority"))?;
-        Ok(Self { certificate, issuer, key_id, chain_pem, ca_pem })
+        Ok(Self { certificate, der: der.to_vec(), issuer, key_id, chain_pem, ca_pem })
     }
 
     /// What its certificate says.
     #[must_use]
     pub fn certificate(&self) -> &Certificate {
         &self.certificate
+    }
+
+    /// Its certificate.
+    #[must_use]
+    pub fn der(&self) -> &[u8] {
+        &self.der
     }
 
     /// The certificates of the roots: `ca.pem` of whoever trusts this authority.

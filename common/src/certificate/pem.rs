@@ -1,12 +1,13 @@
 //! Reads the PEM files of certificates and keys, and looks whether they belong together.
 
+use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use x509_parser::prelude::{CertificateRevocationList, FromDer as _, X509Certificate};
 
 /// The most bytes that a file of certificates or keys may have.
 pub const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -110,4 +111,56 @@ pub fn is_signed_by(der: &[u8], issuer: &[u8]) -> bool {
     };
     one.issuer().as_raw() == by.subject().as_raw()
         && one.verify_signature(Some(by.public_key())).is_ok()
+}
+
+/// A list of revoked certificates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RevocationList {
+    /// The name of the authority that made it, encoded.
+    issuer: Vec<u8>,
+    /// The serial numbers in it.
+    serials: BTreeSet<Vec<u8>>,
+    /// When the next one is to come, in seconds since 1970.
+    pub next_update: Option<i64>,
+    /// The higher, the newer, of those of one authority.
+    pub number: Option<u64>,
+}
+
+impl RevocationList {
+    /// True if it is of the authority that issued the certificate `der`, and lists it. Who has
+    /// signed it is not looked at.
+    #[must_use]
+    pub fn lists(&self, der: &[u8]) -> bool {
+        X509Certificate::from_der(der).is_ok_and(|(_, x509)| {
+            x509.issuer().as_raw() == self.issuer && self.serials.contains(x509.raw_serial())
+        })
+    }
+}
+
+/// All lists of revoked certificates in a file, in its order.
+///
+/// # Errors
+///
+/// [`PemError`].
+pub fn revocation_lists_of(path: &Path) -> Result<Vec<RevocationList>, PemError> {
+    let text = read_limited(path)?;
+    let pem_error = |source| PemError::Pem { path: path.to_owned(), source };
+    let mut lists = Vec::new();
+    for der in CertificateRevocationListDer::pem_slice_iter(text.as_bytes()) {
+        let der = der.map_err(pem_error)?;
+        let (_, list) = CertificateRevocationList::from_der(&der).map_err(|_| PemError::Text {
+            path: path.to_owned(),
+            why: "it holds a list of revoked certificates that cannot be read",
+        })?;
+        lists.push(RevocationList {
+            issuer: list.issuer().as_raw().to_vec(),
+            serials: list
+                .iter_revoked_certificates()
+                .map(|one| one.raw_serial().to_vec())
+                .collect(),
+            next_update: list.next_update().map(|time| time.timestamp()),
+            number: list.crl_number().and_then(|number| u64::try_from(number).ok()),
+        });
+    }
+    Ok(lists)
 }

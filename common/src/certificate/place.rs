@@ -104,12 +104,9 @@ impl Issued {
         if !fs::exists(directory)? {
             return new_directory(directory, &contents, 0o755);
         }
-        if replace == Replace::Own {
-            let name = &self.certificate.common_name;
-            expect_own(directory, name)?;
-            if has_authority(&directory.join("ca.pem"), ca_pem)? {
-                contents.remove(0);
-            }
+        may_write(directory, &self.certificate.common_name, ca_pem, replace)?;
+        if replace == Replace::Own && fs::exists(directory.join("ca.pem"))? {
+            contents.remove(0);
         }
         // Nothing is written that would be the same: a key that stays is not replaced.
         contents.retain(|content| {
@@ -117,6 +114,25 @@ impl Issued {
         });
         into(directory, &contents)
     }
+}
+
+/// Whether [`Issued::write`] would write a certificate of `name` into `directory`, or refuse to
+/// overwrite what is there. Looked at before it is issued, none is issued for nothing.
+///
+/// # Errors
+///
+/// [`PlaceError`].
+pub fn may_write(
+    directory: &Path,
+    name: &str,
+    ca_pem: &str,
+    replace: Replace,
+) -> Result<(), PlaceError> {
+    if replace == Replace::Any {
+        return Ok(());
+    }
+    expect_own(directory, name)?;
+    expect_authority(&directory.join("ca.pem"), ca_pem)
 }
 
 /// Refuses a directory with the certificate of somebody else.
@@ -135,11 +151,10 @@ fn expect_own(directory: &Path, name: &str) -> Result<(), PlaceError> {
     Err(PlaceError::Other { path: directory.to_owned(), holder, name: name.to_owned() })
 }
 
-/// True if the file `path` has the authorities in `ca_pem`, and perhaps others; false if there is
-/// no file.
-fn has_authority(path: &Path, ca_pem: &str) -> Result<bool, PlaceError> {
+/// Refuses a file that has not the authorities in `ca_pem`; it may have others too.
+fn expect_authority(path: &Path, ca_pem: &str) -> Result<(), PlaceError> {
     if !fs::exists(path)? {
-        return Ok(false);
+        return Ok(());
     }
     let text = read_limited(path).map_err(|error| io::Error::other(error.to_string()))?;
     // Both are as the same program has written them, or as an operator has joined them.
@@ -150,7 +165,7 @@ fn has_authority(path: &Path, ca_pem: &str) -> Result<bool, PlaceError> {
     };
     let have = blocks(&text);
     if blocks(ca_pem).iter().all(|block| have.contains(block)) {
-        return Ok(true);
+        return Ok(());
     }
     Err(PlaceError::Authorities { path: path.to_owned() })
 }
@@ -255,7 +270,12 @@ fn write(path: &Path, content: &Content<'_>, old: Option<&std::fs::Metadata>) ->
     if let Some(old) = old {
         let new = file.metadata()?;
         if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
-            std::os::unix::fs::fchown(file.file(), Some(old.uid()), Some(old.gid()))?;
+            let given = std::os::unix::fs::fchown(file.file(), Some(old.uid()), Some(old.gid()));
+            given.map_err(|error| {
+                let path = path.display();
+                let text = format!("cannot give {path} the owner of the file it replaces: {error}");
+                io::Error::new(error.kind(), text)
+            })?;
         }
         // A secret may stay readable by a group, and not by everybody.
         let allowed = if content.mode & 0o077 == 0 { 0o640 } else { 0o777 };

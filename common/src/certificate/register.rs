@@ -21,7 +21,7 @@ use fs_err as fs;
 
 use super::Certificate;
 use super::authority::{Authority, AuthorityError, Issued, Request, now};
-use super::pem::read_limited;
+use super::pem::revocation_lists_of;
 use super::place::{self, Content, PlaceError};
 use super::record::{LineError, Reason, Record, Revocation, line, rows};
 
@@ -173,6 +173,12 @@ pub struct Held<'a> {
 }
 
 impl Held<'_> {
+    /// What those who trust the authority must have.
+    #[must_use]
+    pub fn ca_pem(&self) -> &str {
+        self.register.authority.ca_pem()
+    }
+
     /// What was issued, the oldest first.
     ///
     /// # Errors
@@ -241,12 +247,9 @@ impl Held<'_> {
         }
         all.extend(new.iter().cloned());
         let path = self.register.path("crl.pem");
-        let number = match fs::exists(&path)? {
-            true => list_number(&path)?.saturating_add(1),
-            false => 0,
-        };
         // Also if the last list is lost, the next one has a higher number.
-        let number = number.max(u64::try_from(now()).unwrap_or_default());
+        let next = list_number(&path).map_or(0, |number| number.saturating_add(1));
+        let number = next.max(u64::try_from(now()).unwrap_or_default());
         let list = self.register.authority.revocation_list(&all, number)?;
         let content = Content { name: "crl.pem", text: &list, mode: 0o644 };
         place::into(&self.register.directory, &[content])?;
@@ -254,19 +257,10 @@ impl Held<'_> {
     }
 }
 
-/// The number of a list of revoked certificates; none if it has none that can be read, so that a
-/// list that was damaged does not keep anybody from revoking.
-fn list_number(path: &Path) -> Result<u64, RegisterError> {
-    use rustls::pki_types::CertificateRevocationListDer;
-    use rustls::pki_types::pem::PemObject as _;
-    use x509_parser::prelude::{CertificateRevocationList, FromDer as _};
-    let text = read_limited(path).map_err(AuthorityError::Pem)?;
-    let Ok(der) = CertificateRevocationListDer::from_pem_slice(text.as_bytes()) else {
-        return Ok(0);
-    };
-    let read = CertificateRevocationList::from_der(&der).ok();
-    let number = read.as_ref().and_then(|(_, list)| list.crl_number());
-    Ok(number.and_then(|number| u64::try_from(number).ok()).unwrap_or(0))
+/// The number of the list in the file `path`, if it is there and can be read: one that was damaged
+/// keeps nobody from revoking.
+fn list_number(path: &Path) -> Option<u64> {
+    revocation_lists_of(path).ok()?.first()?.number
 }
 
 #[cfg(test)]

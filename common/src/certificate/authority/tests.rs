@@ -44,7 +44,7 @@ fn printed(directory: &Path, file: &str) -> String {
             _ if is_bytes(line) => continue,
             text if text.starts_with("Not ") => continue,
             text if text.starts_with("DirName") => continue,
-            _ => kept.push(line.trim_end().replace(" = ", "=")),
+            _ => kept.push(line.trim_end().replace(" = ", "=").replace("    ", " ")),
         }
     }
     kept.join("\n") + "\n"

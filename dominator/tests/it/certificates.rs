@@ -1,0 +1,314 @@
+//! `domtool cert` as operators use it: authorities, certificates, fleets, revocation; killed and
+//! by several at once.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::certificate::pem::{certificates_of, is_signed_by, key_belongs};
+use common::certificate::{Authority, AuthorityOptions, Certificate, Register};
+use expect_test::expect;
+
+use crate::stage::said;
+
+fn domtool(directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_domtool"));
+    command.args(arguments).current_dir(directory).env("HOME", directory);
+    command
+}
+
+fn run(directory: &Path, arguments: &[&str]) -> Output {
+    domtool(directory, arguments).output().unwrap()
+}
+
+/// Runs it, and fails the test if it fails.
+fn done(directory: &Path, arguments: &[&str]) -> Output {
+    let output = run(directory, arguments);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {:?}", said(&output));
+    output
+}
+
+fn read(path: &Path) -> Certificate {
+    Certificate::read(&certificates_of(path).unwrap()[0]).unwrap()
+}
+
+/// What it exits with, prints and says, without what differs each time.
+fn plain(output: &Output) -> String {
+    let (code, data, talk) = said(output);
+    let text = format!("{data}{talk}exit {}\n", code.unwrap());
+    let mut plain = String::new();
+    for line in text.lines() {
+        let varies = ["serial", "fingerprint", "valid until"];
+        match varies.iter().find(|name| line.starts_with(**name)) {
+            Some(name) => plain += name,
+            None => plain += line.split(", valid until").next().unwrap().trim_end(),
+        }
+        plain += "\n";
+    }
+    plain
+}
+
+#[test]
+fn a_newcomer_needs_two_commands() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let output = run(path, &["cert", "ca", "ca", "--name", "Example Inc"]);
+    expect![[r#""#]].assert_eq(&plain(&output));
+    let everything = [
+        "cert",
+        "issue",
+        "--ca",
+        "ca",
+        "--out",
+        "tls",
+        "--name",
+        "images",
+        "--host",
+        "images.example.org",
+        "--method",
+        "*",
+    ];
+    expect![[r#""#]].assert_eq(&plain(&run(path, &everything)));
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "ca"])));
+    let mode = |file: &str| std::fs::metadata(path.join(file)).unwrap().permissions().mode();
+    assert_eq!(
+        ["ca", "ca/ca.key", "tls", "tls/key.pem"].map(|file| mode(file) & 0o777),
+        [0o700, 0o600, 0o755, 0o600]
+    );
+    let verify = Command::new("openssl")
+        .args(["verify", "-x509_strict", "-CAfile", "tls/ca.pem", "-purpose", "sslserver"])
+        .args(["-verify_hostname", "images.example.org", "tls/cert.pem"])
+        .current_dir(path)
+        .output()
+        .expect("these tests need the program openssl");
+    assert_eq!(String::from_utf8(verify.stdout).unwrap(), "tls/cert.pem: OK\n");
+}
+
+#[test]
+fn what_is_there_is_renewed_or_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "ca", "--name", "Example Inc"]);
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "ca", "ca"])));
+    let issue = |name: &str, more: &[&str]| {
+        let start = ["cert", "issue", "--ca", "ca", "--out", "tls", "--name", name];
+        run(path, &[&start, more].concat())
+    };
+    let key = || std::fs::read_to_string(path.join("tls/key.pem")).unwrap();
+    expect![[r#""#]].assert_eq(&plain(&issue("alice", &["--set", "viewer", "--group", "web"])));
+    let (first, first_key) = (read(&path.join("tls/cert.pem")), key());
+    expect![[r#""#]].assert_eq(&plain(&issue("alice", &["--lifetime", "90d"])));
+    let second = read(&path.join("tls/cert.pem"));
+    assert_ne!(first.serial, second.serial);
+    assert_eq!(key(), first_key);
+    expect![[r#""#]].assert_eq(&plain(&issue("bob", &[])));
+    assert_eq!(read(&path.join("tls/cert.pem")), second);
+    issue("alice", &["--new-key"]);
+    assert_ne!(key(), first_key);
+    let second_key = key();
+    // Who has had the key of a revoked certificate does not get another one for it.
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "revoke", "--ca", "ca", "bob"])));
+    let revoked = run(path, &["cert", "revoke", "--ca", "ca", "alice", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&revoked.stdout).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), 3, "{json}");
+    std::fs::copy(path.join("ca/crl.pem"), path.join("tls/crl.pem")).unwrap();
+    let shown = run(path, &["cert", "show", "tls", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(json["faults"][0], "it is revoked: crl.pem lists it", "{json}");
+    assert_eq!(shown.status.code(), Some(3));
+    issue("alice", &[]);
+    assert_ne!(key(), second_key);
+    done(path, &["cert", "show", "tls"]);
+    issue("bob", &["--force"]);
+    assert_eq!(read(&path.join("tls/cert.pem")).common_name, "bob");
+    let bad = issue("bob", &["--method", "ObjectServer.Get"]);
+    assert_eq!(bad.status.code(), Some(2));
+    assert!(said(&bad).2.contains("there are ObjectServer.AddObjects"), "{:?}", said(&bad));
+}
+
+#[test]
+fn what_is_wrong_in_a_directory_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let now = common::certificate::authority::now();
+    let day = std::time::Duration::from_secs(86_400);
+    let authority = Authority::create(&AuthorityOptions {
+        name: "Old".into(),
+        lifetime: day * 9,
+        start: Some(now - 10 * 86_400),
+    });
+    let authority = authority.unwrap();
+    let request = common::certificate::Request {
+        name: "web1".into(),
+        start: Some(now - 9 * 86_400),
+        lifetime: day,
+        ..Default::default()
+    };
+    let issued = authority.issue(&request).unwrap();
+    let tls = path.join("tls");
+    issued.write(&tls, authority.ca_pem(), common::certificate::Replace::Own).unwrap();
+    let mode = std::fs::Permissions::from_mode(0o644);
+    std::fs::set_permissions(tls.join("key.pem"), mode).unwrap();
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
+    let other = Authority::create(&AuthorityOptions::default()).unwrap();
+    std::fs::write(tls.join("ca.pem"), other.ca_pem()).unwrap();
+    std::fs::write(tls.join("key.pem"), other.key_pem()).unwrap();
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls/key.pem"])));
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "."])));
+}
+
+#[test]
+fn an_intermediate_issues_and_only_its_root_is_trusted() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "ca", "--name", "Root"]);
+    done(path, &["cert", "ca", "zone", "--name", "Zone", "--intermediate-of", "ca"]);
+    let host = ["--name", "web1", "--host", "web1", "--set", "subd"];
+    done(path, &[&["cert", "issue", "--ca", "zone", "--out", "tls"][..], &host].concat());
+    let ca = |directory: &str| std::fs::read(path.join(directory).join("ca.pem")).unwrap();
+    assert_eq!((ca("zone"), ca("tls")), (ca("ca"), ca("ca")));
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
+    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "zone"])));
+    let again = ["cert", "ca", "further", "--name", "Further", "--intermediate-of", "zone"];
+    expect![[r#""#]].assert_eq(&plain(&run(path, &again)));
+    // What another authority has issued is revoked there; the zone itself by its root.
+    let foreign = run(path, &["cert", "revoke", "--ca", "ca", "tls/cert.pem"]);
+    expect![[r#""#]].assert_eq(&plain(&foreign));
+    done(path, &["cert", "revoke", "--ca", "zone", "tls/cert.pem"]);
+    done(path, &["cert", "revoke", "--ca", "ca", "Zone", "--reason", "ca-compromise"]);
+}
+
+/// The certificates of a fleet in `out`, each of which must be whole.
+fn whole(out: &Path, authority: &Authority) -> BTreeMap<String, Certificate> {
+    let mut found = BTreeMap::new();
+    let Ok(entries) = std::fs::read_dir(out) else { return found };
+    for entry in entries {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        // What has no name yet is taken away by whoever comes next.
+        if name.starts_with('.') {
+            continue;
+        }
+        let der = certificates_of(&entry.path().join("cert.pem")).unwrap().remove(0);
+        assert!(key_belongs(&entry.path().join("key.pem"), &der).unwrap(), "{name}");
+        assert!(is_signed_by(&der, authority.der()), "{name}");
+        let ca_pem = std::fs::read_to_string(entry.path().join("ca.pem")).unwrap();
+        assert_eq!(ca_pem, authority.ca_pem(), "{name}");
+        let certificate = Certificate::read(&der).unwrap();
+        assert_eq!(certificate.common_name, name);
+        found.insert(name, certificate);
+    }
+    found
+}
+
+#[test]
+fn a_fleet_gets_what_it_lacks() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "ca", "--name", "Root"]);
+    let authority = Authority::load(&path.join("ca")).unwrap();
+    let mdb = |text: &str| std::fs::write(path.join("mdb"), text).unwrap();
+    mdb(r#"[{"Hostname": "web1", "IpAddress": "192.0.2.1"}, {"Hostname": "web2"}]"#);
+    let issue = |more: &[&str]| {
+        let start = ["cert", "issue", "--ca", "ca", "--out", "out", "--mdb", "mdb"];
+        run(path, &[&start, more].concat())
+    };
+    let brief = |output: &Output| {
+        let (code, _, talk) = said(output);
+        format!("{talk}exit {}\n", code.unwrap())
+    };
+    expect![[r#""#]].assert_eq(&brief(&issue(&[])));
+    let first = whole(&path.join("out"), &authority);
+    assert_eq!(first["web1"].hosts, ["web1", "192.0.2.1"]);
+    let powers: Vec<&str> = first["web2"].identity.powers.patterns().collect();
+    assert_eq!(powers, ["ObjectServer.GetObjects"]);
+    expect![[r#""#]].assert_eq(&brief(&issue(&[])));
+    assert_eq!(whole(&path.join("out"), &authority), first);
+    // One has another address now, one is gone, one is new, one cannot be.
+    mdb(r#"[{"Hostname": "web1", "IpAddress": "192.0.2.2"}, {"Hostname": "web3"},
+            {"Hostname": "*.example"}, {"Hostname": "web2"}]"#);
+    let key = std::fs::read(path.join("out/web1/key.pem")).unwrap();
+    let output = issue(&["--format", "json"]);
+    expect![[r#""#]].assert_eq(&brief(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows: Vec<(&str, &str)> = json
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| (row["hostname"].as_str().unwrap(), row["done"].as_str().unwrap()))
+        .collect();
+    let want = [("*.example", "failed"), ("web1", "renewed"), ("web2", "kept"), ("web3", "made")];
+    assert_eq!(rows, want);
+    assert_eq!(std::fs::read(path.join("out/web1/key.pem")).unwrap(), key);
+    // What is revoked, or ends soon, is made anew.
+    done(path, &["cert", "revoke", "--ca", "ca", "web3"]);
+    mdb(r#"[{"Hostname": "web3"}, {"Hostname": "web2"}]"#);
+    expect![[r#""#]].assert_eq(&brief(&issue(&[])));
+    expect![[r#""#]].assert_eq(&brief(&issue(&["--renew-before", "400d"])));
+}
+
+#[test]
+fn killed_at_any_moment_a_fleet_has_whole_certificates_or_none() {
+    const MACHINES: usize = 60;
+    const KILLS: usize = 5;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "ca", "--name", "Root"]);
+    let authority = Authority::load(&path.join("ca")).unwrap();
+    let hosts: Vec<String> =
+        (0..MACHINES).map(|index| format!("{{\"Hostname\": \"web{index}\"}}")).collect();
+    std::fs::write(path.join("mdb"), format!("[{}]", hosts.join(","))).unwrap();
+    let arguments = ["cert", "issue", "--ca", "ca", "--out", "out", "--mdb", "mdb"];
+    let out = path.join("out");
+    for kill in 1..=KILLS {
+        let silent = std::process::Stdio::null();
+        let mut child = domtool(path, &arguments).stderr(silent).spawn().unwrap();
+        // Some more each time, whatever the machine is doing.
+        let wanted = kill * MACHINES / (KILLS + 1);
+        let count = || std::fs::read_dir(&out).map_or(0, Iterator::count);
+        while count() < wanted && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        whole(&out, &authority);
+    }
+    done(path, &arguments);
+    let found = whole(&out, &authority);
+    assert_eq!(found.len(), MACHINES);
+    assert_eq!(std::fs::read_dir(&out).unwrap().count(), MACHINES, "nothing else is there");
+    let register = Register::open(&path.join("ca")).unwrap();
+    let issued = register.lock().unwrap().issued().unwrap();
+    for certificate in found.values() {
+        assert!(issued.iter().any(|record| record.serial == certificate.serial));
+    }
+}
+
+#[test]
+fn several_can_work_with_one_authority() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "ca", "--name", "Root"]);
+    done(path, &["cert", "issue", "--ca", "ca", "--out", "old", "--name", "old"]);
+    let mut children = Vec::new();
+    for index in 0..4 {
+        let (out, name) = (format!("out{index}"), format!("name{index}"));
+        let issue = ["cert", "issue", "--ca", "ca", "--out", &out, "--name", &name];
+        children.push(domtool(path, &issue).spawn().unwrap());
+        let revoke = ["cert", "revoke", "--ca", "ca", "old"];
+        children.push(domtool(path, &revoke).spawn().unwrap());
+    }
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let register = Register::open(&path.join("ca")).unwrap();
+    let held = register.lock().unwrap();
+    let mut names: Vec<String> =
+        held.issued().unwrap().into_iter().map(|record| record.name).collect();
+    names.sort();
+    assert_eq!(names, ["name0", "name1", "name2", "name3", "old"]);
+    assert_eq!(held.revoked().unwrap().len(), 1);
+}
