@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use common::api::image_server::collection::CollectRequest;
 use common::object::ObjectId;
-use common::wire::Security;
 use common::wire::client::Client;
 use common::wire::object_stream::Form;
 use imageserver::collection::Collector;
