@@ -40,7 +40,9 @@ fn page(service: &Service, frame: &Frame) -> String {
             .iter()
             .map(|failure| {
                 let text = format!("{} {}", failure.service, failure.verb);
-                vec![Cell::Mark { mark: Mark::Bad, text }, Cell::Text(failure.output.clone())]
+                // What the command printed before may be for fewer eyes; subtool poll shows it.
+                let end = failure.output.trim_end().lines().last().unwrap_or_default();
+                vec![Cell::Mark { mark: Mark::Bad, text }, Cell::Text(end.to_owned())]
             })
             .collect();
         body.push_str(&table(&["Service", "Output"], &rows));

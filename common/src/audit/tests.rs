@@ -95,10 +95,7 @@ fn a_record_is_a_line_of_json_that_anybody_can_hash() {
                 text: "it is in use".to_owned(),
             },
         );
-    expect_test::expect![[r#"
-        {"sequence":1,"time":"2023-11-14T22:13:20.123456Z","daemon":"imageserver","kind":"begun","user":"alice","groups":"web","address":"10.0.0.7:41234","method":"ImageServer.DeleteImage","arguments":"image=web/7","why":"old","previous":"0000000000000000000000000000000000000000000000000000000000000000","hash":"93cb3f1a58bdf14b4ef5f8ad0ec5e0ff4ca8ed6dbb8f01bbb3d4b4c0ce9e2c8d"}
-    "#]]
-    .assert_eq(&lines);
+    expect_test::expect_file!["tests/records.jsonl"].assert_eq(&lines);
 }
 
 #[test]
@@ -172,12 +169,13 @@ fn every_kind_of_tampering_is_found() {
             let mut chain = Chain::new("testd", Some(head_of(&files[0][2])));
             let line = chain.append(Time { seconds: 9, nanoseconds: 0 }, decided(9));
             files[0].insert(3, line);
-        }, &["log.1, line 5, record 4: it stands behind record 4: it was moved, added or repeated"]),
+        }, &["log.1, line 5, record 4: it stands behind record 4: it was moved, added or \
+              repeated"]),
         ("a foreign line is added", |files| files[0].insert(2, "hello\n".to_owned()),
             &["log.1, line 3: it is no whole record"]),
         ("the first line is removed", |files| drop(files[1].remove(0)), &[
-            "log.2, line 1, record 7: the file does not begin with the line that begins a file: \
-             lines before it are missing",
+            "log.2, line 1, record 7: the file does not begin with the line that begins files: \
+             what was before it is missing",
             "log.2, line 1, record 7: record 6 is missing before it",
         ]),
         ("the end of a file is cut", |files| files[0].truncate(4),

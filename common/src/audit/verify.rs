@@ -68,7 +68,7 @@ pub enum Trouble {
     },
     /// A file does not begin as files do.
     #[error(
-        "the file does not begin with the line that begins a file: lines before it are missing"
+        "the file does not begin with the line that begins files: what was before it is missing"
     )]
     Headless,
     /// A file without a line.
@@ -328,7 +328,7 @@ impl Verifier {
         }
     }
 
-    /// Says what the lines were that are no records; `next` is the record behind them, and `is_last`
+    /// Says what the lines were that are no records. `next` is the record behind them; `is_last`
     /// is true if nothing follows at all.
     fn settle(&mut self, next: Option<&Sealed>, is_last: bool) {
         let Some(junk) = self.junk.take() else { return };

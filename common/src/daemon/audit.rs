@@ -41,8 +41,8 @@ const TELL_HEAD_INTERVAL: Duration = Duration::from_secs(3_600);
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct AuditArgs {
     /// File of the audit log: every change, with who asked for it and what became of it. By
-    /// default audit/audit.log where this daemon keeps what it remembers. See it with `domtool audit
-    /// show`, and check it with `domtool audit verify`
+    /// default it is audit/audit.log where this daemon keeps what it remembers. See it with
+    /// `domtool audit show`, and check it with `domtool audit verify`
     #[arg(long, value_name = "FILE", help_heading = "Audit log")]
     pub audit_log: Option<PathBuf>,
 

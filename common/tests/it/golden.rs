@@ -6,13 +6,14 @@
 use std::fmt::{Debug, Write as _};
 
 use common::api::{dominator, image_server, mdb, object_server, subd};
+use common::audit::brief::Brief;
 use common::object::Algorithm;
 use common::tree::{Child, Directory, text};
 use common::wire::codec::{Encoding, decode, encode};
 use common::wire::object_stream::{Form, Head};
 use common::wire::packing;
 use common::wire::server::head_bytes;
-use common::wire::{Fault, FaultCode, Method};
+use common::wire::{Effect, Fault, FaultCode, Method};
 use expect_test::{ExpectFile, expect_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -61,6 +62,10 @@ impl Pinned {
         writeln!(self.text, "== {}", M::NAME).unwrap();
         both(&mut self.text, "request", &request);
         both(&mut self.text, "reply", &reply);
+        if M::EFFECT != Effect::Tells {
+            let Brief { arguments, why, who } = M::brief(&request);
+            writeln!(self.text, "audit:\n  {arguments} | {why} | {who}").unwrap();
+        }
         self.text.push('\n');
     }
 

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
+mod audit;
 mod golden;
 mod hostile;
+mod pages;
 mod protocol;
 mod samples;
 mod tidy;

@@ -1,7 +1,7 @@
 //! `ObjectServer.GetObjects` and `GET /objects/<id>`: content, a chunk at a time.
 //!
-//! A chunk is read when the transport asks for it, so that a slow reader costs two chunks of
-//! memory at most and no thread. Content is checked before the first byte of it is sent. It is packed for
+//! A chunk is read when the transport asks for it, so that a slow reader costs two chunks of memory
+//! at most and no thread. Content is checked before the first byte of it is sent. It is packed for
 //! who takes it packed; what is packed in the store is sent as it is.
 
 use std::io::{self, Read as _};

@@ -181,8 +181,11 @@ impl<'store> LocalReceiving<'store> {
             let former = self.objects.locate(&id)?;
             let before = former.as_ref().and_then(|located| located.length(&id));
             let is_other = former.is_some_and(|former| former.form != form);
-            if is_other && before.is_some() && self.objects.wounds().of(&id).is_none() {
-                // It is there, and on the medium before this one would be.
+            if is_other
+                && self.objects.size_bytes(&id)? == Some(self.size_bytes)
+                && self.objects.wounds().of(&id).is_none()
+            {
+                // It is there in another form, and on the medium before this one would be.
                 return Ok(Change { before, after: before });
             }
             let temporary = self.temporary.as_ref().expect("it is taken only here");

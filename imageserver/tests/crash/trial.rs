@@ -68,6 +68,10 @@ impl Lab {
         let (output, calls) = list(&lab.program(&data), &lab.free_path());
         assert_eq!(told(&output), Ok(Told::Done), "{output:?}");
         judge(change, &data, Told::Done, Aside::Nothing).unwrap();
+        let mut objects = entries(&data.join("objects/blake3")).into_iter();
+        let is_packed = |path: PathBuf| path.extension().is_some();
+        let has_packed = objects.any(|place| entries(&place).into_iter().any(is_packed));
+        assert_eq!(has_packed, change.packed > 0);
         lab.calls = calls;
         let count = |kind| lab.calls.iter().filter(|call| call.kind == kind).count();
         let (changes, looks) = (count(Kind::Change), count(Kind::Look));
@@ -258,13 +262,37 @@ fn expect_tidy(data: &Path, aside: Aside) -> Result<(), String> {
 fn expect_sound(objects: &Path) -> Result<(), String> {
     for directory in entries(&objects.join("blake3")) {
         for path in entries(&directory) {
-            let digest = Algorithm::Blake3.digest(&std::fs::read(&path).unwrap());
-            if path.file_name().unwrap() != digest.hex().as_str() {
-                return Err(format!("{} is corrupt", path.display()));
+            let corrupt = || Err(format!("{} is corrupt", path.display()));
+            let bytes = std::fs::read(&path).unwrap();
+            let content = match path.extension() {
+                None => bytes,
+                Some(_) => match unpacked(&bytes) {
+                    Some(content) => content,
+                    None => return corrupt(),
+                },
+            };
+            if path.file_stem().unwrap() != Algorithm::Blake3.digest(&content).hex().as_str() {
+                return corrupt();
             }
         }
     }
     Ok(())
+}
+
+/// The content of a packed file: behind its head are chunks of content or zstd frames.
+fn unpacked(file: &[u8]) -> Option<Vec<u8>> {
+    let mut rest = file.get(42..)?;
+    let mut content = Vec::new();
+    while let Some((head, behind)) = rest.split_first_chunk::<8>() {
+        let length = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap()) as usize;
+        let chunk = behind.get(..length(4))?;
+        match length(0) == chunk.len() {
+            true => content.extend_from_slice(chunk),
+            false => content.extend(zstd::decode_all(chunk).ok()?),
+        }
+        rest = &behind[chunk.len()..];
+    }
+    rest.is_empty().then_some(content)
 }
 
 fn entries(directory: &Path) -> Vec<PathBuf> {

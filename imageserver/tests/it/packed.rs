@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use common::api::image_server::collection::CollectRequest;
 use common::object::ObjectId;
+use common::wire::Security;
 use common::wire::client::Client;
 use common::wire::object_stream::Form;
 use imageserver::collection::Collector;
@@ -205,5 +206,18 @@ fn an_object_that_is_there_twice_counts_once_and_goes_whole() {
     assert_eq!(reply.removed.objects, 1);
     assert_eq!((path(Form::Plain).exists(), path(Form::Packed).exists()), (false, false));
     assert_eq!(store.objects.size_bytes(&id).unwrap(), None);
+
+    // One whose head is damaged is not there, and what comes takes its place in whatever form.
+    drop(store);
+    put(&Store::open_packing(data.path(), 3).unwrap());
+    let mut bytes = std::fs::read(path(Form::Packed)).unwrap();
+    bytes[5] ^= 1;
+    std::fs::remove_file(path(Form::Packed)).unwrap();
+    std::fs::write(path(Form::Packed), bytes).unwrap();
+    let store = Store::open(data.path()).unwrap();
+    assert_eq!(store.objects.size_bytes(&id).unwrap(), None);
+    put(&store);
+    assert_eq!(store.objects.size_bytes(&id).unwrap(), Some(100_000));
+    assert_eq!((path(Form::Plain).exists(), path(Form::Packed).exists()), (true, false));
     assert_eq!(files_in(data.path().join("incoming")), 0);
 }

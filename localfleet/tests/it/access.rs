@@ -188,7 +188,8 @@ impl Lab {
         let mdbd = SocketAddr::new(host, port);
         fleet.certificates().of_daemon("mdbd", Set::Mdbd, &[&host.to_string()]).unwrap();
         let path = |name: &str| directory.path().join(name);
-        let config = format!("[[source]]\nfile = '{}'\n", path("mdb.json").display());
+        let config =
+            format!("[[source]]\nname = 'fleet'\nfile = '{}'\n", path("mdb.json").display());
         fs::write(path("mdbd.toml"), config).unwrap();
         let mut words = fleet.certificates().flags("mdbd");
         let flags = [

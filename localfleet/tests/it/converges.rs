@@ -46,6 +46,15 @@ impl Scenario {
 
     /// With more flags for the dominator.
     pub fn start_with(subs: usize, dominator_flags: &[(&'static str, &str)]) -> Self {
+        Self::make(subs, dominator_flags, false)
+    }
+
+    /// Without certificates, for tests that speak HTTP by hand.
+    pub fn start_insecure(subs: usize) -> Self {
+        Self::make(subs, &[], true)
+    }
+
+    fn make(subs: usize, dominator_flags: &[(&'static str, &str)], insecure: bool) -> Self {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("filter"), FILTER).unwrap();
         fs::write(directory.path().join("triggers"), TRIGGERS).unwrap();
@@ -58,7 +67,7 @@ impl Scenario {
                 .iter()
                 .map(|(flag, value)| (*flag, (*value).to_owned()))
                 .collect(),
-            insecure: false,
+            insecure,
             addresses: Addresses::private().unwrap(),
             stop: Arc::new(AtomicBool::new(false)),
         })

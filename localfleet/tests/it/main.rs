@@ -3,6 +3,7 @@
 
 mod access;
 mod ahead;
+mod audit;
 mod bad_input;
 mod by_hand;
 mod converges;

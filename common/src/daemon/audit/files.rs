@@ -68,6 +68,8 @@ struct Scan {
     whole_bytes: u64,
     /// Its length, in bytes.
     length: u64,
+    /// The last record lacks its line feed, and nothing else.
+    lacks_end: bool,
 }
 
 impl Files {
@@ -110,7 +112,10 @@ impl Files {
         let (is_torn, is_stuck) = (false, false);
         let length = scan.length;
         let mut files = Self { settings, file, length, number, chain, is_torn, is_stuck };
-        if length == 0 {
+        if scan.lacks_end {
+            files.file.write_all(b"\n").and_then(|()| files.file.sync_data()).map_err(failed)?;
+            files.length += 1;
+        } else if length == 0 {
             files.append(vec![Event::File { file: number }]).map_err(failed)?;
         } else if scan.whole_bytes < length {
             files.tell_torn(scan.whole_bytes).map_err(failed)?;
@@ -355,10 +360,13 @@ fn scan(path: &Path) -> io::Result<Scan> {
         line.clear();
         let length = reader.read_until(b'\n', &mut line)?;
         if length == 0 {
+            scan.lacks_end &= scan.whole_bytes == scan.length;
             return Ok(scan);
         }
         scan.length += length as u64;
-        let Some(whole) = line.strip_suffix(b"\n") else { continue };
+        let whole = line.strip_suffix(b"\n");
+        scan.lacks_end = whole.is_none();
+        let whole = whole.unwrap_or(&line);
         let Ok(sealed) = open_line(whole) else { continue };
         scan.whole_bytes = scan.length;
         scan.head = Some(sealed.head);

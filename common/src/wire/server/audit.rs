@@ -230,3 +230,71 @@ impl Drop for Open {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::api::subd::{Commit, CommitRequest};
+    use crate::audit::quota::PER_MINUTE;
+    use crate::audit::record::{Record, open};
+    use crate::daemon::audit::{Keep, Settings};
+    use crate::wire::access::{Identity, Powers};
+
+    fn caller(powers: Powers) -> Caller {
+        let groups = BTreeSet::from(["web".to_owned(), "dba".to_owned()]);
+        let identity = Identity { user: Some("mallory".to_owned()), groups, powers, zone: None };
+        let address = "10.0.0.7:1".parse().unwrap();
+        Caller { address, local: address, unpacks: false, identity: Arc::new(identity) }
+    }
+
+    #[tokio::test]
+    async fn whoever_is_refused_all_the_time_does_not_fill_the_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
+        let settings = Settings { path: path.clone(), bytes_max: 1 << 20, keep: Keep::Files(1) };
+        let log = AuditLog::open(settings, "testd").await.unwrap();
+        let recorder = Recorder::default();
+        recorder.0.set(log.clone()).unwrap();
+        let denied = || Fault::new(FaultCode::Denied, "no power");
+        let request = CommitRequest { update_id: 1 };
+        // By its handler, and before that is asked.
+        for index in 0..200 {
+            let caller = caller(Powers::default());
+            if index % 2 == 0 {
+                let call = recorder.call::<Commit>(&caller, Some(&request));
+                let result: Result<(), Fault> = call.carried_out(|| async { Err(denied()) }).await;
+                result.unwrap_err();
+            } else {
+                recorder.denied(&caller, "Subd.Resume", Effect::Changes, &denied()).await;
+                recorder.denied(&caller, "Subd.Poll", Effect::Tells, &denied()).await;
+            }
+        }
+        // What is done all the same is recorded, with and without the power.
+        for powers in [Powers::default(), Powers::all()] {
+            let call = recorder.call::<Commit>(&caller(powers), Some(&request));
+            call.carried_out(|| async { Ok(()) }).await.unwrap();
+        }
+        log.close().await;
+        let text = std::fs::read_to_string(&path).unwrap();
+        let records = text.lines().map(|line| open(line.as_bytes()).unwrap().record.unwrap());
+        let (mut refused, mut done) = (0, Vec::new());
+        for Record { event, .. } in records {
+            match event {
+                Event::Denied { .. } => refused += 1,
+                Event::Ended { outcome: Outcome::Denied, .. } => refused += 1,
+                Event::Ended { outcome: Outcome::Done, of, .. } => done.push(of),
+                Event::Begun(act) => {
+                    let Act { user, groups, address, .. } = act;
+                    assert_eq!(user.as_deref(), Some("mallory"));
+                    assert_eq!((groups.as_str(), address.as_str()), ("dba,web", "10.0.0.7:1"));
+                }
+                _ => {}
+            }
+        }
+        // A minute may have ended meanwhile.
+        assert!((PER_MINUTE..=2 * PER_MINUTE).contains(&refused), "{refused}");
+        assert_eq!(done.len(), 2);
+    }
+}
