@@ -33,16 +33,26 @@ fn read(path: &Path) -> Certificate {
     Certificate::read(&certificates_of(path).unwrap()[0]).unwrap()
 }
 
-/// What it exits with, prints and says, without what differs each time.
+/// What it exits with, prints and says, without what differs each time, or with each new method.
 fn plain(output: &Output) -> String {
     let (code, data, talk) = said(output);
     let text = format!("{data}{talk}exit {}\n", code.unwrap());
     let mut plain = String::new();
     for line in text.lines() {
         let varies = ["serial", "fingerprint", "valid until"];
-        match varies.iter().find(|name| line.starts_with(**name)) {
+        match varies.iter().find(|name| line.trim_start().starts_with(**name)) {
             Some(name) => plain += name,
-            None => plain += line.split(", valid until").next().unwrap().trim_end(),
+            None => {
+                let line = line.split(", valid until").next().unwrap();
+                let line = line.split_inclusive(" ended on").next().unwrap().trim_end();
+                let is_count = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+                let words = line.split(' ').map(|word| match word {
+                    _ if word.is_empty() || !line.contains(" method") => word,
+                    _ if is_count(word) => "N",
+                    _ => word,
+                });
+                plain += &words.collect::<Vec<_>>().join(" ");
+            }
         }
         plain += "\n";
     }
@@ -54,7 +64,12 @@ fn a_newcomer_needs_two_commands() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let output = run(path, &["cert", "ca", "ca", "--name", "Example Inc"]);
-    expect![[r#""#]].assert_eq(&plain(&output));
+    expect![[r#"
+        Made the authority Example Inc in ca
+        Keep ca/ca.key secret, and a copy of it in a safe place.
+        exit 0
+    "#]]
+    .assert_eq(&plain(&output));
     let everything = [
         "cert",
         "issue",
@@ -69,9 +84,39 @@ fn a_newcomer_needs_two_commands() {
         "--method",
         "*",
     ];
-    expect![[r#""#]].assert_eq(&plain(&run(path, &everything)));
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "ca"])));
+    expect![[r#"
+        Made a key and a certificate for images in tls
+        It gives the power to call N methods: domtool cert show tls
+        exit 0
+    "#]]
+    .assert_eq(&plain(&run(path, &everything)));
+    expect![[r#"
+         holder       images
+         may call     Dominator: everything
+                      FileGenerator: everything
+                      ImageServer: everything
+                      MdbServer: everything
+                      ObjectServer: everything
+                      Subd: everything
+                      and the N methods that any certificate may
+         by           *.*
+         hosts        images.example.org
+        valid until
+         issued by    Example Inc
+        serial
+        fingerprint
+        exit 0
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
+    expect![[r#"
+         authority    Example Inc
+        valid until
+         issued by    Example Inc
+        serial
+        fingerprint
+        exit 0
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "ca"])));
     let mode = |file: &str| std::fs::metadata(path.join(file)).unwrap().permissions().mode();
     assert_eq!(
         ["ca", "ca/ca.key", "tls", "tls/key.pem"].map(|file| mode(file) & 0o777),
@@ -91,25 +136,50 @@ fn what_is_there_is_renewed_or_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     done(path, &["cert", "ca", "ca", "--name", "Example Inc"]);
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "ca", "ca"])));
+    expect![[r#"
+        error: ca/ca.key is there already: an authority is never overwritten
+        exit 1
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "ca", "ca"])));
     let issue = |name: &str, more: &[&str]| {
         let start = ["cert", "issue", "--ca", "ca", "--out", "tls", "--name", name];
         run(path, &[&start, more].concat())
     };
     let key = || std::fs::read_to_string(path.join("tls/key.pem")).unwrap();
-    expect![[r#""#]].assert_eq(&plain(&issue("alice", &["--set", "viewer", "--group", "web"])));
+    expect![[r#"
+        Made a key and a certificate for alice in tls
+        It gives the power to call N methods: domtool cert show tls
+        It names no host: it is for a person or a program, no daemon can use it.
+        exit 0
+    "#]]
+    .assert_eq(&plain(&issue("alice", &["--set", "viewer", "--group", "web"])));
     let (first, first_key) = (read(&path.join("tls/cert.pem")), key());
-    expect![[r#""#]].assert_eq(&plain(&issue("alice", &["--lifetime", "90d"])));
+    expect![[r#"
+        Renewed the certificate of alice in tls
+        It gives no powers beyond what any certificate gives.
+        It names no host: it is for a person or a program, no daemon can use it.
+        exit 0
+    "#]]
+    .assert_eq(&plain(&issue("alice", &["--lifetime", "90d"])));
     let second = read(&path.join("tls/cert.pem"));
     assert_ne!(first.serial, second.serial);
     assert_eq!(key(), first_key);
-    expect![[r#""#]].assert_eq(&plain(&issue("bob", &[])));
+    expect![[r#"
+        error: tls holds the certificate of alice, not of bob
+        hint: name another directory, or overwrite what is there: --force
+        exit 1
+    "#]]
+    .assert_eq(&plain(&issue("bob", &[])));
     assert_eq!(read(&path.join("tls/cert.pem")), second);
     issue("alice", &["--new-key"]);
     assert_ne!(key(), first_key);
     let second_key = key();
     // Who has had the key of a revoked certificate does not get another one for it.
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "revoke", "--ca", "ca", "bob"])));
+    expect![[r#"
+        error: this authority has issued no certificate with the name, or the number, bob
+        exit 1
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "revoke", "--ca", "ca", "bob"])));
     let revoked = run(path, &["cert", "revoke", "--ca", "ca", "alice", "--format", "json"]);
     let json: serde_json::Value = serde_json::from_slice(&revoked.stdout).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 3, "{json}");
@@ -151,13 +221,48 @@ fn what_is_wrong_in_a_directory_is_said() {
     issued.write(&tls, authority.ca_pem(), common::certificate::Replace::Own).unwrap();
     let mode = std::fs::Permissions::from_mode(0o644);
     std::fs::set_permissions(tls.join("key.pem"), mode).unwrap();
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
+    expect![[r#"
+         holder       web1
+         may call     only the N methods that any certificate may
+         hosts        none: for a person or a program, not for a daemon
+        valid until
+         issued by    Old
+        serial
+        fingerprint
+        WRONG: it ended on
+        WRONG: everybody can read key.pem: chmod 600 key.pem, or make a new key
+        WRONG: its authority Old ended on
+        exit 3
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
     let other = Authority::create(&AuthorityOptions::default()).unwrap();
     std::fs::write(tls.join("ca.pem"), other.ca_pem()).unwrap();
     std::fs::write(tls.join("key.pem"), other.key_pem()).unwrap();
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls/key.pem"])));
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "."])));
+    expect![[r#"
+         holder       web1
+         may call     only the N methods that any certificate may
+         hosts        none: for a person or a program, not for a daemon
+        valid until
+         issued by    Old
+        serial
+        fingerprint
+        WRONG: it ended on
+        WRONG: key.pem is not its key
+        WRONG: everybody can read key.pem: chmod 600 key.pem, or make a new key
+        WRONG: no authority in ca.pem vouches for it, the last is Old
+        exit 3
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
+    expect![[r#"
+        error: tls/key.pem: it holds no certificate
+        exit 1
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "tls/key.pem"])));
+    expect![[r#"
+        error: . has neither cert.pem nor ca.pem
+        exit 1
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "."])));
 }
 
 #[test]
@@ -170,13 +275,40 @@ fn an_intermediate_issues_and_only_its_root_is_trusted() {
     done(path, &[&["cert", "issue", "--ca", "zone", "--out", "tls"][..], &host].concat());
     let ca = |directory: &str| std::fs::read(path.join(directory).join("ca.pem")).unwrap();
     assert_eq!((ca("zone"), ca("tls")), (ca("ca"), ca("ca")));
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
-    expect![[r#""#]].assert_eq(&plain(&run(path, &["cert", "show", "zone"])));
+    expect![[r#"
+         holder       web1
+         may call     ObjectServer: GetObjects
+                      and the N methods that any certificate may
+         by           ObjectServer.GetObjects
+         hosts        web1
+        valid until
+         issued by    Zone, by Root
+        serial
+        fingerprint
+        exit 0
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
+    expect![[r#"
+         authority    Zone
+        valid until
+         issued by    Root
+        serial
+        fingerprint
+        exit 0
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "zone"])));
     let again = ["cert", "ca", "further", "--name", "Further", "--intermediate-of", "zone"];
-    expect![[r#""#]].assert_eq(&plain(&run(path, &again)));
+    let refused = run(path, &again);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(said(&refused).2.contains("Zone is an intermediate authority"), "{:?}", said(&refused));
     // What another authority has issued is revoked there; the zone itself by its root.
     let foreign = run(path, &["cert", "revoke", "--ca", "ca", "tls/cert.pem"]);
-    expect![[r#""#]].assert_eq(&plain(&foreign));
+    expect![[r#"
+        error: tls/cert.pem was issued by another authority
+        hint: revoke it with the directory of the one that issued it
+        exit 1
+    "#]]
+    .assert_eq(&plain(&foreign));
     done(path, &["cert", "revoke", "--ca", "zone", "tls/cert.pem"]);
     done(path, &["cert", "revoke", "--ca", "ca", "Zone", "--reason", "ca-compromise"]);
 }
@@ -220,19 +352,32 @@ fn a_fleet_gets_what_it_lacks() {
         let (code, _, talk) = said(output);
         format!("{talk}exit {}\n", code.unwrap())
     };
-    expect![[r#""#]].assert_eq(&brief(&issue(&[])));
+    expect![[r#"
+        2 machines: 2 made, 0 renewed, 0 still good, 0 failed.
+        exit 0
+    "#]]
+    .assert_eq(&brief(&issue(&[])));
     let first = whole(&path.join("out"), &authority);
     assert_eq!(first["web1"].hosts, ["web1", "192.0.2.1"]);
     let powers: Vec<&str> = first["web2"].identity.powers.patterns().collect();
     assert_eq!(powers, ["ObjectServer.GetObjects"]);
-    expect![[r#""#]].assert_eq(&brief(&issue(&[])));
+    expect![[r#"
+        2 machines: 0 made, 0 renewed, 2 still good, 0 failed.
+        exit 0
+    "#]]
+    .assert_eq(&brief(&issue(&[])));
     assert_eq!(whole(&path.join("out"), &authority), first);
     // One has another address now, one is gone, one is new, one cannot be.
     mdb(r#"[{"Hostname": "web1", "IpAddress": "192.0.2.2"}, {"Hostname": "web3"},
             {"Hostname": "*.example"}, {"Hostname": "web2"}]"#);
     let key = std::fs::read(path.join("out/web1/key.pem")).unwrap();
     let output = issue(&["--format", "json"]);
-    expect![[r#""#]].assert_eq(&brief(&output));
+    expect![[r#"
+        *.example: *.example cannot be the name of a directory
+        4 machines: 1 made, 1 renewed, 1 still good, 1 failed.
+        exit 3
+    "#]]
+    .assert_eq(&brief(&output));
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows: Vec<(&str, &str)> = json
         .as_array()
@@ -246,8 +391,16 @@ fn a_fleet_gets_what_it_lacks() {
     // What is revoked, or ends soon, is made anew.
     done(path, &["cert", "revoke", "--ca", "ca", "web3"]);
     mdb(r#"[{"Hostname": "web3"}, {"Hostname": "web2"}]"#);
-    expect![[r#""#]].assert_eq(&brief(&issue(&[])));
-    expect![[r#""#]].assert_eq(&brief(&issue(&["--renew-before", "400d"])));
+    expect![[r#"
+        2 machines: 1 made, 0 renewed, 1 still good, 0 failed.
+        exit 0
+    "#]]
+    .assert_eq(&brief(&issue(&[])));
+    expect![[r#"
+        2 machines: 0 made, 2 renewed, 0 still good, 0 failed.
+        exit 0
+    "#]]
+    .assert_eq(&brief(&issue(&["--renew-before", "400d"])));
 }
 
 #[test]
