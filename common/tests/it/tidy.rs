@@ -53,6 +53,7 @@ const CORES: &[&str] = &[
     "common/src/path",
     "common/src/plan",
     "common/src/scope",
+    "common/src/signing",
     "common/src/tree",
     "common/src/trigger",
     "common/src/when",
@@ -75,6 +76,8 @@ const CORES: &[&str] = &[
     "subd/src/limits/meter",
     "subd/src/limits/rates",
     "subd/src/root/occupied",
+    "subd/src/trust/judge",
+    "subd/src/trust/record",
 ];
 
 /// Names of files that have no subject.

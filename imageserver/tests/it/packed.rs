@@ -1,12 +1,12 @@
 //! A store that packs what comes: what is on the disk, what is served, and what is found of damage.
 
-use common::wire::Security;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use common::api::image_server::collection::CollectRequest;
 use common::object::ObjectId;
+use common::wire::Security;
 use common::wire::client::Client;
 use common::wire::object_stream::Form;
 use imageserver::collection::Collector;

@@ -19,6 +19,7 @@ mod refusal;
 mod rollback;
 mod root;
 mod scan;
+mod signed;
 mod subtool;
 mod systemd;
 mod sysv;
