@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The crates of this workspace and the crates of this workspace that each may depend on.
-const MAY_DEPEND: [(&str, &[&str]); 6] = [
+const MAY_DEPEND: [(&str, &[&str]); 7] = [
     ("common", &[]),
     ("dominator", &["common"]),
+    ("fuzz", &["common", "imagetool"]),
     ("imageserver", &["common"]),
     ("imagetool", &["common"]),
     ("localfleet", &["common", "dominator", "imageserver", "imagetool", "subd"]),

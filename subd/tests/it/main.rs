@@ -10,6 +10,7 @@ mod fetch;
 mod fixture;
 mod fs2objectcache;
 mod impact;
+mod liars;
 mod limits;
 mod locks;
 mod mounts;
