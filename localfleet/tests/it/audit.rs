@@ -121,7 +121,7 @@ fn every_method_that_changes_something_is_recorded_by_its_daemon() {
         if let Some(sample) = samples.get(method.name) {
             let reply = ask(address, "POST", &format!("/rpc/{}", method.name), sample);
             assert!(reply.starts_with("HTTP/1.1 "), "{}: {reply}", method.name);
-            assert!(!reply.starts_with("HTTP/1.1 400"), "{}: {reply}", method.name);
+            assert!(!reply.contains(": bad request: "), "{}: {reply}", method.name);
         } else {
             assert_eq!(method.name, "ObjectServer.AddObjects");
         }
@@ -304,7 +304,8 @@ fn pages_change_nothing_and_foreign_texts_in_them_are_text() {
     let owners = json!({"groups": [EVIL], "users": []});
     let made = json!({"name": "evil", "parents": false, "owners": owners});
     post(images, "ImageServer.MakeDirectory", made);
-    let until = json!({"seconds": "4000000000", "nanoseconds": 0});
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let until = json!({"seconds": (now.as_secs() + 3_600).to_string(), "nanoseconds": 0});
     post(sub, "Subd.Pause", json!({"until": until, "reason": EVIL}));
     let machine = json!({
         "Hostname": "sub-1",
