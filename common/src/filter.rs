@@ -70,21 +70,13 @@ impl Patterns {
         if lines.len() > LINES_MAX {
             return Err(PatternError::TooLarge { why: format!("more than {LINES_MAX} lines") });
         }
-        for (index, line) in lines.iter().enumerate() {
-            if line.trim() == "!" {
-                return Err(PatternError::Inverted { line: index + 1 });
-            }
-            // On its own first, so that an error names the line.
-            compile(std::slice::from_ref(line)).map_err(|why| PatternError::Syntax {
-                line: index + 1,
-                text: line.clone(),
-                why,
-            })?;
+        if let Some(index) = lines.iter().position(|line| line.trim() == "!") {
+            return Err(PatternError::Inverted { line: index + 1 });
         }
-        let automaton = if lines.is_empty() {
-            None
-        } else {
-            Some(Arc::new(compile(&lines).map_err(|why| PatternError::TooLarge { why })?))
+        let automaton = match compile(&lines) {
+            _ if lines.is_empty() => None,
+            Ok(automaton) => Some(Arc::new(automaton)),
+            Err(refusal) => return Err(fault_of(&lines, refusal)),
         };
         Ok(Self { lines: lines.into(), automaton })
     }
@@ -117,7 +109,38 @@ impl Patterns {
     }
 }
 
-fn compile(lines: &[String]) -> Result<Regex, String> {
+/// Why there is no automaton.
+struct Refusal {
+    /// Which line is at fault, from 0, if it is one alone.
+    line: Option<usize>,
+    why: String,
+}
+
+/// The error for `lines`, which give no automaton. If they are too large together, each is compiled
+/// alone to see whether it is one, but no more of them than would fit into a few automata: whoever
+/// sends many large lines gains no time by it.
+fn fault_of(lines: &[String], refusal: Refusal) -> PatternError {
+    let of_line = |index: usize, why| {
+        let text = lines[index].clone();
+        PatternError::Syntax { line: index + 1, text, why }
+    };
+    if let Some(index) = refusal.line {
+        return of_line(index, refusal.why);
+    }
+    let mut bytes = 0;
+    for (index, line) in lines.iter().enumerate() {
+        match compile(std::slice::from_ref(line)) {
+            Ok(automaton) => bytes += automaton.memory_usage(),
+            Err(refusal) => return of_line(index, refusal.why),
+        }
+        if bytes > 4 * AUTOMATON_BYTES_MAX {
+            break;
+        }
+    }
+    PatternError::TooLarge { why: refusal.why }
+}
+
+fn compile(lines: &[String]) -> Result<Regex, Refusal> {
     let patterns: Vec<String> = lines.iter().map(|line| format!(r"\A(?:{line})")).collect();
     Regex::builder()
         .configure(
@@ -130,8 +153,11 @@ fn compile(lines: &[String]) -> Result<Regex, String> {
         .syntax(syntax::Config::new().unicode(false).utf8(false).dot_matches_new_line(true))
         .build_many(&patterns)
         .map_err(|error| match error.syntax_error() {
-            Some(syntax) => syntax.to_string(),
-            None => error.to_string(),
+            Some(syntax) => {
+                let line = error.pattern().map(|pattern| pattern.as_usize());
+                Refusal { line, why: syntax.to_string() }
+            }
+            None => Refusal { line: None, why: error.to_string() },
         })
 }
 
@@ -227,6 +253,20 @@ mod tests {
 
     fn path(text: &str) -> TreePath {
         text.parse().unwrap()
+    }
+
+    /// Each of these lines is as large as is allowed; to compile them all would take minutes.
+    #[test]
+    fn many_large_lines_are_refused_at_once() {
+        let large = "(?:/[a-z]{1,500}){1,200}".to_owned();
+        assert!(Patterns::new([&large]).is_ok());
+        let error = Patterns::new(std::iter::repeat_n(&large, 1_000)).unwrap_err();
+        assert!(matches!(error, PatternError::TooLarge { .. }), "{error}");
+        let too_large = "(?:/[a-z]{1,500}){1,20000}".to_owned();
+        match Patterns::new(["/a", &too_large, "/b"]).unwrap_err() {
+            PatternError::Syntax { line, .. } => assert_eq!(line, 2),
+            error => panic!("{error}"),
+        }
     }
 
     #[test]

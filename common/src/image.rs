@@ -16,6 +16,7 @@ use crate::filter::Filter;
 use crate::object::{Algorithm, ObjectId};
 use crate::path::TreePath;
 use crate::scope::{Attributes, Coverage, SUBD_DIRECTORY, ScanSettings};
+use crate::signing::Signature;
 use crate::tree::{Leaf, Node, Time, Tree};
 use crate::trigger::{TriggerError, Triggers};
 
@@ -231,6 +232,10 @@ pub struct Notes {
     pub created_on: Time,
     /// The image it was made from.
     pub source_image: Option<ImageName>,
+    /// Who vouches for it: at most [`crate::signing::SIGNATURES_MAX`]. The image server has seen
+    /// that they are about this image, and trusts nobody.
+    #[serde(default)]
+    pub signatures: Vec<Signature>,
 }
 
 /// An image.

@@ -4,7 +4,7 @@
 //! cores: functions of their arguments, with no clock, disk, network or randomness. [`api`]
 //! defines every method that one daemon offers to another. [`wire`] carries calls over HTTP.
 //! [`trees`] reads trees
-//! and images over it.
+//! and images over it. [`signing`] says which images are signed, and by whom.
 //! [`daemon`] is what all daemons do alike: they log, listen, serve pages and stop on SIGTERM.
 //!
 //! `docs/ARCHITECTURE.md` has the glossary; `docs/PROTOCOL.md` and `docs/IMAGE-FORMAT.md`
@@ -25,6 +25,7 @@ pub mod path;
 pub mod plan;
 pub mod report;
 pub mod scope;
+pub mod signing;
 pub mod tool;
 pub mod tree;
 pub mod trees;

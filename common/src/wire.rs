@@ -12,6 +12,7 @@ pub mod fault;
 pub mod method;
 pub mod object_reader;
 pub mod object_stream;
+pub mod pace;
 pub mod packing;
 pub mod server;
 mod socket;

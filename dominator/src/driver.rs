@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use common::api::dominator::orders::DefaultImage;
 use common::api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, Limits, Poll, PollRequest, Prepare, SetConfiguration,
+    Cleanup, Commit, CommitRequest, Fetch, Limits, OfferImage, Poll, PollRequest, Prepare,
+    SetConfiguration,
 };
 use common::daemon::audit::AuditLog;
 use common::image::ImageName;
@@ -483,6 +484,7 @@ async fn call_sub(client: Client, ticket: Ticket, call: Call) -> Event {
         }
         Call::Fetch(request) => client.call_within::<Fetch>(request, ACCEPT_LIMIT).await,
         Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
+        Call::Offer(request) => client.call_within::<OfferImage>(request, ACCEPT_LIMIT).await,
         Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
     };
     match result {
@@ -544,6 +546,8 @@ fn failure_of(error: &CallError) -> Failure {
         CallError::Fault { source, .. } => match source.code {
             FaultCode::Busy | FaultCode::Unavailable => FailureKind::Busy,
             FaultCode::Held => FailureKind::Held,
+            FaultCode::Untrusted => FailureKind::Untrusted,
+            FaultCode::NoMethod => FailureKind::NoMethod,
             FaultCode::Stale => FailureKind::Stale,
             FaultCode::NotFound => FailureKind::NotFound,
             FaultCode::NoSpace => FailureKind::NoSpace,

@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::ImageName;
+use common::image::required::RequiredImage;
+use common::object::ObjectId;
 use common::report::report;
+use common::signing::Signature;
 use common::trees::Reader;
 use common::trees::image::GetImageError;
 use common::wire::FaultCode;
@@ -36,6 +39,22 @@ const NOTES_LIMIT: Duration = Duration::from_secs(30);
 /// A number from 0 to 999.
 fn jitter() -> u16 {
     u16::try_from(random() % 1_000).unwrap_or_default()
+}
+
+/// A remark on an image; and its digest with its signatures.
+type News = (Option<String>, Option<(ObjectId, Vec<Signature>)>);
+
+/// Gives the image that is at hand these signatures, if they are others; says whether it did.
+fn sign(state: &mut ImageState, digest: ObjectId, signatures: Vec<Signature>) -> bool {
+    let ImageState::Ready(image) = state else { return false };
+    if image.digest != digest || image.signatures == signatures {
+        return false;
+    }
+    let signed = RequiredImage::clone(image).with_signatures(signatures);
+    // Too many of them are none.
+    let is_new = signed.signatures != image.signatures;
+    *image = Arc::new(signed);
+    is_new
 }
 
 #[derive(Debug)]
@@ -156,9 +175,12 @@ impl Images {
         self.get_until_there(name.clone(), wanted).await;
         loop {
             match self.ask_for_notes(&name).await {
-                Ok(remark) => {
+                Ok((remark, signed)) => {
                     self.note_trouble(&name, None);
                     *wanted.remark.lock().expect("no holder panics") = remark;
+                    if let Some((digest, signatures)) = signed {
+                        wanted.state.send_if_modified(|state| sign(state, digest, signatures));
+                    }
                 }
                 // What was known of the image stays.
                 Err(error) => self.note_trouble(&name, Some(report(&error))),
@@ -167,16 +189,18 @@ impl Images {
         }
     }
 
-    /// Why machines should not depend on an image any more, by what its server says of it now.
-    async fn ask_for_notes(&self, name: &ImageName) -> Result<Option<String>, CallError> {
+    /// Why machines should not depend on an image any more, and who has signed which digest, by
+    /// what its server says of it now.
+    async fn ask_for_notes(&self, name: &ImageName) -> Result<News, CallError> {
         let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
         match self.client.call_within::<GetImage>(&request, NOTES_LIMIT).await {
-            Ok(image) => Ok(remark(&image.notes, wall())),
+            Ok(image) => {
+                let remark = remark(&image.notes, wall());
+                Ok((remark, Some((image.content.digest(), image.notes.signatures))))
+            }
             Err(error) if matches!(error.code(), Some(FaultCode::NotFound | FaultCode::Gone)) => {
-                Ok(Some(
-                    "was deleted from the image server: machines cannot be updated to it"
-                        .to_owned(),
-                ))
+                let text = "was deleted from the image server: machines cannot be updated to it";
+                Ok((Some(text.to_owned()), None))
             }
             Err(error) => Err(error),
         }

@@ -126,6 +126,7 @@ fn mark_of(status: Status) -> Mark {
         | Status::Blocked
         | Status::ImageStopped
         | Status::NotConverging
+        | Status::SignatureRefused
         | Status::UpdateFailed
         | Status::UpdateStuck
         | Status::HealthFailed

@@ -8,8 +8,9 @@ use common::api::image_server::collection::Amount;
 use common::daemon::page::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
 use common::image::{Image, ImageName};
 use common::report::report;
+use common::signing::Signature;
 use common::tree::{Time, Totals};
-use common::when::lasting;
+use common::when::{lasting, moment};
 use common::wire::server::{Page, PageRequest, Router};
 use common::wire::{Fault, FaultCode};
 use common::words::counted;
@@ -326,6 +327,22 @@ fn triggers(image: &Image) -> String {
     format!("<h2>Triggers</h2>\n{}", table(&head, &rows))
 }
 
+/// Which key, when, and until when; whether it is trusted is for each machine to say.
+fn signature(signature: &Signature) -> Vec<Cell> {
+    let at = |seconds: u64| {
+        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+        moment(Time { seconds, nanoseconds: 0 })
+    };
+    match signature.check() {
+        Ok(checked) => vec![
+            Cell::Name(checked.fingerprint()),
+            Cell::Text(at(checked.statement.signed)),
+            Cell::Text(checked.statement.expires.map_or_else(|| "never".to_owned(), at)),
+        ],
+        Err(error) => vec![Cell::Text(error.to_string())],
+    }
+}
+
 fn notes(image: &Image) -> String {
     let mut html = String::new();
     let notes = &image.notes;
@@ -333,6 +350,11 @@ fn notes(image: &Image) -> String {
         html.push_str("<h2>Tags</h2>\n");
         let tags = notes.tags.iter().map(|(name, value)| (name.as_str(), value.clone()));
         html.push_str(&pairs(tags));
+    }
+    if !notes.signatures.is_empty() {
+        html.push_str("<h2>Signatures</h2>\n");
+        let rows: Vec<Vec<Cell>> = notes.signatures.iter().map(signature).collect();
+        html.push_str(&table(&["Key", "Signed", "Expires"], &rows));
     }
     if !image.content.computed.is_empty() {
         html.push_str("<h2>Computed files</h2>\n");

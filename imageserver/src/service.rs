@@ -32,6 +32,7 @@ use common::api::image_server::holds::HoldImages;
 use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
 use common::api::image_server::replication::directories::GetMadeDirectories;
 use common::api::image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
+use common::api::image_server::signatures::ChangeSignatures;
 use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
 use common::api::object_server::{
     AddObjects, CheckObjects, CheckObjectsReply, CheckObjectsRequest, GetObjects,
@@ -117,7 +118,7 @@ impl Service {
         let (add, get, list, delete) = (own(), own(), own(), own());
         let (upload, check, download, object) = (own(), own(), own(), own());
         let (collect, expiry, clock, hold) = (own(), own(), own(), own());
-        let (copy, tag, latest) = (own(), own(), own());
+        let (copy, tag, sign, latest) = (own(), own(), own(), own());
         let (updates, forward, replication, forget) = (own(), own(), own(), own());
         let (make, remove, give, directories) = (own(), own(), own(), own());
         let (estimate, made) = (own(), own());
@@ -145,6 +146,9 @@ impl Service {
             })
             .method_of_owners::<ChangeTags, _, _>(move |caller, request| {
                 tag.clone().change_tags(caller, request)
+            })
+            .method_of_owners::<ChangeSignatures, _, _>(move |caller, request| {
+                sign.clone().change_signatures(caller, request)
             })
             .method::<FindLatestImage, _, _>(move |_, request| {
                 latest.clone().find_latest_image(request)
@@ -251,9 +255,10 @@ fn joined<T>(done: Result<T, JoinError>) -> Result<T, Fault> {
 fn fault_of_store(error: &StoreError) -> Fault {
     let code = match error {
         StoreError::Full { .. } | StoreError::TooLittle { .. } => FaultCode::NoSpace,
-        StoreError::Content { .. } | StoreError::Shorter { .. } | StoreError::Tags { .. } => {
-            FaultCode::BadRequest
-        }
+        StoreError::Content { .. }
+        | StoreError::Shorter { .. }
+        | StoreError::Tags { .. }
+        | StoreError::Signatures { .. } => FaultCode::BadRequest,
         StoreError::Exists { .. } => FaultCode::Exists,
         StoreError::Gone { .. } => FaultCode::Gone,
         StoreError::NotFound { .. } => FaultCode::NotFound,

@@ -151,6 +151,15 @@ pub enum StoreError {
         #[source]
         source: common::image::tags::TagsError,
     },
+    /// The signatures of an image are not changed.
+    #[error("the signatures of image {name} are not changed")]
+    Signatures {
+        /// The name.
+        name: common::image::ImageName,
+        /// Why.
+        #[source]
+        source: common::signing::signature::SignaturesError,
+    },
     /// The expiry of an image is not changed.
     #[error("the expiry of image {name} is not changed")]
     Shorter {

@@ -25,10 +25,12 @@ pub mod rmdir;
 pub mod scan_filter;
 pub mod show;
 pub mod show_file;
+pub mod sign;
 pub mod tag;
 pub mod tar;
 pub mod tree;
 pub mod verify;
+pub mod verify_signatures;
 
 use common::wire::Security;
 use std::ffi::OsStr;

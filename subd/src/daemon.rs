@@ -40,6 +40,7 @@ use crate::server::{Service, router};
 use crate::service::outside::Outside;
 use crate::service::{ServiceDriver, TIME_MAX};
 use crate::speed;
+use crate::trust::{Trust, TrustArgs};
 use crate::update::Updater;
 use crate::update::conduct::Driven;
 use crate::update::executor::Executor;
@@ -128,6 +129,10 @@ pub struct Options {
     /// What subd may take of the machine.
     #[command(flatten)]
     pub limits: LimitArgs,
+
+    /// Whose images are taken.
+    #[command(flatten)]
+    pub trust: TrustArgs,
 
     /// What is logged, and how.
     #[command(flatten)]
@@ -268,7 +273,15 @@ impl Daemon {
         if let Some(gate) = &gate {
             tasks.spawn(Arc::clone(gate).run(Arc::clone(&board), stop.clone()));
         }
+        let trust = Trust::of(
+            &options.trust,
+            Arc::clone(&state),
+            security.clone(),
+            tasks.clone(),
+            stop.clone(),
+        );
         let updater = Arc::new(Updater {
+            trust,
             root: Arc::clone(&root),
             home,
             cache: Arc::clone(&cache),

@@ -39,5 +39,6 @@ pub mod server;
 pub mod service;
 pub mod speed;
 pub mod subtool;
+pub mod trust;
 pub mod update;
 pub mod watchdog;

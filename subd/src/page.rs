@@ -85,6 +85,9 @@ fn facts(status: &PollReply, service: &Service) -> Vec<(&'static str, String)> {
         ("Status version", version.status.to_string()),
         ("Scope", status.scope.0.to_string()),
     ];
+    if let Some(trust) = &service.updater.trust {
+        facts.push(("Images", trust.in_words()));
+    }
     match &status.scan {
         None => facts.push(("Tree", "the first scan is not complete".to_owned())),
         Some(scan) => facts.extend([

@@ -16,14 +16,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::root::{Directory, RootError};
 use crate::speed::DeviceSpeed;
+use crate::trust::record::Accepted;
 
 const STATE: &[u8] = b"state.json";
 const TEMPORARY: &[u8] = b"state.json.new";
 const BAD: &[u8] = b"state.json.bad";
+const ACCEPTED: &[u8] = b"accepted.json";
+const ACCEPTED_TEMPORARY: &[u8] = b"accepted.json.new";
 const LOCK: &[u8] = b"lock";
 
 /// The largest state that is read, in bytes.
 const STATE_BYTES_MAX: u64 = 64 << 20;
+
+/// The largest record of what was accepted, in bytes.
+const ACCEPTED_BYTES_MAX: u64 = 1 << 20;
 
 /// What is remembered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +74,15 @@ pub enum SavedError {
         /// What was tried.
         operation: &'static str,
         /// What the kernel said.
+        source: io::Error,
+    },
+    /// Which image was accepted last cannot be read.
+    #[error(
+        "accepted.json in the state directory, which says which image was accepted last, cannot be \
+         read: remove it to have that forgotten"
+    )]
+    Accepted {
+        /// What is wrong with it.
         source: io::Error,
     },
     /// Another subd has the lock.
@@ -145,14 +160,50 @@ impl StateDirectory {
     /// [`SavedError`]; what was there before is still there.
     pub fn store(&self, latest: impl FnOnce() -> Saved) -> Result<(), SavedError> {
         let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.replace(STATE, TEMPORARY, &latest())
+    }
+
+    /// Writes a file anew, durably.
+    fn replace(
+        &self,
+        name: &[u8],
+        temporary: &[u8],
+        value: &impl Serialize,
+    ) -> Result<(), SavedError> {
         let fail = |source| SavedError::Content { operation: "write", source };
-        let text = serde_json::to_vec_pretty(&latest()).map_err(|error| fail(error.into()))?;
-        crate::home::remove_all(&self.directory, TEMPORARY)?;
-        let mut file = self.directory.create_file(TEMPORARY, 0o600)?;
+        let text = serde_json::to_vec_pretty(value).map_err(|error| fail(error.into()))?;
+        crate::home::remove_all(&self.directory, temporary)?;
+        let mut file = self.directory.create_file(temporary, 0o600)?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
-        self.directory.rename_over(TEMPORARY, &self.directory, STATE)?;
+        self.directory.rename_over(temporary, &self.directory, name)?;
         self.directory.sync()?;
         Ok(())
+    }
+
+    /// Reads which image was accepted last; `None` if none was ever.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`] if that is not known: it must not be taken for none.
+    pub fn load_accepted(&self) -> Result<Option<Accepted>, SavedError> {
+        let fail = |source| SavedError::Accepted { source };
+        let file = match self.directory.open_file(ACCEPTED) {
+            Err(error) if error.is_absent() => return Ok(None),
+            other => other?,
+        };
+        let mut text = Vec::new();
+        file.take(ACCEPTED_BYTES_MAX).read_to_end(&mut text).map_err(fail)?;
+        serde_json::from_slice(&text).map(Some).map_err(|error| fail(error.into()))
+    }
+
+    /// Writes which image was accepted last, durably.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`]; what was there before is still there.
+    pub fn store_accepted(&self, accepted: &Accepted) -> Result<(), SavedError> {
+        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.replace(ACCEPTED, ACCEPTED_TEMPORARY, accepted)
     }
 }
 

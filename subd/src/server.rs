@@ -11,8 +11,8 @@ use common::api::Done;
 use common::api::object_server::IDS_MAX;
 use common::api::subd::{
     Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
-    GetDirectories, GetDirectoriesReply, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare,
-    ScanCounters, SetConfiguration, SetConfigurationRequest,
+    GetDirectories, GetDirectoriesReply, OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply,
+    PollRequest, Prepare, ScanCounters, SetConfiguration, SetConfigurationRequest,
 };
 use common::escape::ByteText;
 use common::object::ObjectId;
@@ -78,6 +78,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router {
     let given = || Arc::clone(service);
     let (poll, directories, fetch, prepare) = (given(), given(), given(), given());
     let (commit, cleanup, get, set) = (given(), given(), given(), given());
+    let offer = given();
     router
         .method::<Poll, _, _>(move |_, request| {
             let service = Arc::clone(&poll);
@@ -104,6 +105,15 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router {
                 refuse_if_paused(&service.board)?;
                 service.updater.permit(request.update_id).await?;
                 service.updater.commit(request.update_id).map(|()| Done {})
+            }
+        })
+        .method::<OfferImage, _, _>(move |_, request| {
+            let service = Arc::clone(&offer);
+            async move {
+                let Some(trust) = &service.updater.trust else { return Ok(Done {}) };
+                let snapshot = service.board.read(|state| state.snapshot.clone());
+                let scanned = snapshot.and_then(|snapshot| snapshot.tree.clone());
+                trust.offer(request, scanned).await.map(|()| Done {})
             }
         })
         .method::<Cleanup, _, _>(move |_, request| {

@@ -70,6 +70,8 @@ use crate::saved::StateDirectory;
 use crate::scan::{Scanner, Snapshot};
 use crate::service::ServiceDriver;
 use crate::service::outside::Outside;
+use crate::trust::Trust;
+use crate::trust::judge::Judged;
 
 /// The longest that a staged update may wait for its Commit.
 const EXPIRES_MAX: Duration = Duration::from_secs(24 * 3_600);
@@ -92,6 +94,8 @@ pub struct Updater {
     pub own_service: String,
     /// How health checks are run.
     pub outside: Outside,
+    /// Whose images are taken; everybody's if there is none.
+    pub trust: Option<Arc<Trust>>,
     /// What is asked before work of high impact; nobody if there is none.
     pub gate: Option<Arc<DisruptionGate>>,
     /// How long the machine may take to go down when it is to be rebooted.
@@ -129,21 +133,25 @@ impl Updater {
     /// `Stale` if the machine is not as the plan expects, `Busy` during another update,
     /// `BadRequest` for a plan that must not be carried out.
     pub async fn prepare(self: &Arc<Self>, request: PrepareRequest) -> Result<(), Fault> {
-        if self.board.read(|state| admit(state, &request))?.is_none() {
+        let Some(judged_upon) = self.board.read(|state| admit(state, &request))? else {
             return Ok(());
-        }
+        };
         let exclusions = self.board.exclusions().clone();
         let settings = self.board.read(|state| state.saved.configuration.scan.clone());
         let root = Arc::clone(&self.root);
         let reported = self.board.read(|state| {
             state.scan_report().map(|report| report.occupied.clone()).unwrap_or_default()
         });
+        let trust = self.trust.clone();
         let checking = tokio::task::spawn_blocking(move || {
             guard::admit(&root, &reported, &request.plan)?;
             let arrangement = check_plan(&request, &settings, &exclusions)?;
-            Ok::<_, Fault>((request, arrangement))
+            // That the scan is still the same when it is staged is seen by the digest of its tree.
+            let judge = |trust: &Trust| trust.judge(&request, &judged_upon, &exclusions);
+            let judged = trust.as_deref().map(judge).transpose()?;
+            Ok::<_, Fault>((request, arrangement, judged))
         });
-        let (request, arrangement) = checking.await.map_err(|error| internal(&error))??;
+        let (request, arrangement, judged) = checking.await.map_err(|error| internal(&error))??;
         self.check_objects(&arrangement)?;
         let snapshot = self.board.try_change(|state| {
             let snapshot = admit(state, &request)?;
@@ -155,7 +163,7 @@ impl Updater {
         if let Some(snapshot) = snapshot {
             let updater = Arc::clone(self);
             self.tasks.spawn(async move {
-                updater.run_prepare(request, arrangement, snapshot).await;
+                updater.run_prepare(request, arrangement, judged, snapshot).await;
             });
         }
         Ok(())
@@ -182,11 +190,16 @@ impl Updater {
         self: Arc<Self>,
         request: PrepareRequest,
         arrangement: Arrangement,
+        judged: Option<Judged>,
         snapshot: Arc<Snapshot>,
     ) {
         let update_id = request.update_id;
         let expires = Duration::from_secs(request.expires_seconds.into()).min(EXPIRES_MAX);
         let order = Order { own_service: self.own_service.clone(), ..Order::new(request) };
+        let order = match judged {
+            Some(judged) => order.judged(judged),
+            None => order,
+        };
         let (updater, kept) = (Arc::clone(&self), order.clone());
         let staging = tokio::task::spawn_blocking(move || {
             updater.give_up(None);
@@ -331,8 +344,8 @@ impl Updater {
         let triggers = self.board.read(|state| state.saved.triggers.clone());
         let touched = prepared.prepared.order.touched.clone();
         let journal = prepared.prepared.journal(&triggers, self.identity.boot_id());
-        let check = journal.head.health_check.clone();
-        self.conduct(touched, check, |executor, host| executor.commit(host, journal)).await;
+        let head = journal.head.clone();
+        self.conduct(touched, &head, |executor, host| executor.commit(host, journal)).await;
     }
 
     /// Asks whether the work of the update that is staged may disturb the machine, if it would.

@@ -76,11 +76,13 @@ pub enum Status {
     TriggerFailed,
     /// The last fetch failed.
     FetchFailed,
+    /// Differs, but takes only images that are signed by keys it trusts.
+    SignatureRefused,
 }
 
 impl Status {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Connecting,
         Self::Unreachable,
         Self::PollFailed,
@@ -107,6 +109,7 @@ impl Status {
         Self::HealthFailed,
         Self::TriggerFailed,
         Self::FetchFailed,
+        Self::SignatureRefused,
     ];
 
     /// The word that scripts match.
@@ -134,6 +137,7 @@ impl Status {
             Self::WaitingForBudget => "waiting-for-budget",
             Self::ImageStopped => "image-stopped",
             Self::NotConverging => "not-converging",
+            Self::SignatureRefused => "signature-refused",
             Self::UpdateFailed => "update-failed",
             Self::UpdateStuck => "update-stuck",
             Self::HealthFailed => "health-failed",

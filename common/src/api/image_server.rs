@@ -8,6 +8,7 @@ pub mod expiry;
 pub mod holds;
 pub mod notes;
 pub mod replication;
+pub mod signatures;
 
 use serde::{Deserialize, Serialize};
 
@@ -104,6 +105,9 @@ pub struct ImageSummary {
     pub expires_at: Option<Time>,
     /// Its tags.
     pub tags: Tags,
+    /// How many signatures it has.
+    #[serde(default)]
+    pub signatures: u32,
 }
 
 /// See [`ListImages`].

@@ -11,6 +11,7 @@
 mod activity;
 mod by_hand;
 mod limits;
+mod offer;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,7 @@ pub use by_hand::{
     PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, ScanNow, ScanNowRequest,
 };
 pub use limits::{Alarm, Limits, LimitsReport, Load, Share};
+pub use offer::{OfferImage, OfferImageRequest, SOURCES_MAX};
 
 /// Where a sub is in its own history. A poll answers when any of the three has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

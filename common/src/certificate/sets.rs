@@ -102,6 +102,7 @@ impl Set {
                 "Subd.Commit",
                 "Subd.Fetch",
                 "Subd.GetDirectories",
+                "Subd.OfferImage",
                 "Subd.Poll",
                 "Subd.Prepare",
                 "Subd.ScanNow",

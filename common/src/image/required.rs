@@ -8,6 +8,8 @@ use crate::filter::Patterns;
 use crate::image::{Content, ImageName};
 use crate::object::ObjectId;
 use crate::scope::{ScanSettings, visible};
+use crate::signing::Signature;
+use crate::signing::signature::are_bounded;
 use crate::tree::{Tree, TreeError};
 
 /// An image with its tree, ready to compare machines with.
@@ -21,6 +23,8 @@ pub struct RequiredImage {
     pub tree: Tree,
     /// How a sub must scan to be compared with it.
     pub scan: ScanSettings,
+    /// Who vouches for it: not verified here, because only machines know whom they trust.
+    pub signatures: Vec<Signature>,
 }
 
 impl RequiredImage {
@@ -28,7 +32,14 @@ impl RequiredImage {
     #[must_use]
     pub fn new(content: Content, tree: Tree) -> Self {
         let scan = content.scan_settings(&tree);
-        Self { digest: content.digest(), content, tree, scan }
+        Self { digest: content.digest(), content, tree, scan, signatures: Vec::new() }
+    }
+
+    /// The same image with these signatures. Too many of them, or too long ones, are none.
+    #[must_use]
+    pub fn with_signatures(self, signatures: Vec<Signature>) -> Self {
+        let signatures = if are_bounded(&signatures) { signatures } else { Vec::new() };
+        Self { signatures, ..self }
     }
 
     /// Its name.

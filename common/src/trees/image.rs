@@ -92,7 +92,7 @@ impl Reader {
                 });
             }
         };
-        let content = image.content;
+        let (content, signatures) = (image.content, image.notes.signatures);
         if content.name != name {
             return Err(GetImageError::OtherName { want: name, got: content.name });
         }
@@ -100,7 +100,7 @@ impl Reader {
         let tree = tree.map_err(|source| GetImageError::Tree { name: name.clone(), source })?;
         let verified = self.compute(move || {
             content.verify(&tree)?;
-            Ok(Arc::new(RequiredImage::new(content, tree)))
+            Ok(Arc::new(RequiredImage::new(content, tree).with_signatures(signatures)))
         });
         match verified.await {
             Ok(Ok(image)) => Ok(image),

@@ -1,18 +1,21 @@
 //! Bodies of HTTP messages: the one type that both sides send, reading with a limit, and whether
 //! they may be packed.
 
-use std::task::Poll;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt as _};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, StreamBody};
+use http_body_util::{BodyExt as _, StreamBody};
 use hyper::HeaderMap;
-use hyper::body::Frame;
+use hyper::body::{Frame, SizeHint};
 use hyper::header::ACCEPT_ENCODING;
 
+use super::pace::{MESSAGE_PACE_BYTES, PACE_WINDOW, Pace};
 use super::packing;
+use tokio::time::Instant;
 
 /// What hyper accepts as the error of a body.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -28,7 +31,35 @@ pub(super) fn takes_packed(headers: &HeaderMap) -> bool {
 
 /// A body of bytes that are in memory.
 pub(super) fn full(bytes: impl Into<Bytes>) -> Body {
-    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+    Full(bytes.into()).boxed_unsync()
+}
+
+/// Bytes in memory, given in slices: so it is known how much of them a peer has taken.
+struct Full(Bytes);
+
+/// The longest slice, in bytes.
+const SLICE_BYTES: usize = 64 << 10;
+
+impl hyper::body::Body for Full {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let length = self.0.len().min(SLICE_BYTES);
+        let slice = (length > 0).then(|| Ok(Frame::data(self.0.split_to(length))));
+        Poll::Ready(slice)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.len() as u64)
+    }
 }
 
 /// A body that is asked for one chunk after the other.
@@ -96,11 +127,22 @@ pub(super) enum ReadError {
         /// How long was waited.
         limit: Duration,
     },
+    /// The sender sends, but next to nothing.
+    #[error(
+        "the body comes too slowly: it has to be whole, or {} more bytes of it have to come, \
+         within {} s", MESSAGE_PACE_BYTES, PACE_WINDOW.as_secs()
+    )]
+    Slow,
 }
 
 /// Reads `body`, which must not have more than `limit` bytes, and of which a part must come
-/// within each `stall`. A length that the sender claims is checked, and never allocated for.
-pub(super) async fn read<B>(mut body: B, limit: usize, stall: Duration) -> Result<Bytes, ReadError>
+/// within each `stall`, and as much as `pace` asks for. A length that the sender claims is checked, and never allocated for.
+pub(super) async fn read<B>(
+    mut body: B,
+    limit: usize,
+    stall: Duration,
+    mut pace: Pace,
+) -> Result<Bytes, ReadError>
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
 {
@@ -111,12 +153,17 @@ where
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     loop {
-        let frame = match tokio::time::timeout(stall, body.frame()).await {
+        let begun = Instant::now();
+        let frame = match tokio::time::timeout(stall.min(pace.left()), body.frame()).await {
+            Err(_) if pace.left() < stall => return Err(ReadError::Slow),
             Err(_) => return Err(ReadError::Stalled { limit: stall }),
             Ok(None) => break,
             Ok(Some(frame)) => frame.map_err(|error| ReadError::Cut(error.into()))?,
         };
-        let Ok(data) = frame.into_data() else { continue };
+        let data = frame.into_data().unwrap_or_default();
+        if !pace.came(data.len(), begun.elapsed()) {
+            return Err(ReadError::Slow);
+        }
         if first.len() + all.len() + data.len() > limit {
             return Err(ReadError::TooLarge { limit });
         }
@@ -129,4 +176,41 @@ where
         }
     }
     Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads `count` pieces of `length` bytes, of which one comes each `seconds`.
+    async fn read_slowly(count: usize, length: usize, seconds: u64) -> (String, u64) {
+        let pieces = futures_util::stream::iter(0..count).then(move |_| async move {
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            Ok(Bytes::from(vec![7; length]))
+        });
+        let begun = Instant::now();
+        let pace = Pace::new(MESSAGE_PACE_BYTES);
+        let read = read(streamed(pieces), 1 << 30, Duration::from_secs(30), pace).await;
+        let told = read.map_or_else(|error| error.to_string(), |body| body.len().to_string());
+        (told, begun.elapsed().as_secs())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_trickles_ends() {
+        let slow = "the body comes too slowly: it has to be whole, or 4194304 more bytes of it \
+                    have to come, within 60 s";
+        let stalled = "nothing of the body came for 30 s";
+        let table = [
+            ((1_000, 1, 29), (slow, 60)),
+            ((1_000, 1, 1), (slow, 60)),
+            ((59, 1, 1), ("59", 59)),
+            ((1_000, 1, 31), (stalled, 30)),
+            ((100, 1 << 20, 10), ("104857600", 1_000)),
+            ((100, 600_000, 10), (slow, 60)),
+        ];
+        for ((count, length, seconds), (want, took)) in table {
+            let got = read_slowly(count, length, seconds).await;
+            assert_eq!(got, (want.to_owned(), took), "{count} {length} {seconds}");
+        }
+    }
 }

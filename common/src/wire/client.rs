@@ -30,6 +30,7 @@ use super::codec::{self, CodecError, Encoding};
 use super::fault::Fault;
 use super::method::Method;
 pub use super::object_reader::{ObjectReader, StreamError};
+use super::pace::Pace;
 use super::tls::Security;
 use super::{PROTOCOL, PROTOCOL_HEADER, object_stream, packing};
 use crate::api::object_server::{GetObjects, GetObjectsRequest};
@@ -218,7 +219,8 @@ impl Client {
         let call = async {
             let (response, _connection) = self.send(method, request).await?;
             let status = response.status().as_u16();
-            let bytes = body::read(response.into_body(), PAGE_BYTES_MAX, CALL_LIMIT).await;
+            let bytes =
+                body::read(response.into_body(), PAGE_BYTES_MAX, CALL_LIMIT, Pace::any()).await;
             Ok((status, bytes.map_err(|error| self.unread(method, error))?))
         };
         self.within(method, CALL_LIMIT, call).await
@@ -322,7 +324,7 @@ impl Client {
         let kind = response.headers().get(CONTENT_TYPE);
         let json = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
         let encoding = if json { Encoding::Json } else { Encoding::Bincode };
-        let bytes = body::read(response.into_body(), FAULT_BYTES_MAX, CALL_LIMIT)
+        let bytes = body::read(response.into_body(), FAULT_BYTES_MAX, CALL_LIMIT, Pace::any())
             .await
             .map_err(|error| self.unread(method, error))?;
         let fault: Fault = codec::decode(encoding, "fault", &bytes, FAULT_BYTES_MAX)
@@ -335,7 +337,7 @@ impl Client {
         response: Response<Reply>,
         stall: Duration,
     ) -> Result<M::Reply, CallError> {
-        let bytes = body::read(response.into_body(), M::REPLY_BYTES_MAX, stall)
+        let bytes = body::read(response.into_body(), M::REPLY_BYTES_MAX, stall, Pace::any())
             .await
             .map_err(|error| self.unread(M::NAME, error))?;
         codec::decode(Encoding::Bincode, "reply", &bytes, M::REPLY_BYTES_MAX)
@@ -375,6 +377,7 @@ impl Client {
             ReadError::TooLarge { .. } => self.odd(method, format!("the reply is {error}")),
             ReadError::Cut(error) => self.lost(method, error),
             ReadError::Stalled { limit } => self.timed_out(method, limit),
+            ReadError::Slow => self.lost(method, error.into()),
         }
     }
 }

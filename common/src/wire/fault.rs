@@ -36,11 +36,13 @@ pub enum FaultCode {
     /// The machine itself does not allow it for now: paused by hand, or by what guards it from
     /// disruption. The same call may succeed later.
     Held,
+    /// The machine takes only images that are signed, and this is not one, or not all of it is.
+    Untrusted,
 }
 
 impl FaultCode {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::BadRequest,
         Self::Version,
         Self::NoMethod,
@@ -55,6 +57,7 @@ impl FaultCode {
         Self::Unavailable,
         Self::Internal,
         Self::Held,
+        Self::Untrusted,
     ];
 
     /// The word that JSON and metrics have for it.
@@ -75,6 +78,7 @@ impl FaultCode {
             Self::Unavailable => "unavailable",
             Self::Internal => "internal",
             Self::Held => "held",
+            Self::Untrusted => "untrusted",
         }
     }
 
@@ -83,7 +87,7 @@ impl FaultCode {
     pub fn status(self) -> u16 {
         match self {
             Self::BadRequest | Self::Version => 400,
-            Self::Denied => 403,
+            Self::Denied | Self::Untrusted => 403,
             Self::NoMethod | Self::NotFound => 404,
             Self::Exists | Self::Busy | Self::Stale | Self::Held => 409,
             Self::Gone => 410,

@@ -11,9 +11,11 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::Stream;
 use http_body_util::BodyExt as _;
+use tokio::time::Instant;
 
 use super::body::{Body, BoxError, streamed};
 use super::object_stream::{Form, HEAD_BYTES_MAX, Head, HeadError};
+use super::pace::{PACE_WINDOW, Pace, STREAM_PACE_BYTES};
 use super::packing::{CHUNK_HEAD_BYTES, ChunkHead, UnpackError, Unpacker};
 use crate::object::ObjectId;
 
@@ -52,6 +54,12 @@ pub enum StreamError {
         #[from]
         source: UnpackError,
     },
+    /// What came was too little for too long.
+    #[error(
+        "the object stream is too slow: {STREAM_PACE_BYTES} bytes have to come within {} s",
+        PACE_WINDOW.as_secs()
+    )]
+    Slow,
     /// Nothing came for too long.
     #[error("the object stream stalled: nothing came for {} s", .limit.as_secs())]
     Stalled {
@@ -72,6 +80,7 @@ pub struct ObjectReader {
     unpacker: Unpacker,
     /// What has come since somebody asked.
     wire_bytes: u64,
+    pace: Pace,
     ended: bool,
     /// Keeps the connection alive while the stream is read.
     keep: Option<Box<dyn Send + Sync>>,
@@ -96,6 +105,7 @@ impl ObjectReader {
             form: Form::Plain,
             unpacker: Unpacker::default(),
             wire_bytes: 0,
+            pace: Pace::new(STREAM_PACE_BYTES),
             ended: false,
             keep: None,
         }
@@ -236,14 +246,17 @@ impl ObjectReader {
     /// The next chunk that is not empty; `None` at the end of the body.
     async fn next(&mut self) -> Result<Option<Bytes>, StreamError> {
         loop {
+            let begun = Instant::now();
             let frame = match tokio::time::timeout(CHUNK_WAIT_MAX, self.body.frame()).await {
                 Err(_) => return Err(StreamError::Stalled { limit: CHUNK_WAIT_MAX }),
                 Ok(None) => return Ok(None),
                 Ok(Some(frame)) => frame.map_err(|source| StreamError::Transport { source })?,
             };
-            if let Ok(data) = frame.into_data()
-                && !data.is_empty()
-            {
+            let data = frame.into_data().unwrap_or_default();
+            if !self.pace.came(data.len(), begun.elapsed()) {
+                return Err(StreamError::Slow);
+            }
+            if !data.is_empty() {
                 self.wire_bytes += data.len() as u64;
                 return Ok(Some(data));
             }

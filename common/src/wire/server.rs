@@ -8,16 +8,20 @@
 //!
 //! * No length that a peer claims is allocated for before it was held against a limit.
 //! * A handler that panics fails its call only.
+//! * No peer takes all connections, and none holds memory by reading nothing of what it asked for.
 //! * A call whose caller goes away is dropped where it waits. A handler that must finish what it
 //!   began runs that as a task of its own.
 
+mod admission;
 mod audit;
 mod dispatch;
+mod door;
 mod executor;
 mod listen;
 mod metrics;
 mod page;
 mod range;
+mod replies;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -14,6 +14,7 @@ use common::audit::record::{Event, Outcome, Record, open};
 use common::audit::verify::{Report, Verifier};
 use common::daemon::audit::{AuditError, AuditLog, Keep, Settings, files_of};
 use common::wire::FaultCode;
+use common::wire::Security;
 use common::wire::server::Router;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
@@ -300,7 +301,7 @@ async fn on_a_full_disk_nothing_is_done_unseen_and_the_brake_works() {
     let log = opened(&settings).await;
     let done = Arc::new(AtomicU32::new(0));
     let (commits, brakes) = (Arc::clone(&done), Arc::clone(&done));
-    let router = Router::new("testd")
+    let router = Router::new("testd", &Security::Insecure)
         .method::<Commit, _, _>(move |_, _| {
             commits.fetch_add(1, Ordering::SeqCst);
             async { Ok(Done {}) }

@@ -98,6 +98,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::Resume>(((), Default::default()));
     pinned.method::<subd::GetFiles>(samples::get_files());
     pinned.method::<subd::CheckHealth>(((), samples::check_health()));
+    pinned.method::<subd::OfferImage>((samples::offer_image(), Default::default()));
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 
@@ -120,6 +121,7 @@ fn methods_of_the_image_server_have_these_bytes() {
     pinned.method::<image_server::expiry::ChangeExpiry>(samples::change_expiry());
     pinned.method::<image_server::expiry::AcceptClock>(samples::accept_clock());
     pinned.method::<image_server::holds::HoldImages>(samples::hold_images());
+    pinned.method::<image_server::signatures::ChangeSignatures>(samples::change_signatures());
     use image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
     pinned.method::<GetImageUpdates>(samples::get_image_updates());
     use image_server::replication::directories::GetMadeDirectories;

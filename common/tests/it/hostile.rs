@@ -4,10 +4,15 @@ use common::wire::Security;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use bytes::Bytes;
 use common::api::image_server::AddImageRequest;
 use common::api::subd::{Commit, CommitRequest, FetchRequest, PollReply, PrepareRequest};
+use common::object::Algorithm;
 use common::wire::client::{CallError, Client, Peer};
 use common::wire::codec::{CodecError, Encoding, decode, encode};
+use common::wire::object_stream::Head;
+use common::wire::server::{ObjectReader, head_bytes};
+use futures_util::{StreamExt as _, stream};
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -175,6 +180,46 @@ async fn peers_that_stop_half_way_are_let_go() {
         }
     }
     server.stop().await;
+}
+
+/// Reads an object of which `length` bytes come each `seconds`, and then waits for `writing` seconds
+/// as if what came were written.
+async fn read_object(length: usize, seconds: u64, writing: u64) -> (String, u64) {
+    let id = Algorithm::Blake3.digest(b"");
+    let head = head_bytes(&Head::Object { id, size_bytes: 1_000_000 });
+    let pieces = stream::iter([Ok(head)]).chain(stream::repeat(()).then(move |()| async move {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        Ok(Bytes::from(vec![7; length]))
+    }));
+    let mut reader = ObjectReader::of_stream(pieces);
+    let begun = tokio::time::Instant::now();
+    reader.head().await.unwrap();
+    let told = loop {
+        match reader.chunk().await {
+            Ok(Some(_)) => tokio::time::sleep(Duration::from_secs(writing)).await,
+            Ok(None) => break "read".to_owned(),
+            Err(error) => break error.to_string(),
+        }
+    };
+    (told, begun.elapsed().as_secs())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_objects_that_trickles_ends() {
+    let slow = "the object stream is too slow: 65536 bytes have to come within 60 s";
+    let stalled = "the object stream stalled: nothing came for 60 s";
+    let table = [
+        ((1, 29, 0), (slow, 87)),
+        ((1_000, 1, 0), (slow, 60)),
+        ((2_000, 1, 0), ("read", 500)),
+        ((1, 61, 0), (stalled, 60)),
+        // That the reader is slow is not held against the sender.
+        ((100_000, 1, 600), ("read", 6_010)),
+    ];
+    for ((length, seconds, writing), (want, took)) in table {
+        let got = read_object(length, seconds, writing).await;
+        assert_eq!(got, (want.to_owned(), took), "{length} {seconds} {writing}");
+    }
 }
 
 /// Answers every connection with `bytes`, whatever is asked.

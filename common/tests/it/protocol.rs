@@ -81,6 +81,8 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::settings::SetSubConfiguration>(),
         row::<dominator::settings::GetSubConfiguration>(),
         row::<mdb::GetMdb>(),
+        row::<subd::OfferImage>(),
+        row::<image_server::signatures::ChangeSignatures>(),
     ];
     let document = document();
     for method in common::api::methods() {

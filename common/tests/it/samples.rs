@@ -393,6 +393,7 @@ fn notes() -> Notes {
         created_for: "bob".to_owned(),
         created_on: time(),
         source_image: Some(name("base/0")),
+        signatures: vec![image_life::signature()],
     }
 }
 
@@ -417,6 +418,7 @@ pub fn list_images() -> (ListImagesRequest, ListImagesReply) {
         created_on: time(),
         expires_at: Some(time()),
         tags: image_life::tags(),
+        signatures: 1,
     };
     let request = ListImagesRequest { after: Some(name("base/0")) };
     (request, ListImagesReply { images: vec![summary], more: true })

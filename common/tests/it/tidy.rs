@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The crates of this workspace and the crates of this workspace that each may depend on.
-const MAY_DEPEND: [(&str, &[&str]); 6] = [
+const MAY_DEPEND: [(&str, &[&str]); 7] = [
     ("common", &[]),
     ("dominator", &["common"]),
+    ("fuzz", &["common", "imagetool"]),
     ("imageserver", &["common"]),
     ("imagetool", &["common"]),
     ("localfleet", &["common", "dominator", "imageserver", "imagetool", "subd"]),
@@ -53,6 +54,7 @@ const CORES: &[&str] = &[
     "common/src/path",
     "common/src/plan",
     "common/src/scope",
+    "common/src/signing",
     "common/src/tree",
     "common/src/trigger",
     "common/src/when",
@@ -75,6 +77,8 @@ const CORES: &[&str] = &[
     "subd/src/limits/meter",
     "subd/src/limits/rates",
     "subd/src/root/occupied",
+    "subd/src/trust/judge",
+    "subd/src/trust/record",
 ];
 
 /// Names of files that have no subject.

@@ -1,5 +1,6 @@
 //! TLS over real sockets: who is let in, who is believed, and for how long.
 
+mod crowd;
 mod lab;
 
 use std::fs;

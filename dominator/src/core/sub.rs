@@ -25,6 +25,7 @@ mod event;
 mod explain;
 mod missing;
 mod note;
+mod offer;
 mod orders;
 mod prospect;
 mod recognition;
@@ -50,6 +51,7 @@ pub use view::{Unusable, View};
 use ahead::Ahead;
 use bounds::Bounds;
 use claim::Claims;
+use offer::Offer;
 use orders::Orders;
 use recognition::Recognition;
 use record::Awaited;
@@ -87,6 +89,7 @@ enum Purpose {
     Prepare(u64),
     Commit(u64),
     Cleanup,
+    Offer,
 }
 
 /// A call that was accepted, and that no poll has shown yet.
@@ -204,6 +207,9 @@ pub struct Sub {
     retried: Option<u64>,
     orders: Orders,
     cleaned_generation: Option<u64>,
+    /// What the machine is being shown, and what it has seen, of the signatures of its image.
+    offering: Option<Offer>,
+    offered: Option<Offer>,
     awaited: Option<Awaited>,
 
     status: Status,
@@ -262,6 +268,8 @@ impl Sub {
             retried: None,
             orders: Orders::new(first_id),
             cleaned_generation: None,
+            offering: None,
+            offered: None,
             awaited: None,
             status: Status::Connecting,
             detail: "not reached yet".to_owned(),

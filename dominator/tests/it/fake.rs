@@ -101,6 +101,16 @@ impl ImageServer {
         self.added.notify_waiters();
     }
 
+    /// The image of that name.
+    pub fn image(&self, name: &str) -> Option<Image> {
+        self.images.lock().unwrap().get(&ImageName::new(name).unwrap()).cloned()
+    }
+
+    /// The encoding of the directory with that digest.
+    pub fn object(&self, id: &ObjectId) -> Option<Vec<u8>> {
+        self.objects.lock().unwrap().get(id).cloned()
+    }
+
     /// Loses an image.
     pub fn lose(&self, name: &str) {
         self.images.lock().unwrap().remove(&ImageName::new(name).unwrap()).unwrap();

@@ -1,26 +1,32 @@
-//! Machines that lie: their subs answer as subs do, and nothing of it is true.
+//! Machines and image servers that lie: they answer as such do, and nothing of it is true.
 
 use common::wire::Security;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use common::api::Done;
 use common::api::dominator::{ListSubs, ListSubsRequest, Status};
+use common::api::image_server::GetImage;
+use common::api::object_server::GetObjects;
 use common::api::subd::{
     Activity, CacheReport, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Poll,
     PollReply, Prepare, ScanReport, SetConfiguration, Space, TriggerFailure, Version,
 };
 use common::escape::ByteText;
+use common::image::{ComputedRule, Content, Image};
 use common::object::{Algorithm, ObjectId};
 use common::scope::{ScanSettings, Scope};
-use common::tree::{Child, Directory, Entry, Metadata, Name, Totals, Tree};
-use common::wire::server::Router;
+use common::tree::{Child, Directory, Entry, Leaf, Metadata, Name, Totals, Tree};
+use common::trigger::{Trigger, Triggers};
+use common::wire::object_stream::Head;
+use common::wire::server::{Router, head_bytes, object_chunks};
 use common::wire::{Fault, FaultCode};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::bad_neighbours::listen;
-use crate::fake::{FakeSub, directories, file, start, tree};
+use crate::fake::{FakeSub, ImageServer, directories, file, start, tree};
 use crate::stage::{Stage, record};
 
 /// How long the liars go on in this test.
@@ -233,5 +239,128 @@ async fn a_directory_bomb_does_not_go_off() {
     stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"base\"}}]"));
     let bomb = stage.wait("bomb", Status::Blocked, "base").await;
     assert!(bomb.detail.contains("8388606 entries and its image 1"), "{}", bomb.detail);
+    assert!(stage.terminate().success());
+}
+
+/// What an image server makes of an image.
+type Distortion = fn(&mut Content);
+
+/// Directories that an image server gives are wrong by the digest that is asked for.
+fn wrong_directory(number: u8) -> ObjectId {
+    ObjectId::Blake3([number; 32])
+}
+
+/// A tree with a hard link to what is not there.
+fn dangling() -> Directory {
+    let link = Leaf::HardLink("/nowhere".parse().unwrap());
+    let entry = Entry { name: Name::new(b"link").unwrap(), child: Child::Leaf(link) };
+    Directory::new(Algorithm::Blake3, Metadata::new(0o755, 0, 0), vec![entry]).unwrap()
+}
+
+const DISTORTIONS: [(&str, Distortion, &str); 9] = [
+    (
+        "other-name",
+        |content| content.name = "base".parse().unwrap(),
+        "the image server gives base for other-name",
+    ),
+    ("format", |content| content.format = 99, "format 99"),
+    ("absent", |content| content.root = wrong_directory(0), "does not have"),
+    ("other-bytes", |content| content.root = wrong_directory(1), "is not what was asked for"),
+    ("garbage", |content| content.root = Algorithm::Blake3.digest(b"garbage"), "tree-1"),
+    ("huge", |content| content.root = wrong_directory(2), "1152921504606846976"),
+    ("dangling", |content| content.root = dangling().digest(), "/link"),
+    (
+        "service",
+        |content| {
+            let match_lines = common::filter::Patterns::new(["/"]).unwrap();
+            content.triggers = Triggers(vec![Trigger {
+                match_lines,
+                service: "--root=/".to_owned(),
+                sort_name: String::new(),
+                do_reload: false,
+                do_reboot: false,
+                high_impact: false,
+                kind: Default::default(),
+            }]);
+        },
+        "`--root=/` is no name of a service",
+    ),
+    (
+        "computed",
+        |content| {
+            let source = "files:1".to_owned();
+            content.computed = vec![ComputedRule { path: "/one".parse().unwrap(), source }];
+        },
+        "computed",
+    ),
+];
+
+/// An image server on which the images of [`DISTORTIONS`] are as these make them.
+fn lying_image_server(images: &ImageServer) -> Router {
+    let (read, objects) = (images.clone(), images.clone());
+    Router::new("imageserver", &Security::Insecure)
+        .method::<GetImage, _, _>(move |_, request| {
+            let known = DISTORTIONS.iter().find(|(name, ..)| request.name.as_str() == *name);
+            let image: Option<Image> = read.image(request.name.as_str());
+            async move {
+                let mut image = image.ok_or_else(|| Fault::new(FaultCode::NotFound, "none"))?;
+                if let Some((_, distort, _)) = known {
+                    distort(&mut image.content);
+                }
+                Ok(image)
+            }
+        })
+        .download::<GetObjects, _, _, _>(move |_, request| {
+            let mut chunks: Vec<std::io::Result<Bytes>> = Vec::new();
+            for id in request.ids {
+                let content = match id {
+                    _ if id == wrong_directory(1) => Some(b"other".to_vec()),
+                    _ if id == Algorithm::Blake3.digest(b"garbage") => Some(b"garbage".to_vec()),
+                    _ if id == dangling().digest() => Some(dangling().encode()),
+                    _ => objects.object(&id),
+                };
+                match content {
+                    _ if id == wrong_directory(2) => {
+                        let head = Head::Object { id, size_bytes: 1 << 60 };
+                        chunks.push(Ok(head_bytes(&head)));
+                    }
+                    Some(content) => chunks.extend(object_chunks(id, content.into()).map(Ok)),
+                    None => chunks.push(Ok(head_bytes(&Head::Absent(id)))),
+                }
+            }
+            chunks.push(Ok(head_bytes(&Head::End)));
+            async { Ok(futures_util::stream::iter(chunks)) }
+        })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_done_to_a_machine_for_the_lies_of_an_image_server() {
+    let images = ImageServer::default();
+    let router = lying_image_server(&images);
+    let mut stage = Stage::served("[]", images, router).await;
+    let want = tree(&file("/one", "1"));
+    stage.images.add("base", &want, Some(&[]));
+    let mut machines = Vec::new();
+    let mut subs = Vec::new();
+    for name in DISTORTIONS.map(|(name, ..)| name).into_iter().chain(["good"]) {
+        let sub = FakeSub::new(tree(&file("/two", "2")));
+        let record = stage.sub(name, &sub).await;
+        let image = if name == "good" { "base" } else { name };
+        if name != "good" {
+            stage.images.add(name, &want, Some(&[]));
+        }
+        machines.push(format!("{{{record}, \"RequiredImage\": \"{image}\"}}"));
+        subs.push(sub);
+    }
+    stage.write_mdb(&format!("[{}]", machines.join(",")));
+    stage.wait("good", Status::Synced, "base").await;
+    for ((name, _, why), sub) in DISTORTIONS.iter().zip(&subs) {
+        let shown = stage.wait(name, Status::ImageNotReady, name).await;
+        eprintln!("{name}: {}", shown.detail);
+        assert!(shown.detail.contains(why), "{name}: {}", shown.detail);
+        let calls = sub.calls.lock().unwrap().clone();
+        assert!(!calls.iter().any(|call| ["prepare", "commit"].contains(call)), "{calls:?}");
+        assert_eq!(sub.model.lock().unwrap().tree, tree(&file("/two", "2")), "{name}");
+    }
     assert!(stage.terminate().success());
 }

@@ -10,6 +10,7 @@ use common::api::dominator::{
     GetStatus, ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
 };
 use common::wire::client::{Client, Peer};
+use common::wire::server::Router;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -45,7 +46,13 @@ impl Stage {
     /// An image server and a dominator with this machine database.
     pub async fn new(mdb: &str) -> Self {
         let images = ImageServer::default();
-        let (image_server, guard) = start(images.router()).await;
+        let router = images.router();
+        Self::served(mdb, images, router).await
+    }
+
+    /// As [`Stage::new`], with an image server that answers as `router` does.
+    pub async fn served(mdb: &str, images: ImageServer, router: Router) -> Self {
+        let (image_server, guard) = start(router).await;
         let port = free_port();
         let client =
             Client::new(Peer::parse(&format!("127.0.0.1:{port}"), 0).unwrap(), &Security::Insecure);

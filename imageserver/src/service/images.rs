@@ -11,6 +11,7 @@ use common::api::image_server::{
 };
 use common::image::{Content, Image, ImageName, Notes, tags};
 use common::report::report;
+use common::signing::signature;
 use common::wire::access::Owners;
 use common::wire::codec::{self, Encoding};
 use common::wire::server::Caller;
@@ -140,6 +141,9 @@ pub(super) fn make_visible(
     owners.verify().map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
     // Before all the work; and again when nobody can remove the directory any more.
     expect_directory(&store.directories.steady(), &content.name)?;
+    let about = (&content.name, &content.digest());
+    notes.signatures = signature::changed(&[], &notes.signatures, &[], about)
+        .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
     let created_on = wall();
     if notes.expires_at.is_some_and(|expires_at| expires_at <= created_on) {
         let text = format!("image {} would have expired before it was added", content.name);

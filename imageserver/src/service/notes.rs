@@ -8,7 +8,11 @@ use common::api::image_server::notes::{
     ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest,
     FindLatestImageReply, FindLatestImageRequest,
 };
+use common::api::image_server::signatures::{
+    ChangeSignatures, ChangeSignaturesReply, ChangeSignaturesRequest,
+};
 use common::image::{Content, DEPRECATED, Image, Notes, tags};
+use common::signing::signature;
 use common::when::written::later;
 use common::wire::Fault;
 use common::wire::server::Caller;
@@ -61,6 +65,35 @@ impl Service {
         Ok(ChangeTagsReply { tags })
     }
 
+    pub(super) async fn change_signatures_here(
+        self,
+        caller: Caller,
+        request: ChangeSignaturesRequest,
+    ) -> Result<ChangeSignaturesReply, Fault> {
+        let ChangeSignaturesRequest { name, add, remove } = request;
+        let (changed, by) = (name.clone(), caller.clone());
+        let may =
+            move |store: &Store| Ok(expect_may_change::<ChangeSignatures>(store, &by, &changed));
+        self.blocking(may).await??;
+        let (added, changed) = (add.len(), name.clone());
+        let notes = self.blocking(move |store| {
+            // The content of an image never changes, so this digest is that of the notes' image.
+            let digest = store.images.get(&changed)?.image.content.digest();
+            store.images.change(&changed, |notes| {
+                let signatures =
+                    signature::changed(&notes.signatures, &add, &remove, (&changed, &digest));
+                let name = changed.clone();
+                notes.signatures =
+                    signatures.map_err(|source| StoreError::Signatures { name, source })?;
+                Ok::<(), StoreError>(())
+            })
+        });
+        let signatures = notes.await?.signatures;
+        let count = signatures.len();
+        tracing::info!(image = %name, added, count, by = %caller.address, "changed the signatures");
+        Ok(ChangeSignaturesReply { signatures })
+    }
+
     pub(super) async fn find_latest_image(
         self,
         request: FindLatestImageRequest,
@@ -88,6 +121,8 @@ fn copy_image(
         // Who may change the one need not be who may change the other.
         owner_groups: Vec::new(),
         owner_users: Vec::new(),
+        // They are about an image of the other name.
+        signatures: Vec::new(),
         source_image: Some(from),
         ..notes
     };

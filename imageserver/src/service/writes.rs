@@ -18,6 +18,7 @@ use common::api::image_server::notes::{ChangeTagsReply, ChangeTagsRequest, CopyI
 use common::api::image_server::replication::{
     self, Forward, ForwardReply, ForwardRequest, Link, SERVERS_MAX, ServerId, Write, Written,
 };
+use common::api::image_server::signatures::{ChangeSignaturesReply, ChangeSignaturesRequest};
 use common::api::image_server::{
     AddImageReply, AddImageRequest, DeleteImageRequest, GetImageRequest,
 };
@@ -178,6 +179,20 @@ impl Service {
         }
     }
 
+    pub(super) async fn change_signatures(
+        self,
+        caller: Caller,
+        request: ChangeSignaturesRequest,
+    ) -> Result<ChangeSignaturesReply, Fault> {
+        if self.replication.follower().is_none() {
+            return self.change_signatures_here(caller, request).await;
+        }
+        match self.written(caller, Write::Signatures(request)).await? {
+            Written::Signatures(reply) => Ok(reply),
+            _ => Err(odd()),
+        }
+    }
+
     async fn written(self, caller: Caller, write: Write) -> Result<Written, Fault> {
         let origin = Origin { caller, path: Vec::new() };
         self.write(origin, write).await.map(|reply| reply.written)
@@ -276,6 +291,9 @@ impl Service {
                 self.change_owner_here(caller, request).await?;
                 Written::Directories
             }
+            Write::Signatures(request) => {
+                Written::Signatures(self.change_signatures_here(caller, request).await?)
+            }
         };
         Ok(forwarded(&store, written))
     }
@@ -301,6 +319,7 @@ impl Service {
             Write::MakeDirectory(request) => (request.name.clone(), "made a directory"),
             Write::RemoveDirectory(request) => (request.name.clone(), "removed a directory"),
             Write::ChangeOwner(request) => (request.name.clone(), "changed the owners"),
+            Write::Signatures(request) => (request.name.clone(), "changed signatures"),
         };
         let is_of_image = !is_of_directories(&write);
         match &write {

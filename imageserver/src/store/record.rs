@@ -108,6 +108,7 @@ impl Record {
             created_on: notes.created_on,
             expires_at: notes.expires_at,
             tags: notes.tags.clone(),
+            signatures: count(notes.signatures.len()),
         }
     }
 }

@@ -70,6 +70,7 @@ async fn an_image_is_added_got_listed_and_survives_a_restart() {
         created_on,
         expires_at: None,
         tags: Default::default(),
+        signatures: 0,
     };
     let reply = server.client.call::<ListImages>(&ListImagesRequest { after: None }).await.unwrap();
     assert_eq!(reply, ListImagesReply { images: vec![summary], more: false });

@@ -6,11 +6,13 @@ use common::api::image_server::notes::{
     ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest, FindLatestImage,
     FindLatestImageRequest,
 };
+use common::api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
 use common::api::image_server::{
     AddImage, AddImageRequest, DeleteImage, DeleteImageRequest, GetImage, GetImageRequest,
 };
 use common::image::tags::Tags;
 use common::image::{Content, Image, Notes};
+use common::signing::{Signature, SigningKey, Statement};
 use common::wire::{Fault, FaultCode};
 
 use crate::fixture::{ALGORITHM, Server, expected, fault, image_of, name, tree_of};
@@ -128,4 +130,67 @@ async fn tags_are_changed_durably_and_find_the_latest_image() {
     for (directory, tags, image) in table {
         assert_eq!(latest(&server, directory, tags).await.as_deref(), image, "{directory}");
     }
+}
+
+/// Made by `ssh-keygen`; nobody uses them.
+const KEYS: [&str; 2] = [
+    include_str!("../../../common/src/signing/endorsement/keys/alice"),
+    include_str!("../../../common/src/signing/endorsement/keys/bob"),
+];
+
+pub fn sign(who: usize, content: &Content, signed: u64) -> Signature {
+    let (image, digest) = (content.name.clone(), content.digest());
+    let key = SigningKey::read(KEYS[who], None).unwrap();
+    key.sign(&Statement { image, digest, signed, expires: None }).unwrap()
+}
+
+pub async fn change(
+    server: &Server,
+    image: &str,
+    add: &[Signature],
+    remove: &[&str],
+) -> Result<Vec<Signature>, Fault> {
+    let remove = remove.iter().map(|key| (*key).to_owned()).collect();
+    let request = ChangeSignaturesRequest { name: name(image), add: add.to_vec(), remove };
+    let reply = server.client.call::<ChangeSignatures>(&request).await.map_err(fault);
+    reply.map(|reply| reply.signatures)
+}
+
+#[tokio::test]
+async fn signatures_are_kept_if_they_are_about_the_image() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path());
+    let other = add(&server, "web/7", Notes::default()).await;
+    let content = Content { name: name("web/8"), ..other.clone() };
+    // With the image itself, or later.
+    let notes = |signature| Notes { signatures: vec![signature], ..Notes::default() };
+    let request = AddImageRequest { content: content.clone(), notes: notes(sign(0, &other, 1)) };
+    let refused = server.client.call::<AddImage>(&request).await.map_err(fault).unwrap_err();
+    let text = format!(
+        "signature 1 is refused: it is about the image web/7 with the digest {}",
+        other.digest()
+    );
+    assert_eq!(refused, Fault::new(FaultCode::BadRequest, text));
+    let first = sign(0, &content, 1);
+    add(&server, "web/8", notes(first.clone())).await;
+    assert_eq!(get(&server, "web/8").await.notes.signatures, [first.clone()]);
+
+    let (second, third) = (sign(1, &content, 1), sign(0, &content, 2));
+    let both = Ok(vec![third.clone(), second.clone()]);
+    assert_eq!(change(&server, "web/8", &[second.clone(), third.clone()], &[]).await, both);
+    let refused = change(&server, "web/8", &[first], &[]).await.unwrap_err();
+    assert_eq!(refused.code, FaultCode::BadRequest);
+    let refused = change(&server, "web/8", &[sign(0, &other, 3)], &[]).await.unwrap_err();
+    assert_eq!(refused.code, FaultCode::BadRequest);
+    let absent = change(&server, "web/9", &[third.clone()], &[]).await.unwrap_err();
+    assert_eq!(absent.code, FaultCode::NotFound);
+    server.kill();
+
+    let server = Server::start(data.path());
+    assert_eq!(get(&server, "web/8").await.notes.signatures, [third.clone(), second.clone()]);
+    let key = third.check().unwrap().fingerprint();
+    assert_eq!(change(&server, "web/8", &[], &[&key]).await, Ok(vec![second]));
+    // Another name is another image.
+    copy(&server, "web/8", "web/10").await.unwrap();
+    assert_eq!(get(&server, "web/10").await.notes.signatures, []);
 }

@@ -1,6 +1,5 @@
 //! A store that packs what comes: what is on the disk, what is served, and what is found of damage.
 
-use common::wire::Security;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;

@@ -23,6 +23,7 @@ use common::wire::server::{head_bytes, object_chunks};
 use serde::Serialize;
 
 use super::mkdir::OwnerArgs;
+use super::sign::{Signer, SignerArgs};
 use super::tag::tag_of;
 use super::{Context, Ended, get_image, print_json};
 use crate::admission::{self, RequiredPaths};
@@ -55,6 +56,7 @@ Examples:
   imagetool add test/today root.tar - - --expires-in 7d
   imagetool add web/7 root.tar filter - --tag os=debian-12 --build-log build.log
   imagetool add web/8 root.tar filter triggers.json --health-check health.json
+  imagetool add web/9 root.tar filter triggers.json --sign release-key
   skopeo copy docker://debian:12 oci-archive:debian.tar
   imagetool add base/debian-12 debian.tar filter - --platform linux/arm64
 
@@ -112,6 +114,9 @@ pub struct AddArgs {
     /// another content of the same digest.
     #[arg(long)]
     pub send_all: bool,
+    /// How the image is signed.
+    #[command(flatten)]
+    pub signer: SignerArgs,
     /// How IMAGEFILE is taken.
     #[command(flatten)]
     pub source: SourceArgs,
@@ -141,6 +146,7 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
     let rules = args.computed.as_deref().map(rules_of).transpose()?.unwrap_or_default();
     let health_check = args.health_check.as_deref().map(health_check_of).transpose()?;
     let owners = args.owners.clone().owners()?;
+    let signer = args.signer.signer()?;
     let tags: Tags = args.tag.iter().cloned().collect();
     tags::verify(&tags).map_err(|error| Failure::new(&error).misuse())?;
     let release_notes = args.release_notes.as_deref();
@@ -168,7 +174,8 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
         ..Notes::default()
     };
     let which = if args.send_all { Which::All } else { Which::Missing };
-    let wishes = Wishes { expires_in: args.expires_in, required: &args.required_paths, which };
+    let (expires_in, required) = (args.expires_in, &args.required_paths);
+    let wishes = Wishes { expires_in, required, which, signer };
     make_image(context, content, notes, &tree, contents, wishes).await
 }
 
@@ -180,6 +187,8 @@ pub(super) struct Wishes<'call> {
     pub required: &'call RequiredPaths,
     /// Which objects are sent.
     pub which: Which,
+    /// Who signs it.
+    pub signer: Option<Signer>,
 }
 
 /// Uploads `tree`, and makes the image `content` of it, as is wished.
@@ -191,7 +200,7 @@ pub(super) async fn make_image(
     contents: Contents,
     wishes: Wishes<'_>,
 ) -> Ended {
-    let Wishes { expires_in, required, which } = wishes;
+    let Wishes { expires_in, required, which, signer } = wishes;
     content.verify(tree).map_err(|error| Failure::new(&error))?;
     refuse_large_directories(tree, DIRECTORY_BYTES_MAX)?;
     require(tree, content.filter.as_ref(), required)?;
@@ -204,6 +213,9 @@ pub(super) async fn make_image(
     notes.packages = packages_of(context, tree).await?;
     // From when it is added, however long the upload took.
     notes.expires_at = expires_in.map(|duration| written::later(now(), duration));
+    if let Some(signer) = signer {
+        notes.signatures.push(signer.sign(&content)?);
+    }
     let request = AddImageRequest { content, notes };
     let reply = context
         .client

@@ -11,6 +11,7 @@ use super::add::{
     Wishes, check_name_is_free, filter_of, finish_tree, health_check_of, is_none, make_image,
     rules_of, triggers_of,
 };
+use super::sign::SignerArgs;
 use super::{Context, Ended, get, get_image};
 use crate::admission::{self, RequiredPaths};
 use crate::archive::layer::Layered;
@@ -58,6 +59,9 @@ pub struct AddOverlayArgs {
     /// Paths that the new image must have, as for `add`.
     #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
     pub required_paths: RequiredPaths,
+    /// How the image is signed.
+    #[command(flatten)]
+    pub signer: SignerArgs,
     /// How the layer is taken.
     #[command(flatten)]
     pub source: SourceArgs,
@@ -70,6 +74,7 @@ pub struct AddOverlayArgs {
 /// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
 pub async fn run(context: &Context, args: AddOverlayArgs) -> Ended {
     // What is wrong with the files of the command line is told before anything is fetched.
+    let signer = args.signer.signer()?;
     let filter = given(args.filter_file.as_deref(), filter_of)?;
     let triggers = given(args.trigger_file.as_deref(), triggers_of)?;
     let health_check = match args.health_check.as_deref() {
@@ -95,7 +100,7 @@ pub async fn run(context: &Context, args: AddOverlayArgs) -> Ended {
     };
     let notes = Notes { source_image: Some(args.base), ..Notes::default() };
     let required = &args.required_paths;
-    let wishes = Wishes { expires_in: None, required, which: Which::Missing };
+    let wishes = Wishes { expires_in: None, required, which: Which::Missing, signer };
     make_image(context, content, notes, &tree, contents, wishes).await
 }
 

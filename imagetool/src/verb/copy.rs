@@ -21,7 +21,8 @@ Examples:
   imagetool copy test/debian-12.7 base/debian-12.7
 
 The new image has the tree, the filter, the triggers and the notes of the other, but never expires
-and is not deprecated. `imagetool show` tells of which image it was made.")]
+and is not deprecated. Signatures are about the name, too: sign the copy with `imagetool sign`.
+`imagetool show` tells of which image it was made.")]
 pub struct CopyArgs {
     /// The image that is there.
     pub from: ImageName,

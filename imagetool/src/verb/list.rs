@@ -196,9 +196,11 @@ fn table(images: &[Listed]) -> String {
     table.load_style(presets::NOTHING);
     // Most fleets need none: a column of nothing would only take room.
     let has_tags = images.iter().any(|one| !one.image.tags.is_empty());
+    let has_signatures = images.iter().any(|one| one.image.signatures > 0);
     let has_packages = images.iter().any(|one| !one.packages.is_empty());
     let mut head = vec!["NAME", "ENTRIES", "SIZE", "FILTER", "TRIGGERS", "CREATED", "EXPIRES"];
     head.extend(has_tags.then_some("TAGS"));
+    head.extend(has_signatures.then_some("SIGNED"));
     head.extend(has_packages.then_some("PACKAGES"));
     table.set_header(head);
     for Listed { image, packages } in images {
@@ -213,6 +215,9 @@ fn table(images: &[Listed]) -> String {
         ];
         if has_tags {
             row.push(super::tag::lines(&image.tags).trim_end().replace('\n', ", "));
+        }
+        if has_signatures {
+            row.push(count(u64::from(image.signatures)));
         }
         if has_packages {
             let words = packages.iter().map(|one| word(&format!("{} {}", one.name, one.version)));
@@ -250,6 +255,7 @@ mod tests {
         let at = |seconds| Time { seconds, nanoseconds: 0 };
         ImageSummary {
             tags: std::collections::BTreeMap::new(),
+            signatures: 0,
             name: ImageName::new(name).unwrap(),
             digest: Algorithm::Blake3.digest(b""),
             root: Algorithm::Blake3.digest(b""),

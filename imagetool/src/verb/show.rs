@@ -13,7 +13,7 @@ use common::wire::server::StreamError;
 use common::words::plain;
 use serde::Serialize;
 
-use super::{Context, Ended, get_image, print, print_bytes, print_json};
+use super::{Context, Ended, get_image, print, print_bytes, print_json, sign};
 use crate::download;
 use crate::failure::{Failure, Outcome};
 use crate::health;
@@ -201,6 +201,10 @@ fn describe(image: &Image, tree: &Tree) -> String {
         let installed = installed.fold(0, u64::saturating_add);
         let packages = count(notes.packages.len() as u64);
         line("Packages:", format!("{packages}, {} installed", size(installed)));
+    }
+    for (index, signature) in notes.signatures.iter().enumerate() {
+        let label = if index == 0 { "Signed by:" } else { "" };
+        line(label, sign::in_words(signature, content));
     }
     if let Some(log) = &notes.build_log {
         line("Build log:", log.to_string());

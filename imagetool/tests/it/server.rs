@@ -156,6 +156,7 @@ fn summary(image: &Image) -> ImageSummary {
         created_on: Time { seconds: 1_700_000_000, nanoseconds: 0 },
         expires_at: None,
         tags: image.notes.tags.clone(),
+        signatures: 0,
     }
 }
 

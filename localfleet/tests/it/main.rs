@@ -14,6 +14,7 @@ mod image_life;
 mod liar;
 mod orders;
 mod plan;
+mod signed;
 mod simulated;
 mod snapshot;
 mod stopped;

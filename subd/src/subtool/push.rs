@@ -7,7 +7,8 @@ use std::sync::Arc;
 use common::api::object_server::IDS_MAX;
 use common::api::subd::{
     Activity, Cleanup, CleanupRequest, Commit, CommitRequest, Expects, Fetch, FetchObject,
-    FetchRequest, Health, LastUpdate, Outcome, PollReply, Prepare, PrepareRequest, TriggerFailure,
+    FetchRequest, Health, LastUpdate, OfferImage, OfferImageRequest, Outcome, PollReply, Prepare,
+    PrepareRequest, TriggerFailure,
 };
 use common::image::ImageName;
 use common::image::required::RequiredImage;
@@ -229,6 +230,22 @@ async fn carry_out(
         0 => "no change but the name of the image and its triggers".to_owned(),
         count => counted(count, "change"),
     };
+    if !order.image.signatures.is_empty() {
+        let request = OfferImageRequest {
+            content: content.clone(),
+            signatures: order.image.signatures.clone(),
+            sources: order.sources.clone(),
+        };
+        match machine.call::<OfferImage>(&request).await {
+            // One that does not know the call takes images that nobody has signed.
+            Err(error) if error.code() == Some(FaultCode::NoMethod) => {}
+            other => {
+                if let Next::LookAgain = accepted(other)? {
+                    return Ok(None);
+                }
+            }
+        }
+    }
     talk.stage(&format!("Staging {changes}."));
     let request = PrepareRequest {
         update_id,

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use super::Updater;
 use super::executor::{Ended, Executor, Machine, Remains, Services, Settled, Undertaking};
+use super::journal::Head;
 use super::prepared::{forget_taken, free};
 use super::recovery::Resumed;
 use crate::board::{UpdatePhase, note_reboot, note_update};
@@ -24,6 +25,7 @@ use crate::health;
 use crate::saved::SavedError;
 use crate::scan::{Pause, Snapshot, Stopped};
 use crate::service::ServiceDriver;
+use crate::trust::record::Accepted;
 
 /// How many times longer than the first the longest pause between two tries is.
 const RETRY_GROWTH_MAX: u32 = 20;
@@ -53,6 +55,8 @@ pub(super) struct Host<'a> {
     scanning: Mutex<Option<Scanning>>,
     /// The health check of the image.
     check: Option<HealthCheck>,
+    /// What is remembered when the update has succeeded.
+    accepted: Option<Accepted>,
 }
 
 impl Machine for Host<'_> {
@@ -74,6 +78,10 @@ impl Machine for Host<'_> {
     }
 
     fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), SavedError> {
+        // First, so that no update is known as done whose image may be forgotten.
+        if let (Some(_), Some(accepted)) = (done, &self.accepted) {
+            self.updater.state.store_accepted(accepted)?;
+        }
         let board = &self.updater.board;
         board.change(|state| {
             note_update(&mut state.saved, last, done);
@@ -100,10 +108,10 @@ impl Updater {
     pub(super) async fn conduct(
         self: &Arc<Self>,
         touched: BTreeSet<TreePath>,
-        check: Option<HealthCheck>,
+        head: &Head,
         work: impl FnOnce(&Executor<'_>, &Host<'_>) -> (Undertaking, Ended) + Send + 'static,
     ) {
-        match self.run(touched, check, work).await {
+        match self.run(touched, head, work).await {
             Ok((update, ended, scanning)) => self.conclude(update, ended, scanning).await,
             Err(error) => self.stay_stuck(Unfinished::Lost, error),
         }
@@ -112,7 +120,7 @@ impl Updater {
     async fn run(
         self: &Arc<Self>,
         touched: BTreeSet<TreePath>,
-        check: Option<HealthCheck>,
+        head: &Head,
         work: impl FnOnce(&Executor<'_>, &Host<'_>) -> (Undertaking, Ended) + Send + 'static,
     ) -> Result<(Undertaking, Ended, Option<Scanning>), String> {
         let pause = match self.scanner.pause().await {
@@ -123,10 +131,11 @@ impl Updater {
             }
         };
         let updater = Arc::clone(self);
+        let (check, accepted) = (head.health_check.clone(), head.accepted.clone());
         let running = tokio::task::spawn_blocking(move || {
             let services = updater.services();
             let (pause, scanning) = (Mutex::new(pause), Mutex::new(None));
-            let host = Host { updater: &updater, pause, scanning, check };
+            let host = Host { updater: &updater, pause, scanning, check, accepted };
             let (update, ended) = work(&updater.executor(&services), &host);
             let scanning = host.scanning.into_inner().unwrap_or_else(PoisonError::into_inner);
             (update, ended, scanning)
@@ -190,12 +199,12 @@ impl Updater {
         let updater = Arc::clone(self);
         self.tasks.spawn(async move {
             let touched = update.paths().cloned().collect();
-            let check = update.journal.head.health_check.clone();
+            let head = update.journal.head.clone();
             let work = move |executor: &Executor<'_>, host: &Host<'_>| {
                 let ended = executor.finish(host, &mut update, carried);
                 (update, ended)
             };
-            updater.conduct(touched, check, work).await;
+            updater.conduct(touched, &head, work).await;
         });
     }
 
@@ -320,12 +329,12 @@ impl Updater {
     /// Tries an update once more; gives it back if it is still stuck.
     async fn retry(self: &Arc<Self>, mut update: Undertaking) -> Option<Box<Undertaking>> {
         let touched = update.paths().cloned().collect();
-        let check = update.journal.head.health_check.clone();
+        let head = update.journal.head.clone();
         let work = move |executor: &Executor<'_>, host: &Host<'_>| {
             let ended = executor.retry(host, &mut update);
             (update, ended)
         };
-        match self.run(touched, check, work).await {
+        match self.run(touched, &head, work).await {
             Ok((update, Ended { journal: Remains::Stuck(why), .. }, _)) => {
                 self.tell_stuck(why);
                 Some(Box::new(update))

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::stage::Taken;
 use super::step::{Script, Step};
 use crate::root::{Directory, RootError};
+use crate::trust::record::Accepted;
 
 /// The largest journal, in bytes.
 pub const JOURNAL_BYTES_MAX: u64 = 1 << 30;
@@ -57,6 +58,9 @@ pub struct Head {
     pub boot_id: String,
     /// Which extended attributes are managed.
     pub managed: Attributes,
+    /// What is to be remembered when the update has succeeded, of an image that had to be signed.
+    #[serde(default)]
+    pub accepted: Option<Accepted>,
 }
 
 /// All of it.

@@ -23,6 +23,8 @@ use super::step::Script;
 use crate::cache::Cache;
 use crate::home::{Home, directory_name, remove_all};
 use crate::root::Root;
+use crate::trust::judge::Judged;
+use crate::trust::record::Accepted;
 
 /// What is known of an update besides its steps.
 #[derive(Clone, Debug)]
@@ -47,6 +49,8 @@ pub struct Order {
     pub changed: Vec<TreePath>,
     /// All paths that the update touches.
     pub touched: BTreeSet<TreePath>,
+    /// What is to be remembered when it has succeeded, of an image that had to be signed.
+    pub accepted: Option<Accepted>,
 }
 
 impl Order {
@@ -65,7 +69,15 @@ impl Order {
             operations: u32::try_from(plan.operations.len()).unwrap_or(u32::MAX),
             changed: plan.changed_paths().cloned().collect(),
             touched: touched_paths(&plan),
+            accepted: None,
         }
+    }
+
+    /// The same order, as it was judged: which paths have changed is not what the plan says.
+    #[must_use]
+    pub fn judged(self, judged: Judged) -> Self {
+        let Judged { accepted, changed } = judged;
+        Self { accepted: Some(accepted), changed, ..self }
     }
 
     /// What is reported if it cannot be staged.
@@ -172,6 +184,7 @@ impl Prepared {
             calls,
             boot_id: boot_id.to_owned(),
             managed: script.managed,
+            accepted: order.accepted,
         };
         Journal { head, taken, script }
     }

@@ -146,6 +146,7 @@ impl Place {
             operations: 3,
             changed: Vec::new(),
             touched: BTreeSet::new(),
+            accepted: None,
         };
         let bench = Bench {
             root: &self.root,

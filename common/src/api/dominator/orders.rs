@@ -263,6 +263,7 @@ impl Status {
             | Self::Blocked
             | Self::ImageStopped
             | Self::NotConverging
+            | Self::SignatureRefused
             | Self::UpdateFailed
             | Self::UpdateStuck
             | Self::HealthFailed

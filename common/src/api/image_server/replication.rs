@@ -19,6 +19,7 @@ use super::directories::{
 };
 use super::expiry::{ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest};
 use super::notes::{ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest};
+use super::signatures::{ChangeSignatures, ChangeSignaturesReply, ChangeSignaturesRequest};
 use super::{AddImage, AddImageRequest, DeleteImage, DeleteImageRequest};
 use crate::api::Done;
 use crate::audit::brief::Brief;
@@ -241,6 +242,8 @@ pub enum Write {
     RemoveDirectory(RemoveDirectoryRequest),
     /// [`super::directories::ChangeOwner`].
     ChangeOwner(ChangeOwnerRequest),
+    /// [`super::signatures::ChangeSignatures`].
+    Signatures(ChangeSignaturesRequest),
 }
 
 /// What came of a [`Write`].
@@ -258,6 +261,8 @@ pub enum Written {
     Made(MakeDirectoryReply),
     /// Of [`Write::RemoveDirectory`] and [`Write::ChangeOwner`].
     Directories,
+    /// Of [`Write::Signatures`].
+    Signatures(ChangeSignaturesReply),
 }
 
 impl Write {
@@ -273,6 +278,7 @@ impl Write {
             Self::MakeDirectory(_) => super::directories::MakeDirectory::NAME,
             Self::RemoveDirectory(_) => super::directories::RemoveDirectory::NAME,
             Self::ChangeOwner(_) => super::directories::ChangeOwner::NAME,
+            Self::Signatures(_) => super::signatures::ChangeSignatures::NAME,
         }
     }
 }
@@ -333,6 +339,7 @@ impl Method for Forward {
             Write::Copy(copy) => CopyImage::brief(copy),
             Write::Tags(tags) => ChangeTags::brief(tags),
             Write::Expiry(expiry) => ChangeExpiry::brief(expiry),
+            Write::Signatures(change) => ChangeSignatures::brief(change),
             Write::MakeDirectory(make) => MakeDirectory::brief(make),
             Write::RemoveDirectory(remove) => RemoveDirectory::brief(remove),
             Write::ChangeOwner(change) => ChangeOwner::brief(change),

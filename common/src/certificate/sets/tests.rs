@@ -32,6 +32,7 @@ fn sets_may_call_what_they_must() {
             Subd.Commit
             Subd.Fetch
             Subd.GetDirectories
+            Subd.OfferImage
             Subd.Poll
             Subd.Prepare
             Subd.ScanNow

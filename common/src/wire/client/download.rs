@@ -9,9 +9,11 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 use hyper::{HeaderMap, Request, StatusCode};
+use tokio::time::Instant;
 
 use super::super::body;
 use super::super::object_reader::{CHUNK_WAIT_MAX, StreamError};
+use super::super::pace::{Pace, STREAM_PACE_BYTES};
 use super::connection::Connection;
 use super::exchange::Reply;
 use super::{CALL_LIMIT, CallError, Client};
@@ -39,6 +41,7 @@ pub enum Extent {
 pub struct Download {
     extent: Extent,
     body: Reply,
+    pace: Pace,
     _connection: Arc<Connection>,
 }
 
@@ -63,6 +66,7 @@ impl Download {
     /// said, or nothing comes for [`CHUNK_WAIT_MAX`].
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, StreamError> {
         loop {
+            let begun = Instant::now();
             let frame = match tokio::time::timeout(CHUNK_WAIT_MAX, self.body.frame()).await {
                 Err(_) => return Err(StreamError::Stalled { limit: CHUNK_WAIT_MAX }),
                 Ok(None) => return Ok(None),
@@ -70,9 +74,11 @@ impl Download {
                     frame.map_err(|source| StreamError::Transport { source: source.into() })?
                 }
             };
-            if let Ok(data) = frame.into_data()
-                && !data.is_empty()
-            {
+            let data = frame.into_data().unwrap_or_default();
+            if !self.pace.came(data.len(), begun.elapsed()) {
+                return Err(StreamError::Slow);
+            }
+            if !data.is_empty() {
                 return Ok(Some(data));
             }
         }
@@ -103,7 +109,8 @@ impl Client {
                 }
                 status => return Err(self.odd(method, format!("the answer has status {status}"))),
             };
-            Ok(Some(Download { extent, body: response.into_body(), _connection: connection }))
+            let (body, pace) = (response.into_body(), Pace::new(STREAM_PACE_BYTES));
+            Ok(Some(Download { extent, body, pace, _connection: connection }))
         };
         self.within(method, CALL_LIMIT, call).await
     }

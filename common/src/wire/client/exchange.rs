@@ -140,6 +140,7 @@ impl hyper::body::Body for Reply {
 #[cfg(test)]
 mod tests {
     use super::super::super::body::{self, streamed};
+    use super::super::super::pace::Pace;
     use super::*;
     use futures_util::StreamExt as _;
     use h2::server::SendResponse;
@@ -180,7 +181,8 @@ mod tests {
 
     async fn body_of(response: Result<Response<Reply>, Failure>) -> Result<Bytes, String> {
         let Ok(response) = response else { return Err("no response".to_owned()) };
-        let read = body::read(response.into_body(), 100, Duration::from_secs(60)).await;
+        let read =
+            body::read(response.into_body(), 100, Duration::from_secs(60), Pace::any()).await;
         read.map_err(|error| crate::report::report(&error))
     }
 

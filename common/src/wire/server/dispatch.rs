@@ -1,5 +1,6 @@
 //! From an HTTP request to the handler and back.
 
+use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +17,14 @@ use super::super::body::{self, Body, ReadError};
 use super::super::codec::{self, Encoding};
 use super::super::fault::{Fault, FaultCode};
 use super::super::object_reader::ObjectReader;
+use super::super::pace::{MESSAGE_PACE_BYTES, Pace};
 use super::super::{PROTOCOL, PROTOCOL_HEADER, PROTOCOL_OLDEST, object_stream, packing};
+use super::admission::Refusal;
+use super::door::Door;
 use super::metrics::CONTENT_TYPE;
 use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
+use super::replies::Replies;
 use super::{Caller, Entry, Kind, PageHandler, Router};
 
 /// The longest pause within the body of a request.
@@ -32,6 +37,11 @@ const SMALL_BYTES_MAX: usize = 64 << 10;
 /// largest request there is.
 const LARGE_BYTES_MAX: usize = 256 << 20;
 
+/// The most bytes of replies in memory that wait for their callers to read them, of those who have
+/// shown who they are, and of strangers. What is streamed from a disk is not in memory.
+const REPLIES_BYTES_MAX: usize = 512 << 20;
+const STRANGER_REPLIES_BYTES_MAX: usize = 64 << 20;
+
 /// The longest path that is looked at, in bytes.
 const PATH_BYTES_MAX: usize = 8 << 10;
 
@@ -43,6 +53,9 @@ pub(super) struct Service {
     pub(super) router: Router,
     /// One permit for each [`SMALL_BYTES_MAX`] of large requests.
     large: Semaphore,
+    /// One permit for each [`SMALL_BYTES_MAX`] of large replies.
+    replies: Arc<Semaphore>,
+    stranger_replies: Arc<Semaphore>,
 }
 
 /// How a call is encoded both ways.
@@ -54,7 +67,66 @@ struct Form {
 
 impl Service {
     pub(super) fn new(router: Router) -> Self {
-        Self { router, large: Semaphore::new(LARGE_BYTES_MAX / SMALL_BYTES_MAX) }
+        let permits = |bytes: usize| Semaphore::new(bytes / SMALL_BYTES_MAX);
+        Self {
+            router,
+            large: permits(LARGE_BYTES_MAX),
+            replies: Arc::new(permits(REPLIES_BYTES_MAX)),
+            stranger_replies: Arc::new(permits(STRANGER_REPLIES_BYTES_MAX)),
+        }
+    }
+
+    /// Counts, and tells from time to time, that a connection from `address` is not let in.
+    pub(super) fn refuse(&self, door: Option<&Door>, address: SocketAddr, refusal: Refusal) {
+        self.router.metrics.refused(refusal);
+        let why = refusal.describe();
+        if door.is_some_and(Door::tells) {
+            tracing::warn!(%address, "connection refused: {why} (more are counted, not told)");
+        } else {
+            tracing::debug!(%address, "connection refused: {why}");
+        }
+    }
+
+    /// The response as it is sent: watched, because its caller may not read it.
+    pub(super) fn send(
+        &self,
+        response: Response<Body>,
+        replies: &Arc<Replies>,
+        is_stranger: bool,
+    ) -> Response<Body> {
+        use hyper::body::Body as _;
+        // What is streamed has no length here.
+        let held = match response.body().size_hint().exact() {
+            None => None,
+            Some(length) if length <= SMALL_BYTES_MAX as u64 => return response,
+            Some(length) => {
+                let (permits, most) = match is_stranger {
+                    true => (&self.stranger_replies, STRANGER_REPLIES_BYTES_MAX),
+                    false => (&self.replies, REPLIES_BYTES_MAX),
+                };
+                let length = usize::try_from(length).unwrap_or(usize::MAX).min(most);
+                let count = u32::try_from(length / SMALL_BYTES_MAX).unwrap_or(u32::MAX);
+                match Arc::clone(permits).try_acquire_many_owned(count) {
+                    Ok(held) => Some(held),
+                    Err(_) => return self.too_many_replies(&response),
+                }
+            }
+        };
+        response.map(|body| replies.watch(body, held))
+    }
+
+    fn too_many_replies(&self, response: &Response<Body>) -> Response<Body> {
+        let text = "too many large replies wait to be read: try again in a moment";
+        let headers = response.headers();
+        if !headers.contains_key(PROTOCOL_HEADER) {
+            return self.error_page(StatusCode::SERVICE_UNAVAILABLE, text);
+        }
+        let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let is_json = kind == Some(Encoding::Json.content_type().as_bytes());
+        let encoding = if is_json { Encoding::Json } else { Encoding::Bincode };
+        let mut refusal = fault_response(encoding, &Fault::new(FaultCode::Unavailable, text));
+        refusal.headers_mut().insert(PROTOCOL_HEADER, PROTOCOL.into());
+        refusal
     }
 
     /// Answers one request.
@@ -251,7 +323,8 @@ impl Service {
                 )
             })?)
         };
-        let bytes = body::read(body, limit, BODY_STALL_MAX).await.map_err(|error| {
+        let pace = Pace::new(MESSAGE_PACE_BYTES);
+        let bytes = body::read(body, limit, BODY_STALL_MAX, pace).await.map_err(|error| {
             let code = match error {
                 ReadError::TooLarge { .. } => FaultCode::TooLarge,
                 _ => FaultCode::BadRequest,

@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 
 use super::super::fault::FaultCode;
 use super::super::tls::Security;
+use super::admission::Refusal;
 
 /// The content type of the text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -26,6 +27,11 @@ const SECONDS: [f64; 12] =
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MethodLabels {
     method: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusalLabels {
+    why: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -45,8 +51,9 @@ pub(super) struct Metrics {
     pub(super) connections: Gauge,
     /// Connections that were accepted.
     pub(super) accepted: Counter,
-    /// Connections that were refused: no TLS, or a certificate that is not good.
-    pub(super) refused: Counter,
+    refused: Family<RefusalLabels, Counter>,
+    /// Connections that were cut because nothing came of them.
+    pub(super) cut: Counter,
 }
 
 impl Metrics {
@@ -60,7 +67,8 @@ impl Metrics {
             running: Gauge::default(),
             connections: Gauge::default(),
             accepted: Counter::default(),
-            refused: Counter::default(),
+            refused: Family::default(),
+            cut: Counter::default(),
             registry: Registry::default(),
         };
         let build = Info::new(vec![("daemon", daemon), ("version", env!("CARGO_PKG_VERSION"))]);
@@ -81,8 +89,13 @@ impl Metrics {
         );
         registry.register(
             "connections_refused",
-            "Connections that speak no TLS, or show a certificate that is not good",
+            "Connections that were not let in, by the reason",
             metrics.refused.clone(),
+        );
+        registry.register(
+            "connections_cut",
+            "Connections that were ended because their callers asked for nothing or read nothing",
+            metrics.cut.clone(),
         );
         registry.register_collector(Box::new(CertificateEnd(security.clone())));
         Self { registry, ..metrics }
@@ -90,6 +103,11 @@ impl Metrics {
 
     pub(super) fn registry(&mut self) -> &mut Registry {
         &mut self.registry
+    }
+
+    /// Counts a connection that is not let in.
+    pub(super) fn refused(&self, refusal: Refusal) {
+        self.refused.get_or_create(&RefusalLabels { why: refusal.name() }).inc();
     }
 
     /// Counts a call that begins, until the guard is dropped.

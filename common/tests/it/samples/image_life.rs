@@ -17,9 +17,28 @@ use common::api::image_server::notes::{
     FindLatestImageRequest,
 };
 
+use common::api::image_server::signatures::{ChangeSignaturesReply, ChangeSignaturesRequest};
+use common::api::subd::OfferImageRequest;
+use common::signing::Signature;
 use common::wire::access::Owners;
 
-use super::{blake3, name, time};
+use super::{blake3, content, name, time};
+
+pub fn signature() -> Signature {
+    let (statement, signature) = ("statement\n".to_owned(), "signature\n".to_owned());
+    Signature { statement, signature }
+}
+
+pub fn change_signatures() -> (ChangeSignaturesRequest, ChangeSignaturesReply) {
+    let remove = vec!["SHA256:x".to_owned()];
+    let request = ChangeSignaturesRequest { name: name("base/1"), add: vec![signature()], remove };
+    (request, ChangeSignaturesReply { signatures: vec![signature()] })
+}
+
+pub fn offer_image() -> OfferImageRequest {
+    let sources = vec!["imageserver:6971".to_owned()];
+    OfferImageRequest { content: content(), signatures: vec![signature()], sources }
+}
 
 pub fn tags() -> BTreeMap<String, String> {
     BTreeMap::from([("os".to_owned(), "debian".to_owned())])

@@ -160,6 +160,7 @@ impl Sub {
         self.allowed(&planned)?;
         self.not_held(&image, &planned, now, context)?;
         self.fetched(view, &image, &planned, now, context, effects)?;
+        self.vouched_for(view, &image, now, context, effects)?;
         self.carried_out(view, &image, &scan, &planned, now, effects)
     }
 
@@ -639,7 +640,7 @@ impl Sub {
     }
 
     /// The verdict; while the brake is on, that it is on.
-    fn unless_braked<T>(&self, status: Status, detail: String) -> Stage<T> {
+    pub(super) fn unless_braked<T>(&self, status: Status, detail: String) -> Stage<T> {
         match (&self.brake, self.pause_in_words()) {
             (None, None) => self.waiting(status, detail),
             (Some(reason), _) => stop(

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use common::api::dominator::Status;
 use common::api::dominator::orders::{DefaultImage, UpdatePause};
 use common::api::subd::{
-    CleanupRequest, FetchRequest, Outcome, PollReply, PollRequest, PrepareRequest,
-    SetConfigurationRequest, Version,
+    CleanupRequest, FetchRequest, OfferImageRequest, Outcome, PollReply, PollRequest,
+    PrepareRequest, SetConfigurationRequest, Version,
 };
 use common::mdb::Machine;
 use common::object::ObjectId;
@@ -91,6 +91,10 @@ pub enum FailureKind {
     NoSpace,
     /// The sub refused.
     Refused,
+    /// The sub is of a release that does not know the call.
+    NoMethod,
+    /// The machine takes only signed images, and this is not one, or the plan does something else.
+    Untrusted,
     /// The machine does not allow it for now: it is paused, or guarded from disruption.
     Held,
     /// The brake was pulled, the machine paused, leave taken back, or something else wanted, before
@@ -112,6 +116,8 @@ pub enum Call {
     Prepare(Box<PrepareRequest>),
     /// Takes objects out of the cache.
     Cleanup(CleanupRequest),
+    /// Shows the sub who has signed an image.
+    Offer(Box<OfferImageRequest>),
 }
 
 impl Call {
@@ -123,6 +129,7 @@ impl Call {
             Self::Fetch(_) => "fetch",
             Self::Prepare(_) => "prepare",
             Self::Cleanup(_) => "cleanup",
+            Self::Offer(_) => "offer-image",
         }
     }
 }

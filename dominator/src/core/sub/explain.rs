@@ -348,6 +348,23 @@ impl Sub {
                     retry(),
                 ],
             ),
+            Status::SignatureRefused => tell(
+                "it takes only signed images, and refused this one: see the detail",
+                "signatures by enough of the keys that it trusts",
+                "it is offered again when there are other signatures, and with pauses of at most \
+                 ten minutes",
+                vec![
+                    Remedy {
+                        command: format!("imagetool sign {} --key FILE", self.image_name()),
+                        what: "signs the image, if it is what it should be".to_owned(),
+                    },
+                    by_hand(
+                        "if nobody here has ordered this update: somebody may have taken over the \
+                         dominator or the image server",
+                    ),
+                    retry(),
+                ],
+            ),
             Status::UpdateFailed => tell(
                 "the update was not staged, or a step failed and all was put back",
                 "the next try",
@@ -447,6 +464,7 @@ impl Story {
                 | Status::UnsafeUpdate
                 | Status::Blocked
                 | Status::FetchFailed
+                | Status::SignatureRefused
                 | Status::UpdateFailed
                 | Status::NotConverging
         );

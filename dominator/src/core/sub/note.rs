@@ -11,6 +11,7 @@ use common::mdb::Machine;
 use common::report::report;
 
 use super::missing::Missing;
+use super::offer::signatures_of;
 use super::{
     Context, Event, Failure, FailureKind, Hold, ImageState, Now, Pending, Polling, Purpose, Reach,
     Sub, Ticket, Unusable, View,
@@ -89,8 +90,10 @@ impl Sub {
             }
             Event::Accepted(ticket) => {
                 if let Some((_, purpose)) = self.calling.take_if(|(asked, _)| *asked == ticket) {
-                    if let Purpose::Commit(id) = purpose {
-                        self.await_end(id);
+                    match purpose {
+                        Purpose::Commit(id) => self.await_end(id),
+                        Purpose::Offer => self.offer_taken(),
+                        _ => {}
                     }
                     // A poll may have overtaken the answer to the call.
                     let is_seen = self.view.as_ref().is_some_and(|view| is_shown(purpose, view));
@@ -115,6 +118,9 @@ impl Sub {
     fn assigned(&mut self, machine: Arc<Machine>, image: ImageState) {
         if self.machine != machine {
             self.machine = machine;
+            self.let_go();
+        }
+        if signatures_of(&self.image) != signatures_of(&image) {
             self.let_go();
         }
         if self.image.digest() != image.digest() {
@@ -194,6 +200,13 @@ impl Sub {
         if let Purpose::Limits = purpose {
             return self.not_configured(failure.text);
         }
+        if purpose == Purpose::Offer && failure.kind == FailureKind::NoMethod {
+            return self.offer_taken();
+        }
+        if failure.kind == FailureKind::Untrusted {
+            // Whatever it was shown before, it does not have it any more.
+            self.offered = None;
+        }
         if let Purpose::Cleanup = purpose {
             // What was to go may still be there.
             self.cleaned_generation = None;
@@ -225,6 +238,8 @@ impl Sub {
             }
             FailureKind::NoSpace
             | FailureKind::Refused
+            | FailureKind::NoMethod
+            | FailureKind::Untrusted
             | FailureKind::Held
             | FailureKind::Garbage => {
                 let what = match purpose {
@@ -236,11 +251,13 @@ impl Sub {
                         (Status::FetchFailed, "would not fetch")
                     }
                     Purpose::Prepare(_) => (Status::UpdateFailed, "would not prepare the update"),
+                    Purpose::Offer => (Status::UpdateFailed, "would not look at the signatures"),
                     Purpose::Commit(_) => (Status::UpdateFailed, "would not carry out the update"),
                 };
                 let status = match failure.kind {
                     FailureKind::NoSpace => Status::InsufficientSpace,
                     FailureKind::Held => Status::Held,
+                    FailureKind::Untrusted => Status::SignatureRefused,
                     _ => what.0,
                 };
                 if status == Status::Held {
@@ -384,6 +401,6 @@ fn is_shown(purpose: Purpose, view: &View) -> bool {
                 || view.outcome_of(id).is_some()
         }
         // Nothing waits for it.
-        Purpose::Limits | Purpose::Cleanup => true,
+        Purpose::Limits | Purpose::Cleanup | Purpose::Offer => true,
     }
 }

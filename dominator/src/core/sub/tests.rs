@@ -4,6 +4,7 @@ mod bounds;
 mod claims;
 mod explained;
 mod held;
+mod offers;
 mod orders;
 pub(crate) mod recorder;
 mod script;

@@ -98,6 +98,7 @@ mod tests {
                     user: Some("web1".into()),
                     groups: BTreeSet::new(),
                     powers: Powers::new(["ObjectServer.GetObjects"]),
+                    zone: None,
                 },
                 not_before: 0,
                 not_after: 100 * day,

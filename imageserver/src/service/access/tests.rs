@@ -11,6 +11,7 @@ use common::api::image_server::directories::{
 use common::api::image_server::expiry::ChangeExpiryRequest;
 use common::api::image_server::notes::{ChangeTagsRequest, CopyImageRequest};
 use common::api::image_server::replication::ServerId;
+use common::api::image_server::signatures::ChangeSignaturesRequest;
 use common::api::image_server::{AddImageRequest, DeleteImageRequest};
 use common::image::{Content, FORMAT, Image, Notes};
 use common::object::Algorithm;
@@ -114,6 +115,9 @@ async fn denied(service: &Service, caller: &Caller, number: u32) -> Vec<&'static
     let (set, remove) = ([("a".to_owned(), "b".to_owned())].into(), BTreeSet::new());
     let request = ChangeTagsRequest { name: image.clone(), set, remove };
     note("tag", own().change_tags(by(), request).await.map(drop));
+    let (add, remove) = (Vec::new(), Vec::new());
+    let request = ChangeSignaturesRequest { name: image.clone(), add, remove };
+    note("sign", own().change_signatures(by(), request).await.map(drop));
     let request = ChangeExpiryRequest { name: image.clone(), expires_in_seconds: None };
     note("expiry", own().change_expiry(by(), request).await.map(drop));
     let request = DeleteImageRequest { name: image, force: false };
@@ -137,7 +141,7 @@ async fn denied(service: &Service, caller: &Caller, number: u32) -> Vec<&'static
 async fn each_method_is_judged_by_who_owns_what() {
     let data = tempfile::tempdir().unwrap();
     let service = service(data.path());
-    let all = ["add", "copy", "tag", "expiry", "delete", "mkdir", "chown", "rmdir"];
+    let all = ["add", "copy", "tag", "sign", "expiry", "delete", "mkdir", "chown", "rmdir"];
     let of_directories = ["add", "copy", "mkdir", "chown", "rmdir"];
     let table = [
         (caller("eve", &["dba"], &[]), &all[..]),

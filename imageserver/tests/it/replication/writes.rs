@@ -29,6 +29,10 @@ async fn changes_go_up_two_hops_and_are_seen_where_they_were_asked_for() {
     set_tag(&last, "base/2", "tested", "yes").await.unwrap();
     let tags = get(&last, "base/2").await.unwrap().notes.tags;
     assert_eq!(tags, [("tested".to_owned(), "yes".to_owned())].into());
+    let content = get(&last, "base/2").await.unwrap().content;
+    let signature = crate::notes::sign(0, &content, 1);
+    crate::notes::change(&last, "base/2", &[signature], &[]).await.unwrap();
+    assert_eq!(get(&last, "base/2").await.unwrap().notes.signatures.len(), 1);
     let copy = CopyImageRequest {
         from: name("base/2"),
         to: name("base/3"),

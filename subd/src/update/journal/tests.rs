@@ -57,6 +57,11 @@ fn journal() -> Journal {
         calls,
         boot_id: "boot".to_owned(),
         managed: Attributes::default(),
+        accepted: Some(Accepted {
+            image: ImageName::new("web/1").unwrap(),
+            digest: object,
+            signed: u64::MAX,
+        }),
     };
     let taken = vec![Taken { object, place: Place { slot: 0, below: TreePath::root() } }];
     let script = Script { update_id: head.update_id, managed: head.managed, steps };

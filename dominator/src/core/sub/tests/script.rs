@@ -209,6 +209,9 @@ impl Script {
                             request.plan.operations.len()
                         ),
                         Call::Cleanup(request) => format!("cleanup of {}", request.objects.len()),
+                        Call::Offer(request) => {
+                            format!("offer with {} signatures", request.signatures.len())
+                        }
                         Call::SetConfiguration(_) => "set-configuration".to_owned(),
                     });
                     let former = self.called.replace((ticket, Some(call)));

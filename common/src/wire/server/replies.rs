@@ -1,0 +1,154 @@
+//! Replies on their way to a caller that may not read them.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body as _, Frame, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use super::super::body::{Body, BoxError};
+
+/// The replies of one connection that wait for its caller to take more. What waits for us, for a
+/// disk or for a share of the network, is not among them.
+#[derive(Default)]
+pub(super) struct Replies(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    last: u64,
+    open: usize,
+    since: BTreeMap<u64, Instant>,
+}
+
+impl Replies {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().expect("no holder panics")
+    }
+
+    /// How long the caller has taken nothing of the reply that it has left waiting longest.
+    pub(super) fn longest(&self) -> Duration {
+        let waiting = self.waiting();
+        waiting.since.values().map(Instant::elapsed).max().unwrap_or_default()
+    }
+
+    /// True if a reply is being sent.
+    pub(super) fn are_open(&self) -> bool {
+        self.waiting().open > 0
+    }
+
+    /// `body`, watched; `held` is given back when it has been sent or given up.
+    pub(super) fn watch(self: &Arc<Self>, body: Body, held: Option<OwnedSemaphorePermit>) -> Body {
+        if body.is_end_stream() {
+            return body;
+        }
+        let number = {
+            let mut waiting = self.waiting();
+            waiting.last += 1;
+            waiting.open += 1;
+            waiting.last
+        };
+        let watched = Watched { replies: Arc::clone(self), number, body, _held: held };
+        http_body_util::BodyExt::boxed_unsync(watched)
+    }
+}
+
+struct Watched {
+    replies: Arc<Replies>,
+    number: u64,
+    body: Body,
+    _held: Option<OwnedSemaphorePermit>,
+}
+
+impl hyper::body::Body for Watched {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    /// Is called when the caller has taken what was sent before.
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let number = self.number;
+        self.replies.waiting().since.remove(&number);
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_some() {
+            self.replies.waiting().since.insert(number, Instant::now());
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let mut waiting = self.replies.waiting();
+        waiting.since.remove(&self.number);
+        waiting.open -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::body::{full, streamed};
+    use super::*;
+    use http_body_util::BodyExt as _;
+
+    async fn pass(seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reply_that_is_not_read_is_told_from_one_that_is_slow_to_make() {
+        let replies = Arc::new(Replies::default());
+        let mut unread = replies.watch(full(vec![7; 200 << 10]), None);
+        let slow = after(Duration::from_secs(500));
+        let mut slow = replies.watch(slow, None);
+        assert_eq!((replies.longest(), replies.are_open()), (Duration::ZERO, true));
+        pass(1_000).await;
+        // Nobody has asked for the first byte: nothing waits for the caller.
+        assert_eq!(replies.longest(), Duration::ZERO);
+        unread.frame().await.unwrap().unwrap();
+        pass(100).await;
+        assert_eq!(replies.longest(), Duration::from_secs(100));
+        slow.frame().await.unwrap().unwrap();
+        assert_eq!(replies.longest(), Duration::from_secs(600));
+        unread.frame().await.unwrap().unwrap();
+        assert_eq!(replies.longest(), Duration::ZERO);
+        pass(50).await;
+        drop(unread);
+        assert_eq!(replies.longest(), Duration::from_secs(50));
+        drop(slow);
+        assert_eq!((replies.longest(), replies.are_open()), (Duration::ZERO, false));
+    }
+
+    /// One byte, which takes so long.
+    fn after(wait: Duration) -> Body {
+        streamed(futures_util::stream::once(async move {
+            tokio::time::sleep(wait).await;
+            Ok(Bytes::from_static(b"x"))
+        }))
+    }
+
+    #[tokio::test]
+    async fn what_is_held_is_given_back_with_the_last_of_a_reply() {
+        let replies = Arc::new(Replies::default());
+        let permits = Arc::new(tokio::sync::Semaphore::new(3));
+        let held = Arc::clone(&permits).try_acquire_many_owned(3).unwrap();
+        let reply = replies.watch(full(vec![7; 200 << 10]), Some(held));
+        assert_eq!((permits.available_permits(), reply.size_hint().exact()), (0, Some(200 << 10)));
+        let bytes = reply.collect().await.unwrap().to_bytes();
+        assert_eq!((bytes, permits.available_permits()), (vec![7; 200 << 10].into(), 3));
+    }
+}

@@ -1,0 +1,37 @@
+//! Who is shown the signatures of an image, and what follows from a refusal.
+// tidy: core
+
+use std::sync::Arc;
+
+use common::signing::Signature;
+use expect_test::expect;
+
+use super::super::*;
+use super::held::ready;
+use super::script::Script;
+use crate::core::required::RequiredImage;
+
+/// Gives the image so many signatures, whatever they are.
+fn sign(script: &mut Script, count: usize) {
+    let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };
+    let signature = Signature { statement: "statement".to_owned(), signature: "by".to_owned() };
+    let signed = RequiredImage::clone(&image).with_signatures(vec![signature; count]);
+    script.image = ImageState::Ready(Arc::new(signed));
+    script.assign();
+}
+
+#[test]
+fn signatures_are_shown_once_before_the_update_and_again_when_there_are_others() {
+    let mut script = ready();
+    sign(&mut script, 1);
+    script.scan(&[]);
+    script.poll();
+    script.refuse(FailureKind::Untrusted, "1 of 2");
+    sign(&mut script, 2);
+    assert!(matches!(script.accept(), Some(Call::Offer(_))));
+    script.refuse(FailureKind::Untrusted, "it is older");
+    script.wait(60);
+    script.refuse(FailureKind::NoMethod, "an old release");
+    script.accept();
+    script.check(expect![[r#""#]]);
+}

@@ -1,0 +1,187 @@
+//! What peers say: requests, replies, and streams of objects.
+
+use bytes::Bytes;
+use common::api::{dominator, image_server, mdb, object_server, subd};
+use common::object::Algorithm;
+use common::wire::codec::{Encoding, decode, encode};
+use common::wire::object_reader::ObjectReader;
+use common::wire::object_stream::Head;
+use common::wire::packing::{CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, ChunkHead, Unpacker};
+use common::wire::{Fault, Method};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Decodes values of one type.
+type Decode = fn(Encoding, &[u8]);
+
+/// A method with the ways to decode its request and its reply.
+pub type Decoders = (&'static str, [Decode; 2]);
+
+macro_rules! decoders {
+    ($($method:ty),* $(,)?) => {
+        &[$((<$method as Method>::NAME, [
+            value::<<$method as Method>::Request> as Decode,
+            value::<<$method as Method>::Reply> as Decode,
+        ])),*]
+    };
+}
+
+/// All methods that are served. New ones go to the end: corpora name them by their place.
+pub const METHODS: &[Decoders] = decoders![
+    subd::Poll,
+    subd::GetDirectories,
+    subd::Fetch,
+    subd::Prepare,
+    subd::Commit,
+    subd::Cleanup,
+    subd::GetConfiguration,
+    subd::SetConfiguration,
+    subd::ScanNow,
+    subd::Pause,
+    subd::Resume,
+    subd::GetFiles,
+    subd::CheckHealth,
+    image_server::AddImage,
+    image_server::GetImage,
+    image_server::ListImages,
+    image_server::DeleteImage,
+    image_server::collection::Collect,
+    image_server::estimate::EstimateImage,
+    image_server::expiry::AcceptClock,
+    image_server::expiry::ChangeExpiry,
+    image_server::holds::HoldImages,
+    image_server::directories::ChangeOwner,
+    image_server::directories::ListDirectories,
+    image_server::directories::MakeDirectory,
+    image_server::directories::RemoveDirectory,
+    image_server::notes::ChangeTags,
+    image_server::notes::CopyImage,
+    image_server::notes::FindLatestImage,
+    image_server::replication::GetImageUpdates,
+    image_server::replication::Forward,
+    image_server::replication::GetReplication,
+    image_server::replication::DropCopy,
+    object_server::AddObjects,
+    object_server::CheckObjects,
+    object_server::GetObjects,
+    dominator::ListSubs,
+    dominator::ShowSub,
+    dominator::GetStatus,
+    dominator::DisableUpdates,
+    dominator::EnableUpdates,
+    dominator::ClearSafetyShutoff,
+    dominator::Retry,
+    dominator::identity::Trust,
+    dominator::budgets::ResumeImage,
+    dominator::machine_database::ShowMdb,
+    dominator::machine_database::AcceptMdb,
+    dominator::events::ListEvents,
+    dominator::events::Backup,
+    dominator::explain::Explain,
+    dominator::orders::PauseUpdates,
+    dominator::orders::ResumeUpdates,
+    dominator::orders::ForceDisruptiveUpdate,
+    dominator::orders::FastUpdate,
+    dominator::orders::WatchSub,
+    dominator::orders::SetDefaultImage,
+    dominator::plan::PlanMachine,
+    dominator::plan::PlanMachines,
+    dominator::plan::CheckMdb,
+    dominator::settings::SetSubConfiguration,
+    dominator::settings::GetSubConfiguration,
+    mdb::GetMdb,
+];
+
+/// The longest value that is written again, in bytes.
+const VALUE_BYTES_MAX: usize = 64 << 20;
+
+/// A request or a reply. The first byte says of which method, the lowest bit of the second whether
+/// it is the reply, and the next one whether it is JSON.
+pub fn methods(bytes: &[u8]) {
+    let [method, form, bytes @ ..] = bytes else { return };
+    let (_, [request, reply]) = METHODS[usize::from(*method) % METHODS.len()];
+    let encoding = if form & 2 == 0 { Encoding::Bincode } else { Encoding::Json };
+    let decode = if form & 1 == 0 { request } else { reply };
+    decode(encoding, bytes);
+    value::<Fault>(encoding, bytes);
+}
+
+/// What was decoded is written and read as one and the same from then on, in both encodings.
+fn value<T: Serialize + DeserializeOwned>(encoding: Encoding, bytes: &[u8]) {
+    let Ok(value) = decode::<T>(encoding, "value", bytes, VALUE_BYTES_MAX) else { return };
+    let written = |encoding, value: &T| {
+        encode(encoding, "value", value).expect("what was decoded has an encoding")
+    };
+    let binary = written(Encoding::Bincode, &value);
+    for encoding in [Encoding::Bincode, Encoding::Json] {
+        let text = written(encoding, &value);
+        let again: T = decode(encoding, "value", &text, VALUE_BYTES_MAX)
+            .unwrap_or_else(|error| panic!("{encoding:?}: {error}"));
+        assert_eq!(written(Encoding::Bincode, &again), binary, "{encoding:?}");
+    }
+}
+
+/// What a reader has got out of a stream: of each object its length and the digest of what came.
+#[derive(Debug, PartialEq, Eq)]
+struct Got {
+    heads: Vec<Head>,
+    contents: Vec<(u64, Option<common::object::ObjectId>)>,
+    end: Result<(), String>,
+}
+
+/// A stream of objects. The first byte says into which pieces it is cut: what is read does not
+/// depend on them.
+pub fn stream(bytes: &[u8]) {
+    let Some((first, bytes)) = bytes.split_first() else { return };
+    let whole = read(bytes, bytes.len().max(1));
+    assert_eq!(read(bytes, usize::from(*first) + 1), whole);
+}
+
+fn read(bytes: &[u8], piece: usize) -> Got {
+    let pieces: Vec<std::io::Result<Bytes>> =
+        bytes.chunks(piece).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
+    let mut reader = ObjectReader::of_stream(futures_util::stream::iter(pieces));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let runtime = runtime.expect("the machine has a clock");
+    let mut got = Got { heads: Vec::new(), contents: Vec::new(), end: Ok(()) };
+    got.end = runtime.block_on(async {
+        loop {
+            let head = reader.head().await.map_err(|error| common::report::report(&error))?;
+            got.heads.push(head);
+            match head {
+                Head::End => return Ok(()),
+                Head::Absent(_) => {}
+                Head::Object { size_bytes, .. } => {
+                    let mut hasher = common::object::Hasher::new(Algorithm::Blake3);
+                    let mut left = size_bytes;
+                    got.contents.push((left, None));
+                    while let Some(part) =
+                        reader.chunk().await.map_err(|error| common::report::report(&error))?
+                    {
+                        assert!(!part.is_empty() && part.len() as u64 <= left);
+                        left -= part.len() as u64;
+                        hasher.update(&part);
+                    }
+                    assert_eq!(left, 0);
+                    got.contents.pop();
+                    got.contents.push((size_bytes, Some(hasher.finish())));
+                }
+            }
+        }
+    });
+    got
+}
+
+/// One packed chunk of an object.
+pub fn chunk(bytes: &[u8]) {
+    let Some((head, packed)) = bytes.split_first_chunk::<CHUNK_HEAD_BYTES>() else { return };
+    let Ok(head) = ChunkHead::decode(*head, u64::MAX) else { return };
+    assert!((1..=CHUNK_BYTES_MAX).contains(&head.content_bytes));
+    assert!(head.packed_bytes <= head.content_bytes);
+    let mut unpacker = Unpacker::default();
+    for _twice in 0..2 {
+        if let Ok(content) = unpacker.unpack(head, packed) {
+            assert_eq!(content.len(), head.content_bytes);
+        }
+    }
+}

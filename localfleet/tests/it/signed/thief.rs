@@ -1,0 +1,280 @@
+//! A stolen dominator: a client that knows all calls and sends what it likes.
+
+use std::sync::Arc;
+
+use common::api::subd::{
+    Commit, CommitRequest, Expects, Fetch, FetchObject, FetchRequest, OfferImage,
+    OfferImageRequest, Poll, PollReply, PollRequest, Prepare, PrepareRequest, SetConfiguration,
+    SetConfigurationRequest,
+};
+use common::filter::{Filter, Patterns};
+use common::image::required::RequiredImage;
+use common::path::TreePath;
+use common::plan::job::{PlanJob, PlanKey};
+use common::plan::{Action, Difference, Operation, Plan};
+use common::scope::{Coverage, ScanSettings};
+use common::tree::{Leaf, Node, Symlink};
+use common::trees::Reader;
+use common::wire::client::{CallError, Client};
+use common::wire::{FaultCode, Method};
+
+use super::*;
+
+/// Who sends what it likes to one machine.
+struct Thief {
+    sub: Client,
+    server: Client,
+    source: String,
+    runtime: tokio::runtime::Runtime,
+    reader: Arc<Reader>,
+    last_id: u64,
+}
+
+impl Thief {
+    fn of(site: &Site) -> Self {
+        let server = site.fleet.addresses().imageserver;
+        Self {
+            sub: client_of(site.fleet.subs[0].address, site.fleet.security()),
+            server: client_of(server, site.fleet.security()),
+            source: server.to_string(),
+            runtime: tokio::runtime::Runtime::new().unwrap(),
+            reader: Arc::new(Reader::new(1)),
+            last_id: 1 << 60,
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    fn call<M: Method>(&self, request: &M::Request) -> Result<M::Reply, CallError> {
+        self.runtime.block_on(self.sub.call::<M>(request))
+    }
+
+    fn poll_until(&self, is_so: impl Fn(&PollReply) -> bool) -> PollReply {
+        loop {
+            let reply = self.call::<Poll>(&PollRequest::default()).unwrap();
+            if is_so(&reply) {
+                return reply;
+            }
+            let request = PollRequest { have: Some(reply.version), wait_ms: 5_000 };
+            self.call::<Poll>(&request).unwrap();
+        }
+    }
+
+    fn scan_as(&self, settings: &ScanSettings) -> PollReply {
+        let scan = Some(settings.clone());
+        let request = SetConfigurationRequest { scan, limits: None };
+        self.call::<SetConfiguration>(&request).unwrap();
+        self.poll_until(|reply| reply.scan.is_some())
+    }
+
+    fn required(&self, image: &str) -> RequiredImage {
+        let image = name(image);
+        let got = self.reader.image(&self.server, &image, std::time::Duration::ZERO);
+        RequiredImage::clone(&self.runtime.block_on(got).unwrap())
+    }
+
+    fn offer(&self, image: &RequiredImage) -> Result<(), String> {
+        let request = OfferImageRequest {
+            content: image.content.clone(),
+            signatures: image.signatures.clone(),
+            sources: vec![self.source.clone()],
+        };
+        refused(self.call::<OfferImage>(&request).map(|_| ()))
+    }
+
+    /// The order of an honest dominator, with all objects fetched.
+    fn order(&mut self, image: &RequiredImage) -> PrepareRequest {
+        let reply = self.scan_as(&image.scan);
+        let scan = reply.scan.clone().unwrap();
+        let tree = self.runtime.block_on(self.reader.from_sub(&self.sub, scan.root)).unwrap();
+        let job = PlanJob {
+            key: PlanKey { image: image.digest, scan: 1 },
+            tree,
+            scan: Arc::new(scan.clone()),
+            exclusions: Patterns::new::<&str>([]).unwrap(),
+            image: Arc::new(image.clone()),
+        };
+        let planned = job.run().unwrap();
+        let fetch_id = self.next();
+        let object =
+            |(id, need): (_, &common::plan::Need)| FetchObject { id, size_bytes: need.size_bytes };
+        let objects = planned.needs.iter().map(|(id, need)| object((*id, need))).collect();
+        let sources = vec![self.source.clone()];
+        let fetch = FetchRequest { fetch_id, sources, objects, ahead: false };
+        self.call::<Fetch>(&fetch).unwrap();
+        let is_over = |reply: &PollReply| {
+            reply.last_fetch.as_ref().is_some_and(|last| last.fetch_id == fetch_id)
+        };
+        self.poll_until(is_over);
+        PrepareRequest {
+            update_id: self.next(),
+            expects: Expects {
+                instance: reply.version.instance,
+                root: scan.root,
+                scope: scan.scope,
+            },
+            image: image.name().clone(),
+            image_digest: image.digest,
+            plan: Plan::clone(&planned.plan),
+            triggers: image.content.triggers.clone(),
+            health_check: image.content.health_check.clone(),
+            force_disruption: true,
+            expires_seconds: 60,
+        }
+    }
+
+    /// Sends a Prepare and a Commit; both must be refused.
+    #[track_caller]
+    fn expect_refused(&self, request: &PrepareRequest, why: &str) {
+        let prepared = refused(self.call::<Prepare>(request).map(|_| ())).unwrap_err();
+        assert!(prepared.contains(why), "{prepared}");
+        let commit = CommitRequest { update_id: request.update_id };
+        let committed = self.call::<Commit>(&commit).unwrap_err();
+        assert_eq!(committed.code(), Some(FaultCode::NotFound), "{committed:?}");
+    }
+}
+
+/// The text of a refusal for want of trust; any other failure is one of the test.
+fn refused(result: Result<(), CallError>) -> Result<(), String> {
+    result.map_err(|error| {
+        assert_eq!(error.code(), Some(FaultCode::Untrusted), "{error:?}");
+        common::report::report(&error)
+    })
+}
+
+fn link_to_evil(path: &str) -> Operation {
+    let metadata = common::tree::Metadata::new(0o777, 0, 0);
+    let target = common::escape::ByteText(b"evil".to_vec());
+    let node = Node::Leaf(Leaf::Symlink(Symlink { metadata, target }));
+    let reason = vec![Difference::Missing];
+    Operation { path: TreePath::new(path).unwrap(), action: Action::Create(node), reason }
+}
+
+#[test]
+fn a_stolen_dominator_installs_nothing_that_is_not_signed() {
+    let mut site = Site::start();
+    // What is signed when it is added, by one key, is not enough; then the other signs elsewhere.
+    site.add_signed("web/1", "1");
+    site.converge("web/1");
+    site.add_signed("web/2", "2");
+    site.converge("web/2");
+    site.expect("2");
+    let services = site.services();
+    site.fleet.dominator.stop().unwrap();
+
+    site.add("web/3", "3", false);
+    site.add_signed("web/4", "4");
+    let mut thief = Thief::of(&site);
+    let (unsigned, honest) = (thief.required("web/3"), thief.required("web/4"));
+    let now =
+        common::signing::Statement::clone(&honest.signatures[0].check().unwrap().statement).signed;
+
+    // OpenSSH takes what imagetool has signed.
+    site.expect_valid(&honest.signatures[0], "alice");
+
+    // Nobody signed it; or one did, or one did twice, or somebody else.
+    let none = thief.offer(&unsigned).unwrap_err();
+    assert!(none.contains("web/3 has 0 of 2 signatures that count"), "{none}");
+    let order = thief.order(&unsigned);
+    thief.expect_refused(&order, "no signatures of web/3 were offered");
+    let image = site.image("web/3");
+    let by = |who, signed| site.signature(who, &image, signed);
+    #[rustfmt::skip]
+    let table = [
+        (vec![by("alice", now)], "1 of 2"),
+        (vec![by("alice", now), by("alice", now + 1)], "1 of 2"),
+        (vec![by("alice", now), by("mallory", now)], "1 of 2"),
+        (vec![by("mallory", now), by("mallory", now)], "0 of 2"),
+        (honest.signatures.clone(), "0 of 2"),
+    ];
+    for (signatures, found) in table {
+        let offered = RequiredImage { signatures, ..unsigned.clone() };
+        let why = thief.offer(&offered).unwrap_err();
+        assert!(why.contains(&format!("{found} signatures that count")), "{why}");
+        thief.expect_refused(&order, "no signatures of web/3 were offered");
+    }
+    // What is signed, under the name and the signatures of another; and for another machine.
+    let mut renamed = unsigned.clone();
+    renamed.content.name = name("web/4");
+    renamed.signatures = honest.signatures.clone();
+    assert!(thief.offer(&renamed).unwrap_err().contains("0 of 2"));
+
+    // What is signed, and something else.
+    thief.offer(&honest).unwrap();
+    let order = thief.order(&honest);
+    let more = |path: &str| {
+        let mut order = order.clone();
+        order.plan.operations.push(link_to_evil(path));
+        order
+    };
+    thief.expect_refused(&more("/evil"), "/evil would not be as it is signed (extra)");
+    thief.expect_refused(&more("/etc/evil"), "/etc/evil would not be as it is signed (extra)");
+    let mut less = order.clone();
+    less.plan.operations.retain(|operation| operation.path.to_string() != "/program");
+    thief.expect_refused(&less, "/program would not be as it is signed (content");
+    let json = TRIGGERS.replace("}]", r#"}, {"MatchLines": ["/"], "Service": "evil"}]"#);
+    let mut trigger = order.clone();
+    trigger.triggers = common::trigger::Triggers::from_json(&json).unwrap();
+    thief.expect_refused(&trigger, "the triggers of the update are not those that are signed");
+    let mut check = order.clone();
+    let command = vec!["/bin/sh".to_owned()];
+    let evil = common::image::HealthCheck { command, within_seconds: 1, undo: false };
+    check.health_check = Some(evil);
+    thief.expect_refused(&check, "the health checks of the update are not those");
+    let mut other = order;
+    other.image = name("web/3");
+    thief.expect_refused(&other, "the name and digest of the update are not those");
+
+    // A machine that scans less, or more, than the image asks is not compared.
+    for lines in [&["/var/log/.*", "/etc/.*"][..], &[]] {
+        let mut scanned = honest.clone();
+        let coverage = Coverage::Full(Filter::new(lines).unwrap());
+        scanned.scan = ScanSettings { coverage, ..ScanSettings::default() };
+        let mut order = thief.order(&scanned);
+        // What it keeps is refused before.
+        order.plan.operations.retain(|operation| operation.path.to_string() == "/program");
+        thief.expect_refused(&order, "the machine does not scan as web/4 asks");
+    }
+
+    // What was signed before what the machine has; also if subd dies in between.
+    let old = thief.required("web/1");
+    let again = |signed| {
+        let image = site.image("web/1");
+        vec![site.signature("alice", &image, signed), site.signature("bob", &image, signed)]
+    };
+    let old = RequiredImage { signatures: again(now - 1_000), ..old };
+    assert!(thief.offer(&old).unwrap_err().contains("and a newer one was accepted before"));
+    site.fleet.subs[0].daemon.kill().unwrap();
+    site.fleet.subs[0].daemon.start_again().unwrap();
+    site.fleet.wait_ready().unwrap();
+    assert!(thief.offer(&old).unwrap_err().contains("and a newer one was accepted before"));
+    let order = thief.order(&old);
+    thief.expect_refused(&order, "no signatures of web/1 were offered");
+    site.expect("2");
+    assert_eq!(site.services(), services, "no service was touched");
+
+    // The honest update passes, by an honest dominator.
+    drop(thief);
+    site.fleet.dominator.start_again().unwrap();
+    site.fleet.wait_ready().unwrap();
+    site.converge("web/4");
+    site.expect("4");
+    // Whoever has the keys sends the machine back: by signing the old image again.
+    let image = site.image("web/1");
+    site.put("web/1", vec![site.signature("alice", &image, now + 60)]);
+    site.put("web/1", vec![site.signature("bob", &image, now + 60)]);
+    site.converge("web/1");
+    site.expect("1");
+    // What drifts is repaired, as ever.
+    fs::write(site.root().join("program"), "evil").unwrap();
+    let is_mended = || site.file("program") == "program of 1";
+    let begun = std::time::Instant::now();
+    while !is_mended() {
+        assert!(begun.elapsed() < CONVERGE_MAX, "it is not repaired");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    site.fleet.stop().unwrap();
+}

@@ -1,0 +1,322 @@
+//! Takes only images that are signed, where the machine's own configuration has trusted keys.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`judge`] | decides whether a plan leads to the signed tree, and to nothing else (core) |
+//! | [`record`] | which image was accepted last, over restarts |
+//!
+//! Whoever orders updates offers the signed part of the image, its signatures and the address of an
+//! object server before it sends a plan. Nothing of that is trusted: signatures are verified first,
+//! and from then on each digest follows from the one before, from the signed part to its tree.
+//!
+//! # Invariants
+//!
+//! * Nothing over the network changes which keys are trusted, how many must sign, or what was
+//!   accepted last. The keys are read anew for each judgement, so that an image can bring others.
+//! * If keys, record or clock cannot be read, nothing is accepted.
+//! * No directory is asked for before signatures have vouched for the root of the tree.
+//! * What is judged is the scan that the plan is staged upon.
+
+pub mod judge;
+pub mod record;
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use common::api::subd::{OfferImageRequest, PrepareRequest, SOURCES_MAX};
+use common::filter::Patterns;
+use common::image::Content;
+use common::image::required::RequiredImage;
+use common::report::report;
+use common::signing::keys::TEXT_BYTES_MAX;
+use common::signing::signature::are_bounded;
+use common::signing::{Signature, TrustedKeys};
+use common::tree::Tree;
+use common::trees::Reader;
+use common::wire::client::{Client, Peer};
+use common::wire::{Fault, FaultCode, Security};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::judge::{Case, Judged, Law, Refusal};
+use crate::saved::StateDirectory;
+use crate::scan::Snapshot;
+use crate::update::now;
+
+/// How long an offer waits for the directories of the tree before it answers that they come.
+const OFFER_WAIT: Duration = Duration::from_secs(20);
+
+/// The port of object servers.
+const SOURCE_PORT: u16 = common::daemon::IMAGESERVER_PORT;
+
+/// The flags that say whose images are taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Signed images (nothing over the network changes these)")]
+pub struct TrustArgs {
+    /// Take only images that are signed by these keys: a file with an ed25519 public key of
+    /// OpenSSH on each line. `images="web/,base/debian-12"` before a key lets it sign only these.
+    #[arg(long, value_name = "FILE")]
+    pub trusted_keys: Option<PathBuf>,
+
+    /// How many different keys must have signed an image.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "trusted_keys")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub signatures_needed: u32,
+
+    /// Take signed images that are older than the one that was taken last, too.
+    #[arg(long, requires = "trusted_keys")]
+    pub allow_older_images: bool,
+}
+
+/// An image that was offered, signed by enough keys when it was, and whole.
+#[derive(Debug)]
+struct Offered {
+    image: RequiredImage,
+    signatures: Vec<Signature>,
+}
+
+/// Whose images are taken, and which was offered last.
+#[derive(Debug)]
+pub struct Trust {
+    keys: PathBuf,
+    needed: u32,
+    allow_older: bool,
+    state: Arc<StateDirectory>,
+    offered: Mutex<Option<Arc<Offered>>>,
+    /// Held while directories are fetched.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    reader: Arc<Reader>,
+    security: Security,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// What the local configuration and the record say now.
+struct Standing {
+    keys: TrustedKeys,
+    last: Option<record::Accepted>,
+    now: u64,
+}
+
+impl Trust {
+    /// What `args` ask for; `None` if every image is taken.
+    #[must_use]
+    pub fn of(
+        args: &TrustArgs,
+        state: Arc<StateDirectory>,
+        security: Security,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) -> Option<Arc<Self>> {
+        let trust = Self {
+            keys: args.trusted_keys.clone()?,
+            needed: args.signatures_needed,
+            allow_older: args.allow_older_images,
+            state,
+            offered: Mutex::default(),
+            turn: Arc::default(),
+            reader: Arc::new(Reader::new(1)),
+            security,
+            tasks,
+            stop,
+        };
+        match trust.standing() {
+            Ok(Standing { keys, last, .. }) => {
+                let (needed, trusted) = (trust.needed, keys.len());
+                let last = last.map(|last| last.to_string());
+                tracing::info!(needed, trusted, last, "takes only images that are signed");
+            }
+            // A machine that scans and says so can be mended; one whose subd ends can not.
+            Err(refusal) => tracing::error!("no update is accepted: {}", report(&refusal)),
+        }
+        Some(Arc::new(trust))
+    }
+
+    /// In words, for the page.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        match self.standing() {
+            Err(refusal) => format!("none is accepted: {}", report(&refusal)),
+            Ok(Standing { keys, last, .. }) => {
+                let (needed, trusted) = (self.needed, keys.len());
+                let last = last.map_or_else(|| "none yet".to_owned(), |last| last.to_string());
+                format!("signed by {needed} of {trusted} keys; accepted last: {last}")
+            }
+        }
+    }
+
+    fn standing(&self) -> Result<Standing, Refusal> {
+        let text = read_keys(&self.keys).map_err(|why| Refusal::Local { why })?;
+        let keys = TrustedKeys::read(&text, self.needed).map_err(|error| Refusal::Local {
+            why: format!("the trusted keys in {} cannot be used: {error}", self.keys.display()),
+        })?;
+        let last = self.state.load_accepted();
+        let last = last.map_err(|error| Refusal::Local { why: report(&error) })?;
+        let now = u64::try_from(now().seconds).unwrap_or_default();
+        Ok(Standing { keys, last, now })
+    }
+
+    fn law<'a>(&self, standing: &'a Standing) -> Law<'a> {
+        Law {
+            keys: &standing.keys,
+            needed: self.needed,
+            now: standing.now,
+            allow_older: self.allow_older,
+            last: standing.last.as_ref(),
+        }
+    }
+
+    /// Takes what is offered: verifies the signatures, and gets the directories of the tree that
+    /// are not those of `scanned`.
+    ///
+    /// # Errors
+    ///
+    /// `Untrusted` if too few keys have signed it, or an image was accepted that is newer; `Busy`
+    /// while the directories come; `Unavailable` if no source gives them.
+    pub async fn offer(
+        self: &Arc<Self>,
+        request: OfferImageRequest,
+        scanned: Option<Tree>,
+    ) -> Result<(), Fault> {
+        let OfferImageRequest { content, signatures, sources } = request;
+        if !are_bounded(&signatures) || sources.len() > SOURCES_MAX {
+            let text = "the offer has too many signatures or sources";
+            return Err(Fault::new(FaultCode::TooLarge, text));
+        }
+        let trust = Arc::clone(self);
+        let (content, signatures) = crate::server::blocking(move || {
+            let standing = trust.standing().map_err(|refusal| fault_of(&refusal))?;
+            judge::vouched(&content, &signatures, &trust.law(&standing))
+                .map_err(|refusal| fault_of(&refusal))?;
+            Ok((content, signatures))
+        })
+        .await?;
+        let busy = || Fault::new(FaultCode::Busy, "still gets the directories of the signed tree");
+        let turn = tokio::time::timeout(OFFER_WAIT, Arc::clone(&self.turn).lock_owned());
+        let turn = turn.await.map_err(|_| busy())?;
+        if self.take_signatures(&content, &signatures) {
+            return Ok(());
+        }
+        // It is finished even if the caller goes away, so that the next one finds it.
+        let trust = Arc::clone(self);
+        let getting = self.tasks.spawn(async move {
+            let stop = trust.stop.clone();
+            let getting = trust.get(content, signatures, &sources, scanned);
+            let result = stop.run_until_cancelled(getting).await;
+            drop(turn);
+            result.unwrap_or_else(|| Err(Fault::new(FaultCode::Unavailable, "subd is stopping")))
+        });
+        match tokio::time::timeout(OFFER_WAIT, getting).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(error)) => Err(Fault::new(FaultCode::Internal, error.to_string())),
+            Err(_) => Err(busy()),
+        }
+    }
+
+    /// Takes other signatures of the image that was offered last; false if that is another one.
+    fn take_signatures(&self, content: &Content, signatures: &[Signature]) -> bool {
+        let mut slot = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(offered) = slot.as_ref().filter(|offered| offered.image.content == *content)
+        else {
+            return false;
+        };
+        let (image, signatures) = (offered.image.clone(), signatures.to_vec());
+        *slot = Some(Arc::new(Offered { image, signatures }));
+        true
+    }
+
+    async fn get(
+        &self,
+        content: Content,
+        signatures: Vec<Signature>,
+        sources: &[String],
+        scanned: Option<Tree>,
+    ) -> Result<(), Fault> {
+        if let Some(scanned) = &scanned {
+            self.reader.store.share(scanned);
+        }
+        let mut troubles = Vec::new();
+        for source in sources {
+            let got = match Peer::parse(source, SOURCE_PORT) {
+                Ok(peer) => {
+                    let client = Client::new(peer, &self.security);
+                    let tree = self.reader.from_image_server(&client, content.root).await;
+                    tree.map_err(|error| error.text())
+                }
+                Err(error) => Err(report(&error)),
+            };
+            match got {
+                Ok(tree) => {
+                    let image = verified(content, tree).await?;
+                    let offered = Arc::new(Offered { image, signatures });
+                    let mut slot = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+                    *slot = Some(offered);
+                    return Ok(());
+                }
+                Err(why) => troubles.push(format!("{source}: {why}")),
+            }
+        }
+        if troubles.is_empty() {
+            troubles.push("no source was named".to_owned());
+        }
+        let text = format!("the signed tree of {} is not to be had: ", content.name);
+        Err(Fault::new(FaultCode::Unavailable, text + &troubles.join("; ")))
+    }
+
+    /// Judges a plan upon the scan that it is staged upon. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// `Untrusted`, with the reason.
+    pub fn judge(
+        &self,
+        request: &PrepareRequest,
+        scan: &Snapshot,
+        exclusions: &Patterns,
+    ) -> Result<Judged, Fault> {
+        let judged = self.judged(request, scan, exclusions);
+        judged.map_err(|refusal| {
+            let (update_id, image) = (request.update_id, &request.image);
+            tracing::warn!(update_id, %image, "refused an update: {}", report(&refusal));
+            fault_of(&refusal)
+        })
+    }
+
+    fn judged(
+        &self,
+        request: &PrepareRequest,
+        scan: &Snapshot,
+        exclusions: &Patterns,
+    ) -> Result<Judged, Refusal> {
+        let offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let offered = offered
+            .filter(|offered| offered.image.digest == request.image_digest)
+            .ok_or_else(|| Refusal::Unsigned { image: request.image.clone() })?;
+        let Offered { image, signatures } = &*offered;
+        let standing = self.standing()?;
+        let case = Case { request, image, signatures, scan, exclusions };
+        judge::judge(&case, &self.law(&standing))
+    }
+}
+
+/// The image, if content and tree belong together and any machine could have it.
+async fn verified(content: Content, tree: Tree) -> Result<RequiredImage, Fault> {
+    crate::server::blocking(move || match content.verify(&tree) {
+        Ok(()) => Ok(RequiredImage::new(content, tree)),
+        Err(error) => Err(Fault::new(FaultCode::Untrusted, report(&error))),
+    })
+    .await
+}
+
+fn fault_of(refusal: &Refusal) -> Fault {
+    Fault::new(FaultCode::Untrusted, report(refusal))
+}
+
+fn read_keys(path: &Path) -> Result<String, String> {
+    let limit = TEXT_BYTES_MAX as u64 + 1;
+    let mut text = String::new();
+    let read = fs_err::File::open(path).and_then(|file| file.take(limit).read_to_string(&mut text));
+    read.map(|_| text).map_err(|error| format!("the trusted keys cannot be read: {error}"))
+}
