@@ -78,7 +78,7 @@ pub fn time(text: &str, now: &Zoned) -> Result<Time, String> {
     of(zoned(civil)?.timestamp())
 }
 
-/// Reads a moment that lies behind: a duration before `now`, or a time as by [`time`], but a time
+/// Reads a moment that lies behind: a duration before `now`, or a time as by [`time()`], but a time
 /// of day is the last one until `now`.
 ///
 /// # Errors

@@ -136,7 +136,8 @@ pub(super) enum ReadError {
 }
 
 /// Reads `body`, which must not have more than `limit` bytes, and of which a part must come
-/// within each `stall`, and as much as `pace` asks for. A length that the sender claims is checked, and never allocated for.
+/// within each `stall`, and as much as `pace` asks for. A length that the sender claims is checked,
+/// and never allocated for.
 pub(super) async fn read<B>(
     mut body: B,
     limit: usize,

@@ -1,8 +1,8 @@
 //! TLS: who is at the other end of a connection, and nobody in between.
 //!
 //! A program holds one certificate with its key, the authorities that it trusts, and the lists of
-//! what they have revoked: the files of one directory ([`files`]), which a daemon reads again when
-//! they change ([`keeper`]). Servers are always verified, by the name that was asked for. Callers
+//! what they have revoked: the files of one directory (`files`), which a daemon reads again when
+//! they change (`keeper`). Servers are always verified, by the name that was asked for. Callers
 //! are asked for a certificate; one that is shown must be good, and what a caller without one may
 //! do is for each method and page to say.
 //!
@@ -10,7 +10,7 @@
 //!
 //! * There is no way from TLS to plain text: what a program speaks is decided when it starts.
 //! * A peer is trusted as long as its certificate is: when that ends or is revoked, or its
-//!   authority goes, the connection does, with all that waits on it ([`standing`]).
+//!   authority goes, the connection does, with all that waits on it (`standing`).
 //! * Files that are wrong are never taken instead of files that were right.
 //! * No session is resumed: each connection is verified whole.
 

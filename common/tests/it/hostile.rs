@@ -182,8 +182,8 @@ async fn peers_that_stop_half_way_are_let_go() {
     server.stop().await;
 }
 
-/// Reads an object of which `length` bytes come each `seconds`, and then waits for `writing` seconds
-/// as if what came were written.
+/// Reads an object of which `length` bytes come each `seconds`, and then waits for `writing`
+/// seconds as if what came were written.
 async fn read_object(length: usize, seconds: u64, writing: u64) -> (String, u64) {
     let id = Algorithm::Blake3.digest(b"");
     let head = head_bytes(&Head::Object { id, size_bytes: 1_000_000 });

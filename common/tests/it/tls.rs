@@ -217,12 +217,12 @@ async fn until_refused(client: &Client) -> CallError {
 }
 
 /// A server on which `Commit` waits for ever; what comes says that one has begun.
-async fn parking(lab: &Lab) -> (Server, mpsc::UnboundedReceiver<()>) {
-    let (begun, waiting) = mpsc::unbounded_channel();
+async fn parking(lab: &Lab) -> (Server, mpsc::Receiver<()>) {
+    let (begun, waiting) = mpsc::channel(8);
     let router = router(&lab.open("server")).method::<Commit, _, _>(move |_, _| {
         let begun = begun.clone();
         async move {
-            begun.send(()).unwrap();
+            begun.send(()).await.unwrap();
             std::future::pending().await
         }
     });
@@ -376,6 +376,9 @@ async fn an_authority_may_vouch_for_no_more_than_its_zone() {
     server.stop().await;
 }
 
+/// What is done to a directory with certificates.
+type Change<'a> = &'a dyn Fn(&std::path::Path);
+
 #[test]
 fn files_that_cannot_be_used_are_named_with_what_is_wrong() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -403,7 +406,7 @@ fn files_that_cannot_be_used_are_named_with_what_is_wrong() {
         }
     };
     #[rustfmt::skip]
-    let table: [(&dyn Fn(&std::path::Path), &str); 9] = [
+    let table: [(Change<'_>, &str); 9] = [
         (&nothing, "there is no certificate in DIR"),
         (&remove("key.pem"), "cannot read key.pem: No such file or directory (os error 2)"),
         (&remove("ca.pem"), "cannot read ca.pem: No such file or directory (os error 2)"),

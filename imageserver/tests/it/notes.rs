@@ -173,7 +173,7 @@ async fn signatures_are_kept_if_they_are_about_the_image() {
     assert_eq!(refused, Fault::new(FaultCode::BadRequest, text));
     let first = sign(0, &content, 1);
     add(&server, "web/8", notes(first.clone())).await;
-    assert_eq!(get(&server, "web/8").await.notes.signatures, [first.clone()]);
+    assert_eq!(get(&server, "web/8").await.notes.signatures, std::slice::from_ref(&first));
 
     let (second, third) = (sign(1, &content, 1), sign(0, &content, 2));
     let both = Ok(vec![third.clone(), second.clone()]);
@@ -182,7 +182,7 @@ async fn signatures_are_kept_if_they_are_about_the_image() {
     assert_eq!(refused.code, FaultCode::BadRequest);
     let refused = change(&server, "web/8", &[sign(0, &other, 3)], &[]).await.unwrap_err();
     assert_eq!(refused.code, FaultCode::BadRequest);
-    let absent = change(&server, "web/9", &[third.clone()], &[]).await.unwrap_err();
+    let absent = change(&server, "web/9", std::slice::from_ref(&third), &[]).await.unwrap_err();
     assert_eq!(absent.code, FaultCode::NotFound);
     server.kill();
 

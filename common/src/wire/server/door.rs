@@ -100,8 +100,7 @@ impl Door {
     /// True if it is time to tell of a refusal.
     pub(super) fn tells(&self) -> bool {
         let (mut inside, now) = (self.inside(), MonotonicClock.now());
-        let is_due =
-            inside.told.is_none_or(|told| Duration::from(now.duration_since(told)) >= TELL_EVERY);
+        let is_due = inside.told.is_none_or(|told| now.duration_since(told) >= TELL_EVERY);
         if is_due {
             inside.told = Some(now);
         }

@@ -151,8 +151,8 @@ fn ending(ends: i64, now: i64) -> Option<String> {
         .map_or_else(|_| "an unknown time".to_owned(), |at| at.to_string());
     match left {
         ..=0 => Some(format!("the certificate of this program has ended at {at}")),
+        1..86_400 => Some(format!("the certificate of this program ends today, at {at}")),
         _ if left > WARN_BEFORE.as_secs().cast_signed() => None,
-        ..86_400 => Some(format!("the certificate of this program ends today, at {at}")),
         _ => {
             let days = left / 86_400;
             let plural = if days == 1 { "" } else { "s" };

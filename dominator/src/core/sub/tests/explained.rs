@@ -145,8 +145,13 @@ fn every_status_that_a_machine_can_come_to_is_explained() {
             text.push_str(&format!("  may: {}; {}\n", remedy.command, remedy.what));
         }
     }
-    // Others decide of these.
-    let others = [Status::WrongMachine, Status::WaitingForBudget, Status::ImageStopped];
+    // Others decide of these; the last is seen in `offers`.
+    let others = [
+        Status::WrongMachine,
+        Status::WaitingForBudget,
+        Status::ImageStopped,
+        Status::SignatureRefused,
+    ];
     let missing: Vec<Status> =
         Status::ALL.into_iter().filter(|status| !seen.contains(status)).collect();
     assert_eq!(missing, others);

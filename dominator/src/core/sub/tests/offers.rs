@@ -33,5 +33,22 @@ fn signatures_are_shown_once_before_the_update_and_again_when_there_are_others()
     script.wait(60);
     script.refuse(FailureKind::NoMethod, "an old release");
     script.accept();
-    script.check(expect![[r#""#]]);
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   assigned connecting       not reached yet
+        0   polled   preparing        is shown who has signed base
+                     -> offer with 1 signatures
+        0   failed   signature-refused it would not look at the signatures: 1 of 2; is tr
+        0   assigned preparing        is shown who has signed base
+                     -> offer with 2 signatures
+        0   accepted preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        0   failed   signature-refused it would not prepare the update: it is older; is t
+        60  wake     preparing        is shown who has signed base
+                     -> offer with 2 signatures
+        60  failed   preparing        is told to stage 1 change: /a (missing)
+                     -> prepare 2: 1 operations
+        60  accepted preparing        is told to stage 1 change: /a (missing)
+    "#]]);
 }
