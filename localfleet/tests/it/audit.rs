@@ -146,9 +146,12 @@ fn every_method_that_changes_something_is_recorded_by_its_daemon() {
     let first = &rows[0];
     assert_eq!((&first["outcome"], &first["user"]), (&json!("done"), &json!("")), "{first}");
     assert!(first["arguments"].as_str().unwrap().contains("image=test/1"), "{first}");
-    let mdb = events(&logs["Dominator"].0);
-    let is_mdb = |(_, event): &(u64, Event)| matches!(event, Event::Decided { decision, .. } if decision == "take-mdb");
-    assert!(mdb.iter().any(is_mdb), "{mdb:?}");
+    let of_dominator = events(&logs["Dominator"].0);
+    let is_mdb = |event: &Event| match event {
+        Event::Decided { decision, .. } => decision == "take-mdb",
+        _ => false,
+    };
+    assert!(of_dominator.iter().any(|(_, event)| is_mdb(event)), "{of_dominator:?}");
 
     // Whoever changes a record is found out.
     let text = fs::read_to_string(log).unwrap();
