@@ -48,8 +48,11 @@ fn plan(operations: Vec<(&str, Action)>) -> Plan {
     Plan { operations: operations.into_iter().map(operation).collect(), blocked: Vec::new() }
 }
 
+/// Of a file: its inode, its mode, and its content if it is a regular one.
+type Seen = (u64, u32, Option<Vec<u8>>);
+
 /// What lies in each of `places`: inode, mode and content of files, by name.
-fn seen(places: &[&Path]) -> Vec<BTreeMap<String, (u64, u32, Option<Vec<u8>>)>> {
+fn seen(places: &[&Path]) -> Vec<BTreeMap<String, Seen>> {
     let of = |place: &&Path| {
         let entries = std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap());
         let seen = entries.map(|entry| {
