@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use common::api::image_server::replication::{Forward, ForwardRequest};
 use common::certificate::record::{Reason, Revocation};
 use common::certificate::sets::Set;
 use common::certificate::{Authority, AuthorityOptions, Issued, Request};
-use common::wire::{Access, MethodInfo};
+use common::wire::codec::{self, Encoding};
+use common::wire::{Access, Method as _, MethodInfo};
 use futures_util::StreamExt as _;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
@@ -248,7 +250,14 @@ fn wanted(powers: &[&str]) -> Request {
 #[test]
 fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
     let lab = Lab::new();
-    let requests = requests();
+    let mut requests = requests();
+    // What is sent on is judged by whom it comes from, too.
+    let forward = requests.get_mut(Forward::NAME).unwrap();
+    let mut sent: ForwardRequest =
+        codec::decode(Encoding::Json, "request", &forward[1], 1 << 20).unwrap();
+    sent.origin.has_power = true;
+    *forward = [Encoding::Bincode, Encoding::Json]
+        .map(|encoding| codec::encode(encoding, "request", &sent).unwrap());
     let methods: Vec<MethodInfo> =
         common::api::methods().into_iter().filter(|method| !method.reserved).collect();
     let ca_pem = lab.authority().ca_pem().to_owned();
