@@ -9,16 +9,21 @@ use crate::stage::{Stage, said};
 
 #[test]
 fn both_programs_refuse_to_run_unprotected_by_accident() {
-    for program in [env!("CARGO_BIN_EXE_dominator"), env!("CARGO_BIN_EXE_domtool")] {
-        let mut command = Command::new(program);
-        if program.ends_with("domtool") {
-            command.arg("list-subs");
-        }
-        let output = command.output().unwrap();
+    for (program, name, arguments) in [
+        (env!("CARGO_BIN_EXE_dominator"), "dominator", &["--tls", "/nonexistent"][..]),
+        (env!("CARGO_BIN_EXE_domtool"), "domtool", &["--tls", "/nonexistent", "list-subs"]),
+    ] {
+        let output = Command::new(program).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{program}");
         let (_, _, talk) = said(&output);
-        assert!(talk.starts_with("error: TLS is not available"), "{talk}");
-        assert!(talk.contains("hint: start with --insecure"), "{talk}");
+        let error = format!(
+            "error: {name} does not run unprotected by itself, and there are no certificates in \
+             /nonexistent\n"
+        );
+        assert!(talk.starts_with(&error), "{talk}");
+        for hint in ["domtool cert ca ./ca\n", "domtool cert issue --ca ./ca --out /nonexistent"] {
+            assert!(talk.contains(&format!("hint:   {hint}")), "{talk}");
+        }
     }
 }
 

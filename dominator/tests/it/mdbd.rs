@@ -510,7 +510,7 @@ fn what_is_wrong_is_said_before_anything_is_done() {
         ("[[sources]]\n", &[], 2, "there is no flag --sources; known: "),
         (file, &["--hosts", "("], 1, "bad --hosts or --exclude-hosts: `(` is no pattern"),
         (file, &["--interval", "0"], 2, "invalid value '0' for '--interval <SECONDS>'"),
-        (file, &["--tls", "/t"], 2, "TLS is not available"),
+        (file, &["--tls", "/t"], 2, "--insecure and --tls /t contradict each other"),
         (file, &["--listen", "nonsense:x"], 1, "cannot listen: "),
     ];
     for (text, arguments, code, part) in table {

@@ -135,9 +135,11 @@ async fn two_servers_never_share_a_directory() {
 fn a_server_does_not_start_unprotected_by_itself() {
     let data = tempfile::tempdir().unwrap();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_imageserver"));
-    let output = command.arg("--data").arg(data.path()).output().unwrap();
+    command.args(["--tls", "/nonexistent", "--data"]).arg(data.path());
+    let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("hint: start with --insecure"), "{text}");
+    assert!(text.contains("imageserver does not run unprotected by itself"), "{text}");
+    assert!(text.contains("hint:   domtool cert ca ./ca\n"), "{text}");
     assert_eq!(files_in(data.path().to_owned()), 0);
 }

@@ -103,7 +103,7 @@ fn logs_one_json_object_per_line_if_asked() {
 fn refuses_to_start_unprotected_or_with_bad_flags() {
     let place = tempfile::tempdir().unwrap();
     let table: [(&[&str], i32, &str); 4] = [
-        (&[], 2, "error: TLS is not available in this release"),
+        (&["--tls", "/nonexistent"], 2, "error: subd does not run unprotected by itself"),
         (&["--insecure", "--exclude", "("], 2, "error: bad --exclude: line 1"),
         (&["--insecure", "--root", "/nonexistent"], 2, "cannot be used multiple times"),
         (&["--insecure", "--listen", "nonsense:x"], 2, "cannot be used multiple times"),

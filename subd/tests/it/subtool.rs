@@ -261,8 +261,9 @@ async fn says_what_is_wrong_and_what_to_do() {
         assert!(got.code == 2 && got.err.starts_with(expected), "{words:?}: {got:?}");
     }
     let mut unsafely = Command::new(env!("CARGO_BIN_EXE_subtool"));
-    let unsafely = run(unsafely.env("HOME", "/nonexistent").arg("poll"));
-    assert!(unsafely.code == 2 && unsafely.err.contains("hint: start with --insecure"));
+    let unsafely = run(unsafely.args(["--tls", "/nonexistent", "poll"]));
+    let refused = "error: subtool does not run unprotected by itself";
+    assert!(unsafely.code == 2 && unsafely.err.starts_with(refused), "{unsafely:?}");
     let sub = Sub::start().await;
     let words = ["push-image", "test/1", "--imageserver", "127.0.0.5:1"];
     let no_images = subtool(&sub, &words);

@@ -68,6 +68,17 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
+    /// All of them.
+    pub(super) const ALL: [Self; 7] = [
+        Self::Rate,
+        Self::Failures,
+        Self::Arriving,
+        Self::User,
+        Self::Strangers,
+        Self::Handshake,
+        Self::Slow,
+    ];
+
     /// The word that metrics have for it.
     pub(super) fn name(self) -> &'static str {
         match self {

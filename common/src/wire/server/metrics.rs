@@ -87,6 +87,10 @@ impl Metrics {
             "Connections since the start",
             metrics.accepted.clone(),
         );
+        for refusal in Refusal::ALL {
+            // Monitoring sees what grows only if it was there before.
+            drop(metrics.refused.get_or_create(&RefusalLabels { why: refusal.name() }));
+        }
         registry.register(
             "connections_refused",
             "Connections that were not let in, by the reason",
