@@ -51,7 +51,12 @@ impl Scenario {
 
     /// Without certificates, for tests that speak HTTP by hand.
     pub fn start_insecure(subs: usize) -> Self {
-        Self::make(subs, &[], true)
+        Self::start_insecure_with(subs, &[])
+    }
+
+    /// Without certificates, with more flags for the dominator.
+    pub fn start_insecure_with(subs: usize, dominator_flags: &[(&'static str, &str)]) -> Self {
+        Self::make(subs, dominator_flags, true)
     }
 
     fn make(subs: usize, dominator_flags: &[(&'static str, &str)], insecure: bool) -> Self {

@@ -360,7 +360,10 @@ impl Drop for Disk {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_told_and_loses_nothing() {
     let Some(disk) = Disk::of("size=4m,mode=755") else { return };
-    let flags = ["--retry-after", "1"];
+    // What cannot be recorded is not begun: the log is on another disk.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let log = elsewhere.path().join("audit.log").display().to_string();
+    let flags = ["--retry-after", "1", "--audit-log", &log];
     let (sub, source) = (Sub::start_on(disk.0.path(), &flags).await, Source::start().await);
     let (_, empty) = sub.tree().await;
     let large = "x".repeat(700 << 10);

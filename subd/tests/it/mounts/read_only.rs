@@ -41,7 +41,11 @@ fn a_root_that_becomes_read_only_is_reported_and_left_alone_until_it_is_writable
     in_own_mounts(async || {
         let place = tempfile::tempdir().unwrap();
         mount_tmpfs(place.path());
-        let (sub, source) = (Sub::start_on(place.path(), &[]).await, Source::start().await);
+        // The log is open as long as subd runs, and would keep the root writable.
+        let elsewhere = tempfile::tempdir().unwrap();
+        let log = elsewhere.path().join("audit.log").display().to_string();
+        let sub = Sub::start_on(place.path(), &["--audit-log", &log]).await;
+        let source = Source::start().await;
         let (_, empty) = sub.tree().await;
         let want = Edit::of(&empty, &source).file("/f", "f").done();
         assert_eq!(sub.converge(1, &source, &want).await.outcome, Outcome::Done);
