@@ -100,12 +100,13 @@ impl Fleet {
             self.carry_out(&mut inner, outcome.changes, before);
             outcome.keep
         };
+        // Before all else: what is in force must survive a crash.
+        if is_new {
+            self.keep_in_force();
+        }
         if has_changed {
             self.shared.audit.decided("take-mdb", &in_force, "the machine database has changed");
             self.forget_pauses();
-        }
-        if is_new {
-            self.keep_in_force();
         }
     }
 
