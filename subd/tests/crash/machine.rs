@@ -273,6 +273,11 @@ impl<'template> Machine<'template> {
                     !matches!(path.file_name().unwrap().to_str(), Some("state.json" | "lock"))
                 })),
                 "staging" | "undo" | "journal" => left.extend(below()),
+                // What was done is told for ever.
+                "audit" => left.extend(below().into_iter().filter(|path| {
+                    let name = path.file_name().unwrap().to_str().unwrap();
+                    !name.starts_with("audit.log")
+                })),
                 _ => left.push(directory),
             }
         }
