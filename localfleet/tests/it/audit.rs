@@ -80,7 +80,9 @@ fn recorded(log: &Path) -> BTreeSet<String> {
             _ => {}
         }
     }
-    assert_eq!(begun, BTreeMap::new(), "these have no end in {}", log.display());
+    // What the dominator was asking when all were stopped may have no end.
+    let ended: BTreeSet<String> = ended;
+    assert!(begun.values().all(|method| ended.contains(method)), "{begun:?} in {}", log.display());
     ended
 }
 
