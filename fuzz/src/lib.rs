@@ -8,6 +8,7 @@ pub mod archives;
 pub mod images;
 pub mod memory;
 pub mod seeds;
+pub mod signing;
 pub mod texts;
 pub mod trees;
 pub mod trust;
@@ -49,17 +50,20 @@ impl Target {
 /// All targets, by name.
 pub const TARGETS: &[Target] = &[
     Target::new("acl", 512, archives::acl),
+    Target::new("audit", 8 << 10, signing::audit),
     Target::new("certificate", 4 << 10, trust::certificate),
     Target::new("chunk", 16 << 10, wire::chunk),
     Target::new("directory", 8 << 10, trees::directory),
     Target::new("filter", 1 << 10, images::filter).allowing(memory::Allowance::PATTERNS),
     Target::new("image", 8 << 10, images::image).allowing(memory::Allowance::PATTERNS),
+    Target::new("keys", 4 << 10, signing::keys),
     Target::new("mdb", 8 << 10, images::mdb),
     Target::new("methods", 8 << 10, wire::methods).allowing(memory::Allowance::PATTERNS),
     Target::new("oci", 32 << 10, archives::oci).allowing(memory::Allowance::ARCHIVE),
     Target::new("packages", 16 << 10, archives::packages),
     Target::new("pax", 4 << 10, archives::pax),
     Target::new("rpm", 64 << 10, archives::rpm),
+    Target::new("signature", 4 << 10, signing::signature),
     Target::new("stream", 16 << 10, wire::stream),
     Target::new("tar", 32 << 10, archives::tar).allowing(memory::Allowance::ARCHIVE),
     Target::new("texts", 1 << 10, texts::texts),

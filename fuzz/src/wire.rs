@@ -90,6 +90,9 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::settings::SetSubConfiguration,
     dominator::settings::GetSubConfiguration,
     mdb::GetMdb,
+    subd::OfferImage,
+    image_server::signatures::ChangeSignatures,
+    image_server::replication::directories::GetMadeDirectories,
 ];
 
 /// The longest value that is written again, in bytes.

@@ -360,7 +360,6 @@ async fn nothing_is_done_to_a_machine_for_the_lies_of_an_image_server() {
     stage.wait("good", Status::Synced, "base").await;
     for ((name, _, why), sub) in DISTORTIONS.iter().zip(&subs) {
         let shown = stage.wait(name, Status::ImageNotReady, name).await;
-        eprintln!("{name}: {}", shown.detail);
         assert!(shown.detail.contains(why), "{name}: {}", shown.detail);
         let calls = sub.calls.lock().unwrap().clone();
         assert!(!calls.iter().any(|call| ["prepare", "commit"].contains(call)), "{calls:?}");
