@@ -289,7 +289,7 @@ pub async fn run(
     if let Some(brake) = &brake {
         tracing::warn!(reason = %brake.reason, who = %brake.who, "updates are disabled");
     }
-    let listener = listen_text(NAME, &arguments.listen, DOMINATOR_PORT)
+    let listener = listen_text(NAME, &security, &arguments.listen, DOMINATOR_PORT)
         .await
         .map_err(|source| StartError::Listen { source })?;
 

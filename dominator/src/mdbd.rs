@@ -169,7 +169,7 @@ pub async fn run(
     let filter = HostFilter::new(arguments.hosts.as_deref(), arguments.exclude_hosts.as_deref())
         .map_err(|source| StartError::Pattern { source })?;
     let kept = Kept::open(&arguments.state).map_err(|source| StartError::State { source })?;
-    let listener = listen_text(NAME, &arguments.listen, MDBD_PORT)
+    let listener = listen_text(NAME, &security, &arguments.listen, MDBD_PORT)
         .await
         .map_err(|source| StartError::Listen { source })?;
 

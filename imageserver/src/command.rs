@@ -267,7 +267,7 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
         pack_level,
         store_packed,
         require_directories,
-        security,
+        security: security.clone(),
         audit,
         private_pages: flags.pages.private_pages,
     };
@@ -275,7 +275,7 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     runtime.block_on(async {
         let stop = stop_on_signals()?;
         let server = ImageServer::open(config).await?;
-        let listener = listen_text(DAEMON, &listen, IMAGESERVER_PORT).await?;
+        let listener = listen_text(DAEMON, &security, &listen, IMAGESERVER_PORT).await?;
         server.run(listener, stop).await;
         Ok(())
     })

@@ -198,7 +198,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
     let machines = Machines::new(plenty, tracker.clone(), stop.clone());
     tracker.spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&machines).flap()));
     let server = Server::new(machines.router(&security), stop.clone());
-    let control = listen("fleet-simulator", arguments.control).await?;
+    let control = listen("fleet-simulator", &security, arguments.control).await?;
     tracing::info!("{machines:?}");
     let taking = take_in(&listener, &machines, &server);
     let serving = serve(control, control_router(&machines, &security), stop.clone());

@@ -339,7 +339,7 @@ impl Daemon {
             let (root, board) = (Arc::clone(&root), Arc::clone(&board));
             tasks.spawn(measure(root, board, state, budgets, stop.clone()));
         }
-        let listener = listen_text("subd", &options.listen, SUBD_PORT)
+        let listener = listen_text("subd", security, &options.listen, SUBD_PORT)
             .await
             .map_err(|source| StartError::Listen { source })?;
         let router =

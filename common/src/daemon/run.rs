@@ -12,6 +12,7 @@ use tracing_subscriber::{EnvFilter, reload};
 
 use super::EXIT_FAILED;
 use super::security::SecurityError;
+use crate::wire::Security;
 
 /// How many connections may wait to be accepted, where the kernel allows it (`somaxconn`). A fleet
 /// that comes back after a power cut connects at one moment; what finds the queue full is dropped,
@@ -199,7 +200,11 @@ pub enum ListenError {
 /// # Errors
 ///
 /// [`ListenError::Listen`].
-pub async fn listen(daemon: &str, address: SocketAddr) -> Result<TcpListener, ListenError> {
+pub async fn listen(
+    daemon: &str,
+    security: &Security,
+    address: SocketAddr,
+) -> Result<TcpListener, ListenError> {
     let failed = |source| ListenError::Listen { address, source };
     let listener = match bind(address) {
         Err(error)
@@ -212,7 +217,7 @@ pub async fn listen(daemon: &str, address: SocketAddr) -> Result<TcpListener, Li
     }
     .map_err(failed)?;
     let local = listener.local_addr().map_err(failed)?;
-    tracing::info!("{daemon} listening on http://{local}");
+    tracing::info!("{daemon} listening on {}://{local}", security.scheme());
     Ok(listener)
 }
 
@@ -236,6 +241,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// [`ListenError`].
 pub async fn listen_text(
     daemon: &str,
+    security: &Security,
     text: &str,
     default_port: u16,
 ) -> Result<TcpListener, ListenError> {
@@ -253,7 +259,7 @@ pub async fn listen_text(
             found.next().ok_or_else(|| unresolved(none()))?
         }
     };
-    listen(daemon, address).await
+    listen(daemon, security, address).await
 }
 
 /// Prints `error: ...` and the hints, and gives the exit code.
@@ -294,20 +300,20 @@ mod tests {
     #[tokio::test]
     async fn addresses_are_read_as_operators_write_them() {
         for text in ["127.0.0.1:0", "127.0.0.1", "localhost:0", ":0", "", "[::]:0"] {
-            let listener = listen_text("testd", text, 0).await.unwrap();
+            let listener = listen_text("testd", &Security::Insecure, text, 0).await.unwrap();
             assert_ne!(listener.local_addr().unwrap().port(), 0, "{text}");
         }
         for text in [":x", "a b", "127.0.0.1:x", "[::1"] {
-            let error = listen_text("testd", text, 0).await.unwrap_err();
+            let error = listen_text("testd", &Security::Insecure, text, 0).await.unwrap_err();
             assert!(matches!(error, ListenError::Address { .. }), "{error}");
         }
     }
 
     #[tokio::test]
     async fn a_port_that_is_taken_is_named() {
-        let first = listen_text("testd", "127.0.0.1:0", 0).await.unwrap();
+        let first = listen_text("testd", &Security::Insecure, "127.0.0.1:0", 0).await.unwrap();
         let address = first.local_addr().unwrap();
-        let error = listen("testd", address).await.unwrap_err();
+        let error = listen("testd", &Security::Insecure, address).await.unwrap_err();
         let text = format!("cannot listen on {address}: Address already in use (os error 98)");
         assert_eq!(crate::report::report(&error), text);
     }
@@ -319,7 +325,8 @@ mod tests {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
         let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
         let fleet = allowed.trim().parse::<usize>().unwrap().min(1_500);
-        let listener = listen("testd", (Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
+        let listener =
+            listen("testd", &Security::Insecure, (Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
         let address = listener.local_addr().unwrap();
         let limit = std::time::Duration::from_secs(30);
         // Nobody accepts: all of them wait in the queue.

@@ -275,6 +275,12 @@ impl Small {
         Self(directory)
     }
 
+    /// As `mount -o remount`, which the kernel refuses while a file is open for writing.
+    fn remount(&self, flags: MsFlags) {
+        let none: Option<&str> = None;
+        mount(none, self.0.path(), none, flags | MsFlags::MS_REMOUNT, none).unwrap();
+    }
+
     fn filler(&self) -> PathBuf {
         self.0.path().join("filler")
     }
@@ -350,4 +356,59 @@ async fn on_a_full_disk_nothing_is_done_unseen_and_the_brake_works() {
     let end = &words[words.len() - 2..];
     assert_eq!(end[0], "begun Subd.Commit update=4");
     assert_eq!(report.remarks.len(), 1, "{report:?}");
+}
+
+#[tokio::test]
+async fn a_file_system_with_a_log_can_be_remounted_read_only_and_back() {
+    let small = Small::new();
+    let settings = Settings { bytes_max: 2_000, ..settings(small.0.path()) };
+    let log = opened(&settings).await;
+    let decided = |decision: &str| Event::Decided {
+        decision: decision.to_owned(),
+        arguments: "x".repeat(600),
+        why: String::new(),
+    };
+    let mut expected = vec!["file 1".to_owned(), "started".to_owned()];
+    // Before and after another file is begun.
+    for round in 0..4 {
+        let name = format!("round-{round}");
+        small.remount(MsFlags::MS_RDONLY);
+        let error = log.record(decided("lost")).await.unwrap_err();
+        let text = format!(
+            "cannot write the audit log `{}`: Read-only file system (os error 30)",
+            settings.path.display()
+        );
+        assert_eq!(error.to_string(), text);
+        small.remount(MsFlags::empty());
+        log.record(decided(&name)).await.unwrap();
+        expected.extend(["missed 1".to_owned(), name]);
+    }
+    log.close().await;
+    let words = words(&settings);
+    assert!(words.contains(&"file 2".to_owned()), "{words:?}");
+    let told: Vec<_> = words.into_iter().filter(|word| word != "file 2").collect();
+    assert_eq!(told, expected);
+    assert_whole(&settings);
+}
+
+#[tokio::test]
+async fn nothing_is_written_into_a_file_that_took_the_place_of_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = settings(directory.path());
+    let log = opened(&settings).await;
+    let aside = directory.path().join("aside");
+    fs::rename(&settings.path, &aside).unwrap();
+    let event = || Event::Started { version: String::new() };
+    let gone = log.record(event()).await.unwrap_err().to_string();
+    assert!(gone.ends_with("No such file or directory (os error 2)"), "{gone}");
+    fs::write(&settings.path, "").unwrap();
+    let other = log.record(event()).await.unwrap_err().to_string();
+    let why = "another file has taken its place since the start: put it back, or restart";
+    assert!(other.ends_with(why), "{other}");
+    assert_eq!(fs::read(&settings.path).unwrap(), b"");
+    fs::rename(&aside, &settings.path).unwrap();
+    log.record(event()).await.unwrap();
+    log.close().await;
+    assert_eq!(words(&settings), ["file 1", "started", "missed 2", "started"]);
+    assert_whole(&settings);
 }

@@ -265,7 +265,10 @@ async fn checks_are_made_by_hand_too_and_with_the_priority_of_services() {
     let text = std::fs::read_to_string(&said).unwrap();
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let own = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
-    assert_eq!((lines[0], lines[2], lines[3]), ("0", "0022", own.trim()));
+    let id = std::process::id().to_string();
+    let nice = std::process::Command::new("ps").args(["-o", "ni=", "-p", &id]).output().unwrap();
+    let nice = String::from_utf8(nice.stdout).unwrap();
+    assert_eq!((lines[0], lines[2], lines[3]), (nice.trim(), "0022", own.trim()));
     assert!(lines[1].starts_with("none") || lines[1].starts_with("best-effort"), "{text}");
     machine.stop().await;
 }

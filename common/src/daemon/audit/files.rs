@@ -3,10 +3,13 @@
 //! `audit.log` is the one that is written; when it is full it becomes `audit.log.0000001` and so
 //! on, with the number that its first line has. A file appears under its name only with its first
 //! line in it. What a crash left of a line stays where it is: a record behind it says what it is.
+//!
+//! Between two writes the file is open for reading alone: a file-system under which a daemon runs
+//! can be remounted read-only.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -41,11 +44,12 @@ pub struct Settings {
     pub keep: Keep,
 }
 
-/// The files, open for writing.
+/// The files, of which no other process writes one.
 #[derive(Debug)]
 pub(super) struct Files {
     settings: Settings,
-    file: File,
+    /// The one that is written, locked.
+    held: File,
     /// The length of what is whole, in bytes.
     length: u64,
     /// The number of the file.
@@ -84,11 +88,11 @@ impl Files {
             _ => {}
         }
         let full = full(&path).map_err(failed)?;
-        let (file, scan) = match append_to(&path, false) {
-            Ok(file) => {
-                lock(&file, &path)?;
+        let (held, scan) = match hold(&path) {
+            Ok(held) => {
+                lock(&held, &path)?;
                 let scan = scan(&path).map_err(failed)?;
-                (Some(file), scan)
+                (Some(held), scan)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => (None, Scan::default()),
             Err(error) => return Err(failed(error)),
@@ -102,18 +106,19 @@ impl Files {
         let newest = full.last().map_or(0, |(number, _)| *number);
         let number = scan.number.unwrap_or(newest + 1).max(newest + 1);
         let mut chain = Chain::new(daemon, head);
-        let Some(file) = file else {
-            let (file, length) = begin(&path, &mut chain, number).map_err(failed)?;
+        let Some(held) = held else {
+            let (held, length) = begin(&path, &mut chain, number).map_err(failed)?;
             std::fs::rename(fresh(&path), &path).map_err(failed)?;
             sync_directory(&path).map_err(failed)?;
             let (is_torn, is_stuck) = (false, false);
-            return Ok(Self { settings, file, length, number, chain, is_torn, is_stuck });
+            return Ok(Self { settings, held, length, number, chain, is_torn, is_stuck });
         };
         let (is_torn, is_stuck) = (false, false);
         let length = scan.length;
-        let mut files = Self { settings, file, length, number, chain, is_torn, is_stuck };
+        let mut files = Self { settings, held, length, number, chain, is_torn, is_stuck };
         if scan.lacks_end {
-            files.file.write_all(b"\n").and_then(|()| files.file.sync_data()).map_err(failed)?;
+            let end = |mut file: File| file.write_all(b"\n").and_then(|()| file.sync_data());
+            files.writable().and_then(end).map_err(failed)?;
             files.length += 1;
         } else if length == 0 {
             files.append(vec![Event::File { file: number }]).map_err(failed)?;
@@ -131,7 +136,7 @@ impl Files {
         let mut junk = Vec::new();
         reader.read_to_end(&mut junk)?;
         if !junk.ends_with(b"\n") {
-            self.file.write_all(b"\n")?;
+            self.writable()?.write_all(b"\n")?;
             self.length += 1;
             junk.push(b'\n');
         }
@@ -152,7 +157,7 @@ impl Files {
     /// What the kernel says; none of them is in the log then.
     pub(super) fn append(&mut self, events: Vec<Event>) -> io::Result<u64> {
         if self.is_torn {
-            self.file.set_len(self.length)?;
+            self.writable()?.set_len(self.length)?;
             self.is_torn = false;
         }
         let mut told = Vec::new();
@@ -179,10 +184,11 @@ impl Files {
         for event in events {
             text.push_str(&chain.append(now, event));
         }
-        let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_data());
+        let mut file = self.writable()?;
+        let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
         if let Err(error) = written {
             // What is not whole must not stand before what comes later.
-            self.is_torn = self.file.set_len(self.length).is_err();
+            self.is_torn = file.set_len(self.length).is_err();
             return Err(error);
         }
         self.length += text.len() as u64;
@@ -190,12 +196,24 @@ impl Files {
         Ok(first)
     }
 
+    /// The file that is written, for one write.
+    fn writable(&self) -> io::Result<File> {
+        let path = &self.settings.path;
+        let file = append_to(path, false)?;
+        let place = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        if place(file.metadata()?) != place(self.held.metadata()?) {
+            let text = "another file has taken its place since the start: put it back, or restart";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
+        Ok(file)
+    }
+
     /// Begins another file. Gives what is to be said of those that are removed.
     fn rotate(&mut self) -> io::Result<Vec<Event>> {
         let path = &self.settings.path;
         let mut chain = self.chain.clone();
         let number = self.number + 1;
-        let (file, length) = begin(path, &mut chain, number)?;
+        let (held, length) = begin(path, &mut chain, number)?;
         let aside = numbered(path, self.number);
         if aside.symlink_metadata().is_ok() {
             let text = format!("`{}` is there already", aside.display());
@@ -207,7 +225,7 @@ impl Files {
             return Err(error);
         }
         sync_directory(path)?;
-        (self.file, self.length, self.number, self.chain) = (file, length, number, chain);
+        (self.held, self.length, self.number, self.chain) = (held, length, number, chain);
         Ok(self.drop_old())
     }
 
@@ -315,11 +333,16 @@ fn parent(path: &Path) -> &Path {
 
 fn append_to(path: &Path, is_new: bool) -> io::Result<File> {
     let mut options = File::options();
-    options.append(true).read(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
+    options.append(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
     if is_new {
         options.create_new(true);
     }
     options.open(path)
+}
+
+/// Opens what a lock is taken of.
+fn hold(path: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(path)
 }
 
 fn lock(file: &File, path: &Path) -> Result<(), AuditError> {
@@ -340,11 +363,12 @@ fn begin(path: &Path, chain: &mut Chain, number: u64) -> io::Result<(File, u64)>
         _ => {}
     }
     let mut file = append_to(&fresh, true)?;
-    file.try_lock()?;
+    let held = hold(&fresh)?;
+    held.try_lock()?;
     let line = chain.append(now(), Event::File { file: number });
     file.write_all(line.as_bytes())?;
     file.sync_all()?;
-    Ok((file, line.len() as u64))
+    Ok((held, line.len() as u64))
 }
 
 fn sync_directory(path: &Path) -> io::Result<()> {

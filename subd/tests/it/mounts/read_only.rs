@@ -41,7 +41,7 @@ fn a_root_that_becomes_read_only_is_reported_and_left_alone_until_it_is_writable
     in_own_mounts(async || {
         let place = tempfile::tempdir().unwrap();
         mount_tmpfs(place.path());
-        // The log is open as long as subd runs, and would keep the root writable.
+        // What cannot be recorded is refused for that alone: the log is on another disk.
         let elsewhere = tempfile::tempdir().unwrap();
         let log = elsewhere.path().join("audit.log").display().to_string();
         let sub = Sub::start_on(place.path(), &["--audit-log", &log]).await;
