@@ -105,6 +105,15 @@ impl Site {
 
     /// Adds an image whose tree says `version`, signed by nobody, or by Alice.
     fn add(&self, image: &str, version: &str, signed: bool) {
+        self.add_with(image, version, signed, &[]);
+    }
+
+    /// Adds an image with the computed files that the file `computed` lists, signed by Alice.
+    fn add_computed(&self, image: &str, version: &str) {
+        self.add_with(image, version, true, &["--computed", &self.path("computed")]);
+    }
+
+    fn add_with(&self, image: &str, version: &str, signed: bool, more: &[&str]) {
         let tree = self.at("tree");
         fs::create_dir_all(tree.join("etc")).unwrap();
         fs::create_dir_all(tree.join("var/log")).unwrap();
@@ -116,6 +125,7 @@ impl Site {
         if signed {
             words.extend(["--sign", &key]);
         }
+        words.extend(more);
         self.imagetool(&words);
     }
 
