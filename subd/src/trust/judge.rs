@@ -7,7 +7,8 @@
 //!
 //! # Invariants
 //!
-//! * If the plan is accepted, the plan from its result to the signed tree is empty.
+//! * If the plan is accepted, the plan from its result to the signed tree is empty, and it has put
+//!   or changed nothing at paths that the signed tree does not have.
 //! * It was scanned as the signed image asks, so that the filter in force is the signed one.
 //! * Of computed files the content is not signed; path, mode, owner and attributes are.
 // tidy: core
@@ -19,10 +20,10 @@ use common::filter::Patterns;
 use common::image::required::{RequiredImage, required_tree};
 use common::image::{Content, ImageName};
 use common::path::TreePath;
-use common::plan::{ApplyError, Blocked, Difference, Have, Operation, apply, plan};
+use common::plan::{Action, ApplyError, Blocked, Difference, Have, Operation, Plan, apply, plan};
 use common::scope::Scope;
 use common::signing::{Endorsed, Policy, Signature, TrustedKeys, endorse};
-use common::tree::{Leaf, Node, Tree, TreeBuilder, TreeError};
+use common::tree::{Child, Leaf, Node, Tree, TreeBuilder, TreeError};
 
 use super::record::{Accepted, at};
 use crate::scan::Snapshot;
@@ -138,6 +139,20 @@ pub enum Refusal {
         /// The path.
         path: TreePath,
     },
+    /// The plan puts or changes something at a path that nobody has signed.
+    #[error("the plan changes {path}, which the signed image does not have")]
+    NotSigned {
+        /// The path.
+        path: TreePath,
+    },
+    /// The plan changes an inode in place that others can reach by other ways.
+    #[error("the plan changes {path} in place, where only a new file is safe ({why})")]
+    InPlace {
+        /// The path.
+        path: TreePath,
+        /// Why.
+        why: &'static str,
+    },
     /// The plan leads elsewhere.
     #[error("with this plan {path} would not be as it is signed ({why}){}", others(*.more))]
     Elsewhere {
@@ -209,6 +224,7 @@ pub fn judge(case: &Case<'_>, law: &Law<'_>) -> Result<Judged, Refusal> {
         let more = left.operations.len() + left.blocked.len() - 1;
         return Err(Refusal::Elsewhere { path: path.clone(), why, more });
     }
+    expect_tame(&request.plan, have, &want, report)?;
     let changed = plan_between(have, &want, report).changed_paths().cloned().collect();
     Ok(Judged { accepted, changed })
 }
@@ -232,7 +248,34 @@ fn expect_same_order(request: &PrepareRequest, image: &RequiredImage) -> Result<
     }
 }
 
-fn plan_between(have: &Tree, want: &Tree, report: &ScanReport) -> common::plan::Plan {
+/// Refuses operations that the trees do not tell of, and that no planner makes. A directory that
+/// holds what the machine keeps, and that the image does not have, stays: with the owner, mode and
+/// ACL that it has. And who has a file open, or a name of it outside of what is signed, must not
+/// find it changed to something that has privileges.
+fn expect_tame(plan: &Plan, have: &Tree, want: &Tree, report: &ScanReport) -> Result<(), Refusal> {
+    for Operation { path, action, .. } in &plan.operations {
+        if *action != Action::Remove && want.get(path).is_none() {
+            return Err(Refusal::NotSigned { path: path.clone() });
+        }
+        let Action::Change(Node::Leaf(Leaf::File(new))) = action else { continue };
+        let first = match have.get(path) {
+            Some(Child::Leaf(Leaf::HardLink(first))) => first,
+            _ => path.clone(),
+        };
+        let was = have.file(path).is_some_and(|file| file.metadata.is_privileged());
+        let why = if was || new.metadata.is_privileged() {
+            "it has privileges"
+        } else if report.externally_linked.contains(&first) {
+            "it has names that are not signed"
+        } else {
+            continue;
+        };
+        return Err(Refusal::InPlace { path: path.clone(), why });
+    }
+    Ok(())
+}
+
+fn plan_between(have: &Tree, want: &Tree, report: &ScanReport) -> Plan {
     let kept_directories: BTreeSet<TreePath> = report.kept_directories.iter().cloned().collect();
     let externally_linked: BTreeSet<TreePath> = report.externally_linked.iter().cloned().collect();
     let occupied: BTreeMap<_, _> = report.occupied.iter().cloned().collect();
