@@ -77,6 +77,13 @@ pub enum Refusal {
         /// Why not.
         why: String,
     },
+    /// The machine was told whose images it takes, and is not any more.
+    #[error(
+        "this machine takes only signed images, and subd was started without --trusted-keys: give \
+         them again (was a config.toml taken away?), or, if it shall take every image from now on, \
+         remove accepted.json from /.subd/state (and from --state) and start subd again"
+    )]
+    KeysGone,
     /// Nobody has shown that it is signed.
     #[error(
         "this machine takes only signed images, and no signatures of {image} were offered: \
