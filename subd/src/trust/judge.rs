@@ -99,10 +99,10 @@ pub enum Refusal {
         /// Which signatures do not count, and why.
         why: String,
     },
-    /// A newer one was accepted before.
+    /// One that is not older was accepted before.
     #[error(
-        "{image} was signed at {}, and a newer one was accepted before ({last}): sign it again if \
-         the machine is to go back", at(*.signed)
+        "{image} was signed at {}, and {} was accepted before ({last}): sign it again if the \
+         machine is to go back", at(*.signed), newness(*.signed, last)
     )]
     Older {
         /// The image.
@@ -172,12 +172,16 @@ pub enum Refusal {
     },
 }
 
+fn newness(signed: u64, last: &Accepted) -> &'static str {
+    if signed == last.signed { "one of the same second" } else { "a newer one" }
+}
+
 fn others(more: usize) -> String {
     if more == 0 { String::new() } else { format!(", nor would {more} others") }
 }
 
-/// Says how new the image is, if enough trusted keys vouch for it and it is not older than the one
-/// that was accepted last.
+/// Says how new the image is, if enough trusted keys vouch for it and it is newer than the one that
+/// was accepted last, or that one.
 ///
 /// # Errors
 ///
@@ -198,7 +202,8 @@ pub fn vouched(
     // What was accepted once was signed then, whatever is shown now.
     let signed = if is_last { signed.max(passed) } else { signed };
     match law.last {
-        Some(last) if signed < last.signed && !law.allow_older => {
+        // Of two that were signed in the same second nobody can tell which is newer.
+        Some(last) if signed <= last.signed && !is_last && !law.allow_older => {
             Err(Refusal::Older { image: image.clone(), signed, last: last.clone() })
         }
         _ => Ok(Accepted { image: image.clone(), digest, signed }),

@@ -307,7 +307,9 @@ fn the_machine_goes_back_only_if_it_may() {
     let digest = world.image.digest;
     let table = [
         ("older was accepted", last(object(9), 799), false, Ok(800)),
-        ("as old was accepted", last(object(9), 800), false, Ok(800)),
+        ("as old was accepted", last(object(9), 800), false, Err(())),
+        ("as old, and it may", last(object(9), 800), true, Ok(800)),
+        ("this one, as old", last(digest, 800), false, Ok(800)),
         ("newer was accepted", last(object(9), 801), false, Err(())),
         ("newer, and it may", last(object(9), 801), true, Ok(800)),
         ("this one, signed later then", last(digest, 950), false, Ok(950)),
@@ -319,8 +321,14 @@ fn the_machine_goes_back_only_if_it_may() {
         let judged = world.judge_plan(plan.clone());
         assert_eq!(judged.map(|judged| judged.accepted.signed).map_err(|_| ()), expected, "{what}");
     }
-    world.last = Some(last(object(9), 801));
     world.allow_older = false;
+    world.last = Some(last(object(9), 800));
+    assert_eq!(
+        world.judge_plan(plan.clone()).unwrap_err().to_string(),
+        "web/8 was signed at 1970-01-01T00:13:20Z, and one of the same second was accepted before \
+         (web/9, signed at 1970-01-01T00:13:20Z): sign it again if the machine is to go back"
+    );
+    world.last = Some(last(object(9), 801));
     assert_eq!(
         world.judge_plan(plan).unwrap_err().to_string(),
         "web/8 was signed at 1970-01-01T00:13:20Z, and a newer one was accepted before (web/9, \
