@@ -269,13 +269,14 @@ fn expect_tame(plan: &Plan, have: &Tree, want: &Tree, report: &ScanReport) -> Re
         if *action != Action::Remove && want.get(path).is_none() {
             return Err(Refusal::NotSigned { path: path.clone() });
         }
-        let Action::Change(Node::Leaf(Leaf::File(new))) = action else { continue };
+        let Action::Change(Node::Leaf(new)) = action else { continue };
         let first = match have.get(path) {
             Some(Child::Leaf(Leaf::HardLink(first))) => first,
             _ => path.clone(),
         };
         let was = have.file(path).is_some_and(|file| file.metadata.is_privileged());
-        let why = if was || new.metadata.is_privileged() {
+        let will = matches!(new, Leaf::File(file) if file.metadata.is_privileged());
+        let why = if was || will {
             "it has privileges"
         } else if report.externally_linked.contains(&first) {
             "it has names that are not signed"
