@@ -139,7 +139,7 @@ fn paths(texts: &[&str]) -> Vec<TreePath> {
 }
 
 /// The tree below `at`, found without any of the scanner's code.
-fn independent(at: &Path, algorithm: Algorithm) -> Tree {
+pub fn independent(at: &Path, algorithm: Algorithm) -> Tree {
     let mut builder = TreeBuilder::new(algorithm);
     let mut links = BTreeMap::new();
     builder.insert(TreePath::root(), Node::Directory(metadata(at))).unwrap();
@@ -154,8 +154,11 @@ fn add(
     builder: &mut TreeBuilder,
     links: &mut BTreeMap<u64, TreePath>,
 ) {
-    for entry in fs::read_dir(at).unwrap() {
-        let file = entry.unwrap().path();
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path()).collect();
+    // The first name of a file carries it.
+    files.sort_unstable();
+    for file in files {
         let path = place.join(file.file_name().unwrap().as_bytes()).unwrap();
         if path == "/.subd".parse().unwrap() {
             continue;
