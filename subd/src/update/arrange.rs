@@ -392,7 +392,11 @@ impl<'plan> Arranger<'plan> {
             )) if made < here => Ok(What::LinkToStaged(self.places[target].clone())),
             // A change leaves the inode where it is, before the link or after it.
             None | Some((_, Action::Change(Node::Leaf(Leaf::File(_))))) => {
-                let goes = |above| matches!(at(&above), Some((gone, Action::Replace { .. })) if gone < here);
+                let goes = |above: TreePath| {
+                    at(&above).is_some_and(|(gone, action)| {
+                        gone < here && matches!(action, Action::Replace { .. })
+                    })
+                };
                 if target.ancestors().skip(1).any(goes) {
                     return Err(no_file());
                 }

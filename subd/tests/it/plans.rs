@@ -3,7 +3,8 @@
 //! A machine that takes only signed images judges a plan by `apply`, which reads it in order; it
 //! is staged by path. So plans are made by chance here, out of honest ones: shuffled, cut short,
 //! with other operations in between, and with many hard links. Each is carried out on a real
-//! directory that is then looked at. It is refused, or undone as a whole, or does what `apply` says.
+//! directory that is then looked at. It is refused, or undone as a whole, or does what `apply`
+//! says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
