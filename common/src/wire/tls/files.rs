@@ -85,8 +85,8 @@ pub(super) struct Files {
     pub(super) key: PrivateKeyDer<'static>,
     pub(super) authorities: Vec<CertificateDer<'static>>,
     pub(super) revoked: Vec<CertificateRevocationListDer<'static>>,
-    /// Empty if there is no such file.
-    pub(super) zones: String,
+    /// `None` if there is no such file.
+    pub(super) zones: Option<String>,
     pub(super) stamp: Stamp,
 }
 
@@ -119,15 +119,10 @@ impl Files {
         }
         let revoked = match optional(&dir.join(REVOKED))? {
             None => Vec::new(),
-            Some(bytes) => CertificateRevocationListDer::pem_slice_iter(&bytes)
-                .collect::<Result<Vec<_>, _>>()
-                .map_err(|error| TlsError::Content {
-                    path: dir.join(REVOKED),
-                    what: format!("it is not PEM: {error}"),
-                })?,
+            Some(bytes) => lists(dir.join(REVOKED), &bytes)?,
         };
-        let zones = optional(&dir.join(ZONES))?.unwrap_or_default();
-        let zones = String::from_utf8(zones).map_err(|_| TlsError::Content {
+        let zones = optional(&dir.join(ZONES))?.map(String::from_utf8).transpose();
+        let zones = zones.map_err(|_| TlsError::Content {
             path: dir.join(ZONES),
             what: "it is not UTF-8".to_owned(),
         })?;
@@ -168,6 +163,23 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         return Err(content("it holds no certificate in PEM".to_owned()));
     }
     Ok(found)
+}
+
+/// The lists in `bytes`, the content of `path`: at least one. A file that was cut off, as when the
+/// disk was full, must not look as if nothing were revoked.
+fn lists(
+    path: PathBuf,
+    bytes: &[u8],
+) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    let found = CertificateRevocationListDer::pem_slice_iter(bytes).collect::<Result<Vec<_>, _>>();
+    let what = match found {
+        Ok(lists) if !lists.is_empty() => return Ok(lists),
+        Ok(_) => "it holds no list of revoked certificates in PEM (X509 CRL): copy it again, or \
+                  remove it if nothing is revoked"
+            .to_owned(),
+        Err(error) => format!("it is not PEM: {error}"),
+    };
+    Err(TlsError::Content { path, what })
 }
 
 fn optional(path: &Path) -> Result<Option<Vec<u8>>, TlsError> {

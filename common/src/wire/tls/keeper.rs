@@ -268,7 +268,7 @@ impl Material {
         let own = Certificate::read(&chain[0])
             .map_err(|error| of_certificate(crate::report::report(&error)))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let trust = Trust::new(&authorities, &revoked, &zones, Arc::clone(&provider));
+        let trust = Trust::new(&authorities, &revoked, zones.as_deref(), Arc::clone(&provider));
         let trust = trust.map_err(|error| match error {
             TrustError::Authority { .. } => content(files::authorities_of(dir), error.to_string()),
             TrustError::Zones(source) => TlsError::Zones { path: files::zones_of(dir), source },

@@ -53,7 +53,7 @@ impl Trust {
     pub(super) fn new(
         authorities: &[CertificateDer<'static>],
         revoked: &[CertificateRevocationListDer<'static>],
-        zones: &str,
+        zones: Option<&str>,
         provider: Arc<CryptoProvider>,
     ) -> Result<Self, TrustError> {
         let bad = |number: usize, error: &dyn std::fmt::Display| TrustError::Authority {
@@ -64,7 +64,10 @@ impl Trust {
             Certificate::read(der).map_err(|error| bad(number, &error))
         };
         let known = authorities.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
-        let zones = zones::assign(&zones::parse(zones)?, &known)?;
+        let zones = match zones.map(zones::parse).transpose()? {
+            Some(zones) if zones.is_empty() => return Err(ZonesError::Nothing.into()),
+            zones => zones::assign(&zones.unwrap_or_default(), &known)?,
+        };
         let make = |(number, (der, zone)): (usize, (&CertificateDer<'static>, Option<Zone>))| {
             let mut roots = RootCertStore::empty();
             roots.add(der.clone()).map_err(|error| bad(number, &error))?;
