@@ -326,7 +326,7 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
     lab::write_key(&lab.dir("server"), &other);
     let error = Security::open(&lab.dir("server")).unwrap_err().to_string();
     assert!(error.ends_with("the certificate in cert.pem is not of the key in key.pem"), "{error}");
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    tokio::time::sleep(Duration::from_millis(4_500)).await;
     client().call::<GetConfiguration>(&()).await.unwrap();
     lab::write_key(&lab.dir("server"), &former);
     server.stop().await;

@@ -76,8 +76,18 @@ pub enum TlsError {
     },
 }
 
-/// What tells whether files have changed: of each its length, its times, and which it is.
-pub(super) type Stamp = Vec<Option<(u64, u64, i64, i64)>>;
+/// What tells whether files have changed: of each, if it is there, its mark.
+pub(super) type Stamp = Vec<Option<Mark>>;
+
+/// Which file it is, how long, and when it was changed. The last time is of all changes: also of
+/// its owner and mode, by which a file that could not be used may become one that can.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    inode: u64,
+    length_bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
 
 /// What the files hold.
 pub(super) struct Files {
@@ -134,7 +144,12 @@ impl Files {
 pub(super) fn stamp(dir: &Path) -> Stamp {
     let one = |name: &str| {
         let metadata = dir.join(name).metadata().ok()?;
-        Some((metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
+        Some(Mark {
+            inode: metadata.ino(),
+            length_bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
     };
     FILES.iter().map(|(name, _)| one(name)).collect()
 }
