@@ -1,7 +1,7 @@
 //! `domtool cert` as operators use it: authorities, certificates, fleets, revocation; killed and
 //! by several at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -208,6 +208,7 @@ fn what_is_wrong_in_a_directory_is_said() {
         name: "Old".into(),
         lifetime: day * 9,
         start: Some(now - 10 * 86_400),
+        ..AuthorityOptions::default()
     });
     let authority = authority.unwrap();
     let request = common::certificate::Request {
@@ -263,6 +264,31 @@ fn what_is_wrong_in_a_directory_is_said() {
         exit 1
     "#]]
     .assert_eq(&plain(&run(path, &["cert", "show", "."])));
+}
+
+#[test]
+fn no_two_authorities_get_one_name_by_themselves() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "first"]);
+    done(path, &["cert", "ca", "second"]);
+    done(path, &["cert", "ca", "below", "--intermediate-of", "first"]);
+    let files = ["first/ca.pem", "second/ca.pem", "below/chain.pem"];
+    let names = files.map(|file| read(&path.join(file)).common_name);
+    let digits = names.each_ref().map(|name| name.rsplit_once(' ').unwrap().1.to_owned());
+    for (name, digits) in names.iter().zip(&digits) {
+        assert!(name.starts_with("Dominator authority"), "{name}");
+        let is_digit = |byte: u8| byte.is_ascii_hexdigit();
+        assert!(digits.len() == 8 && digits.bytes().all(is_digit), "{name}");
+    }
+    assert_eq!(BTreeSet::from(digits).len(), 3, "{names:?}");
+    let again = ["cert", "ca", "again", "--intermediate-of", "first", "--name", &names[0]];
+    let refused = plain(&run(path, &again)).replace(&names[0], "NAME");
+    expect![[r#"
+        error: `NAME` cannot be the name of an authority below a root in a certificate: the root has it
+        exit 1
+    "#]]
+    .assert_eq(&refused);
 }
 
 #[test]

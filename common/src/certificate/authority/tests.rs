@@ -221,6 +221,7 @@ fn times_are_within_those_of_the_authority() {
         name: "Short".into(),
         lifetime: day * days,
         start: Some(start),
+        ..AuthorityOptions::default()
     };
     let start = now() - 86_400;
     let short = Authority::create(&options(start, 10)).unwrap();

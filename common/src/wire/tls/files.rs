@@ -159,6 +159,11 @@ pub(super) fn zones_of(dir: &Path) -> PathBuf {
     dir.join(ZONES)
 }
 
+/// The file of what was revoked in `dir`.
+pub(super) fn revoked_of(dir: &Path) -> PathBuf {
+    dir.join(REVOKED)
+}
+
 /// The file of the authorities in `dir`.
 pub(super) fn authorities_of(dir: &Path) -> PathBuf {
     dir.join(AUTHORITIES)

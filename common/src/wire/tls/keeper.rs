@@ -304,6 +304,9 @@ impl Material {
         let trust = Trust::new(&authorities, &revoked, zones.as_deref(), Arc::clone(&provider));
         let trust = trust.map_err(|error| match error {
             TrustError::Authority { .. } => content(files::authorities_of(dir), error.to_string()),
+            TrustError::List(_) | TrustError::Lists(_) => {
+                content(files::revoked_of(dir), error.to_string())
+            }
             TrustError::Zones(source) => TlsError::Zones { path: files::zones_of(dir), source },
         })?;
         let trust = Arc::new(trust);
