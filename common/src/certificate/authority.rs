@@ -221,8 +221,7 @@ impl Authority {
             return Err(AuthorityError::NotRoot { name: self.certificate.common_name.clone() });
         }
         if !options.key_in_name && options.name == self.certificate.common_name {
-            let what = "the name of an authority below a root";
-            return Err(wish(what, &options.name, "the root has it"));
+            return Err(wish("the name of an intermediate", &options.name, "its root has it"));
         }
         let constraints = BasicConstraints::Constrained(0);
         let key = new_key()?;

@@ -23,7 +23,9 @@ use super::Certificate;
 use super::authority::{Authority, AuthorityError, Issued, Request, now};
 use super::pem::revocation_lists_of;
 use super::place::{self, Content, PlaceError};
-use super::record::{LineError, Reason, Record, Revocation, line, rows};
+use super::record::{
+    KeyStanding, LineError, Meant, Reason, Record, Revocation, key_standing, line, rows,
+};
 
 /// An authority in a directory.
 #[derive(Debug)]
@@ -222,23 +224,36 @@ impl Held<'_> {
         Ok(place::append(&self.register.path("issued.jsonl"), &line, 0o600)?)
     }
 
-    /// Revokes `certificates`, given by serial number and name, and makes the list anew, also if
-    /// there are none. Those that are revoked already stay so.
+    /// Whether the key of `certificate`, which this authority has issued, may be vouched for again.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`] if what was revoked cannot be read.
+    pub fn is_key_revoked(&self, certificate: &Certificate) -> Result<bool, RegisterError> {
+        Ok(match key_standing(certificate, &self.revoked()?) {
+            KeyStanding::Good => false,
+            KeyStanding::Revoked => true,
+            KeyStanding::Doubtful => {
+                let issued = self.issued()?;
+                let own = issued.iter().find(|record| record.serial == certificate.serial);
+                own.is_none_or(|record| record.key.is_none())
+            }
+        })
+    }
+
+    /// Revokes `certificates`, and makes the list anew, also if there are none. Those that are
+    /// revoked already stay so.
     ///
     /// # Errors
     ///
     /// [`RegisterError`]; done again, it goes on where it stopped.
-    pub fn revoke(
-        &self,
-        certificates: &[(String, String)],
-        reason: Reason,
-    ) -> Result<Revoked, RegisterError> {
+    pub fn revoke(&self, certificates: &[Meant], reason: Reason) -> Result<Revoked, RegisterError> {
         let mut all = self.revoked()?;
         let mut new: Vec<Revocation> = Vec::new();
-        for (serial, name) in certificates {
+        for Meant { serial, name, key } in certificates {
             if all.iter().chain(&new).all(|one| one.serial != *serial) {
-                let (serial, name) = (serial.clone(), name.clone());
-                new.push(Revocation { serial, name, reason, revoked_at: now() });
+                let (serial, name, key) = (serial.clone(), name.clone(), key.clone());
+                new.push(Revocation { serial, name, reason, revoked_at: now(), key });
             }
         }
         let lines: String = new.iter().map(line).collect();

@@ -74,7 +74,7 @@ fn what_several_issue_and_revoke_at_once_is_all_on_record() {
                     let held = register.lock().unwrap();
                     let issued = held.issue(&request(&name), None).unwrap();
                     drop(held);
-                    let revoked = [(issued.certificate.serial, name)];
+                    let revoked = [Meant::of(&issued.certificate)];
                     let done = register.lock().unwrap().revoke(&revoked, Reason::Superseded);
                     assert_eq!(done.unwrap().new.len(), 1);
                 }
@@ -120,10 +120,9 @@ fn each_list_has_a_higher_number_and_all_that_is_revoked() {
     for name in ["one", "two", "three"] {
         let issued = held.issue(&request(name), None).unwrap();
         ders.push(der_of(&issued));
-        let serial = issued.certificate.serial;
-        serials.push(serial.clone());
-        let revoked = [(serial.clone(), name.to_owned()), (serial, name.to_owned())];
-        let done = held.revoke(&revoked, Reason::KeyCompromise).unwrap();
+        serials.push(issued.certificate.serial.clone());
+        let meant = Meant::of(&issued.certificate);
+        let done = held.revoke(&[meant.clone(), meant], Reason::KeyCompromise).unwrap();
         assert_eq!((done.new.len(), done.count), (1, serials.len()));
         assert_eq!(listed(&ders), want(&ders));
         let next = list_number(&path.join("crl.pem")).unwrap();
@@ -136,8 +135,8 @@ fn each_list_has_a_higher_number_and_all_that_is_revoked() {
             Some(junk) => std::fs::write(path.join("crl.pem"), junk).unwrap(),
             None => std::fs::remove_file(path.join("crl.pem")).unwrap(),
         }
-        let all: Vec<(String, String)> =
-            serials.iter().map(|serial| (serial.clone(), "x".to_owned())).collect();
+        let meant = |serial: &String| Meant { serial: serial.clone(), name: "x".into(), key: None };
+        let all: Vec<Meant> = serials.iter().map(meant).collect();
         let done = held.revoke(&all, Reason::Superseded).unwrap();
         let nothing = Revoked { new: Vec::new(), count: 3, path: path.join("crl.pem") };
         assert_eq!(done, nothing);

@@ -131,6 +131,7 @@ mod tests {
             not_after: 1,
             serial: "1".to_owned(),
             fingerprint: format!("sha256:{print}"),
+            key: "sha256:00".to_owned(),
             is_authority: true,
         }
     }

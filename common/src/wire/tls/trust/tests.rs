@@ -36,6 +36,7 @@ fn list(authority: &authority::Authority, number: u64, all: &[&Issued]) -> Strin
         name: issued.certificate.common_name.clone(),
         reason: Reason::KeyCompromise,
         revoked_at: 1_700_000_000,
+        key: None,
     };
     let all: Vec<Revocation> = all.iter().map(revoke).collect();
     authority.revocation_list(&all, number).unwrap()
