@@ -60,6 +60,51 @@ fn an_authority_is_made_once_and_only_for_its_owner() {
 }
 
 #[test]
+fn what_was_killed_while_it_was_put_in_place_is_made_again() {
+    let root = authority();
+    let below = || {
+        let options = AuthorityOptions { name: "Zone".into(), ..AuthorityOptions::default() };
+        root.create_intermediate(&options).unwrap()
+    };
+    // Where the second file cannot be put in place, the key is not there either.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    std::fs::create_dir(path.join("ca.pem")).unwrap();
+    let error = Register::make(path, below()).unwrap_err();
+    assert!(matches!(error, RegisterError::Place(_) | RegisterError::File(_)), "{error:?}");
+    assert_eq!(["chain.pem", "ca.key"].map(|name| path.join(name).exists()), [true, false]);
+    std::fs::remove_dir(path.join("ca.pem")).unwrap();
+    // What a kill leaves, after each of the files.
+    std::fs::write(path.join(".ca.key.new"), "cut").unwrap();
+    for put in [&["chain.pem"][..], &["chain.pem", "ca.pem"]] {
+        for again in [below(), authority()] {
+            for name in put {
+                std::fs::write(path.join(name), root.ca_pem()).unwrap();
+            }
+            let error = Register::open(path).unwrap_err();
+            assert!(matches!(error, RegisterError::None { .. }), "{error:?}");
+            let made = Register::make(path, again).unwrap();
+            let opened = Register::open(path).unwrap();
+            assert_eq!(opened.authority().certificate(), made.authority().certificate());
+            assert!(!path.join(".ca.key.new").exists());
+            std::fs::remove_file(path.join("ca.key")).unwrap();
+        }
+    }
+    // One whose key is kept elsewhere, and the directory of a daemon, are not overwritten.
+    let table = [
+        ("issued.jsonl", "is there already: an authority is never overwritten"),
+        ("key.pem", "is there: make the authority in a directory of its own"),
+    ];
+    for (name, why) in table {
+        let file = path.join(name);
+        std::fs::write(&file, "").unwrap();
+        let refused = Register::make(path, authority()).unwrap_err().to_string();
+        assert_eq!(refused, format!("{} {why}", file.display()));
+        std::fs::remove_file(&file).unwrap();
+    }
+}
+
+#[test]
 fn what_several_issue_and_revoke_at_once_is_all_on_record() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ca");
