@@ -39,8 +39,9 @@ use common::api::object_server::{
     GetObjectsRequest, IDS_MAX,
 };
 use common::report::report;
-use common::wire::server::{Caller, ObjectReader, Router};
-use common::wire::{Fault, FaultCode};
+use common::wire::access::judge;
+use common::wire::server::{Caller, ObjectReader, Router, Share, Shares};
+use common::wire::{Fault, FaultCode, Method};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
@@ -57,8 +58,9 @@ use crate::store::{Store, StoreError};
 /// The most uploads at one time: each has a thread.
 const UPLOADS_MAX: usize = 64;
 
-/// The most downloads at one time: each holds up to two chunks in memory.
-const DOWNLOADS_MAX: usize = 1_000;
+/// The most downloads at one time, of all and of one caller: each holds up to two chunks in memory.
+const DOWNLOADS_MAX: usize = 1_500;
+const DOWNLOADS_OF_ONE_MAX: usize = 1_000;
 
 /// The most images that are looked through at one time: each needs its whole tree in memory.
 const ADMISSIONS_MAX: usize = 2;
@@ -78,7 +80,7 @@ pub struct Service {
     tasks: TaskTracker,
     stop: CancellationToken,
     uploads: Arc<Semaphore>,
-    downloads: Arc<Semaphore>,
+    downloads: Arc<Shares>,
     admissions: Arc<Semaphore>,
     estimates: Arc<Semaphore>,
 }
@@ -105,7 +107,7 @@ impl Service {
             tasks,
             stop,
             uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
-            downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
+            downloads: Shares::new(DOWNLOADS_MAX, DOWNLOADS_OF_ONE_MAX),
             admissions: Arc::new(Semaphore::new(ADMISSIONS_MAX)),
             estimates: Arc::new(Semaphore::new(ESTIMATES_MAX)),
         }
@@ -182,7 +184,9 @@ impl Service {
                 estimate.clone().estimate_image(request)
             })
             .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
-            .method::<CheckObjects, _, _>(move |_, request| check.clone().check_objects(request))
+            .method::<CheckObjects, _, _>(move |caller, request| {
+                check.clone().check_objects(caller, request)
+            })
             .download::<GetObjects, _, _, _>(move |caller, request| {
                 download.clone().get_objects(caller, request)
             })
@@ -199,11 +203,19 @@ impl Service {
         done
     }
 
-    async fn check_objects(self, request: CheckObjectsRequest) -> Result<CheckObjectsReply, Fault> {
+    async fn check_objects(
+        self,
+        caller: Caller,
+        request: CheckObjectsRequest,
+    ) -> Result<CheckObjectsReply, Fault> {
         let ids = limited(request.ids)?;
+        // Only who may upload has use for a lease; others could keep collection from its work.
+        let may_upload =
+            judge(AddObjects::NAME, AddObjects::ACCESS, &caller.identity, "", &[]).is_ok();
+        let lease_seconds = if may_upload { request.lease_seconds } else { 0 };
         let missing = self.blocking(move |store| {
             // Before they are looked for, so that what is found to be there stays.
-            store.leasing.give(&ids, request.lease_seconds)?;
+            store.leasing.give(&ids, lease_seconds)?;
             store.objects.missing(&ids)
         });
         let missing = missing.await?;
@@ -216,9 +228,13 @@ impl Service {
         request: GetObjectsRequest,
     ) -> Result<impl futures_util::Stream<Item = std::io::Result<bytes::Bytes>> + Send, Fault> {
         let ids = limited(request.ids)?;
-        let place = place(&self.downloads, "downloads")?;
+        let place = self.download_place(&caller)?;
         let packers = caller.unpacks.then_some(self.packers);
         Ok(download::objects(self.store, self.metrics, packers, place, ids))
+    }
+
+    fn download_place(&self, caller: &Caller) -> Result<Share, Fault> {
+        self.downloads.take(caller, 1).ok_or_else(|| too_many("downloads"))
     }
 
     /// Runs work on files where it may block.
@@ -233,9 +249,11 @@ impl Service {
 }
 
 fn place(places: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, Fault> {
-    Arc::clone(places).try_acquire_owned().map_err(|_| {
-        Fault::new(FaultCode::Unavailable, format!("too many {what} at one time: try again later"))
-    })
+    Arc::clone(places).try_acquire_owned().map_err(|_| too_many(what))
+}
+
+fn too_many(what: &str) -> Fault {
+    Fault::new(FaultCode::Unavailable, format!("too many {what} at one time: try again later"))
 }
 
 fn limited<T>(ids: Vec<T>) -> Result<Vec<T>, Fault> {

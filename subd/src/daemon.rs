@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use common::audit::brief::{WHY_BYTES_MAX, short};
 use common::audit::record::Event;
 use common::daemon::audit::{AuditArgs, AuditLog};
 use common::daemon::config::ConfigArgs;
@@ -399,17 +400,10 @@ impl Daemon {
 /// Opens the audit log, and records an update that was finished or undone. A root that cannot be
 /// written has none; it is scanned all the same.
 async fn open_audit(options: &Options, directory: &Path, resumed: &Resumed) -> AuditLog {
-    let settings = options.audit.settings(directory);
-    let audit = match AuditLog::open(settings.clone(), "subd").await {
-        Ok(audit) => audit,
-        Err(error) => {
-            let error = report(&error);
-            tracing::error!("{error}: changes are refused");
-            AuditLog::failing(settings, &error)
-        }
-    };
+    let audit = AuditLog::open_some_time(options.audit.settings(directory), "subd").await;
     if let Some(update_id) = resumed.update_id() {
         let (Ok(why) | Err(why)) = resumed.text();
+        let why = short(&why, WHY_BYTES_MAX);
         let arguments = format!("update={update_id}");
         let decision = "resume-update".to_owned();
         // What cannot be recorded was logged.

@@ -33,7 +33,11 @@ impl Brief {
         let value = value.to_string();
         let is_word = !value.is_empty() && !value.contains(|c: char| c.is_whitespace() || c == '"');
         let value = short(&value, ARGUMENTS_BYTES_MAX);
-        let value = if is_word { value } else { format!("\"{value}\"") };
+        // So that no value looks like another argument.
+        let value = match is_word {
+            true => value,
+            false => format!("\"{}\"", value.replace('"', "\\\"")),
+        };
         let space = if self.arguments.is_empty() { "" } else { " " };
         let both = format!("{}{space}{name}={value}", self.arguments);
         self.arguments = cut(&both, ARGUMENTS_BYTES_MAX);

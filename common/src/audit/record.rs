@@ -21,7 +21,7 @@ const BEHIND_HASH: &str = "\"}";
 /// The length of a hash as text.
 const HASH_TEXT_BYTES: usize = 64;
 
-/// The longest line that is taken for a record, in bytes.
+/// The longest line that is taken for a record, in bytes. Every text in a record is cut to less.
 pub const LINE_BYTES_MAX: usize = 16 << 10;
 
 /// A BLAKE3 hash; as text, 64 hex digits.

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::brief::{ARGUMENTS_BYTES_MAX, Brief, short};
-use super::quota::{CALLERS_MAX, More, OTHERS, PER_MINUTE, Quota};
+use super::quota::{More, OTHERS, PER_MINUTE, Quota, STRANGERS, STRANGERS_PER_MINUTE, USERS_MAX};
 use super::record::*;
 use super::verify::*;
 use crate::tree::Time;
@@ -279,13 +279,14 @@ fn texts_of_callers_are_harmless_and_short() {
         .with("host", "web 1")
         .with("image", "a\nb\u{1b}[2J\u{202e}")
         .with("empty", "")
+        .with("name", "a\" force=\"true")
         .with_some("none", None::<u8>)
         .with_list("hosts", ["a", "b"])
         .with_list("ids", 1..=9)
         .why("it's \"meant\"\t")
         .who("alice");
-    let expected = "host=\"web 1\" image=\"a\\nb\\u{1b}[2J\\u{202e}\" empty=\"\" hosts=a,b \
-                    ids=\"1,2,3,4,5,... (9 in all)\"";
+    let expected = "host=\"web 1\" image=\"a\\nb\\u{1b}[2J\\u{202e}\" empty=\"\" \
+                    name=\"a\\\" force=\\\"true\" hosts=a,b ids=\"1,2,3,4,5,... (9 in all)\"";
     assert_eq!(brief.arguments, expected);
     assert_eq!((brief.why.as_str(), brief.who.as_str()), ("it's \"meant\"\\t", "alice"));
     let long = Brief::default().with("a", "ü".repeat(10_000)).with("b", 1);
@@ -295,21 +296,30 @@ fn texts_of_callers_are_harmless_and_short() {
 
 #[test]
 fn refusals_beyond_a_few_are_counted() {
+    let more = |caller: &str, count| More { caller: caller.to_owned(), count };
     let mut quota = Quota::default();
     assert_eq!(quota.tick(1), []);
-    let recorded = (0..PER_MINUTE + 512).filter(|_| quota.admit("mallory")).count();
+    let mallory = Some("mallory");
+    let recorded = (0..PER_MINUTE + 512).filter(|_| quota.admit(mallory)).count();
     assert_eq!(recorded as u32, PER_MINUTE);
-    assert!(quota.admit("bob") && quota.is_spent("mallory") && !quota.is_spent("bob"));
+    let bob = Some("bob");
+    assert!(quota.admit(bob) && quota.is_spent(mallory) && !quota.is_spent(bob));
     assert_eq!(quota.tick(1), []);
-    assert_eq!(quota.tick(2), [More { caller: "mallory".to_owned(), count: 512 }]);
-    assert!(!quota.is_spent("mallory") && quota.admit("mallory"));
+    assert_eq!(quota.tick(2), [more("mallory", 512)]);
+    assert!(!quota.is_spent(mallory) && quota.admit(mallory));
 
+    // Many users, and those who have no name, of whom a network has any number.
     let mut quota = Quota::default();
-    let recorded = (0..10_000).filter(|number| quota.admit(&number.to_string())).count();
-    assert_eq!(recorded, CALLERS_MAX + PER_MINUTE as usize);
-    assert!(quota.is_spent("never seen"));
-    let count = 10_000 - recorded as u32;
-    assert_eq!(quota.tick(9), [More { caller: OTHERS.to_owned(), count }]);
+    let users = (0..10_000).filter(|number| quota.admit(Some(&number.to_string()))).count();
+    assert_eq!(users, USERS_MAX + PER_MINUTE as usize);
+    assert!(quota.is_spent(Some("never seen")) && !quota.is_spent(Some("7")));
+    assert!(!quota.is_spent(None));
+    let strangers = (0..10_000).filter(|_| quota.admit(None)).count();
+    assert_eq!(strangers as u32, STRANGERS_PER_MINUTE);
+    assert!(quota.is_spent(None) && !quota.is_spent(Some("7")));
+    let told =
+        [more(OTHERS, 10_000 - users as u32), more(STRANGERS, 10_000 - STRANGERS_PER_MINUTE)];
+    assert_eq!(quota.tick(9), told);
 }
 
 proptest! {

@@ -17,11 +17,13 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use tokio::sync::{mpsc, oneshot};
 
-pub use files::{Keep, Settings, files_of};
+pub use files::{Keep, Settings, files_of, read_line};
 
+use crate::audit::brief::{ARGUMENTS_BYTES_MAX, WHY_BYTES_MAX, short};
 use crate::audit::quota::Quota;
 use crate::audit::record::{Event, Head};
 use crate::lock::locked;
+use crate::report::report;
 use crate::when::written;
 use files::Files;
 
@@ -140,11 +142,13 @@ struct Shared {
     started: Instant,
 }
 
-/// Something to record, and who waits for it.
-struct Job {
-    /// `None` to end.
-    event: Option<Event>,
-    done: Option<oneshot::Sender<Result<u64, Failure>>>,
+/// What the writer is to do, and who waits for it.
+enum Job {
+    /// To say that the daemon has started.
+    Start(oneshot::Sender<()>),
+    Record(Event, Option<oneshot::Sender<Result<u64, Failure>>>),
+    /// To end.
+    Close(oneshot::Sender<()>),
 }
 
 /// Why a write failed; each that waits for it is told.
@@ -167,46 +171,67 @@ impl AuditLog {
         Self(None)
     }
 
-    /// Opens the log of `daemon`, and records that it has started.
+    /// Opens the log of `daemon`, and records that it has started. On a disk that is full or
+    /// read-only it is as if it had become so later: the daemon can be asked, and what must be
+    /// recorded is refused until there is room.
     ///
     /// # Errors
     ///
-    /// [`AuditError`].
+    /// [`AuditError::Open`] and [`AuditError::Locked`].
     pub async fn open(settings: Settings, daemon: &'static str) -> Result<Self, AuditError> {
-        let path = settings.path.clone();
-        let opening = tokio::task::spawn_blocking(move || Files::open(settings, daemon)).await;
-        let files = opening.map_err(|lost| AuditError::Open {
+        let (path, known) = (settings.path.clone(), settings.clone());
+        let opening = tokio::task::spawn_blocking(move || Files::open(known, daemon)).await;
+        let opened = opening.map_err(|lost| AuditError::Open {
             path: path.clone(),
             source: io::Error::other(lost),
         })?;
-        let files = files?;
-        let status =
-            AuditStatus { path, file: files.number(), head: files.head(), missed: 0, error: None };
+        let files = match opened {
+            Ok(files) => Ok(files),
+            Err(AuditError::Open { path, source }) if may_pass(&source) => {
+                Err(report(&AuditError::Open { path, source }))
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self::begin(settings, daemon, files).await)
+    }
+
+    /// As [`AuditLog::open`], of a daemon that runs whatever is wrong with its log: until that is
+    /// mended, what must be recorded is refused.
+    pub async fn open_some_time(settings: Settings, daemon: &'static str) -> Self {
+        match Self::open(settings.clone(), daemon).await {
+            Ok(log) => log,
+            Err(error) => Self::begin(settings, daemon, Err(report(&error))).await,
+        }
+    }
+
+    async fn begin(settings: Settings, daemon: &'static str, files: Result<Files, String>) -> Self {
+        let (files, error) = match files {
+            Ok(files) => (Some(files), None),
+            Err(error) => {
+                tracing::error!("{error}: changes are refused");
+                (None, Some(error))
+            }
+        };
+        let (file, head) = files.as_ref().map_or((0, None), |open| (open.number(), open.head()));
+        let path = settings.path.clone();
         let shared = Arc::new(Shared {
-            status: Mutex::new(status),
+            status: Mutex::new(AuditStatus { path, file, head, missed: 0, error }),
             quota: Mutex::default(),
             started: Instant::now(),
         });
         let (jobs, receiver) = mpsc::channel(WAITING_MAX);
-        tokio::spawn(
-            Writer { files, shared: Arc::clone(&shared), told: None, missed: 0 }.run(receiver),
-        );
+        let (is_started, told, missed) = (false, None, 0);
+        let known = Arc::clone(&shared);
+        let writer = Writer { files, settings, daemon, is_started, shared: known, told, missed };
+        tokio::spawn(writer.run(receiver));
         let log = Self(Some(Arc::new(Inner { jobs, shared })));
-        log.record(Event::Started { version: env!("CARGO_PKG_VERSION").to_owned() }).await?;
+        let (done, written) = oneshot::channel();
+        if log.0.as_ref().is_some_and(|inner| inner.jobs.try_send(Job::Start(done)).is_ok()) {
+            // That it could not be written has been logged by the writer.
+            let _written = written.await;
+        }
         log.tell_head();
-        Ok(log)
-    }
-
-    /// A log that cannot be used, of a daemon that runs all the same: what must be recorded is
-    /// refused.
-    #[must_use]
-    pub fn failing(settings: Settings, error: &str) -> Self {
-        let error = Some(error.to_owned());
-        let status = AuditStatus { path: settings.path, file: 0, head: None, missed: 0, error };
-        let (jobs, _) = mpsc::channel(1);
-        let shared =
-            Shared { status: Mutex::new(status), quota: Mutex::default(), started: Instant::now() };
-        Self(Some(Arc::new(Inner { jobs, shared: Arc::new(shared) })))
+        log
     }
 
     /// Records `event`, and waits until it is on the medium. Gives its number; 0 without a log.
@@ -217,8 +242,7 @@ impl AuditLog {
     pub async fn record(&self, event: Event) -> Result<u64, AuditError> {
         let Some(inner) = &self.0 else { return Ok(0) };
         let (done, result) = oneshot::channel();
-        let job = Job { event: Some(event), done: Some(done) };
-        inner.jobs.send(job).await.map_err(|_| inner.closed())?;
+        inner.jobs.send(Job::Record(event, Some(done))).await.map_err(|_| inner.closed())?;
         inner.result(result.await)
     }
 
@@ -226,9 +250,8 @@ impl AuditLog {
     pub fn record_blocking(&self, event: Event) {
         let Some(inner) = &self.0 else { return };
         let (done, result) = oneshot::channel();
-        let job = Job { event: Some(event), done: Some(done) };
         // That it could not be written has been logged by the writer.
-        if inner.jobs.blocking_send(job).is_ok() {
+        if inner.jobs.blocking_send(Job::Record(event, Some(done))).is_ok() {
             let _written = result.blocking_recv();
         }
     }
@@ -236,34 +259,41 @@ impl AuditLog {
     /// Records `event` soon; nobody waits for it. It is lost, and logged, if too many wait.
     pub fn record_soon(&self, event: Event) {
         let Some(inner) = &self.0 else { return };
-        if let Err(lost) = inner.jobs.try_send(Job { event: Some(event), done: None }) {
-            let (mpsc::error::TrySendError::Full(job) | mpsc::error::TrySendError::Closed(job)) =
-                lost;
-            tracing::error!(event = ?job.event, "this is not in the audit log");
-            locked(&inner.shared.status).missed += 1;
+        match inner.jobs.try_reserve() {
+            Ok(place) => place.send(Job::Record(event, None)),
+            Err(_) => {
+                tracing::error!(?event, "this is not in the audit log");
+                locked(&inner.shared.status).missed += 1;
+            }
         }
     }
 
     /// Records that the daemon itself decides something, on a thread that may wait.
     pub fn decided(&self, decision: &str, arguments: &str, why: &str) {
-        let (decision, arguments, why) = (decision.into(), arguments.into(), why.into());
+        let (decision, arguments) = (decision.into(), short(arguments, ARGUMENTS_BYTES_MAX));
+        let why = short(why, WHY_BYTES_MAX);
         self.record_blocking(Event::Decided { decision, arguments, why });
     }
 
-    /// Counts a refused call of `caller`; true if it is to be recorded by itself.
+    /// Counts a call of `user`, or of somebody without a certificate, that came to nothing; true
+    /// if it is to be recorded by itself.
     #[must_use]
-    pub fn admits_refusal(&self, caller: &str) -> bool {
+    pub fn admits(&self, user: Option<&str>) -> bool {
         let Some(inner) = &self.0 else { return false };
         for event in inner.shared.refused() {
             self.record_soon(event);
         }
-        locked(&inner.shared.quota).admit(caller)
+        locked(&inner.shared.quota).admit(user)
     }
 
-    /// True if no more refused calls of `caller` are recorded for now.
+    /// True if no more such calls of `user` are recorded for now.
     #[must_use]
-    pub fn is_spent(&self, caller: &str) -> bool {
-        self.0.as_ref().is_some_and(|inner| locked(&inner.shared.quota).is_spent(caller))
+    pub fn is_spent(&self, user: Option<&str>) -> bool {
+        let Some(inner) = &self.0 else { return false };
+        for event in inner.shared.refused() {
+            self.record_soon(event);
+        }
+        locked(&inner.shared.quota).is_spent(user)
     }
 
     /// How it is doing; `None` without a log.
@@ -277,8 +307,8 @@ impl AuditLog {
     pub async fn close(&self) {
         let Some(inner) = &self.0 else { return };
         let (done, result) = oneshot::channel();
-        if inner.jobs.send(Job { event: None, done: Some(done) }).await.is_ok() {
-            let _written = result.await;
+        if inner.jobs.send(Job::Close(done)).await.is_ok() {
+            let _closed = result.await;
         }
         self.tell_head();
     }
@@ -329,9 +359,23 @@ impl Shared {
     }
 }
 
+/// True if the disk may be as it was again: then it is tried again.
+fn may_pass(error: &io::Error) -> bool {
+    is_full(error) || error.kind() == io::ErrorKind::ReadOnlyFilesystem
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// What writes.
 struct Writer {
-    files: Files,
+    /// `None` as long as they could not be opened.
+    files: Option<Files>,
+    settings: Settings,
+    daemon: &'static str,
+    /// That the daemon has started is in the log.
+    is_started: bool,
     shared: Arc<Shared>,
     /// The head that was logged last, and when.
     told: Option<(Instant, Option<Head>)>,
@@ -349,24 +393,31 @@ impl Writer {
                 count = jobs.recv_many(&mut batch, BATCH_MAX) => if count == 0 { return },
                 _ = ticks.tick() => {
                     let events = self.shared.refused().into_iter();
-                    batch.extend(events.map(|event| Job { event: Some(event), done: None }));
+                    batch.extend(events.map(|event| Job::Record(event, None)));
                     self.tell();
                 }
             }
-            if batch.is_empty() {
-                continue;
+            let (mut begun, mut ended, mut records) = (None, None, Vec::new());
+            for job in batch {
+                match job {
+                    Job::Start(done) => begun = Some(done),
+                    Job::Close(done) => ended = Some(done),
+                    Job::Record(event, done) => records.push((event, done)),
+                }
             }
-            let end = batch.iter().position(|job| job.event.is_none());
-            let end = end.map(|index| batch.remove(index));
-            match tokio::task::spawn_blocking(move || self.write(batch)).await {
-                Ok(writer) => self = writer,
-                // Without a writer every change is refused.
-                Err(error) => return tracing::error!("the audit log is lost: {error}"),
+            if begun.is_some() || !records.is_empty() {
+                match tokio::task::spawn_blocking(move || self.write(records)).await {
+                    Ok(writer) => self = writer,
+                    // Without a writer every change is refused.
+                    Err(error) => return tracing::error!("the audit log is lost: {error}"),
+                }
             }
-            if let Some(Job { done: Some(done), .. }) = end {
+            // Whoever waited may have gone.
+            let _heard = begun.map(|done| done.send(()));
+            if let Some(done) = ended {
                 // So that the files are free when that is heard.
                 drop(self);
-                let _heard = done.send(Ok(0));
+                let _heard = done.send(());
                 return;
             }
         }
@@ -374,7 +425,7 @@ impl Writer {
 
     /// Logs the head from time to time.
     fn tell(&mut self) {
-        let (head, now) = (self.files.head(), Instant::now());
+        let (head, now) = (self.files.as_ref().and_then(Files::head), Instant::now());
         let is_due = self
             .told
             .is_none_or(|(at, told)| told != head && now.duration_since(at) >= TELL_HEAD_INTERVAL);
@@ -386,57 +437,70 @@ impl Writer {
         }
     }
 
-    fn write(mut self, batch: Vec<Job>) -> Self {
+    fn write(mut self, batch: Vec<Waiting>) -> Self {
         let (missed, text) = {
             let status = locked(&self.shared.status);
             (status.missed, status.error.clone())
         };
-        let mut events: Vec<Event> = batch.iter().filter_map(|job| job.event.clone()).collect();
-        let count = events.len() as u64;
-        let mut offset = 0;
-        if missed > self.missed && count > 0 {
-            let text = text.unwrap_or_else(|| "too many at one time".to_owned());
-            events.insert(0, Event::Missed { count: missed - self.missed, text });
-            offset = 1;
+        let mut events = Vec::new();
+        if !self.is_started {
+            events.push(Event::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
         }
-        let result = if events.is_empty() { Ok(0) } else { self.files.append(events) };
+        if missed > self.missed {
+            let text = text.clone().unwrap_or_else(|| "too many at one time".to_owned());
+            events.push(Event::Missed { count: missed - self.missed, text });
+        }
+        let offset = events.len() as u64;
+        events.extend(batch.iter().map(|(event, _)| event.clone()));
+        let result = self.files().and_then(|files| {
+            files.append(events).map_err(|error| Failure {
+                is_full: is_full(&error),
+                text: error.to_string().into(),
+            })
+        });
         let mut status = locked(&self.shared.status);
-        status.file = self.files.number();
-        status.head = self.files.head();
-        let result = match result {
-            Ok(first) => {
-                if offset == 1 {
-                    self.missed = missed;
-                    status.error = None;
+        if let Some(files) = &self.files {
+            (status.file, status.head) = (files.number(), files.head());
+        }
+        match &result {
+            Ok(_) => {
+                (self.is_started, self.missed, status.error) = (true, missed, None);
+                if text.is_some() {
                     tracing::info!("the audit log can be written again");
                 }
-                Ok(first + offset)
             }
-            Err(error) => {
-                for event in batch.iter().filter_map(|job| job.event.as_ref()) {
-                    tracing::error!(%error, ?event, "this is not in the audit log");
+            Err(Failure { text, .. }) => {
+                for (event, _) in &batch {
+                    tracing::error!(error = %text, ?event, "this is not in the audit log");
                 }
-                let is_full = matches!(
-                    error.kind(),
-                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-                );
-                let text = error.to_string();
-                status.missed += count;
-                status.error = Some(text.clone());
-                Err(Failure { text: text.into(), is_full })
+                status.missed += batch.len() as u64;
+                status.error = Some(text.to_string());
             }
-        };
+        }
         drop(status);
-        let mut number = result.as_ref().copied().unwrap_or(0);
-        for Job { event, done } in batch {
-            let answer = result.clone().map(|_| number);
-            number += u64::from(event.is_some());
+        for (index, (_, done)) in (0..).zip(batch) {
+            let answer = result.clone().map(|first| first + offset + index);
             // Who does not wait any more need not know.
             done.map(|done| done.send(answer));
         }
         self
     }
+
+    /// The files, which are opened if they could not be before.
+    fn files(&mut self) -> Result<&mut Files, Failure> {
+        let files = match self.files.take() {
+            Some(files) => files,
+            None => Files::open(self.settings.clone(), self.daemon).map_err(|error| Failure {
+                is_full: matches!(&error, AuditError::Open { source, .. } if is_full(source)),
+                text: report(&error).into(),
+            })?,
+        };
+        Ok(self.files.insert(files))
+    }
 }
+
+/// A record, and who waits for it.
+type Waiting = (Event, Option<oneshot::Sender<Result<u64, Failure>>>);
 
 /// The metrics of a log.
 #[derive(Debug)]

@@ -22,6 +22,7 @@ mod metrics;
 mod page;
 mod range;
 mod replies;
+mod shares;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -37,6 +38,7 @@ pub use super::object_reader::{ObjectReader, StreamError, head_bytes, object_chu
 pub use listen::{SHUTDOWN_GRACE, Server, serve};
 pub use page::{Content, Page, PageBody, PageRequest, Query};
 pub use range::ByteRange;
+pub use shares::{Share, Shares};
 
 use super::access::{Access, Identity};
 use super::body::{Body, streamed};

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use common::api::Done;
 use common::api::dominator::{DisableUpdates, DisableUpdatesRequest};
@@ -187,6 +188,33 @@ async fn many_callers_at_once_make_one_chain_over_files() {
 }
 
 #[tokio::test]
+async fn a_clock_that_jumps_does_not_empty_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let year = Duration::from_secs(365 * 86_400);
+    let settings = Settings { bytes_max: 1, keep: Keep::For(year), ..settings(directory.path()) };
+    let event = || Event::Started { version: String::new() };
+    let log = opened(&settings).await;
+    for _ in 0..9 {
+        log.record(event()).await.unwrap();
+    }
+    let before = files_of(&settings.path).unwrap();
+    assert_eq!(before.len(), 11, "nothing is old");
+    // All of them are as old as they are for a clock that is ten years ahead.
+    for path in &before {
+        let old = std::time::SystemTime::now() - 10 * year;
+        fs::File::options().write(true).open(path).unwrap().set_modified(old).unwrap();
+    }
+    log.record(event()).await.unwrap();
+    log.close().await;
+    // Another file was begun, and two are gone.
+    let after = files_of(&settings.path).unwrap();
+    assert_eq!(after.len(), before.len() + 1 - 2, "{after:?}");
+    let gone = words(&settings).into_iter().filter(|word| word == "remove-audit-file");
+    assert_eq!(gone.count(), 2);
+    assert_whole(&settings);
+}
+
+#[tokio::test]
 async fn what_a_crash_left_is_kept_and_told() {
     let directory = tempfile::tempdir().unwrap();
     let settings = settings(directory.path());
@@ -252,10 +280,53 @@ async fn a_log_has_one_writer_and_only_its_user_reads_it() {
     let again = opened(&settings).await;
     again.close().await;
     assert_whole(&settings);
+}
 
-    let failing = AuditLog::failing(settings, "no disk");
-    let error = failing.record(Event::Started { version: String::new() }).await.unwrap_err();
-    assert!(error.to_string().ends_with("audit.log`: no disk"), "{error}");
+#[tokio::test]
+async fn a_log_that_cannot_be_opened_is_tried_again() {
+    let event = || Event::Started { version: String::new() };
+    // A file where its directory should be.
+    let directory = tempfile::tempdir().unwrap();
+    let settings = settings(directory.path());
+    fs::write(directory.path().join("audit"), "").unwrap();
+    let error = AuditLog::open(settings.clone(), "testd").await.unwrap_err();
+    assert!(matches!(error, AuditError::Open { .. }), "{error}");
+    let log = AuditLog::open_some_time(settings.clone(), "testd").await;
+    let error = log.record(event()).await.unwrap_err();
+    assert!(matches!(error, AuditError::Write { is_full: false, .. }), "{error}");
+    fs::remove_file(directory.path().join("audit")).unwrap();
+    log.record(event()).await.unwrap();
+    log.close().await;
+    assert_eq!(words(&settings), ["file 1", "started", "missed 1", "started"]);
+    assert_whole(&settings);
+}
+
+#[tokio::test]
+async fn a_daemon_starts_on_a_full_disk_and_on_one_that_is_read_only() {
+    for is_full in [true, false] {
+        let small = Small::new();
+        let settings = settings(small.0.path());
+        match is_full {
+            true => small.fill(),
+            false => small.remount(MsFlags::MS_RDONLY),
+        }
+        let log = opened(&settings).await;
+        assert!(log.status().unwrap().error.is_some(), "full: {is_full}");
+        let event = || Event::Started { version: String::new() };
+        let error = log.record(event()).await.unwrap_err();
+        assert!(
+            matches!(error, AuditError::Write { is_full: full, .. } if full == is_full),
+            "{error}"
+        );
+        match is_full {
+            true => fs::remove_file(small.filler()).unwrap(),
+            false => small.remount(MsFlags::empty()),
+        }
+        log.record(event()).await.unwrap();
+        log.close().await;
+        assert_eq!(words(&settings), ["file 1", "started", "missed 1", "started"]);
+        assert_whole(&settings);
+    }
 }
 
 /// A file-system that is small and soon full; gone with this.

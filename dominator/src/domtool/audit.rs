@@ -4,14 +4,14 @@
 mod rows;
 
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader};
+use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use common::audit::record::{self, stamp};
 use common::audit::verify::{Expected, Finding, Report, Verifier};
-use common::daemon::audit::files_of;
+use common::daemon::audit::{files_of, read_line};
 use common::daemon::{EXIT_DONE, EXIT_FAILED, exit};
 use common::report::report;
 use common::tool::{Format, Output, json};
@@ -166,7 +166,7 @@ fn opened(paths: &[PathBuf]) -> Result<Vec<(PathBuf, File)>, ReadError> {
 fn first_of(file: &File) -> io::Result<u64> {
     let mut line = Vec::new();
     let mut reader = BufReader::new(file.try_clone()?);
-    reader.read_until(b'\n', &mut line)?;
+    read_line(&mut reader, &mut line)?;
     io::Seek::rewind(&mut &*file)?;
     let opened = line.strip_suffix(b"\n").map(record::open);
     Ok(opened.and_then(Result::ok).map_or(u64::MAX, |sealed| sealed.head.sequence))
@@ -182,9 +182,7 @@ fn read(
         let mut reader = BufReader::new(file);
         let mut line = Vec::new();
         loop {
-            line.clear();
-            let length = reader
-                .read_until(b'\n', &mut line)
+            let length = read_line(&mut reader, &mut line)
                 .map_err(|source| ReadError::Io { path: path.clone(), source })?;
             if length == 0 {
                 break;

@@ -111,8 +111,9 @@ impl Fleet {
     pub fn check_mdb(&self, machines: &Machines) -> CheckMdbReply {
         let inner = self.inner.lock().expect("no holder panics");
         let held = inner.intake.doubt(machines).map(|doubt| doubt.to_string());
-        let edit = Edit::between(&inner.intake.in_force(), machines);
+        let in_force = inner.intake.in_force();
         drop(inner);
+        let edit = Edit::between(&in_force, machines);
         let names = |machines: Vec<Machine>| machines.into_iter().map(|one| one.hostname).collect();
         CheckMdbReply {
             held,

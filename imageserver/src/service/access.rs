@@ -47,7 +47,7 @@ pub(super) fn expect_may<M: Method>(
 /// What a caller is told who may not do what they ask.
 pub(super) fn denied(error: &DeniedError) -> Fault {
     let text = report(error);
-    tracing::info!("refused: {text}");
+    tracing::debug!("refused: {text}");
     Fault::new(FaultCode::Denied, text)
 }
 

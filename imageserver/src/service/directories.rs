@@ -28,15 +28,15 @@ impl Service {
         let MakeDirectoryRequest { name, parents, owners } = request;
         let by = caller.to_string();
         let made = self.change_directories(move |store, directories| {
+            // Before anything is told of what there is. What is not made yet has no owners: those
+            // of what the outermost new one is in may make all of them.
+            let (method, access) = (MakeDirectory::NAME, MakeDirectory::ACCESS);
+            let about = format!("directory {name}");
+            let mut owned = directories.owned_above(&name);
+            owned.extend(directories.owned(&name));
+            judge(method, access, &caller.identity, &about, &owned)?;
             let has_images = |one: &ImageName| store.images.count_below(one) > 0;
             let names = directories.to_make(&name, parents, has_images)?;
-            // Who owns what the outermost new one is in may make all of them.
-            let (method, access) = (MakeDirectory::NAME, MakeDirectory::ACCESS);
-            let outermost = names.first().unwrap_or(&name);
-            let about = format!("directory {name}");
-            let mut owned = directories.owned_above(outermost);
-            owned.extend(directories.owned(outermost));
-            judge(method, access, &caller.identity, &about, &owned)?;
             Ok(directories.make(&name, names, owners, wall())?)
         });
         let made = made.await?;

@@ -14,15 +14,14 @@ use common::object::ObjectId;
 use common::report::report;
 use common::wire::object_stream::{Form, Head};
 use common::wire::packing;
-use common::wire::server::{self, Page, PageRequest};
+use common::wire::server::{self, Page, PageRequest, Share};
 use common::wire::{Fault, FaultCode};
 use futures_util::stream::{iter, unfold};
 use futures_util::{Stream, StreamExt as _};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::access::expect_may;
 use super::packing::Packers;
-use super::{Service, joined, place};
+use super::{Service, joined};
 use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::store::content::{Content, ContentReader};
@@ -40,7 +39,7 @@ pub(super) fn objects(
     store: Arc<Store>,
     metrics: Arc<Metrics>,
     packers: Option<Packers>,
-    place: OwnedSemaphorePermit,
+    place: Share,
     ids: Vec<ObjectId>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
     let (ids, current, ended) = (ids.into_iter(), None, false);
@@ -128,7 +127,7 @@ struct Batch {
     current: Option<Current>,
     ended: bool,
     #[expect(dead_code, reason = "held until the stream ends")]
-    place: OwnedSemaphorePermit,
+    place: Share,
 }
 
 impl Batch {
@@ -228,7 +227,7 @@ struct Part {
     rest: Rest,
     packers: Option<Packers>,
     #[expect(dead_code, reason = "held until the stream ends")]
-    place: OwnedSemaphorePermit,
+    place: Share,
 }
 
 impl Part {
@@ -265,7 +264,7 @@ impl Service {
             .parse()
             .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
         expect_may::<GetObjects>(&request.caller, &format!("object {id}"), &[])?;
-        let place = place(&self.downloads, "downloads")?;
+        let place = self.download_place(&request.caller)?;
         let found = self.blocking(move |store| store.objects.open_verified(&id)).await?;
         let Some(content) = found else {
             self.metrics.objects_absent.inc();
@@ -301,7 +300,7 @@ impl Service {
         content: Content,
         part: Option<Range<u64>>,
         packers: Option<Packers>,
-        place: OwnedSemaphorePermit,
+        place: Share,
     ) -> Result<server::PageBody, Fault> {
         let part = part.unwrap_or(0..content.size_bytes());
         self.metrics.objects_sent_bytes.inc_by(part.end - part.start);
@@ -319,7 +318,11 @@ impl Service {
                             .into()
                     }
                 };
-                Ok(Box::pin(iter([Ok(bytes)])))
+                Ok(Box::pin(iter([bytes]).map(move |bytes| {
+                    // Held until the stream is dropped, which is when they have been sent.
+                    let _held = &place;
+                    Ok(bytes)
+                })))
             }
             stored => {
                 let mut content = stored.into_reader();

@@ -20,7 +20,7 @@ use common::api::image_server::replication::{
 };
 use common::api::image_server::signatures::{ChangeSignaturesReply, ChangeSignaturesRequest};
 use common::api::image_server::{
-    AddImageReply, AddImageRequest, DeleteImageRequest, GetImageRequest,
+    AddImage, AddImageReply, AddImageRequest, DeleteImage, DeleteImageRequest, GetImageRequest,
 };
 use common::api::object_server::{AddObjects, CheckObjects, CheckObjectsRequest, IDS_MAX};
 use common::image::{Content, ImageName};
@@ -31,6 +31,7 @@ use common::wire::client::CallError;
 use common::wire::server::Caller;
 use common::wire::{Fault, FaultCode};
 
+use super::access::{expect_may_add, expect_may_change};
 use super::expiry::expect_unused;
 use super::images::fault_of_admission;
 use super::{Service, download, fault_of_store, joined};
@@ -322,6 +323,7 @@ impl Service {
             Write::Signatures(request) => (request.name.clone(), "changed signatures"),
         };
         let is_of_image = !is_of_directories(&write);
+        self.judge_above(&origin.caller, &write).await?;
         match &write {
             Write::Add(request) => self.prepare_above(follower, request).await?,
             Write::Delete(request) if !request.force => expect_unused(&self.store, &name)?,
@@ -372,6 +374,25 @@ impl Service {
         Ok(forwarded(&self.store, reply.written))
     }
 
+    /// Refuses what this server would begin in its own name, or as one who may, before the master
+    /// has judged. It has the owners of directories, too; of what is not here it knows nothing.
+    async fn judge_above(&self, caller: &Caller, write: &Write) -> Result<(), Fault> {
+        match write {
+            Write::Add(request) => {
+                expect_may_add::<AddImage>(&self.store, caller, &request.content.name)
+            }
+            Write::Delete(DeleteImageRequest { name, .. })
+                if self.store.images.digest(name).is_some() =>
+            {
+                let (by, deleted) = (caller.clone(), name.clone());
+                let judge =
+                    move |store: &Store| Ok(expect_may_change::<DeleteImage>(store, &by, &deleted));
+                self.blocking(judge).await?
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Looks through a new image, and sends the master what it lacks of it.
     async fn prepare_above(
         &self,
@@ -405,8 +426,7 @@ impl Service {
             if missing.is_empty() {
                 return Ok(());
             }
-            let place = Arc::clone(&self.downloads).acquire_owned().await;
-            let place = place.expect("the semaphore is never closed");
+            let place = self.downloads.own().await;
             let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&self.metrics));
             let packers = client.may_pack().then(|| self.packers.clone());
             let body = download::objects(store, metrics, packers, place, missing);

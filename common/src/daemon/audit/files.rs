@@ -15,11 +15,14 @@ use std::time::{Duration, SystemTime};
 
 use super::AuditError;
 use crate::audit::brief::short;
-use crate::audit::record::{Chain, Event, Hash, Head, open as open_line};
+use crate::audit::record::{Chain, Event, Hash, Head, LINE_BYTES_MAX, open as open_line};
 use crate::tree::Time;
 
 /// How much is shown of what is no record, in bytes.
 const TORN_TEXT_BYTES_MAX: usize = 200;
+
+/// How many files are removed for their age when another one is begun.
+const DROPPED_MAX: u64 = 2;
 
 /// The fewest digits of the number in the name of a file that is full.
 const NUMBER_DIGITS: usize = 7;
@@ -59,6 +62,8 @@ pub(super) struct Files {
     is_torn: bool,
     /// Another file cannot be begun: that was said.
     is_stuck: bool,
+    /// What the next records say first: which files were removed.
+    owed: Vec<Event>,
 }
 
 /// What a file holds.
@@ -110,22 +115,24 @@ impl Files {
             let (held, length) = begin(&path, &mut chain, number).map_err(failed)?;
             std::fs::rename(fresh(&path), &path).map_err(failed)?;
             sync_directory(&path).map_err(failed)?;
-            let (is_torn, is_stuck) = (false, false);
-            return Ok(Self { settings, held, length, number, chain, is_torn, is_stuck });
+            return Ok(Self::new(settings, held, length, number, chain));
         };
-        let (is_torn, is_stuck) = (false, false);
-        let length = scan.length;
-        let mut files = Self { settings, held, length, number, chain, is_torn, is_stuck };
+        let mut files = Self::new(settings, held, scan.length, number, chain);
         if scan.lacks_end {
             let end = |mut file: File| file.write_all(b"\n").and_then(|()| file.sync_data());
             files.writable().and_then(end).map_err(failed)?;
             files.length += 1;
-        } else if length == 0 {
+        } else if scan.length == 0 {
             files.append(vec![Event::File { file: number }]).map_err(failed)?;
-        } else if scan.whole_bytes < length {
+        } else if scan.whole_bytes < scan.length {
             files.tell_torn(scan.whole_bytes).map_err(failed)?;
         }
         Ok(files)
+    }
+
+    fn new(settings: Settings, held: File, length: u64, number: u64, chain: Chain) -> Self {
+        let (is_torn, is_stuck, owed) = (false, false, Vec::new());
+        Self { settings, held, length, number, chain, is_torn, is_stuck, owed }
     }
 
     /// Says what stands behind the last record.
@@ -160,12 +167,11 @@ impl Files {
             self.writable()?.set_len(self.length)?;
             self.is_torn = false;
         }
-        let mut told = Vec::new();
         if self.length >= self.settings.bytes_max {
             match self.rotate() {
-                Ok(events) => {
-                    told = events;
+                Ok(()) => {
                     self.is_stuck = false;
+                    self.owed.extend(self.drop_old());
                 }
                 Err(error) if !self.is_stuck => {
                     self.is_stuck = true;
@@ -177,7 +183,7 @@ impl Files {
         let mut chain = self.chain.clone();
         let now = now();
         let mut text = String::new();
-        for event in told {
+        for event in self.owed.clone() {
             text.push_str(&chain.append(now, event));
         }
         let first = chain.head().map_or(1, |head| head.sequence + 1);
@@ -193,6 +199,7 @@ impl Files {
         }
         self.length += text.len() as u64;
         self.chain = chain;
+        self.owed.clear();
         Ok(first)
     }
 
@@ -208,8 +215,8 @@ impl Files {
         Ok(file)
     }
 
-    /// Begins another file. Gives what is to be said of those that are removed.
-    fn rotate(&mut self) -> io::Result<Vec<Event>> {
+    /// Begins another file.
+    fn rotate(&mut self) -> io::Result<()> {
         let path = &self.settings.path;
         let mut chain = self.chain.clone();
         let number = self.number + 1;
@@ -224,12 +231,17 @@ impl Files {
             std::fs::rename(&aside, path)?;
             return Err(error);
         }
-        sync_directory(path)?;
+        let synced = sync_directory(path);
         (self.held, self.length, self.number, self.chain) = (held, length, number, chain);
-        Ok(self.drop_old())
+        if let Err(error) = synced {
+            // After a power cut the file before may be the newest that is found. What is missing
+            // then is missed.
+            tracing::error!(%error, "another file of the audit log may not be on the medium");
+        }
+        Ok(())
     }
 
-    /// Removes files that are not kept any longer.
+    /// Removes files that are not kept any longer. Gives what is to be said of them.
     fn drop_old(&self) -> Vec<Event> {
         let path = &self.settings.path;
         let files = match full(path) {
@@ -242,6 +254,8 @@ impl Files {
         let count = files.len() as u64;
         let is_old = |index: u64, path: &Path| match self.settings.keep {
             Keep::Files(kept) => index + kept < count,
+            // A clock that jumps must not empty the log.
+            Keep::For(_) if index >= DROPPED_MAX => false,
             Keep::For(time) => {
                 let written = path.metadata().and_then(|metadata| metadata.modified());
                 let age = written.map(|at| SystemTime::now().duration_since(at));
@@ -287,6 +301,17 @@ pub fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
         files.push(path.to_owned());
     }
     Ok(files)
+}
+
+/// Reads the next line of a log into `line`, with its line feed; of what is longer than a record
+/// can be, the next part. Gives how long it is; 0 at the end.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn read_line(reader: &mut impl io::BufRead, line: &mut Vec<u8>) -> io::Result<usize> {
+    line.clear();
+    reader.by_ref().take(LINE_BYTES_MAX as u64).read_until(b'\n', line)
 }
 
 /// The files that are full, by their numbers.
@@ -381,8 +406,7 @@ fn scan(path: &Path) -> io::Result<Scan> {
     let mut scan = Scan::default();
     let mut line = Vec::new();
     loop {
-        line.clear();
-        let length = reader.read_until(b'\n', &mut line)?;
+        let length = read_line(&mut reader, &mut line)?;
         if length == 0 {
             scan.lacks_end &= scan.whole_bytes == scan.length;
             return Ok(scan);

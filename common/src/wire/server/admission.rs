@@ -136,15 +136,17 @@ impl Book {
     /// Lets a connection in, or gives why not; [`Book::leave`] is due for each that was let in.
     pub(super) fn enter(&mut self, guest: &Guest) -> Result<(), Refusal> {
         match guest {
-            Guest::Arriving(source) => {
-                take(&mut self.arriving, source, self.limits.arriving, Refusal::Arriving)
+            Guest::Arriving(source) => take(&mut self.arriving, source, 1, self.limits.arriving)
+                .map_err(|Full| Refusal::Arriving),
+            Guest::User(user) => {
+                take(&mut self.users, user, 1, self.limits.user).map_err(|Full| Refusal::User)
             }
-            Guest::User(user) => take(&mut self.users, user, self.limits.user, Refusal::User),
             Guest::Stranger(source) => {
                 if self.all_strangers >= self.limits.all_strangers {
                     return Err(Refusal::Strangers);
                 }
-                take(&mut self.strangers, source, self.limits.strangers, Refusal::Strangers)?;
+                take(&mut self.strangers, source, 1, self.limits.strangers)
+                    .map_err(|Full| Refusal::Strangers)?;
                 self.all_strangers += 1;
                 Ok(())
             }
@@ -154,36 +156,40 @@ impl Book {
     /// Notes that a connection has gone, or has become another guest.
     pub(super) fn leave(&mut self, guest: &Guest) {
         match guest {
-            Guest::Arriving(source) => give(&mut self.arriving, source),
-            Guest::User(user) => give(&mut self.users, user),
+            Guest::Arriving(source) => give(&mut self.arriving, source, 1),
+            Guest::User(user) => give(&mut self.users, user, 1),
             Guest::Stranger(source) => {
-                give(&mut self.strangers, source);
+                give(&mut self.strangers, source, 1);
                 self.all_strangers = self.all_strangers.saturating_sub(1);
             }
         }
     }
 }
 
-fn take<Key: Ord + Clone>(
+/// One has as much as one may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Full;
+
+/// Takes `count` for `key`, which may have `limit` at most.
+pub(super) fn take<Key: Ord + Clone>(
     counts: &mut BTreeMap<Key, usize>,
     key: &Key,
+    count: usize,
     limit: usize,
-    refusal: Refusal,
-) -> Result<(), Refusal> {
-    let count = counts.get(key).copied().unwrap_or(0);
-    if count >= limit {
-        return Err(refusal);
-    }
-    counts.insert(key.clone(), count + 1);
+) -> Result<(), Full> {
+    let before = counts.get(key).copied().unwrap_or(0);
+    let after = before.checked_add(count).filter(|after| *after <= limit).ok_or(Full)?;
+    counts.insert(key.clone(), after);
     Ok(())
 }
 
-/// Nothing is kept of whom nothing is left: the book is no longer than there are connections.
-fn give<Key: Ord + Clone>(counts: &mut BTreeMap<Key, usize>, key: &Key) {
+/// Gives `count` back. Nothing is kept of whom nothing is left: the book is no longer than there
+/// are connections.
+pub(super) fn give<Key: Ord + Clone>(counts: &mut BTreeMap<Key, usize>, key: &Key, count: usize) {
     if let Entry::Occupied(mut entry) = counts.entry(key.clone()) {
-        match entry.get() {
-            0 | 1 => drop(entry.remove()),
-            count => *entry.get_mut() = count - 1,
+        match entry.get().checked_sub(count) {
+            None | Some(0) => drop(entry.remove()),
+            Some(left) => *entry.get_mut() = left,
         }
     }
 }

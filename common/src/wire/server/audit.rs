@@ -70,19 +70,14 @@ impl Recorder {
     }
 
     /// Records that a call of `method` is refused before its request is read.
-    pub(super) async fn denied(
-        &self,
-        caller: &Caller,
-        method: &str,
-        effect: Effect,
-        fault: &Fault,
-    ) {
+    pub(super) fn denied(&self, caller: &Caller, method: &str, effect: Effect, fault: &Fault) {
         if effect == Effect::Tells {
             return;
         }
-        if let Some(log) = self.0.get() {
-            let recorded = Recorded::new(log, caller, method, effect, Brief::default());
-            recorded.afterwards(Some(fault.clone())).await;
+        let Some(log) = self.0.get() else { return };
+        if log.admits(caller.identity.user.as_deref()) {
+            let Recorded { act, .. } = Recorded::new(log, caller, method, effect, Brief::default());
+            log.record_soon(Event::Denied { act, text: short(&fault.message, WHY_BYTES_MAX) });
         }
     }
 }
@@ -93,8 +88,6 @@ pub(super) struct Call(Option<Recorded>);
 struct Recorded {
     log: AuditLog,
     act: Act,
-    /// Under what name refusals are counted.
-    who: String,
     has_power: bool,
     effect: Effect,
 }
@@ -106,31 +99,29 @@ impl Call {
         Fut: Future<Output = Result<T, Fault>>,
     {
         let Self(Some(recorded)) = self else { return handler().await };
-        if !recorded.has_power && recorded.log.is_spent(&recorded.who) {
-            // Refused so often just now that this is most likely refused, too. It is recorded only
-            // when that is known, so that nobody without any power can fill the log.
-            let result = handler().await;
-            recorded.afterwards(fault_of(&result)).await;
-            return result;
-        }
-        let Recorded { log, act, who, effect, .. } = recorded;
+        let Recorded { log, act, has_power, effect } = recorded;
         let method = act.method.clone();
+        // So that nobody without the power fills the log, or pushes out of it what others did.
+        // What is carried out is on record before, whoever asks.
+        let counted = (!has_power).then(|| act.user.clone());
+        if let Some(user) = &counted
+            && log.is_spent(user.as_deref())
+        {
+            let _is_recorded = log.admits(user.as_deref());
+            let text = "too many of your calls came to nothing: try again in a minute";
+            return Err(Fault::new(FaultCode::Unavailable, text));
+        }
         let of = match log.record(Event::Begun(act)).await {
             Ok(of) => of,
             // The writer has logged what it is.
             Err(_) if effect == Effect::Relieves => return handler().await,
             Err(error) => return Err(refusal(&method, &error)),
         };
-        let open = Open { log, who, method, of, is_open: true };
+        let open = Open { log, counted, method, of, is_open: true };
         let result = handler().await;
-        open.end(fault_of(&result)).await;
+        open.end(result.as_ref().err()).await;
         result
     }
-}
-
-/// Why a call was not carried out, if it was not.
-fn fault_of<T>(result: &Result<T, Fault>) -> Option<Fault> {
-    result.as_ref().err().cloned()
 }
 
 impl Recorded {
@@ -146,27 +137,8 @@ impl Recorded {
             why: brief.why,
             who: brief.who,
         };
-        let who = act.user.clone().unwrap_or_else(|| caller.address.ip().to_string());
         let has_power = caller.identity.powers.has(method);
-        Self { log: log.clone(), act, who, has_power, effect }
-    }
-
-    /// Records a call that has ended.
-    async fn afterwards(self, fault: Option<Fault>) {
-        let Self { log, act, who, .. } = self;
-        let method = act.method.clone();
-        match fault {
-            Some(fault) if fault.code == FaultCode::Denied => {
-                if log.admits_refusal(&who) {
-                    let text = short(&fault.message, WHY_BYTES_MAX);
-                    log.record_soon(Event::Denied { act, text });
-                }
-            }
-            fault => {
-                let Ok(of) = log.record(Event::Begun(act)).await else { return };
-                Open { log, who, method, of, is_open: true }.end(fault).await;
-            }
-        }
+        Self { log: log.clone(), act, has_power, effect }
     }
 }
 
@@ -183,14 +155,22 @@ fn refusal(method: &str, error: &AuditError) -> Fault {
 /// A call that is carried out.
 struct Open {
     log: AuditLog,
-    who: String,
+    /// Whose, if it counts that it came to nothing: a user, or somebody without a certificate.
+    counted: Option<Option<String>>,
     method: String,
     of: u64,
     is_open: bool,
 }
 
 impl Open {
-    async fn end(mut self, fault: Option<Fault>) {
+    /// Counts it. It is recorded already.
+    fn count(&self) {
+        if let Some(user) = &self.counted {
+            let _is_recorded = self.log.admits(user.as_deref());
+        }
+    }
+
+    async fn end(mut self, fault: Option<&Fault>) {
         self.is_open = false;
         let (outcome, text) = match fault {
             None => (Outcome::Done, String::new()),
@@ -202,9 +182,8 @@ impl Open {
                 (outcome, short(&fault.message, WHY_BYTES_MAX))
             }
         };
-        if outcome == Outcome::Denied {
-            // It is recorded already, and counts all the same.
-            let _is_admitted = self.log.admits_refusal(&self.who);
+        if outcome != Outcome::Done {
+            self.count();
         }
         let method = std::mem::take(&mut self.method);
         // That it was done is not undone if that cannot be recorded; the writer has logged it.
@@ -222,6 +201,7 @@ impl Drop for Open {
             true => "the handler panicked",
             false => "the caller went away, or the daemon stopped: it may have been done or not",
         };
+        self.count();
         self.log.record_soon(Event::Ended {
             of: self.of,
             method: std::mem::take(&mut self.method),
@@ -234,11 +214,12 @@ impl Drop for Open {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     use super::*;
     use crate::api::subd::{Commit, CommitRequest};
     use crate::audit::quota::PER_MINUTE;
-    use crate::audit::record::{Record, open};
+    use crate::audit::record::open;
     use crate::daemon::audit::{Keep, Settings};
     use crate::wire::access::{Identity, Powers};
 
@@ -249,52 +230,95 @@ mod tests {
         Caller { address, local: address, unpacks: false, identity: Arc::new(identity) }
     }
 
-    #[tokio::test]
-    async fn whoever_is_refused_all_the_time_does_not_fill_the_log() {
+    /// A log, its file, and what records in it.
+    async fn recording() -> (tempfile::TempDir, AuditLog, Recorder) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("audit.log");
-        let settings = Settings { path: path.clone(), bytes_max: 1 << 20, keep: Keep::Files(1) };
+        let settings = Settings { path, bytes_max: 1 << 20, keep: Keep::Files(1) };
         let log = AuditLog::open(settings, "testd").await.unwrap();
         let recorder = Recorder::default();
         recorder.0.set(log.clone()).unwrap();
-        let denied = || Fault::new(FaultCode::Denied, "no power");
+        (directory, log, recorder)
+    }
+
+    fn events(directory: &tempfile::TempDir) -> Vec<Event> {
+        let text = std::fs::read_to_string(directory.path().join("audit.log")).unwrap();
+        let record = |line: &str| open(line.as_bytes()).unwrap().record.unwrap();
+        text.lines().map(|line| record(line).event).collect()
+    }
+
+    #[tokio::test]
+    async fn whoever_gets_nothing_done_does_not_fill_the_log() {
+        let (directory, log, recorder) = recording().await;
+        let fault = |code| Fault::new(code, "no");
         let request = CommitRequest { update_id: 1 };
-        // By its handler, and before that is asked.
-        for index in 0..200 {
+        // Refused by their rule, by their handler, failed, and given up by the caller.
+        for index in 0..400 {
             let caller = caller(Powers::default());
-            if index % 2 == 0 {
-                let call = recorder.call::<Commit>(&caller, Some(&request));
-                let result: Result<(), Fault> = call.carried_out(|| async { Err(denied()) }).await;
-                result.unwrap_err();
-            } else {
-                recorder.denied(&caller, "Subd.Resume", Effect::Changes, &denied()).await;
-                recorder.denied(&caller, "Subd.Poll", Effect::Tells, &denied()).await;
-            }
-        }
-        // What is done all the same is recorded, with and without the power.
-        for powers in [Powers::default(), Powers::all()] {
-            let call = recorder.call::<Commit>(&caller(powers), Some(&request));
-            call.carried_out(|| async { Ok(()) }).await.unwrap();
+            let call = recorder.call::<Commit>(&caller, Some(&request));
+            let code = match index % 4 {
+                0 => {
+                    let denied = fault(FaultCode::Denied);
+                    recorder.denied(&caller, "Subd.Resume", Effect::Changes, &denied);
+                    recorder.denied(&caller, "Subd.Poll", Effect::Tells, &denied);
+                    continue;
+                }
+                1 => {
+                    let call = call.carried_out(std::future::pending::<Result<(), Fault>>);
+                    let _left = tokio::time::timeout(Duration::from_millis(20), call).await;
+                    continue;
+                }
+                2 => FaultCode::Denied,
+                _ => FaultCode::NotFound,
+            };
+            let result: Result<(), Fault> = call.carried_out(|| async { Err(fault(code)) }).await;
+            result.unwrap_err();
         }
         log.close().await;
-        let text = std::fs::read_to_string(&path).unwrap();
-        let records = text.lines().map(|line| open(line.as_bytes()).unwrap().record.unwrap());
-        let (mut refused, mut done) = (0, Vec::new());
-        for Record { event, .. } in records {
+        let (mut begun, mut denied, mut ended) = (0, 0, 0);
+        for event in events(&directory) {
             match event {
-                Event::Denied { .. } => refused += 1,
-                Event::Ended { outcome: Outcome::Denied, .. } => refused += 1,
-                Event::Ended { outcome: Outcome::Done, of, .. } => done.push(of),
+                Event::Denied { .. } => denied += 1,
+                Event::Ended { outcome, .. } => {
+                    assert_ne!(outcome, Outcome::Done);
+                    ended += 1;
+                }
                 Event::Begun(act) => {
                     let Act { user, groups, address, .. } = act;
                     assert_eq!(user.as_deref(), Some("mallory"));
                     assert_eq!((groups.as_str(), address.as_str()), ("dba,web", "10.0.0.7:1"));
+                    begun += 1;
                 }
                 _ => {}
             }
         }
+        assert_eq!(begun, ended);
         // A minute may have ended meanwhile.
-        assert!((PER_MINUTE..=2 * PER_MINUTE).contains(&refused), "{refused}");
-        assert_eq!(done.len(), 2);
+        assert!((PER_MINUTE..=2 * PER_MINUTE).contains(&(denied + ended)), "{denied} {ended}");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_done_unseen_for_whoever_was_refused_often() {
+        let (directory, log, recorder) = recording().await;
+        let (mallory, admin) = (caller(Powers::default()), caller(Powers::all()));
+        while !log.is_spent(Some("mallory")) {
+            let denied = Fault::new(FaultCode::Denied, "no");
+            recorder.denied(&mallory, "Subd.Resume", Effect::Changes, &denied);
+        }
+        let request = CommitRequest { update_id: 1 };
+        let call = recorder.call::<Commit>(&mallory, Some(&request));
+        let handler = || async { panic!("it is asked before the call is on record") };
+        let refused: Result<(), Fault> = call.carried_out(handler).await;
+        assert_eq!(refused.unwrap_err().code, FaultCode::Unavailable);
+        // Of somebody who has the power no count is kept.
+        let call = recorder.call::<Commit>(&admin, Some(&request));
+        call.carried_out(|| async { Ok(()) }).await.unwrap();
+        log.close().await;
+        let (mut begun, mut done) = (0, 0);
+        for event in events(&directory) {
+            begun += u32::from(matches!(event, Event::Begun(_)));
+            done += u32::from(matches!(event, Event::Ended { outcome: Outcome::Done, .. }));
+        }
+        assert_eq!((begun, done), (1, 1));
     }
 }

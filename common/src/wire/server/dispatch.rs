@@ -10,7 +10,6 @@ use futures_util::FutureExt as _;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method as Verb, Request, Response, StatusCode};
-use tokio::sync::Semaphore;
 
 use super::super::access::judge;
 use super::super::body::{self, Body, ReadError};
@@ -25,6 +24,7 @@ use super::metrics::CONTENT_TYPE;
 use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
 use super::replies::Replies;
+use super::shares::{Share, Shares};
 use super::{Caller, Entry, Kind, PageHandler, Router};
 
 /// The longest pause within the body of a request.
@@ -38,9 +38,14 @@ const SMALL_BYTES_MAX: usize = 64 << 10;
 const LARGE_BYTES_MAX: usize = 256 << 20;
 
 /// The most bytes of replies in memory that wait for their callers to read them, of those who have
-/// shown who they are, and of strangers. What is streamed from a disk is not in memory.
+/// shown who they are, and of strangers. What is streamed from a disk is not in memory. One caller
+/// has half of it at most.
 const REPLIES_BYTES_MAX: usize = 512 << 20;
 const STRANGER_REPLIES_BYTES_MAX: usize = 64 << 20;
+
+/// How many bytes of replies each connection may have waiting that are not counted among these.
+const FREE_BYTES_MAX: usize = 256 << 10;
+const STRANGER_FREE_BYTES_MAX: usize = 64 << 10;
 
 /// The longest path that is looked at, in bytes.
 const PATH_BYTES_MAX: usize = 8 << 10;
@@ -51,11 +56,11 @@ const UNKNOWN: &str = "unknown";
 /// A router at work.
 pub(super) struct Service {
     pub(super) router: Router,
-    /// One permit for each [`SMALL_BYTES_MAX`] of large requests.
-    large: Semaphore,
-    /// One permit for each [`SMALL_BYTES_MAX`] of large replies.
-    replies: Arc<Semaphore>,
-    stranger_replies: Arc<Semaphore>,
+    /// One for each [`SMALL_BYTES_MAX`] of large requests.
+    large: Arc<Shares>,
+    /// One for each [`SMALL_BYTES_MAX`] of replies.
+    replies: Arc<Shares>,
+    stranger_replies: Arc<Shares>,
 }
 
 /// How a call is encoded both ways.
@@ -67,12 +72,16 @@ struct Form {
 
 impl Service {
     pub(super) fn new(router: Router) -> Self {
-        let permits = |bytes: usize| Semaphore::new(bytes / SMALL_BYTES_MAX);
+        // One who takes all of their half leaves as much to the others.
+        let shares = |bytes: usize| {
+            let all = bytes / SMALL_BYTES_MAX;
+            Shares::new(all, all / 2)
+        };
         Self {
             router,
-            large: permits(LARGE_BYTES_MAX),
-            replies: Arc::new(permits(REPLIES_BYTES_MAX)),
-            stranger_replies: Arc::new(permits(STRANGER_REPLIES_BYTES_MAX)),
+            large: shares(LARGE_BYTES_MAX),
+            replies: shares(REPLIES_BYTES_MAX),
+            stranger_replies: shares(STRANGER_REPLIES_BYTES_MAX),
         }
     }
 
@@ -91,28 +100,27 @@ impl Service {
     pub(super) fn send(
         &self,
         response: Response<Body>,
+        caller: &Caller,
         replies: &Arc<Replies>,
         is_stranger: bool,
     ) -> Response<Body> {
         use hyper::body::Body as _;
-        // What is streamed has no length here.
-        let held = match response.body().size_hint().exact() {
-            None => None,
-            Some(length) if length <= SMALL_BYTES_MAX as u64 => return response,
-            Some(length) => {
-                let (permits, most) = match is_stranger {
-                    true => (&self.stranger_replies, STRANGER_REPLIES_BYTES_MAX),
-                    false => (&self.replies, REPLIES_BYTES_MAX),
-                };
-                let length = usize::try_from(length).unwrap_or(usize::MAX).min(most);
-                let count = u32::try_from(length / SMALL_BYTES_MAX).unwrap_or(u32::MAX);
-                match Arc::clone(permits).try_acquire_many_owned(count) {
-                    Ok(held) => Some(held),
-                    Err(_) => return self.too_many_replies(&response),
-                }
-            }
+        let (shares, free, most) = match is_stranger {
+            true => (&self.stranger_replies, STRANGER_FREE_BYTES_MAX, STRANGER_REPLIES_BYTES_MAX),
+            false => (&self.replies, FREE_BYTES_MAX, REPLIES_BYTES_MAX),
         };
-        response.map(|body| replies.watch(body, held))
+        // What is streamed has no length here.
+        let length = response.body().size_hint().exact().unwrap_or(0);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if replies.bytes().saturating_add(length) <= free {
+            return response.map(|body| replies.watch(body, length, None));
+        }
+        // What is longer than all there is has all that one may have.
+        let count = length.min(most / 2).div_ceil(SMALL_BYTES_MAX);
+        match shares.take(caller, count) {
+            Some(held) => response.map(|body| replies.watch(body, 0, Some(held))),
+            None => self.too_many_replies(&response),
+        }
     }
 
     fn too_many_replies(&self, response: &Response<Body>) -> Response<Body> {
@@ -263,7 +271,7 @@ impl Service {
         let judged = judge(entry.name, entry.access, &caller.identity, "", &[]);
         let Err(error) = judged else { return Ok(()) };
         let fault = Fault::new(FaultCode::Denied, error.to_string());
-        self.router.recorder.denied(caller, entry.name, entry.effect, &fault).await;
+        self.router.recorder.denied(caller, entry.name, entry.effect, &fault);
         Err(fault)
     }
 
@@ -282,46 +290,39 @@ impl Service {
                 Ok(small(form.reply.content_type(), reply))
             }
             Kind::Unary(handler) => {
-                let answer = {
-                    let (bytes, _held) = self.read(entry, body).await?;
-                    handler(caller, form.request, bytes)
-                };
-                Ok(small(form.reply.content_type(), answer.await?))
+                let (bytes, _held) = self.read(&caller, entry, body).await?;
+                let answer = handler(caller, form.request, bytes).await?;
+                Ok(small(form.reply.content_type(), answer))
             }
             Kind::Download(handler) => {
-                let answer = {
-                    let (bytes, _held) = self.read(entry, body).await?;
-                    handler(caller, form.request, bytes)
-                };
-                let mut response = Response::new(answer.await?);
+                let (bytes, _held) = self.read(&caller, entry, body).await?;
+                let mut response = Response::new(handler(caller, form.request, bytes).await?);
                 set(&mut response, header::CONTENT_TYPE, object_stream::CONTENT_TYPE);
                 Ok(response)
             }
         }
     }
 
-    /// Reads a request. Large ones share a limit, which the permit holds until it is decoded.
+    /// Reads a request. Large ones share a limit until they are answered, because their handlers
+    /// may wait with all that was decoded.
     async fn read(
         &self,
+        caller: &Caller,
         entry: &Entry,
         body: Incoming,
-    ) -> Result<(Bytes, Option<tokio::sync::SemaphorePermit<'_>>), Fault> {
+    ) -> Result<(Bytes, Option<Share>), Fault> {
         use hyper::body::Body as _;
         let limit = entry.request_bytes_max;
         let hint = body.size_hint();
         let claimed = hint.upper().and_then(|upper| usize::try_from(upper).ok());
         let most = claimed.unwrap_or(usize::MAX).min(limit);
         let permits = most / SMALL_BYTES_MAX;
-        let held = if permits == 0 {
-            None
-        } else {
-            let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-            Some(self.large.try_acquire_many(permits).map_err(|_| {
-                Fault::new(
-                    FaultCode::Unavailable,
-                    "too many large requests at one time: try again in a moment",
-                )
-            })?)
+        let held = match permits {
+            0 => None,
+            _ => Some(self.large.take(caller, permits).ok_or_else(|| {
+                let text = "too many large requests at one time: try again in a moment";
+                Fault::new(FaultCode::Unavailable, text)
+            })?),
         };
         let pace = Pace::new(MESSAGE_PACE_BYTES);
         let bytes = body::read(body, limit, BODY_STALL_MAX, pace).await.map_err(|error| {

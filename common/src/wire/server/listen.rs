@@ -256,8 +256,9 @@ impl Serve {
                 let caller = Caller { address, local, unpacks, identity };
                 let service = Arc::clone(&service);
                 async move {
-                    let response = Arc::clone(&service).answer(caller, request).await;
-                    Ok::<_, Infallible>(service.send(response, &asking.0.replies, is_stranger))
+                    let response = Arc::clone(&service).answer(caller.clone(), request).await;
+                    let replies = &asking.0.replies;
+                    Ok::<_, Infallible>(service.send(response, &caller, replies, is_stranger))
                 }
             })
         };
@@ -386,7 +387,7 @@ mod tests {
         drop(asking);
         assert_eq!([fault(false, true), fault(true, false)], [None; 2]);
         assert_eq!(fault(true, true), Some("nothing is asked for"));
-        let mut reply = activity.replies.watch(body::full(vec![7; 200 << 10]), None);
+        let mut reply = activity.replies.watch(body::full(vec![7; 200 << 10]), 0, None);
         assert_eq!(fault(true, true), None);
         http_body_util::BodyExt::frame(&mut reply).await.unwrap().unwrap();
         tokio::time::advance(REPLY_STALL_MAX).await;

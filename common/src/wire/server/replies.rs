@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body as _, Frame, SizeHint};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::super::body::{Body, BoxError};
+use super::shares::Share;
 
 /// The replies of one connection that wait for its caller to take more. What waits for us, for a
 /// disk or for a share of the network, is not among them.
@@ -22,6 +22,8 @@ pub(super) struct Replies(Mutex<Waiting>);
 struct Waiting {
     last: u64,
     open: usize,
+    /// How long the replies are that count here.
+    bytes: usize,
     since: BTreeMap<u64, Instant>,
 }
 
@@ -41,8 +43,14 @@ impl Replies {
         self.waiting().open > 0
     }
 
-    /// `body`, watched; `held` is given back when it has been sent or given up.
-    pub(super) fn watch(self: &Arc<Self>, body: Body, held: Option<OwnedSemaphorePermit>) -> Body {
+    /// How many bytes of the replies that are being sent count here.
+    pub(super) fn bytes(&self) -> usize {
+        self.waiting().bytes
+    }
+
+    /// `body`, watched. Until it has been sent or given up, `bytes` of it count here, and `held` is
+    /// kept.
+    pub(super) fn watch(self: &Arc<Self>, body: Body, bytes: usize, held: Option<Share>) -> Body {
         if body.is_end_stream() {
             return body;
         }
@@ -50,9 +58,10 @@ impl Replies {
             let mut waiting = self.waiting();
             waiting.last += 1;
             waiting.open += 1;
+            waiting.bytes += bytes;
             waiting.last
         };
-        let watched = Watched { replies: Arc::clone(self), number, body, _held: held };
+        let watched = Watched { replies: Arc::clone(self), number, body, bytes, _held: held };
         http_body_util::BodyExt::boxed_unsync(watched)
     }
 }
@@ -61,7 +70,8 @@ struct Watched {
     replies: Arc<Replies>,
     number: u64,
     body: Body,
-    _held: Option<OwnedSemaphorePermit>,
+    bytes: usize,
+    _held: Option<Share>,
 }
 
 impl hyper::body::Body for Watched {
@@ -96,12 +106,14 @@ impl Drop for Watched {
         let mut waiting = self.replies.waiting();
         waiting.since.remove(&self.number);
         waiting.open -= 1;
+        waiting.bytes -= self.bytes;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::super::body::{full, streamed};
+    use super::super::shares::Shares;
     use super::*;
     use http_body_util::BodyExt as _;
 
@@ -112,9 +124,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reply_that_is_not_read_is_told_from_one_that_is_slow_to_make() {
         let replies = Arc::new(Replies::default());
-        let mut unread = replies.watch(full(vec![7; 200 << 10]), None);
+        let mut unread = replies.watch(full(vec![7; 200 << 10]), 200 << 10, None);
         let slow = after(Duration::from_secs(500));
-        let mut slow = replies.watch(slow, None);
+        let mut slow = replies.watch(slow, 0, None);
         assert_eq!((replies.longest(), replies.are_open()), (Duration::ZERO, true));
         pass(1_000).await;
         // Nobody has asked for the first byte: nothing waits for the caller.
@@ -144,11 +156,12 @@ mod tests {
     #[tokio::test]
     async fn what_is_held_is_given_back_with_the_last_of_a_reply() {
         let replies = Arc::new(Replies::default());
-        let permits = Arc::new(tokio::sync::Semaphore::new(3));
-        let held = Arc::clone(&permits).try_acquire_many_owned(3).unwrap();
-        let reply = replies.watch(full(vec![7; 200 << 10]), Some(held));
-        assert_eq!((permits.available_permits(), reply.size_hint().exact()), (0, Some(200 << 10)));
+        let shares = Shares::new(3, 3);
+        let held = shares.own().await;
+        let reply = replies.watch(full(vec![7; 200 << 10]), 7, Some(held));
+        assert_eq!((shares.free(), replies.bytes()), (2, 7));
+        assert_eq!(reply.size_hint().exact(), Some(200 << 10));
         let bytes = reply.collect().await.unwrap().to_bytes();
-        assert_eq!((bytes, permits.available_permits()), (vec![7; 200 << 10].into(), 3));
+        assert_eq!((bytes, shares.free(), replies.bytes()), (vec![7; 200 << 10].into(), 3, 0));
     }
 }

@@ -13,6 +13,7 @@ use common::api::image_server::notes::{ChangeTagsRequest, CopyImageRequest};
 use common::api::image_server::replication::ServerId;
 use common::api::image_server::signatures::ChangeSignaturesRequest;
 use common::api::image_server::{AddImageRequest, DeleteImageRequest};
+use common::api::object_server::CheckObjectsRequest;
 use common::image::{Content, FORMAT, Image, Notes};
 use common::object::Algorithm;
 use common::tree::{Time, Tree};
@@ -162,4 +163,32 @@ async fn each_method_is_judged_by_who_owns_what() {
          ImageServer.DeleteImage, or an owner: user alice (image web/8), or group web \
          (directory web)"
     );
+}
+
+#[tokio::test]
+async fn whoever_may_not_make_a_directory_does_not_learn_which_there_are() {
+    let data = tempfile::tempdir().unwrap();
+    let service = service(data.path());
+    for text in ["web", "web/new", "web/not/there", "other"] {
+        let request = MakeDirectoryRequest { name: name(text), parents: false, owners: None };
+        let eve = caller("eve", &["dba"], &[]);
+        let fault = service.clone().make_directory(eve, request).await.unwrap_err();
+        assert_eq!(fault.code, FaultCode::Denied, "{text}: {fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn only_who_may_upload_keeps_objects_from_collection() {
+    let data = tempfile::tempdir().unwrap();
+    let service = service(data.path());
+    let ids: Vec<_> = (0..3_u8).map(|byte| Algorithm::Blake3.digest(&[byte])).collect();
+    let request = CheckObjectsRequest { ids: ids.clone(), lease_seconds: 3_600 };
+    let table = [
+        (caller("web1", &[], &["ObjectServer.GetObjects"]), 0),
+        (caller("ci", &[], &["ObjectServer.*"]), 3),
+    ];
+    for (caller, leases) in table {
+        let reply = service.clone().check_objects(caller, request.clone()).await.unwrap();
+        assert_eq!((reply.missing, service.store.leasing.count()), (ids.clone(), leases));
+    }
 }
