@@ -70,7 +70,7 @@ fn the_newest_list_of_an_authority_counts() {
     let root = root("Site");
     let [kept, stolen] = [issued(&root), issued(&root)];
     let [old, new] = [list(&root, 8, &[]), list(&root, 9, &[&stolen])];
-    for lists in [format!("{old}{new}"), format!("{new}{old}"), new.clone()] {
+    for lists in [format!("{old}{new}"), format!("{new}{old}"), new] {
         assert_eq!(judged(&trust(&[&root], &lists), [&kept, &stolen]), [GOOD, REVOKED]);
     }
     assert_eq!(judged(&trust(&[&root], &old), [&kept, &stolen]), [GOOD, GOOD]);
