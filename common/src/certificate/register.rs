@@ -233,7 +233,8 @@ impl Held<'_> {
         Ok(place::append(&self.register.path("issued.jsonl"), &line, 0o600)?)
     }
 
-    /// Whether the key of `certificate`, which this authority has issued, may be vouched for again.
+    /// True if the key of `certificate`, which this authority has issued, must not be vouched for
+    /// again.
     ///
     /// # Errors
     ///
