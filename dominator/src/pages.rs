@@ -46,7 +46,8 @@ pub fn pages(router: Router, fleet: &Arc<Fleet>) -> Router {
                 };
                 let detail = fleet.show(host).map_err(|error| fault_of(&error))?;
                 let why = fleet.explain(host).map_err(|error| fault_of(&error))?;
-                Ok(Page::Html(frame.render(host, &sub_body(&detail, &why))))
+                let scheme = fleet.shared().security.scheme();
+                Ok(Page::Html(frame.render(host, &sub_body(scheme, &detail, &why))))
             }
         })
         .page("/mdb", move |_request| {
@@ -300,7 +301,7 @@ fn budget_table(budgets: &BudgetReport) -> String {
     table(&["budget", "places", "rollouts", "repairs", "waiting"], &rows)
 }
 
-fn sub_body(detail: &SubDetail, why: &Explanation) -> String {
+fn sub_body(scheme: &str, detail: &SubDetail, why: &Explanation) -> String {
     let mut body = table(
         &[],
         &[vec![
@@ -314,7 +315,7 @@ fn sub_body(detail: &SubDetail, why: &Explanation) -> String {
     if let Some(address) = detail.summary.address {
         // An address is digits, dots, colons and brackets: nothing to escape.
         body.push_str(&format!(
-            "<p><a href=\"http://{address}/\">the machine's own page</a></p>\n"
+            "<p><a href=\"{scheme}://{address}/\">the machine's own page</a></p>\n"
         ));
     }
     let why = crate::domtool::explain::text(why, wall());

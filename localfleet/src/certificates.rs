@@ -60,6 +60,12 @@ impl Certificates {
         self.made.as_ref().map(|made| &made.authority)
     }
 
+    /// The file of the authority, for those who do not know it; `None` without certificates.
+    #[must_use]
+    pub fn authority_file(&self) -> Option<PathBuf> {
+        self.made.as_ref().map(|made| made.directory.join(OPERATOR).join("ca.pem"))
+    }
+
     fn issue(&self, holder: &str, powers: Vec<String>, hosts: &[&str]) -> anyhow::Result<()> {
         let Some(made) = &self.made else { return Ok(()) };
         let request = Request {

@@ -492,19 +492,25 @@ impl Fleet {
     pub fn how_to_look(&self) -> String {
         let Addresses { imageserver, dominator, .. } = &self.options.addresses;
         let programs = self.options.programs.display();
-        let mut text =
-            format!("  dominator    http://{dominator}/\n  imageserver  http://{imageserver}/\n");
+        let scheme = self.security.scheme();
+        let mut text = format!(
+            "  dominator    {scheme}://{dominator}/\n  imageserver  {scheme}://{imageserver}/\n"
+        );
         for sub in &self.subs {
             text.push_str(&format!(
-                "  {:<12} http://{}/  root {}\n",
+                "  {:<12} {scheme}://{}/  root {}\n",
                 sub.hostname,
                 sub.address,
                 sub.root.display()
             ));
         }
+        if let Some(file) = self.certificates.authority_file() {
+            text.push_str(&format!("  authority    {} (for browsers)\n", file.display()));
+        }
+        let flags = self.certificates.flags(OPERATOR).join(" ");
         text.push_str(&format!(
-            "  database     {}\n\nTry:\n  {programs}/domtool list-subs\n  \
-             {programs}/imagetool list\n",
+            "  database     {}\n\nTry:\n  {programs}/domtool {flags} list-subs\n  \
+             {programs}/imagetool {flags} list\n",
             self.mdb().display()
         ));
         text

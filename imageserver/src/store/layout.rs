@@ -14,6 +14,7 @@
 //! DATA/unsynced                             objects may not be on the medium; empty
 //! DATA/scrub                                how far reading all objects is
 //! DATA/quarantine/                          objects that were found corrupt
+//! DATA/audit/                               who changed what
 //! DATA/server-id                            which store this is, for servers that replicate
 //! DATA/archive                              it keeps images that have ended on its master
 //! ```

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use common::api::image_server::collection::{Collect, CollectRequest};
 use common::wire::FaultCode;
 
 use crate::fixture::{ALGORITHM, Server, fault, files_in, image_of, stream_of, tree_of};
@@ -72,6 +73,14 @@ async fn a_full_disk_is_named_and_reading_goes_on() {
     let error = server.add(image_of("more", &tree)).await.unwrap_err();
     assert_eq!(error.code, FaultCode::NoSpace);
     assert!(error.message.starts_with("no space left to store image more: "), "{}", error.message);
+    // A server that starts on such a disk gives what it has, and takes what makes room.
+    server.stop().await;
+    let server = Server::start(&data);
+    assert_eq!(server.fetch(&[hello]).await, [(hello, Some(b"hello".to_vec()))]);
+    let error = server.add(image_of("more", &tree)).await.unwrap_err();
+    assert_eq!(error.code, FaultCode::NoSpace, "{}", error.message);
+    let collect = CollectRequest { dry_run: true, ..CollectRequest::default() };
+    server.client.call::<Collect>(&collect).await.unwrap();
     let listed = server.metric("dominator_images");
     std::fs::remove_file(mount.0.join("rest")).unwrap();
     let mut grow = Command::new("mount");

@@ -108,8 +108,9 @@ impl Security {
         matches!(self, Self::Insecure)
     }
 
-    /// The scheme of addresses.
-    pub(crate) fn scheme(&self) -> &'static str {
+    /// The scheme of addresses: `https`, or `http`.
+    #[must_use]
+    pub fn scheme(&self) -> &'static str {
         if self.is_insecure() { "http" } else { "https" }
     }
 
