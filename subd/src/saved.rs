@@ -94,6 +94,8 @@ pub enum SavedError {
 #[derive(Debug)]
 pub struct StateDirectory {
     directory: Directory,
+    /// The one in `/.subd`, if the state is elsewhere.
+    home: Option<Directory>,
     writing: Mutex<()>,
     _lock: Flock<File>,
 }
@@ -118,13 +120,13 @@ impl StateDirectory {
                 SavedError::Content { operation: "lock", source: errno.into() }
             }
         })?;
-        Ok(Self { directory, writing: Mutex::new(()), _lock: lock })
+        Ok(Self { directory, home: None, writing: Mutex::new(()), _lock: lock })
     }
 
     /// The same lock, with the state itself in `elsewhere`.
     #[must_use]
     pub fn with_state_in(self, elsewhere: Directory) -> Self {
-        Self { directory: elsewhere, ..self }
+        Self { directory: elsewhere, home: Some(self.directory), ..self }
     }
 
     /// Reads the state. A file that cannot be understood is set aside and said to be lost, because
@@ -160,27 +162,10 @@ impl StateDirectory {
     /// [`SavedError`]; what was there before is still there.
     pub fn store(&self, latest: impl FnOnce() -> Saved) -> Result<(), SavedError> {
         let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.replace(STATE, TEMPORARY, &latest())
+        replace(&self.directory, STATE, TEMPORARY, &latest())
     }
 
-    /// Writes a file anew, durably.
-    fn replace(
-        &self,
-        name: &[u8],
-        temporary: &[u8],
-        value: &impl Serialize,
-    ) -> Result<(), SavedError> {
-        let fail = |source| SavedError::Content { operation: "write", source };
-        let text = serde_json::to_vec_pretty(value).map_err(|error| fail(error.into()))?;
-        crate::home::remove_all(&self.directory, temporary)?;
-        let mut file = self.directory.create_file(temporary, 0o600)?;
-        file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
-        self.directory.rename_over(temporary, &self.directory, name)?;
-        self.directory.sync()?;
-        Ok(())
-    }
-
-    /// Reads which image was accepted last; `None` if none was ever.
+    /// Reads which image was accepted last; `None` if none was yet.
     ///
     /// # Errors
     ///
@@ -193,7 +178,41 @@ impl StateDirectory {
         };
         let mut text = Vec::new();
         file.take(ACCEPTED_BYTES_MAX).read_to_end(&mut text).map_err(fail)?;
-        serde_json::from_slice(&text).map(Some).map_err(|error| fail(error.into()))
+        serde_json::from_slice(&text).map_err(|error| fail(error.into()))
+    }
+
+    /// The directories that say whether only signed images are taken. Not that of the state alone:
+    /// where that is may have been in the configuration file that is gone.
+    fn marked(&self) -> impl Iterator<Item = &Directory> {
+        std::iter::once(&self.directory).chain(&self.home)
+    }
+
+    /// True unless it is certain that this machine was never told to take only signed images, or
+    /// that somebody has ended that.
+    #[must_use]
+    pub fn takes_only_signed(&self) -> bool {
+        self.marked().any(|directory| match directory.open_file(ACCEPTED) {
+            Ok(_) => true,
+            Err(error) => !error.is_absent(),
+        })
+    }
+
+    /// Notes that this machine takes only signed images, durably. What was accepted last stays.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`] if that may be forgotten.
+    pub fn store_only_signed(&self) -> Result<(), SavedError> {
+        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        for directory in self.marked() {
+            match directory.open_file(ACCEPTED) {
+                Err(error) if error.is_absent() => {
+                    replace(directory, ACCEPTED, ACCEPTED_TEMPORARY, &None::<Accepted>)?;
+                }
+                other => drop(other?),
+            }
+        }
+        Ok(())
     }
 
     /// Writes which image was accepted last, durably.
@@ -203,8 +222,25 @@ impl StateDirectory {
     /// [`SavedError`]; what was there before is still there.
     pub fn store_accepted(&self, accepted: &Accepted) -> Result<(), SavedError> {
         let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.replace(ACCEPTED, ACCEPTED_TEMPORARY, accepted)
+        replace(&self.directory, ACCEPTED, ACCEPTED_TEMPORARY, accepted)
     }
+}
+
+/// Writes a file anew, durably.
+fn replace(
+    directory: &Directory,
+    name: &[u8],
+    temporary: &[u8],
+    value: &impl Serialize,
+) -> Result<(), SavedError> {
+    let fail = |source| SavedError::Content { operation: "write", source };
+    let text = serde_json::to_vec_pretty(value).map_err(|error| fail(error.into()))?;
+    crate::home::remove_all(directory, temporary)?;
+    let mut file = directory.create_file(temporary, 0o600)?;
+    file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
+    directory.rename_over(temporary, directory, name)?;
+    directory.sync()?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@
 //!
 //! * Nothing over the network changes which keys are trusted, how many must sign, or what was
 //!   accepted last. The keys are read anew for each judgement, so that an image can bring others.
-//! * If keys, record or clock cannot be read, nothing is accepted.
+//! * If keys, record or clock cannot be read, nothing is accepted. Nor is anything where keys were
+//!   trusted once, and no flag names them any more.
 //! * No directory is asked for before signatures have vouched for the root of the tree.
 //! * What is judged is the scan that the plan is staged upon.
 
@@ -80,7 +81,8 @@ struct Offered {
 /// Whose images are taken, and which was offered last.
 #[derive(Debug)]
 pub struct Trust {
-    keys: PathBuf,
+    /// `None` where they were trusted once and are not named any more.
+    keys: Option<PathBuf>,
     needed: u32,
     allow_older: bool,
     state: Arc<StateDirectory>,
@@ -101,7 +103,9 @@ struct Standing {
 }
 
 impl Trust {
-    /// What `args` ask for; `None` if every image is taken.
+    /// What `args` ask for; `None` if every image is taken. A machine that was told once to take
+    /// only signed images takes none when it is not told whose: the configuration file that says so
+    /// may be gone, and it must not be enough to make it go.
     #[must_use]
     pub fn of(
         args: &TrustArgs,
@@ -110,8 +114,20 @@ impl Trust {
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Option<Arc<Self>> {
+        let keys = args.trusted_keys.clone();
+        match &keys {
+            None if !state.takes_only_signed() => return None,
+            None => {}
+            // Before the first update, too; and whatever becomes of the flags.
+            Some(_) => {
+                if let Err(error) = state.store_only_signed() {
+                    let error = report(&error);
+                    tracing::error!("cannot note that only signed images are taken: {error}");
+                }
+            }
+        }
         let trust = Self {
-            keys: args.trusted_keys.clone()?,
+            keys,
             needed: args.signatures_needed,
             allow_older: args.allow_older_images,
             state,
@@ -148,9 +164,10 @@ impl Trust {
     }
 
     fn standing(&self) -> Result<Standing, Refusal> {
-        let text = read_keys(&self.keys).map_err(|why| Refusal::Local { why })?;
+        let path = self.keys.as_deref().ok_or(Refusal::KeysGone)?;
+        let text = read_keys(path).map_err(|why| Refusal::Local { why })?;
         let keys = TrustedKeys::read(&text, self.needed).map_err(|error| Refusal::Local {
-            why: format!("the trusted keys in {} cannot be used: {error}", self.keys.display()),
+            why: format!("the trusted keys in {} cannot be used: {error}", path.display()),
         })?;
         let last = self.state.load_accepted();
         let last = last.map_err(|error| Refusal::Local { why: report(&error) })?;
@@ -290,12 +307,12 @@ impl Trust {
         scan: &Snapshot,
         exclusions: &Patterns,
     ) -> Result<Judged, Refusal> {
+        let standing = self.standing()?;
         let offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let offered = offered
             .filter(|offered| offered.image.digest == request.image_digest)
             .ok_or_else(|| Refusal::Unsigned { image: request.image.clone() })?;
         let Offered { image, signatures } = &*offered;
-        let standing = self.standing()?;
         let case = Case { request, image, signatures, scan, exclusions };
         judge::judge(&case, &self.law(&standing))
     }

@@ -74,7 +74,8 @@ pub struct ScanReport {
     pub totals: Totals,
     /// Directories of the tree that directly hold content outside the scope.
     pub kept_directories: Vec<TreePath>,
-    /// Files of the tree that are also linked from outside it.
+    /// Files of the tree that are also linked from outside it, and special files that have other
+    /// names.
     pub externally_linked: Vec<TreePath>,
     /// Paths that the kernel uses, sorted: what is or holds one is never replaced or removed.
     pub occupied: Vec<(TreePath, Occupant)>,

@@ -194,7 +194,7 @@ fn parse_with<T: CommandFactory + FromArgMatches>(
     let named = first.try_get_one::<PathBuf>("config").ok().flatten().cloned();
     let path = match (named, default_file) {
         (Some(path), _) => path,
-        (None, Some(path)) if path.exists() => path.to_owned(),
+        (None, Some(path)) if may_be_there(path) => path.to_owned(),
         (None, _) => return Ok((parse_strictly(arguments)?, Beside::default())),
     };
     let mut command = T::command();
@@ -209,6 +209,16 @@ fn parse_with<T: CommandFactory + FromArgMatches>(
     let is_flag = |key: &str| command.get_arguments().any(|flag| flag.get_long() == Some(key));
     let table = table.into_iter().filter(|(key, _)| !is_flag(key)).collect();
     Ok((parsed, Beside { path: Some(path), table }))
+}
+
+/// False only if nothing is at `path`. A link that leads nowhere, or a disk that gives an error, is
+/// no reason to go without what the file says.
+fn may_be_there(path: &Path) -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    match path.symlink_metadata() {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
+    }
 }
 
 fn parse_strictly<T: CommandFactory + FromArgMatches>(
@@ -459,5 +469,34 @@ mod tests {
         let line = ["testd", "--data=/"].map(OsString::from).to_vec();
         let none = parse_from::<Flags>(line, Some(Path::new("/nowhere/config.toml"))).unwrap();
         assert_eq!(none.config.config, None);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_followed_is_not_taken_for_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        std::os::unix::fs::symlink("nowhere", at("dangling")).unwrap();
+        std::os::unix::fs::symlink("round", at("round")).unwrap();
+        std::fs::write(at("file"), "").unwrap();
+        let parsed = |path: &Path| {
+            let line = ["testd", "--data=/"].map(OsString::from).to_vec();
+            match parse_from::<Flags>(line, Some(path)) {
+                Ok(_) => "parsed",
+                Err(ParseError::Config(ConfigError::Read { .. })) => "unreadable",
+                Err(_) => "wrong",
+            }
+        };
+        let long = "x".repeat(300);
+        let table = [
+            ("dangling", "unreadable"),
+            ("round", "unreadable"),
+            (&long, "unreadable"),
+            ("file", "parsed"),
+            ("absent", "parsed"),
+            ("file/config.toml", "parsed"),
+        ];
+        for (name, expected) in table {
+            assert_eq!(parsed(&at(name)), expected, "{name}");
+        }
     }
 }

@@ -26,7 +26,8 @@ pub struct Have<'have> {
     pub tree: &'have Tree,
     /// Directories of the tree that directly hold content outside the scope.
     pub kept_directories: &'have BTreeSet<TreePath>,
-    /// Files of the tree that are also linked from outside it, by their first path.
+    /// Files of the tree that are also linked from outside it, by their first path; and special
+    /// files that have other names, wherever those are.
     pub externally_linked: &'have BTreeSet<TreePath>,
     /// Paths of the tree that the kernel uses.
     pub occupied: &'have BTreeMap<TreePath, Occupant>,
@@ -292,7 +293,8 @@ impl<'plan> Planner<'plan> {
                 let reason = differences_of_specials(have, want, self.have.times);
                 let same_device =
                     !reason.iter().any(|one| matches!(one, Difference::Kind | Difference::Device));
-                if same_device && !reason.is_empty() {
+                let shared = self.have.externally_linked.contains(&path);
+                if same_device && !shared && !reason.is_empty() {
                     let node = Node::Leaf(Leaf::Special(want.clone()));
                     self.put(path, Action::Change(node), reason);
                     return;

@@ -317,6 +317,18 @@ fn what_the_kernel_uses_is_neither_replaced_nor_removed() {
 }
 
 #[test]
+fn a_special_file_with_other_names_is_replaced_not_changed() {
+    let have = tree("p 644 0:0 1.000000000 /a\np 644 0:0 1.000000000 /b");
+    let want = tree("p 600 0:0 1.000000000 /a\np 644 0:0 1.000000000 /b");
+    let planned = |external: &[&str]| {
+        let external = external.iter().map(|path| path.parse().unwrap()).collect();
+        run(&have, &want, &nothing(), &external).operations[0].to_string()
+    };
+    assert_eq!(planned(&[]), "change p 600 0:0 1.000000000 /a (mode)");
+    assert_eq!(planned(&["/a", "/b"]), "replace p 600 0:0 1.000000000 /a (mode)");
+}
+
+#[test]
 fn a_time_that_the_file_system_rounds_is_no_difference() {
     let file = |path, time| {
         format!("f 644 0:0 {time}00000000 1 #x /{path}\np 644 0:0 {time}00000000 /{path}p\n")

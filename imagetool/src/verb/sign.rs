@@ -178,16 +178,19 @@ pub async fn run(context: &Context, args: SignArgs) -> Ended {
         let signature = text_of(signature, "signature")?;
         add.push(Signature { statement, signature });
     }
+    let mut done = Vec::new();
     for signature in &add {
         let checked = signature.check_for(&args.name, &digest).map_err(|e| Failure::new(&e))?;
-        eprintln!("Signed {} ({digest}) with {}.", args.name, checked.fingerprint());
+        done.push(format!("Signed {} ({digest}) with {}.", args.name, checked.fingerprint()));
+    }
+    for key in &args.remove {
+        done.push(format!("Took the signature by {key} from {}.", args.name));
     }
     let remove = args.remove.clone();
     let request = ChangeSignaturesRequest { name: args.name.clone(), add, remove };
-    for key in &args.remove {
-        eprintln!("Takes the signature by {key} from {}.", args.name);
-    }
     let reply = context.client.call::<ChangeSignatures>(&request).await.map_err(failed)?;
+    // Not before the server has it.
+    done.iter().for_each(|line| eprintln!("{line}"));
     if context.format == Format::Json {
         let shown: Vec<Shown> = reply.signatures.iter().map(shown).collect();
         print_json(&shown)?;

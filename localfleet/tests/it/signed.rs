@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 use common::api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
 use common::api::image_server::{GetImage, GetImageRequest};
 use common::image::{Image, ImageName};
+use common::signing::signature::SIGNATURES_MAX;
 use common::signing::{Signature, SigningKey, Statement};
 use localfleet::fleet::{Addresses, Fleet, Options, client_of};
 use localfleet::programs::install;
@@ -105,6 +106,15 @@ impl Site {
 
     /// Adds an image whose tree says `version`, signed by nobody, or by Alice.
     fn add(&self, image: &str, version: &str, signed: bool) {
+        self.add_with(image, version, signed, &[]);
+    }
+
+    /// Adds an image with the computed files that the file `computed` lists, signed by Alice.
+    fn add_computed(&self, image: &str, version: &str) {
+        self.add_with(image, version, true, &["--computed", &self.path("computed")]);
+    }
+
+    fn add_with(&self, image: &str, version: &str, signed: bool, more: &[&str]) {
         let tree = self.at("tree");
         fs::create_dir_all(tree.join("etc")).unwrap();
         fs::create_dir_all(tree.join("var/log")).unwrap();
@@ -116,6 +126,7 @@ impl Site {
         if signed {
             words.extend(["--sign", &key]);
         }
+        words.extend(more);
         self.imagetool(&words);
     }
 
@@ -150,6 +161,12 @@ impl Site {
     fn add_signed(&self, image: &str, version: &str) {
         self.add(image, version, true);
         self.sign_elsewhere(image);
+        // Of two that are signed in one second neither is newer.
+        let second = || subd::update::now().seconds;
+        let signed = second();
+        while second() == signed {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
     }
 
     fn image(&self, image: &str) -> Image {
@@ -190,4 +207,29 @@ impl Site {
         names.sort();
         assert_eq!(names, [".subd", "etc", "program", "var"]);
     }
+}
+
+#[test]
+fn what_the_server_refuses_is_not_said_to_be_signed() {
+    let mut site = Site::start();
+    site.add("web/1", "1", true);
+    // One image has so many signatures and no more.
+    let image = site.image("web/1");
+    let others: Vec<Signature> = (1..SIGNATURES_MAX)
+        .map(|number| {
+            let key = format!("key{number}");
+            make_key(&site.at(&key));
+            site.signature(&key, &image, 1_000)
+        })
+        .collect();
+    site.put("web/1", others);
+    let sign = |who: &str| {
+        let output = site.fleet.imagetool(&["sign", "web/1", "--key", &site.path(who)]).unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (taken, said) = sign("bob");
+    assert!(!taken && said.starts_with("error: ") && !said.contains("Signed"), "{said}");
+    let (taken, said) = sign("alice");
+    assert!(taken && said.starts_with("Signed web/1 (blake3:"), "{said}");
+    site.fleet.stop().unwrap();
 }

@@ -4,7 +4,7 @@
 //! in a tree.
 // tidy: core
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use common::path::TreePath;
 
@@ -20,6 +20,7 @@ struct Group {
 #[derive(Default)]
 pub struct LinkGroups {
     groups: BTreeMap<(u64, u64), Group>,
+    specials: BTreeSet<TreePath>,
 }
 
 impl LinkGroups {
@@ -39,11 +40,21 @@ impl LinkGroups {
         }
     }
 
-    /// The carriers of the files that have more names than were met, sorted.
+    /// Notes the special file at `path` if it has other names: a tree has no links to it, so that
+    /// none of its names is told to share an inode with another.
+    pub fn special(&mut self, status: &Status, path: &TreePath) {
+        if status.links > 1 {
+            self.specials.insert(path.clone());
+        }
+    }
+
+    /// The carriers of the files that have more names than were met, and the special files that
+    /// have other names, sorted.
     #[must_use]
     pub fn externally_linked(self) -> Vec<TreePath> {
         let outside = self.groups.into_values().filter(|group| group.found < group.links);
-        let mut carriers: Vec<TreePath> = outside.map(|group| group.carrier).collect();
+        let carriers = outside.map(|group| group.carrier);
+        let mut carriers: Vec<TreePath> = carriers.chain(self.specials).collect();
         carriers.sort_unstable();
         carriers
     }
@@ -80,6 +91,8 @@ mod tests {
         assert_eq!(groups.meet(&status(2, 3)), Some(&path("/b")));
         assert_eq!(groups.meet(&status(3, 1)), None);
         assert_eq!(groups.meet(&status(5, 2)), None);
-        assert_eq!(groups.externally_linked(), [path("/a"), path("/b")]);
+        groups.special(&status(6, 2), &path("/aa"));
+        groups.special(&status(7, 1), &path("/ab"));
+        assert_eq!(groups.externally_linked(), [path("/a"), path("/aa"), path("/b")]);
     }
 }

@@ -362,6 +362,9 @@ impl Walk<'_> {
                 self.file(directory, path, name, status, former, left)?
             }
             Kind::Symlink | Kind::Special(_) => {
+                if matches!(status.kind, Kind::Special(_)) {
+                    self.links.special(&status, path);
+                }
                 let former = former.take().and_then(Memory::into_leaf);
                 self.small(directory, path, name, status, former)
             }

@@ -7,7 +7,8 @@
 //!
 //! # Invariants
 //!
-//! * If the plan is accepted, the plan from its result to the signed tree is empty.
+//! * If the plan is accepted, the plan from its result to the signed tree is empty, and it has put
+//!   or changed nothing at paths that the signed tree does not have.
 //! * It was scanned as the signed image asks, so that the filter in force is the signed one.
 //! * Of computed files the content is not signed; path, mode, owner and attributes are.
 // tidy: core
@@ -19,10 +20,10 @@ use common::filter::Patterns;
 use common::image::required::{RequiredImage, required_tree};
 use common::image::{Content, ImageName};
 use common::path::TreePath;
-use common::plan::{ApplyError, Blocked, Difference, Have, Operation, apply, plan};
+use common::plan::{Action, ApplyError, Blocked, Difference, Have, Operation, Plan, apply, plan};
 use common::scope::Scope;
 use common::signing::{Endorsed, Policy, Signature, TrustedKeys, endorse};
-use common::tree::{Leaf, Node, Tree, TreeBuilder, TreeError};
+use common::tree::{Child, Leaf, Node, Tree, TreeBuilder, TreeError};
 
 use super::record::{Accepted, at};
 use crate::scan::Snapshot;
@@ -76,6 +77,13 @@ pub enum Refusal {
         /// Why not.
         why: String,
     },
+    /// The machine was told whose images it takes, and is not any more.
+    #[error(
+        "this machine takes only signed images, and subd was started without --trusted-keys: give \
+         them again (was a config.toml taken away?), or, if it shall take every image from now on, \
+         remove accepted.json from /.subd/state (and from --state) and start subd again"
+    )]
+    KeysGone,
     /// Nobody has shown that it is signed.
     #[error(
         "this machine takes only signed images, and no signatures of {image} were offered: \
@@ -91,10 +99,10 @@ pub enum Refusal {
         /// Which signatures do not count, and why.
         why: String,
     },
-    /// A newer one was accepted before.
+    /// One that is not older was accepted before.
     #[error(
-        "{image} was signed at {}, and a newer one was accepted before ({last}): sign it again if \
-         the machine is to go back", at(*.signed)
+        "{image} was signed at {}, and {} was accepted before ({last}): sign it again if the \
+         machine is to go back", at(*.signed), newness(*.signed, last)
     )]
     Older {
         /// The image.
@@ -138,6 +146,20 @@ pub enum Refusal {
         /// The path.
         path: TreePath,
     },
+    /// The plan puts or changes something at a path that nobody has signed.
+    #[error("the plan changes {path}, which the signed image does not have")]
+    NotSigned {
+        /// The path.
+        path: TreePath,
+    },
+    /// The plan changes an inode in place that others can reach by other ways.
+    #[error("the plan changes {path} in place, where only a new file is safe ({why})")]
+    InPlace {
+        /// The path.
+        path: TreePath,
+        /// Why.
+        why: &'static str,
+    },
     /// The plan leads elsewhere.
     #[error("with this plan {path} would not be as it is signed ({why}){}", others(*.more))]
     Elsewhere {
@@ -150,12 +172,16 @@ pub enum Refusal {
     },
 }
 
+fn newness(signed: u64, last: &Accepted) -> &'static str {
+    if signed == last.signed { "one of the same second" } else { "a newer one" }
+}
+
 fn others(more: usize) -> String {
     if more == 0 { String::new() } else { format!(", nor would {more} others") }
 }
 
-/// Says how new the image is, if enough trusted keys vouch for it and it is not older than the one
-/// that was accepted last.
+/// Says how new the image is, if enough trusted keys vouch for it and it is newer than the one that
+/// was accepted last, or that one.
 ///
 /// # Errors
 ///
@@ -176,7 +202,8 @@ pub fn vouched(
     // What was accepted once was signed then, whatever is shown now.
     let signed = if is_last { signed.max(passed) } else { signed };
     match law.last {
-        Some(last) if signed < last.signed && !law.allow_older => {
+        // Of two that were signed in the same second nobody can tell which is newer.
+        Some(last) if signed <= last.signed && !is_last && !law.allow_older => {
             Err(Refusal::Older { image: image.clone(), signed, last: last.clone() })
         }
         _ => Ok(Accepted { image: image.clone(), digest, signed }),
@@ -209,6 +236,7 @@ pub fn judge(case: &Case<'_>, law: &Law<'_>) -> Result<Judged, Refusal> {
         let more = left.operations.len() + left.blocked.len() - 1;
         return Err(Refusal::Elsewhere { path: path.clone(), why, more });
     }
+    expect_tame(&request.plan, have, &want, report)?;
     let changed = plan_between(have, &want, report).changed_paths().cloned().collect();
     Ok(Judged { accepted, changed })
 }
@@ -232,7 +260,35 @@ fn expect_same_order(request: &PrepareRequest, image: &RequiredImage) -> Result<
     }
 }
 
-fn plan_between(have: &Tree, want: &Tree, report: &ScanReport) -> common::plan::Plan {
+/// Refuses operations that the trees do not tell of, and that no planner makes. A directory that
+/// holds what the machine keeps, and that the image does not have, stays: with the owner, mode and
+/// ACL that it has. And who has a file open, or a name of it outside of what is signed, must not
+/// find it changed to something that has privileges.
+fn expect_tame(plan: &Plan, have: &Tree, want: &Tree, report: &ScanReport) -> Result<(), Refusal> {
+    for Operation { path, action, .. } in &plan.operations {
+        if *action != Action::Remove && want.get(path).is_none() {
+            return Err(Refusal::NotSigned { path: path.clone() });
+        }
+        let Action::Change(Node::Leaf(new)) = action else { continue };
+        let first = match have.get(path) {
+            Some(Child::Leaf(Leaf::HardLink(first))) => first,
+            _ => path.clone(),
+        };
+        let was = have.file(path).is_some_and(|file| file.metadata.is_privileged());
+        let will = matches!(new, Leaf::File(file) if file.metadata.is_privileged());
+        let why = if was || will {
+            "it has privileges"
+        } else if report.externally_linked.contains(&first) {
+            "it has names that are not signed"
+        } else {
+            continue;
+        };
+        return Err(Refusal::InPlace { path: path.clone(), why });
+    }
+    Ok(())
+}
+
+fn plan_between(have: &Tree, want: &Tree, report: &ScanReport) -> Plan {
     let kept_directories: BTreeSet<TreePath> = report.kept_directories.iter().cloned().collect();
     let externally_linked: BTreeSet<TreePath> = report.externally_linked.iter().cloned().collect();
     let occupied: BTreeMap<_, _> = report.occupied.iter().cloned().collect();

@@ -3,6 +3,10 @@
 //! It is a file of its own, `accepted.json` in the state directory, because nothing that a
 //! dominator sends gets into it but the name and the digest of an image that was signed. One that
 //! cannot be read is no reason to forget it: no update is accepted then.
+//!
+//! That it is there says that the machine takes only signed images. So it is made as soon as subd
+//! starts with trusted keys, with `null` in it until an image is accepted; and in `/.subd/state`
+//! even if the state is elsewhere. A subd that is then started without keys accepts nothing.
 // tidy: core
 
 use std::fmt;

@@ -10,6 +10,8 @@
 //! * Steps follow the order of the plan.
 //! * In `staged` a directory comes before what it holds, and hard links come last.
 //! * Each object is moved once, for its last use, and copied before that.
+//! * What the steps lead to is what [`common::plan::apply()`] says of the plan: a hard link is to
+//!   what is at its target at that point of the plan, not to what comes there later.
 //! * A plan that contradicts itself, or touches what is not its business, gives an error that
 //!   names the path.
 // tidy: core
@@ -366,19 +368,38 @@ impl<'plan> Arranger<'plan> {
 
     fn finish(mut self) -> Result<Arrangement, PlanFault> {
         for (place, operation, target) in std::mem::take(&mut self.links) {
-            let what = match self.index.get(target).map(|&at| &self.plan.operations[at].action) {
-                Some(
-                    Action::Create(Node::Leaf(Leaf::File(_)))
-                    | Action::Replace { node: Node::Leaf(Leaf::File(_)), .. },
-                ) => What::LinkToStaged(self.places[target].clone()),
-                None | Some(Action::Change(Node::Leaf(Leaf::File(_)))) => {
-                    What::LinkToLive(target.clone())
-                }
-                Some(_) => return Err(fault(operation, "it links to what is no file afterwards")),
-            };
+            let what = self.link(operation, target)?;
             self.arrangement.staged.push(Staged { place, path: operation.path.clone(), what });
         }
         Ok(self.arrangement)
+    }
+
+    /// What the hard link of `operation` is a further name of: the file that is at `target` when
+    /// it is the operation's turn. What comes to `target` later must not be taken for it: a plan
+    /// is judged by carrying it out in its order.
+    fn link(&self, operation: &Operation, target: &TreePath) -> Result<What, PlanFault> {
+        let no_file = || fault(operation, "it links to what is no file at that point of the plan");
+        let here = self.index[&operation.path];
+        let at = |path: &TreePath| {
+            let at = *self.index.get(path)?;
+            Some((at, &self.plan.operations[at].action))
+        };
+        match at(target) {
+            Some((
+                made,
+                Action::Create(Node::Leaf(Leaf::File(_)))
+                | Action::Replace { node: Node::Leaf(Leaf::File(_)), .. },
+            )) if made < here => Ok(What::LinkToStaged(self.places[target].clone())),
+            // A change leaves the inode where it is, before the link or after it.
+            None | Some((_, Action::Change(Node::Leaf(Leaf::File(_))))) => {
+                let goes = |above| matches!(at(&above), Some((gone, Action::Replace { .. })) if gone < here);
+                if target.ancestors().skip(1).any(goes) {
+                    return Err(no_file());
+                }
+                Ok(What::LinkToLive(target.clone()))
+            }
+            Some(_) => Err(no_file()),
+        }
     }
 }
 

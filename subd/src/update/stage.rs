@@ -271,6 +271,10 @@ impl Workshop<'_> {
                 if visible_difference(&status, node) == Some("kind") {
                     return Err(StageError::Changed { path: path.clone(), what: "kind" });
                 }
+                // No tree tells of the other names, so nobody has said that they may change.
+                if matches!(status.kind, Kind::Special(_)) && status.links > 1 {
+                    return Err(StageError::Changed { path: path.clone(), what: "other names" });
+                }
                 let former = self.appearance(path, wanted.mtime.is_some())?;
                 Step::Change { path: path.clone(), inode: status.inode, former, wanted }
             }

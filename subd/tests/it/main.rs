@@ -14,6 +14,7 @@ mod liars;
 mod limits;
 mod locks;
 mod mounts;
+mod plans;
 mod process;
 mod recovery;
 mod refusal;

@@ -109,7 +109,7 @@ async fn directories_are_what_their_digests_say_or_nothing_is_accepted() {
     sub.prepare(&order(&reply, plan)).await.unwrap();
     // What is staged is not what is accepted.
     let record = root.join(".subd/state/accepted.json");
-    assert!(!record.exists());
+    assert_eq!(std::fs::read(&record).unwrap(), b"null");
     sub.commit(1).await;
     let accepted: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
@@ -131,5 +131,55 @@ async fn directories_are_what_their_digests_say_or_nothing_is_accepted() {
     assert_eq!(damaged.code, FaultCode::Untrusted);
     assert!(damaged.message.starts_with("accepted.json in the state directory"), "{damaged}");
     sub.stop().await;
+    source.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_was_told_to_take_only_signed_images_does_so_without_its_configuration() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name);
+    let (root, keys) = (at("root"), at("keys"));
+    std::fs::create_dir(&root).unwrap();
+    std::fs::write(&keys, key().public_line().unwrap()).unwrap();
+    let source = Source::start().await;
+    let own = root.join(".subd/state/accepted.json");
+    let elsewhere = at("state").join("state/accepted.json");
+    let trusted = ["--trusted-keys", keys.to_str().unwrap()];
+    let (state, name) = (at("state"), "--state");
+    let there = [name, state.to_str().unwrap()];
+    // The state may be where the flags say, or where they said before.
+    let table = [
+        (trusted.to_vec(), vec![], vec![&own]),
+        ([trusted, there].concat(), there.to_vec(), vec![&elsewhere, &own]),
+        ([trusted, there].concat(), vec![], vec![&own, &elsewhere]),
+    ];
+    for (told, flags, marks) in table {
+        // It has taken no image yet.
+        Sub::start_on(&root, &told).await.stop().await;
+        for text in ["null", "{"] {
+            marks.iter().for_each(|mark| assert_eq!(std::fs::read(mark).unwrap(), b"null"));
+            std::fs::write(marks[0], text).unwrap();
+            let sub = Sub::start_on(&root, &flags).await;
+            let (reply, tree) = sub.tree().await;
+            let want = Edit::of(&tree, &source).directory("/d", 0o755).done();
+            let offer = offer(1, &want, 100, &[&source]);
+            let offered = sub.client.call::<OfferImage>(&offer).await.map_err(fault_of);
+            let prepared = sub.prepare(&request(1, &reply, &want, sub.plan(&want).await.1)).await;
+            for fault in [offered.unwrap_err(), prepared.map_err(fault_of).unwrap_err()] {
+                assert_eq!(fault.code, FaultCode::Untrusted, "{fault}");
+                assert!(fault.message.contains("started without --trusted-keys"), "{fault}");
+            }
+            sub.stop().await;
+            std::fs::write(marks[0], "null").unwrap();
+        }
+        // Whoever ends that on the machine itself has every image taken.
+        marks.iter().for_each(|mark| std::fs::remove_file(mark).unwrap());
+        let sub = Sub::start_on(&root, &flags).await;
+        let (reply, tree) = sub.tree().await;
+        let want = Edit::of(&tree, &source).directory("/d", 0o755).done();
+        let plan = sub.plan(&want).await.1;
+        sub.prepare(&request(1, &reply, &want, plan)).await.unwrap();
+        sub.stop().await;
+    }
     source.stop().await;
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use common::api::subd::{
-    Commit, CommitRequest, Expects, Fetch, FetchObject, FetchRequest, OfferImage,
-    OfferImageRequest, Poll, PollReply, PollRequest, Prepare, PrepareRequest, SetConfiguration,
-    SetConfigurationRequest,
+    Activity, Commit, CommitRequest, Expects, Fetch, FetchObject, FetchRequest, OfferImage,
+    OfferImageRequest, Outcome, Poll, PollReply, PollRequest, Prepare, PrepareRequest,
+    SetConfiguration, SetConfigurationRequest,
 };
 use common::filter::{Filter, Patterns};
 use common::image::required::RequiredImage;
@@ -13,7 +13,7 @@ use common::path::TreePath;
 use common::plan::job::{PlanJob, PlanKey};
 use common::plan::{Action, Difference, Operation, Plan};
 use common::scope::{Coverage, ScanSettings};
-use common::tree::{Leaf, Node, Symlink};
+use common::tree::{Computed, File, Leaf, Metadata, Node, Symlink, TreeBuilder};
 use common::trees::Reader;
 use common::wire::client::{CallError, Client};
 use common::wire::{FaultCode, Method};
@@ -126,6 +126,35 @@ impl Thief {
         }
     }
 
+    /// The order of an honest dominator that has filled the image's computed files in with `file`.
+    fn order_with(&mut self, image: &RequiredImage, file: &File) -> PrepareRequest {
+        let mut builder = TreeBuilder::new(image.tree.algorithm());
+        for (path, node) in image.tree.nodes() {
+            let node = match node {
+                Node::Leaf(Leaf::Computed(Computed { metadata, .. })) => {
+                    Node::Leaf(Leaf::File(File { metadata, ..file.clone() }))
+                }
+                other => other,
+            };
+            builder.insert(path, node).unwrap();
+        }
+        self.order(&RequiredImage { tree: builder.finish().unwrap(), ..image.clone() })
+    }
+
+    /// Sends a Prepare and a Commit, and waits until the update is done.
+    fn carry_out(&self, request: &PrepareRequest) {
+        let update_id = request.update_id;
+        self.call::<Prepare>(request).unwrap();
+        self.poll_until(|reply| reply.activity == Activity::Prepared { update_id });
+        self.call::<Commit>(&CommitRequest { update_id }).unwrap();
+        let ended = |reply: &PollReply| {
+            let last = reply.last_update.as_ref();
+            reply.activity == Activity::Idle && last.is_some_and(|last| last.update_id == update_id)
+        };
+        let outcome = self.poll_until(ended).last_update.unwrap().outcome;
+        assert_eq!(outcome, Outcome::Done);
+    }
+
     /// Sends a Prepare and a Commit; both must be refused.
     #[track_caller]
     fn expect_refused(&self, request: &PrepareRequest, why: &str) {
@@ -145,8 +174,14 @@ fn refused(result: Result<(), CallError>) -> Result<(), String> {
     })
 }
 
+fn replace(path: &str, leaf: Leaf) -> Operation {
+    let action = Action::Replace { node: Node::Leaf(leaf), displaced: Vec::new() };
+    let reason = vec![Difference::Content];
+    Operation { path: TreePath::new(path).unwrap(), action, reason }
+}
+
 fn link_to_evil(path: &str) -> Operation {
-    let metadata = common::tree::Metadata::new(0o777, 0, 0);
+    let metadata = Metadata::new(0o777, 0, 0);
     let target = common::escape::ByteText(b"evil".to_vec());
     let node = Node::Leaf(Leaf::Symlink(Symlink { metadata, target }));
     let reason = vec![Difference::Missing];
@@ -276,5 +311,45 @@ fn a_stolen_dominator_installs_nothing_that_is_not_signed() {
         assert!(begun.elapsed() < CONVERGE_MAX, "it is not repaired");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
+    site.fleet.stop().unwrap();
+}
+
+#[test]
+fn a_computed_file_lends_its_content_to_nothing_that_is_signed() {
+    let mut site = Site::start();
+    site.fleet.dominator.stop().unwrap();
+    // The content of `/etc/motd` is not signed; that of `/program` is.
+    site.add("evil/1", "evil", false);
+    fs::write(site.at("computed"), "/etc/motd files:6972\n").unwrap();
+    site.add_computed("web/1", "1");
+    site.sign_elsewhere("web/1");
+    let mut thief = Thief::of(&site);
+    let image = thief.required("web/1");
+    let program = TreePath::new("/program").unwrap();
+    let signed = image.tree.file(&program).unwrap();
+    let evil = thief.required("evil/1").tree.file(&program).unwrap();
+    thief.offer(&image).unwrap();
+    // First it gets content that is signed for another path: it may have any.
+    let order = thief.order_with(&image, &signed);
+    thief.carry_out(&order);
+    assert_eq!(site.file("etc/motd"), "program of 1");
+    site.expect("1");
+    // Then that other path becomes a name of it, and it gets what nobody has signed.
+    let motd = TreePath::new("/etc/motd").unwrap();
+    let mut order = thief.order_with(&image, &evil);
+    let link = || replace("/program", Leaf::HardLink(motd.clone()));
+    let content = replace("/etc/motd", Leaf::File(evil.clone()));
+    order.plan.operations = vec![link(), content.clone()];
+    let refused = thief.call::<Prepare>(&order).unwrap_err();
+    assert_eq!(refused.code(), Some(FaultCode::BadRequest), "{refused:?}");
+    let refused = common::report::report(&refused);
+    assert!(
+        refused.contains("bad operation on /program: it links to what is no file"),
+        "{refused}"
+    );
+    order.plan.operations = vec![content, link()];
+    thief.expect_refused(&order, "/program would not be as it is signed (");
+    site.expect("1");
+    drop(thief);
     site.fleet.stop().unwrap();
 }

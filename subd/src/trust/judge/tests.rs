@@ -6,7 +6,6 @@ use common::api::subd::Expects;
 use common::escape::ByteText;
 use common::image::{ComputedRule, FORMAT, HealthCheck};
 use common::object::{Algorithm, ObjectId};
-use common::plan::{Action, Plan};
 use common::signing::{SigningKey, Statement};
 use common::tree::text::{from_text, to_text};
 use common::tree::{Metadata, Symlink, Time};
@@ -222,6 +221,66 @@ fn plans_that_lead_elsewhere_are_refused() {
     assert_eq!(world.judge_plan(half), Err(Refusal::Elsewhere { path: at, why, more: 0 }));
 }
 
+/// A directory that the image does not have, and that stays because it holds kept content.
+const KEPT: &str = "d 700 0:0 /srv\nd 700 0:0 /srv/app\n";
+
+/// `have` with the first `count` paths of that.
+fn and_kept(have: &Tree, count: usize) -> Tree {
+    let mut builder = TreeBuilder::new(Algorithm::Blake3);
+    for (path, node) in have.nodes().chain(tree(KEPT).nodes().skip(1).take(count)) {
+        builder.insert(path, node).unwrap();
+    }
+    builder.finish().unwrap()
+}
+
+/// A machine that has that, too.
+fn with_kept(have: &Tree, want: &Tree) -> World {
+    let mut world = World::new(&and_kept(have, 2), want);
+    world.scan.report.as_mut().unwrap().kept_directories = vec![path("/srv/app")];
+    world
+}
+
+#[test]
+fn what_stays_though_it_is_not_signed_stays_as_it_is() {
+    let world = with_kept(&drifted(), &tree(SIGNED));
+    assert!(world.judge_plan(world.plan()).is_ok());
+    for (at, node) in [
+        ("/srv", Metadata::new(0o777, 0, 0)),
+        ("/srv/app", Metadata::new(0o755, 1_000, 0)),
+        ("/srv/app", Metadata::new(0o755, 0, 0)),
+    ] {
+        let mut plan = world.plan();
+        let (action, reason) = (Action::Change(Node::Directory(node)), vec![Difference::Mode]);
+        plan.operations.push(Operation { path: path(at), action, reason });
+        assert_eq!(world.judge_plan(plan), Err(Refusal::NotSigned { path: path(at) }));
+    }
+}
+
+#[test]
+fn what_others_can_reach_is_not_changed_in_place() {
+    let have =
+        SIGNED.replace("f 644 0:0 1.000000000 5 @2 /etc/b", "f 666 0:0 1.000000000 5 @2 /etc/b");
+    let mut world = World::new(&tree(&have), &tree(SIGNED));
+    let plan = world.plan();
+    assert!(matches!(&*plan.operations, [Operation { action: Action::Change(_), .. }]));
+    assert!(world.judge_plan(plan.clone()).is_ok());
+    world.scan.report.as_mut().unwrap().externally_linked = vec![path("/etc/b")];
+    assert!(world.judge_plan(world.plan()).is_ok());
+    let mut by_link = plan.clone();
+    by_link.operations[0].path = path("/etc/c");
+    for plan in [plan, by_link] {
+        let path = plan.operations[0].path.clone();
+        let why = "it has names that are not signed";
+        assert_eq!(world.judge_plan(plan), Err(Refusal::InPlace { path, why }));
+    }
+    let world = World::new(&tree(&SIGNED.replace("f 4755", "f 755")), &tree(SIGNED));
+    let mut plan = world.plan();
+    let node = Node::Leaf(Leaf::File(tree(SIGNED).file(&path("/usr/s")).unwrap()));
+    plan.operations[0].action = Action::Change(node);
+    let (path, why) = (path("/usr/s"), "it has privileges");
+    assert_eq!(world.judge_plan(plan), Err(Refusal::InPlace { path, why }));
+}
+
 #[test]
 fn a_machine_that_scans_otherwise_is_not_compared() {
     let mut world = World::new(&drifted(), &tree(SIGNED));
@@ -248,7 +307,9 @@ fn the_machine_goes_back_only_if_it_may() {
     let digest = world.image.digest;
     let table = [
         ("older was accepted", last(object(9), 799), false, Ok(800)),
-        ("as old was accepted", last(object(9), 800), false, Ok(800)),
+        ("as old was accepted", last(object(9), 800), false, Err(())),
+        ("as old, and it may", last(object(9), 800), true, Ok(800)),
+        ("this one, as old", last(digest, 800), false, Ok(800)),
         ("newer was accepted", last(object(9), 801), false, Err(())),
         ("newer, and it may", last(object(9), 801), true, Ok(800)),
         ("this one, signed later then", last(digest, 950), false, Ok(950)),
@@ -260,8 +321,14 @@ fn the_machine_goes_back_only_if_it_may() {
         let judged = world.judge_plan(plan.clone());
         assert_eq!(judged.map(|judged| judged.accepted.signed).map_err(|_| ()), expected, "{what}");
     }
-    world.last = Some(last(object(9), 801));
     world.allow_older = false;
+    world.last = Some(last(object(9), 800));
+    assert_eq!(
+        world.judge_plan(plan.clone()).unwrap_err().to_string(),
+        "web/8 was signed at 1970-01-01T00:13:20Z, and one of the same second was accepted before \
+         (web/9, signed at 1970-01-01T00:13:20Z): sign it again if the machine is to go back"
+    );
+    world.last = Some(last(object(9), 801));
     assert_eq!(
         world.judge_plan(plan).unwrap_err().to_string(),
         "web/8 was signed at 1970-01-01T00:13:20Z, and a newer one was accepted before (web/9, \
@@ -416,20 +483,32 @@ fn changed(plan: &mut Plan, change: &Change, paths: &[TreePath]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever is done to a plan: it is accepted if, and only if, it leads to the signed tree.
+    /// Whatever is done to a plan: it is accepted if, and only if, it leads to the signed tree, and
+    /// leaves what the machine keeps as it is.
     #[test]
     fn a_plan_is_accepted_only_if_it_leads_to_the_signed_tree(
         drift in drift(),
         changes in prop::collection::vec(change(), 0..4),
+        kept in any::<bool>(),
     ) {
         let signed = tree(SIGNED);
-        let world = World::new(&drifting(&signed, &drift), &signed);
+        let have = drifting(&signed, &drift);
+        let world = if kept { with_kept(&have, &signed) } else { World::new(&have, &signed) };
         let mut plan = world.plan();
         prop_assert!(world.judge_plan(plan.clone()).is_ok(), "the honest plan");
-        let paths: Vec<TreePath> = signed.nodes().map(|(path, _)| path).collect();
+        // Directories that hold nothing else may go as well.
+        let whole = and_kept(&signed, 2);
+        let counts = 0..=if kept { 2 } else { 0 };
+        let right: Vec<String> = counts.map(|count| to_text(&and_kept(&signed, count))).collect();
+        let paths: Vec<TreePath> = whole.nodes().map(|(path, _)| path).collect();
         changes.iter().for_each(|change| changed(&mut plan, change, &paths));
         let leads = apply(world.have(), &plan).map(|after| to_text(&after));
-        let is_right = leads.is_ok_and(|after| after == to_text(&signed));
-        prop_assert_eq!(world.judge_plan(plan).is_ok(), is_right);
+        let is_right = leads.is_ok_and(|after| right.contains(&after));
+        let judged = world.judge_plan(plan);
+        match &judged {
+            Err(Refusal::NotSigned { .. } | Refusal::InPlace { .. }) => {}
+            _ => prop_assert_eq!(judged.is_ok(), is_right, "{:?}", judged),
+        }
+        prop_assert!(judged.is_err() || is_right);
     }
 }

@@ -137,6 +137,7 @@ fn refuses_what_contradicts_itself() {
         source: "generator:6972".to_owned(),
     }));
     let odd_mode = Node::Directory(Metadata::new(0o40755, 0, 0));
+    let no_file = "bad operation on /b: it links to what is no file at that point of the plan";
     #[rustfmt::skip]
     let table: Vec<(Vec<(&str, Action)>, &str)> = vec![
         (vec![("/", Action::Remove)], "bad operation on /: the root can only get other metadata"),
@@ -168,8 +169,13 @@ fn refuses_what_contradicts_itself() {
          "bad operation on /a/b: another operation takes its directory away"),
         (vec![("/a/b", create(directory())), ("/a", Action::Remove)],
          "bad operation on /a/b: another operation takes its directory away"),
-        (vec![("/a", Action::Remove), ("/b", create(link("/a")))],
-         "bad operation on /b: it links to what is no file afterwards"),
+        (vec![("/a", Action::Remove), ("/b", create(link("/a")))], no_file),
+        (vec![("/b", create(link("/a"))), ("/a", Action::Remove)], no_file),
+        (vec![("/b", replace(link("/a"), &[])), ("/a", replace(file("x"), &[]))], no_file),
+        (vec![("/b", create(link("/a"))), ("/a", create(file("x")))], no_file),
+        (vec![("/b", replace(link("/b"), &[]))], no_file),
+        (vec![("/a", replace(link("/c"), &[])), ("/b", create(link("/a")))], no_file),
+        (vec![("/a", replace(symlink(b"t"), &["/a/f"])), ("/b", create(link("/a/f")))], no_file),
     ];
     for (operations, error) in table {
         assert_eq!(arranged(&operations).unwrap_err().to_string(), error);
