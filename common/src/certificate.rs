@@ -63,6 +63,8 @@ pub struct Certificate {
     pub serial: String,
     /// `sha256:` and the digest of the whole certificate, in hexadecimal digits.
     pub fingerprint: String,
+    /// `sha256:` and the digest of its public key: certificates with one key have the same.
+    pub key: String,
     /// True if it may issue others.
     pub is_authority: bool,
 }

@@ -52,6 +52,9 @@ const NAME_BYTES_MAX: usize = 256;
 pub struct AuthorityOptions {
     /// Its common name, which people see, and by which others name it.
     pub name: String,
+    /// True to add the first digits of its key's identifier to the name, so that no two authorities
+    /// have one name.
+    pub key_in_name: bool,
     /// How long it lasts.
     pub lifetime: Duration,
     /// From when on, in seconds since 1970; `None` for an hour ago.
@@ -60,7 +63,8 @@ pub struct AuthorityOptions {
 
 impl Default for AuthorityOptions {
     fn default() -> Self {
-        Self { name: "Dominator".to_owned(), lifetime: AUTHORITY_LIFETIME, start: None }
+        let name = "Dominator".to_owned();
+        Self { name, key_in_name: false, lifetime: AUTHORITY_LIFETIME, start: None }
     }
 }
 
@@ -199,8 +203,8 @@ impl Authority {
     ///
     /// [`AuthorityError::Wish`] and [`AuthorityError::Time`] for options that cannot be.
     pub fn create(options: &AuthorityOptions) -> Result<Self, AuthorityError> {
-        let params = authority_params(options, None, BasicConstraints::Unconstrained)?;
         let key = new_key()?;
+        let params = authority_params(options, &key, None, BasicConstraints::Unconstrained)?;
         let made = params.self_signed(&key).map_err(making("authority"))?;
         let ca_pem = made.pem();
         Self::new(made.der(), key, String::new(), ca_pem)
@@ -210,14 +214,19 @@ impl Authority {
     ///
     /// # Errors
     ///
-    /// [`AuthorityError::NotRoot`] if this one is not a root.
+    /// [`AuthorityError::NotRoot`] if this one is not a root; [`AuthorityError::Wish`] also for
+    /// the name of this one, because lists of revoked certificates are known by it.
     pub fn create_intermediate(&self, options: &AuthorityOptions) -> Result<Self, AuthorityError> {
         if !self.chain_pem.is_empty() {
             return Err(AuthorityError::NotRoot { name: self.certificate.common_name.clone() });
         }
+        if !options.key_in_name && options.name == self.certificate.common_name {
+            return Err(wish("the name of an intermediate", &options.name, "its root has it"));
+        }
         let constraints = BasicConstraints::Constrained(0);
-        let params = authority_params(options, Some(self.certificate.not_after), constraints)?;
         let key = new_key()?;
+        let until = Some(self.certificate.not_after);
+        let params = authority_params(options, &key, until, constraints)?;
         let made = params.signed_by(&key, &self.issuer).map_err(making("authority"))?;
         Self::new(made.der(), key, made.pem(), self.ca_pem.clone())
     }
@@ -421,10 +430,18 @@ fn key_id(der: &[u8]) -> KeyIdMethod {
 
 fn authority_params(
     options: &AuthorityOptions,
+    key: &KeyPair,
     until: Option<i64>,
     constraints: BasicConstraints,
 ) -> Result<CertificateParams, AuthorityError> {
     let mut params = params_of(&options.name)?;
+    if options.key_in_name {
+        let id = params.key_identifier(key);
+        let digits: String = id.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("{} {digits}", options.name);
+        check_name("the name of the holder", &name)?;
+        params.distinguished_name.push(DnType::CommonName, name);
+    }
     set_time(&mut params, options.start, options.lifetime, until)?;
     params.is_ca = IsCa::Ca(constraints);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];

@@ -200,7 +200,8 @@ pub(super) fn new_directory(
     Ok(())
 }
 
-/// Replaces the files `contents` in `directory`, one after the other.
+/// Replaces the files `contents` in `directory`, one after the other: each is on the medium before
+/// the next one is replaced.
 pub(super) fn into(directory: &Path, contents: &[Content<'_>]) -> Result<(), PlaceError> {
     let mut partials = Vec::new();
     for content in contents {
@@ -217,9 +218,18 @@ pub(super) fn into(directory: &Path, contents: &[Content<'_>]) -> Result<(), Pla
     }
     for (partial, path) in &partials {
         fs::rename(&partial.0, path)?;
+        sync(directory)?;
     }
-    sync(directory)?;
     Ok(())
+}
+
+/// Removes the file `path`, if it is there, also from the medium.
+pub(super) fn remove(path: &Path) -> Result<(), PlaceError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(sync(parent_of(path))?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Adds `text` to the end of the file `path`, and to the medium, behind its last whole line.

@@ -53,7 +53,8 @@ impl Certificate {
             not_before: x509.validity().not_before.timestamp(),
             not_after: x509.validity().not_after.timestamp(),
             serial: serial(x509.raw_serial())?,
-            fingerprint: format!("sha256:{}", hex(&sha2::Sha256::digest(der))),
+            fingerprint: sha256(der),
+            key: sha256(x509.public_key().raw),
             is_authority,
         })
     }
@@ -300,4 +301,8 @@ fn escape_short_bytes(bytes: &[u8]) -> String {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    format!("sha256:{}", hex(&sha2::Sha256::digest(bytes)))
 }

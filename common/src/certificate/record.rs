@@ -32,6 +32,9 @@ pub struct Record {
     pub is_authority: bool,
     /// `sha256:` and the digest of the certificate.
     pub fingerprint: String,
+    /// `sha256:` and the digest of its public key; earlier records have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
 }
 
 impl Record {
@@ -49,6 +52,7 @@ impl Record {
             not_after: certificate.not_after,
             is_authority: certificate.is_authority,
             fingerprint: certificate.fingerprint.clone(),
+            key: Some(certificate.key.clone()),
         }
     }
 }
@@ -74,6 +78,82 @@ pub enum Reason {
     PrivilegeWithdrawn,
 }
 
+impl Reason {
+    /// True if the key is the reason: no certificate with it may count any more.
+    #[must_use]
+    pub fn is_key(self) -> bool {
+        matches!(self, Self::KeyCompromise | Self::CaCompromise)
+    }
+}
+
+/// A certificate that is to be revoked, on record or not.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Meant {
+    /// Its serial number, in hexadecimal digits.
+    pub serial: String,
+    /// The common name of the holder.
+    pub name: String,
+    /// `sha256:` and the digest of its public key, if it is known.
+    pub key: Option<String>,
+}
+
+impl Meant {
+    /// What names `certificate`.
+    #[must_use]
+    pub fn of(certificate: &Certificate) -> Self {
+        let Certificate { serial, common_name, key, .. } = certificate;
+        Self { serial: serial.clone(), name: common_name.clone(), key: Some(key.clone()) }
+    }
+
+    /// What names the certificate on `record`.
+    #[must_use]
+    pub fn on(record: &Record) -> Self {
+        let Record { serial, name, key, .. } = record;
+        Self { serial: serial.clone(), name: name.clone(), key: key.clone() }
+    }
+
+    /// True if the certificate on `record` has the key of this one, or may have it: where only one
+    /// of them is known, those of one holder are taken to have one.
+    #[must_use]
+    pub fn may_share_key(&self, record: &Record) -> bool {
+        match (&self.key, &record.key) {
+            (Some(one), Some(other)) => one == other,
+            _ => self.name == record.name,
+        }
+    }
+}
+
+/// Whether the key of a certificate may still be vouched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyStanding {
+    /// Nothing is known against it.
+    Good,
+    /// It must not be: a certificate with it was revoked.
+    Revoked,
+    /// A certificate of the same holder was revoked for its key, and which key that was is not on
+    /// record. Then the key is as good as revoked, if the certificate is as old as such records.
+    Doubtful,
+}
+
+/// What `revoked` says of the key of `certificate`. For whatever reason a certificate was revoked,
+/// its key is not used again: it costs nothing to make another.
+#[must_use]
+pub fn key_standing(certificate: &Certificate, revoked: &[Revocation]) -> KeyStanding {
+    let has_key = |one: &Revocation| {
+        one.serial == certificate.serial || one.key.as_ref() == Some(&certificate.key)
+    };
+    let is_doubtful = |one: &Revocation| {
+        one.key.is_none() && one.reason.is_key() && one.name == certificate.common_name
+    };
+    if revoked.iter().any(has_key) {
+        KeyStanding::Revoked
+    } else if revoked.iter().any(is_doubtful) {
+        KeyStanding::Doubtful
+    } else {
+        KeyStanding::Good
+    }
+}
+
 /// A certificate that counts no more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revocation {
@@ -85,6 +165,9 @@ pub struct Revocation {
     pub reason: Reason,
     /// When, in seconds since 1970.
     pub revoked_at: i64,
+    /// `sha256:` and the digest of its public key, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
 }
 
 /// A line that is none of those that are written.
@@ -147,6 +230,7 @@ mod tests {
             not_after: 2,
             is_authority: false,
             fingerprint: "sha256:00".into(),
+            key: None,
         };
         let written = line(&record);
         expect![[r#"
@@ -168,10 +252,93 @@ mod tests {
             name: "web1".into(),
             reason: Reason::KeyCompromise,
             revoked_at: 5,
+            key: None,
         };
         expect![[r#"
             {"serial":"ab01","name":"web1","reason":"key-compromise","revoked_at":5}
         "#]]
         .assert_eq(&line(&revocation));
+        let revocation = Revocation { key: Some("11".into()), ..revocation };
+        expect![[r#"
+            {"serial":"ab01","name":"web1","reason":"key-compromise","revoked_at":5,"key":"11"}
+        "#]]
+        .assert_eq(&line(&revocation));
+        assert_eq!(rows::<Revocation>(line(&revocation).as_bytes()).unwrap(), [revocation]);
+    }
+
+    fn key(key: &str) -> Option<String> {
+        Some(key.to_owned()).filter(|key| !key.is_empty())
+    }
+
+    #[test]
+    fn what_has_one_key_is_known_and_without_digests_what_has_one_holder() {
+        let record = |name: &str, digest: &str| Record {
+            serial: "02".into(),
+            name: name.into(),
+            hosts: Vec::new(),
+            powers: Vec::new(),
+            groups: Vec::new(),
+            not_before: 1,
+            not_after: 2,
+            is_authority: false,
+            fingerprint: "sha256:00".into(),
+            key: key(digest),
+        };
+        let table = [
+            ("a", record("web1", "a"), true),
+            ("a", record("web9", "a"), true),
+            ("a", record("web1", "b"), false),
+            ("a", record("web1", ""), true),
+            ("a", record("web9", ""), false),
+            ("", record("web1", "b"), true),
+            ("", record("web1", ""), true),
+            ("", record("web9", "b"), false),
+        ];
+        for (digest, record, want) in table {
+            let meant = Meant { serial: "01".into(), name: "web1".into(), key: key(digest) };
+            assert_eq!(meant.may_share_key(&record), want, "{digest} {record:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_revoked_with_any_certificate_that_has_it() {
+        let certificate = Certificate {
+            common_name: "web1".into(),
+            issuer: "root".into(),
+            hosts: Vec::new(),
+            identity: crate::wire::access::Identity::default(),
+            not_before: 0,
+            not_after: 9,
+            serial: "02".into(),
+            fingerprint: "sha256:00".into(),
+            key: "a".into(),
+            is_authority: false,
+        };
+        let revocation = |serial: &str, name: &str, digest: &str, reason| Revocation {
+            serial: serial.into(),
+            name: name.into(),
+            reason,
+            revoked_at: 5,
+            key: key(digest),
+        };
+        use KeyStanding::{Doubtful, Good, Revoked};
+        let (plain, stolen) = (Reason::Unspecified, Reason::KeyCompromise);
+        let table = [
+            (vec![], Good),
+            (vec![revocation("02", "web1", "", plain)], Revoked),
+            (vec![revocation("01", "web1", "a", plain)], Revoked),
+            (vec![revocation("01", "web9", "a", stolen)], Revoked),
+            (vec![revocation("01", "web1", "b", stolen)], Good),
+            (vec![revocation("01", "web1", "", stolen)], Doubtful),
+            (vec![revocation("01", "web1", "", plain)], Good),
+            (vec![revocation("01", "web9", "", stolen)], Good),
+            (
+                vec![revocation("01", "web1", "", stolen), revocation("03", "web1", "a", plain)],
+                Revoked,
+            ),
+        ];
+        for (revoked, want) in table {
+            assert_eq!(key_standing(&certificate, &revoked), want, "{revoked:?}");
+        }
     }
 }

@@ -23,7 +23,9 @@ use super::Certificate;
 use super::authority::{Authority, AuthorityError, Issued, Request, now};
 use super::pem::revocation_lists_of;
 use super::place::{self, Content, PlaceError};
-use super::record::{LineError, Reason, Record, Revocation, line, rows};
+use super::record::{
+    KeyStanding, LineError, Meant, Reason, Record, Revocation, key_standing, line, rows,
+};
 
 /// An authority in a directory.
 #[derive(Debug)]
@@ -48,6 +50,12 @@ pub enum RegisterError {
     /// There is an authority already.
     #[error("{} is there already: an authority is never overwritten", path.display())]
     Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The directory is that of a daemon or tool.
+    #[error("{} is there: make the authority in a directory of its own", path.display())]
+    Holder {
         /// The file.
         path: PathBuf,
     },
@@ -81,29 +89,32 @@ pub struct Revoked {
 impl Register {
     /// Puts `authority` into `directory`, which may be there, but not with an authority.
     ///
+    /// The key gets its name last: without it nothing is an authority, and what a run that was
+    /// killed has left of one is replaced.
+    ///
     /// # Errors
     ///
-    /// [`RegisterError::Exists`], or what the disk says.
+    /// [`RegisterError::Exists`], [`RegisterError::Holder`], or what the disk says.
     pub fn make(directory: &Path, authority: Authority) -> Result<Self, RegisterError> {
         let key_pem = authority.key_pem();
+        let chain = Content { name: "chain.pem", text: authority.chain_pem(), mode: 0o644 };
         let mut contents = vec![
-            Content { name: "ca.key", text: &key_pem, mode: 0o600 },
             Content { name: "ca.pem", text: authority.ca_pem(), mode: 0o644 },
+            Content { name: "ca.key", text: &key_pem, mode: 0o600 },
         ];
-        if !authority.chain_pem().is_empty() {
-            let chain = authority.chain_pem();
-            contents.insert(1, Content { name: "chain.pem", text: chain, mode: 0o644 });
+        let is_root = chain.text.is_empty();
+        if !is_root {
+            contents.insert(0, chain);
         }
         // Of two who make one at the same time, one must see the other's.
         fs::create_dir_all(place::parent_of(directory))?;
         let lock = fs::File::open(place::parent_of(directory))?;
         lock.file().lock()?;
         if fs::exists(directory)? {
-            let names = ["ca.key", "ca.pem", "chain.pem"];
-            for path in names.map(|name| directory.join(name)) {
-                if fs::exists(&path)? {
-                    return Err(RegisterError::Exists { path });
-                }
+            expect_none(directory)?;
+            if is_root {
+                // It would make an intermediate of the root.
+                place::remove(&directory.join("chain.pem"))?;
             }
             place::into(directory, &contents)?;
         } else {
@@ -222,23 +233,37 @@ impl Held<'_> {
         Ok(place::append(&self.register.path("issued.jsonl"), &line, 0o600)?)
     }
 
-    /// Revokes `certificates`, given by serial number and name, and makes the list anew, also if
-    /// there are none. Those that are revoked already stay so.
+    /// True if the key of `certificate`, which this authority has issued, must not be vouched for
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`] if what was revoked cannot be read.
+    pub fn is_key_revoked(&self, certificate: &Certificate) -> Result<bool, RegisterError> {
+        Ok(match key_standing(certificate, &self.revoked()?) {
+            KeyStanding::Good => false,
+            KeyStanding::Revoked => true,
+            KeyStanding::Doubtful => {
+                let issued = self.issued()?;
+                let own = issued.iter().find(|record| record.serial == certificate.serial);
+                own.is_none_or(|record| record.key.is_none())
+            }
+        })
+    }
+
+    /// Revokes `certificates`, and makes the list anew, also if there are none. Those that are
+    /// revoked already stay so.
     ///
     /// # Errors
     ///
     /// [`RegisterError`]; done again, it goes on where it stopped.
-    pub fn revoke(
-        &self,
-        certificates: &[(String, String)],
-        reason: Reason,
-    ) -> Result<Revoked, RegisterError> {
+    pub fn revoke(&self, certificates: &[Meant], reason: Reason) -> Result<Revoked, RegisterError> {
         let mut all = self.revoked()?;
         let mut new: Vec<Revocation> = Vec::new();
-        for (serial, name) in certificates {
+        for Meant { serial, name, key } in certificates {
             if all.iter().chain(&new).all(|one| one.serial != *serial) {
-                let (serial, name) = (serial.clone(), name.clone());
-                new.push(Revocation { serial, name, reason, revoked_at: now() });
+                let (serial, name, key) = (serial.clone(), name.clone(), key.clone());
+                new.push(Revocation { serial, name, reason, revoked_at: now(), key });
             }
         }
         let lines: String = new.iter().map(line).collect();
@@ -255,6 +280,24 @@ impl Held<'_> {
         place::into(&self.register.directory, &[content])?;
         Ok(Revoked { new, count: all.len(), path })
     }
+}
+
+/// Refuses a directory that has the key of an authority, or what one has recorded whose key is
+/// kept elsewhere, or belongs to somebody who trusts one.
+fn expect_none(directory: &Path) -> Result<(), RegisterError> {
+    for name in ["ca.key", "issued.jsonl", "revoked.jsonl"] {
+        let path = directory.join(name);
+        if fs::exists(&path)? {
+            return Err(RegisterError::Exists { path });
+        }
+    }
+    for name in ["cert.pem", "key.pem"] {
+        let path = directory.join(name);
+        if fs::exists(&path)? {
+            return Err(RegisterError::Holder { path });
+        }
+    }
+    Ok(())
 }
 
 /// The number of the list in the file `path`, if it is there and can be read: one that was damaged

@@ -17,6 +17,7 @@
 mod explain;
 mod files;
 mod keeper;
+mod lists;
 mod standing;
 mod telling;
 mod trust;

@@ -326,7 +326,7 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
     lab::write_key(&lab.dir("server"), &other);
     let error = Security::open(&lab.dir("server")).unwrap_err().to_string();
     assert!(error.ends_with("the certificate in cert.pem is not of the key in key.pem"), "{error}");
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    tokio::time::sleep(Duration::from_millis(4_500)).await;
     client().call::<GetConfiguration>(&()).await.unwrap();
     lab::write_key(&lab.dir("server"), &former);
     server.stop().await;
@@ -406,7 +406,7 @@ fn files_that_cannot_be_used_are_named_with_what_is_wrong() {
         }
     };
     #[rustfmt::skip]
-    let table: [(Change<'_>, &str); 9] = [
+    let table: [(Change<'_>, &str); 14] = [
         (&nothing, "there is no certificate in DIR"),
         (&remove("key.pem"), "cannot read key.pem: No such file or directory (os error 2)"),
         (&remove("ca.pem"), "cannot read ca.pem: No such file or directory (os error 2)"),
@@ -414,7 +414,12 @@ fn files_that_cannot_be_used_are_named_with_what_is_wrong() {
         (&write("key.pem", ""), "key.pem: it holds no private key in PEM (PKCS#8, PKCS#1 or SEC1, without passphrase)"),
         (&open, "key.pem can be read by every user of this machine: chmod 600 it, and have its certificate revoked if somebody may have read it"),
         (&write("ca.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), "ca.pem: certificate 1 is none that can be read"),
-        (&write("crl.pem", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"), "ca.pem: "),
+        (&write("crl.pem", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"), "crl.pem: list 1 cannot be used: it is no list of revoked certificates"),
+        (&write("crl.pem", ""), "crl.pem: it holds no list of revoked certificates in PEM (X509 CRL): copy it again, or remove it if nothing is revoked"),
+        (&write("crl.pem", "-----BEGIN CRL-----\nAAAA\n-----END CRL-----\n"), "crl.pem: it holds no list of revoked certificates in PEM"),
+        (&write("crl.pem", "-----BEGIN X509 CRL-----\nAAAA\n"), "crl.pem: it is not PEM: "),
+        (&write("zones.toml", ""), "zones.toml: it names no zone: copy it again, or remove it if no authority is to be limited"),
+        (&write("zones.toml", "# none\n"), "zones.toml: it names no zone"),
         (&write("zones.toml", "[[zone]]\nauthority = 'x'\n"), "zones.toml: a zone is of the authority `x`, which is not in ca.pem: a zone that limits nothing is a mistake"),
     ];
     for (change, want) in table {

@@ -62,6 +62,10 @@ pub(super) enum Command {
     /// The list is crl.pem in the directory of the authority. It counts where it is: copy it into
     /// the TLS directory of each daemon, which takes note of it by itself. Without a certificate to
     /// revoke, the list is only made anew.
+    ///
+    /// Where a key was stolen, say --reason key-compromise: a renewed certificate has the key of
+    /// the one before, so all that have it are revoked. Whatever the reason, domtool cert issue
+    /// makes another key where one had a certificate that was revoked.
     #[command(after_help = "Examples:\n  \
         domtool cert revoke --ca /root/ca alice --reason key-compromise\n  \
         domtool cert revoke --ca /root/ca /root/tls/web1/cert.pem")]

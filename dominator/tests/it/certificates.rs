@@ -1,12 +1,12 @@
 //! `domtool cert` as operators use it: authorities, certificates, fleets, revocation; killed and
 //! by several at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::certificate::pem::{certificates_of, is_signed_by, key_belongs};
+use common::certificate::pem::{certificates_of, is_signed_by, key_belongs, revocation_lists_of};
 use common::certificate::{Authority, AuthorityOptions, Certificate, Register};
 use expect_test::expect;
 
@@ -208,6 +208,7 @@ fn what_is_wrong_in_a_directory_is_said() {
         name: "Old".into(),
         lifetime: day * 9,
         start: Some(now - 10 * 86_400),
+        ..AuthorityOptions::default()
     });
     let authority = authority.unwrap();
     let request = common::certificate::Request {
@@ -263,6 +264,31 @@ fn what_is_wrong_in_a_directory_is_said() {
         exit 1
     "#]]
     .assert_eq(&plain(&run(path, &["cert", "show", "."])));
+}
+
+#[test]
+fn no_two_authorities_get_one_name_by_themselves() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "first"]);
+    done(path, &["cert", "ca", "second"]);
+    done(path, &["cert", "ca", "below", "--intermediate-of", "first"]);
+    let files = ["first/ca.pem", "second/ca.pem", "below/chain.pem"];
+    let names = files.map(|file| read(&path.join(file)).common_name);
+    let digits = names.each_ref().map(|name| name.rsplit_once(' ').unwrap().1.to_owned());
+    for (name, digits) in names.iter().zip(&digits) {
+        assert!(name.starts_with("Dominator authority"), "{name}");
+        let is_digit = |byte: u8| byte.is_ascii_hexdigit();
+        assert!(digits.len() == 8 && digits.bytes().all(is_digit), "{name}");
+    }
+    assert_eq!(BTreeSet::from(digits).len(), 3, "{names:?}");
+    let again = ["cert", "ca", "again", "--intermediate-of", "first", "--name", &names[0]];
+    let refused = plain(&run(path, &again)).replace(&names[0], "NAME");
+    expect![[r#"
+        error: `NAME` cannot be the name of an intermediate in a certificate: its root has it
+        exit 1
+    "#]]
+    .assert_eq(&refused);
 }
 
 #[test]
@@ -401,6 +427,131 @@ fn a_fleet_gets_what_it_lacks() {
         exit 0
     "#]]
     .assert_eq(&brief(&issue(&["--renew-before", "400d"])));
+}
+
+/// A fleet of one machine whose certificate was renewed after a backup was made of the first one.
+fn renewed_since_a_backup(path: &Path) {
+    done(path, &["cert", "ca", "ca", "--name", "Root"]);
+    std::fs::write(path.join("mdb"), r#"[{"Hostname": "web1"}]"#).unwrap();
+    let issue = ["cert", "issue", "--ca", "ca", "--out", "out", "--mdb", "mdb"];
+    done(path, &issue);
+    std::fs::copy(path.join("out/web1/cert.pem"), path.join("backup.pem")).unwrap();
+    done(path, &[&issue[..], &["--renew-before", "400d"]].concat());
+    let [old, new] = ["backup.pem", "out/web1/cert.pem"].map(|file| read(&path.join(file)));
+    assert_ne!(old.serial, new.serial);
+    assert_eq!(old.key, new.key);
+}
+
+/// Which of the two certificates of [`renewed_since_a_backup`] are revoked.
+fn revoked(path: &Path) -> [bool; 2] {
+    let lists = revocation_lists_of(&path.join("ca/crl.pem")).unwrap();
+    ["backup.pem", "out/web1/cert.pem"].map(|file| {
+        let der = certificates_of(&path.join(file)).unwrap().remove(0);
+        lists[0].lists(&der)
+    })
+}
+
+/// What revoking the backup says, without serial numbers, and what the next run for the fleet does.
+fn revoked_then_issued(path: &Path, more: &[&str]) -> String {
+    let serials = ["backup.pem", "out/web1/cert.pem"].map(|file| read(&path.join(file)).serial);
+    let revoke = ["cert", "revoke", "--ca", "ca", "backup.pem"];
+    let told = done(path, &[&revoke[..], more].concat());
+    let mut text = plain(&told).replace(&serials[0], "FIRST").replace(&serials[1], "SECOND");
+    let listed = revoked(path);
+    for _ in 0..2 {
+        let issued = ["cert", "issue", "--ca", "ca", "--out", "out", "--mdb", "mdb"];
+        text += &said(&done(path, &issued)).2;
+    }
+    format!("{text}in the list: {listed:?}\n")
+}
+
+#[test]
+fn a_stolen_key_is_revoked_with_all_of_its_certificates() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    renewed_since_a_backup(path);
+    let key = || std::fs::read(path.join("out/web1/key.pem")).unwrap();
+    let stolen = key();
+    let got = revoked_then_issued(path, &["--reason", "key-compromise"]);
+    expect![[r#"
+        Revoked the certificate FIRST of web1.
+        Revoked the certificate SECOND of web1 too: it has, or may have, the same key.
+        ca/crl.pem lists 2 certificates. Copy it into the TLS directory of each daemon.
+        exit 0
+        1 machine: 1 made, 0 renewed, 0 still good, 0 failed.
+        1 machine: 0 made, 0 renewed, 1 still good, 0 failed.
+        in the list: [true, true]
+    "#]]
+    .assert_eq(&got);
+    assert_ne!(key(), stolen);
+}
+
+#[test]
+fn a_key_is_not_used_again_for_whatever_reason_a_certificate_was_revoked() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    renewed_since_a_backup(path);
+    let got = revoked_then_issued(path, &[]);
+    expect![[r#"
+        Revoked the certificate FIRST of web1.
+        Not revoked: 1 certificate, with a key that is, or may be, the same.
+        If others may have the key, revoke again with --reason key-compromise.
+        ca/crl.pem lists 1 certificate. Copy it into the TLS directory of each daemon.
+        exit 0
+        1 machine: 1 made, 0 renewed, 0 still good, 0 failed.
+        1 machine: 0 made, 0 renewed, 1 still good, 0 failed.
+        in the list: [true, false]
+    "#]]
+    .assert_eq(&got);
+}
+
+#[test]
+fn where_keys_are_not_on_record_all_certificates_of_the_holder_are_revoked() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    renewed_since_a_backup(path);
+    // As earlier versions have written them.
+    let forget = |file: &str| {
+        let text = std::fs::read_to_string(path.join(file)).unwrap();
+        let mut lines = String::new();
+        for line in text.lines() {
+            let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
+            row.as_object_mut().unwrap().remove("key").unwrap();
+            lines += &format!("{row}\n");
+        }
+        std::fs::write(path.join(file), lines).unwrap();
+    };
+    forget("ca/issued.jsonl");
+    let got = revoked_then_issued(path, &["--reason", "key-compromise"]);
+    expect![[r#"
+        Revoked the certificate FIRST of web1.
+        Revoked the certificate SECOND of web1 too: it has, or may have, the same key.
+        ca/crl.pem lists 2 certificates. Copy it into the TLS directory of each daemon.
+        exit 0
+        1 machine: 1 made, 0 renewed, 0 still good, 0 failed.
+        1 machine: 0 made, 0 renewed, 1 still good, 0 failed.
+        in the list: [true, true]
+    "#]]
+    .assert_eq(&got);
+    // What an earlier version revoked for its key makes an old key doubtful, and no new one.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    renewed_since_a_backup(path);
+    let first = read(&path.join("backup.pem")).serial;
+    let reason = "key-compromise";
+    let row = serde_json::json!(
+        { "serial": first, "name": "web1", "reason": reason, "revoked_at": 5 }
+    );
+    std::fs::write(path.join("ca/revoked.jsonl"), format!("{row}\n")).unwrap();
+    let issue = ["cert", "issue", "--ca", "ca", "--out", "out", "--mdb", "mdb"];
+    let kept = "1 machine: 0 made, 0 renewed, 1 still good, 0 failed.\n";
+    assert_eq!(said(&done(path, &issue)).2, kept);
+    let issued = path.join("ca/issued.jsonl");
+    let text = std::fs::read_to_string(&issued).unwrap();
+    std::fs::write(&issued, text.replace("\"key\"", "\"formerly\"")).unwrap();
+    let made = "1 machine: 1 made, 0 renewed, 0 still good, 0 failed.\n";
+    assert_eq!(said(&done(path, &issue)).2, made);
+    assert_eq!(said(&done(path, &issue)).2, kept);
 }
 
 #[test]

@@ -276,6 +276,7 @@ fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
             name: "somebody".to_owned(),
             reason: Reason::default(),
             revoked_at: 1_000_000_000,
+            key: None,
         }],
         1,
     );

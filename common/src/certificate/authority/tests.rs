@@ -205,6 +205,7 @@ fn what_is_asked_for_is_what_is_read() {
         not_after: read.not_before + 3_600 + 365 * 86_400,
         serial: read.serial.clone(),
         fingerprint: read.fingerprint.clone(),
+        key: again.certificate.key.clone(),
         is_authority: false,
     };
     assert_eq!(read, want);
@@ -221,6 +222,7 @@ fn times_are_within_those_of_the_authority() {
         name: "Short".into(),
         lifetime: day * days,
         start: Some(start),
+        ..AuthorityOptions::default()
     };
     let start = now() - 86_400;
     let short = Authority::create(&options(start, 10)).unwrap();
@@ -322,6 +324,7 @@ fn openssl_sees_what_is_revoked() {
         name: "bad".into(),
         reason: Reason::KeyCompromise,
         revoked_at: now() - 60,
+        key: None,
     };
     std::fs::write(path.join("ca.pem"), authority.ca_pem()).unwrap();
     let list = |revoked: &[Revocation], number| {

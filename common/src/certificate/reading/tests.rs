@@ -295,6 +295,7 @@ fn certificates_made_by_openssl_are_read() {
             not_after: read.not_after,
             serial: "ab0102".into(),
             fingerprint: format!("sha256:{}", print.replace(':', "").to_lowercase()),
+            key: read.key.clone(),
             is_authority: false,
         };
         assert_eq!(read, want);

@@ -60,6 +60,51 @@ fn an_authority_is_made_once_and_only_for_its_owner() {
 }
 
 #[test]
+fn what_was_killed_while_it_was_put_in_place_is_made_again() {
+    let root = authority();
+    let below = || {
+        let options = AuthorityOptions { name: "Zone".into(), ..AuthorityOptions::default() };
+        root.create_intermediate(&options).unwrap()
+    };
+    // Where the second file cannot be put in place, the key is not there either.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    std::fs::create_dir(path.join("ca.pem")).unwrap();
+    let error = Register::make(path, below()).unwrap_err();
+    assert!(matches!(error, RegisterError::Place(_) | RegisterError::File(_)), "{error:?}");
+    assert_eq!(["chain.pem", "ca.key"].map(|name| path.join(name).exists()), [true, false]);
+    std::fs::remove_dir(path.join("ca.pem")).unwrap();
+    // What a kill leaves, after each of the files.
+    std::fs::write(path.join(".ca.key.new"), "cut").unwrap();
+    for put in [&["chain.pem"][..], &["chain.pem", "ca.pem"]] {
+        for again in [below(), authority()] {
+            for name in put {
+                std::fs::write(path.join(name), root.ca_pem()).unwrap();
+            }
+            let error = Register::open(path).unwrap_err();
+            assert!(matches!(error, RegisterError::None { .. }), "{error:?}");
+            let made = Register::make(path, again).unwrap();
+            let opened = Register::open(path).unwrap();
+            assert_eq!(opened.authority().certificate(), made.authority().certificate());
+            assert!(!path.join(".ca.key.new").exists());
+            std::fs::remove_file(path.join("ca.key")).unwrap();
+        }
+    }
+    // One whose key is kept elsewhere, and the directory of a daemon, are not overwritten.
+    let table = [
+        ("issued.jsonl", "is there already: an authority is never overwritten"),
+        ("key.pem", "is there: make the authority in a directory of its own"),
+    ];
+    for (name, why) in table {
+        let file = path.join(name);
+        std::fs::write(&file, "").unwrap();
+        let refused = Register::make(path, authority()).unwrap_err().to_string();
+        assert_eq!(refused, format!("{} {why}", file.display()));
+        std::fs::remove_file(&file).unwrap();
+    }
+}
+
+#[test]
 fn what_several_issue_and_revoke_at_once_is_all_on_record() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ca");
@@ -74,7 +119,7 @@ fn what_several_issue_and_revoke_at_once_is_all_on_record() {
                     let held = register.lock().unwrap();
                     let issued = held.issue(&request(&name), None).unwrap();
                     drop(held);
-                    let revoked = [(issued.certificate.serial, name)];
+                    let revoked = [Meant::of(&issued.certificate)];
                     let done = register.lock().unwrap().revoke(&revoked, Reason::Superseded);
                     assert_eq!(done.unwrap().new.len(), 1);
                 }
@@ -120,10 +165,9 @@ fn each_list_has_a_higher_number_and_all_that_is_revoked() {
     for name in ["one", "two", "three"] {
         let issued = held.issue(&request(name), None).unwrap();
         ders.push(der_of(&issued));
-        let serial = issued.certificate.serial;
-        serials.push(serial.clone());
-        let revoked = [(serial.clone(), name.to_owned()), (serial, name.to_owned())];
-        let done = held.revoke(&revoked, Reason::KeyCompromise).unwrap();
+        serials.push(issued.certificate.serial.clone());
+        let meant = Meant::of(&issued.certificate);
+        let done = held.revoke(&[meant.clone(), meant], Reason::KeyCompromise).unwrap();
         assert_eq!((done.new.len(), done.count), (1, serials.len()));
         assert_eq!(listed(&ders), want(&ders));
         let next = list_number(&path.join("crl.pem")).unwrap();
@@ -136,8 +180,8 @@ fn each_list_has_a_higher_number_and_all_that_is_revoked() {
             Some(junk) => std::fs::write(path.join("crl.pem"), junk).unwrap(),
             None => std::fs::remove_file(path.join("crl.pem")).unwrap(),
         }
-        let all: Vec<(String, String)> =
-            serials.iter().map(|serial| (serial.clone(), "x".to_owned())).collect();
+        let meant = |serial: &String| Meant { serial: serial.clone(), name: "x".into(), key: None };
+        let all: Vec<Meant> = serials.iter().map(meant).collect();
         let done = held.revoke(&all, Reason::Superseded).unwrap();
         let nothing = Revoked { new: Vec::new(), count: 3, path: path.join("crl.pem") };
         assert_eq!(done, nothing);

@@ -76,8 +76,18 @@ pub enum TlsError {
     },
 }
 
-/// What tells whether files have changed: of each its length, its times, and which it is.
-pub(super) type Stamp = Vec<Option<(u64, u64, i64, i64)>>;
+/// What tells whether files have changed: of each, if it is there, its mark.
+pub(super) type Stamp = Vec<Option<Mark>>;
+
+/// Which file it is, how long, and when it was changed. The last time is of all changes: also of
+/// its owner and mode, by which a file that could not be used may become one that can.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    inode: u64,
+    length_bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
 
 /// What the files hold.
 pub(super) struct Files {
@@ -85,8 +95,8 @@ pub(super) struct Files {
     pub(super) key: PrivateKeyDer<'static>,
     pub(super) authorities: Vec<CertificateDer<'static>>,
     pub(super) revoked: Vec<CertificateRevocationListDer<'static>>,
-    /// Empty if there is no such file.
-    pub(super) zones: String,
+    /// `None` if there is no such file.
+    pub(super) zones: Option<String>,
     pub(super) stamp: Stamp,
 }
 
@@ -119,15 +129,10 @@ impl Files {
         }
         let revoked = match optional(&dir.join(REVOKED))? {
             None => Vec::new(),
-            Some(bytes) => CertificateRevocationListDer::pem_slice_iter(&bytes)
-                .collect::<Result<Vec<_>, _>>()
-                .map_err(|error| TlsError::Content {
-                    path: dir.join(REVOKED),
-                    what: format!("it is not PEM: {error}"),
-                })?,
+            Some(bytes) => lists(dir.join(REVOKED), &bytes)?,
         };
-        let zones = optional(&dir.join(ZONES))?.unwrap_or_default();
-        let zones = String::from_utf8(zones).map_err(|_| TlsError::Content {
+        let zones = optional(&dir.join(ZONES))?.map(String::from_utf8).transpose();
+        let zones = zones.map_err(|_| TlsError::Content {
             path: dir.join(ZONES),
             what: "it is not UTF-8".to_owned(),
         })?;
@@ -139,7 +144,12 @@ impl Files {
 pub(super) fn stamp(dir: &Path) -> Stamp {
     let one = |name: &str| {
         let metadata = dir.join(name).metadata().ok()?;
-        Some((metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
+        Some(Mark {
+            inode: metadata.ino(),
+            length_bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
     };
     FILES.iter().map(|(name, _)| one(name)).collect()
 }
@@ -147,6 +157,11 @@ pub(super) fn stamp(dir: &Path) -> Stamp {
 /// The file of the zones in `dir`.
 pub(super) fn zones_of(dir: &Path) -> PathBuf {
     dir.join(ZONES)
+}
+
+/// The file of what was revoked in `dir`.
+pub(super) fn revoked_of(dir: &Path) -> PathBuf {
+    dir.join(REVOKED)
 }
 
 /// The file of the authorities in `dir`.
@@ -168,6 +183,23 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         return Err(content("it holds no certificate in PEM".to_owned()));
     }
     Ok(found)
+}
+
+/// The lists in `bytes`, the content of `path`: at least one. A file that was cut off, as when the
+/// disk was full, must not look as if nothing were revoked.
+fn lists(
+    path: PathBuf,
+    bytes: &[u8],
+) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    let found = CertificateRevocationListDer::pem_slice_iter(bytes).collect::<Result<Vec<_>, _>>();
+    let what = match found {
+        Ok(lists) if !lists.is_empty() => return Ok(lists),
+        Ok(_) => "it holds no list of revoked certificates in PEM (X509 CRL): copy it again, or \
+                  remove it if nothing is revoked"
+            .to_owned(),
+        Err(error) => format!("it is not PEM: {error}"),
+    };
+    Err(TlsError::Content { path, what })
 }
 
 fn optional(path: &Path) -> Result<Option<Vec<u8>>, TlsError> {

@@ -26,7 +26,8 @@ use crate::certificate::Certificate;
 /// How long before a certificate ends it is warned of.
 pub const WARN_BEFORE: Duration = Duration::from_secs(30 * 86_400);
 
-/// How often it is looked whether files have changed.
+/// How often it is looked whether files have changed. They are taken when two looks agree: what is
+/// being copied is not whole yet.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// How often a certificate that ends soon is told of in the log.
@@ -67,6 +68,17 @@ impl std::fmt::Debug for Security {
 pub struct Keeper {
     dir: PathBuf,
     material: watch::Sender<Arc<Material>>,
+}
+
+/// What was seen of files, look by look.
+#[derive(Default)]
+struct Looks {
+    /// What the last look has seen.
+    last: Option<Stamp>,
+    /// What cannot be used, whatever happens, unless it changes.
+    refused: Option<Stamp>,
+    /// What was told of in the log.
+    told: Option<Stamp>,
 }
 
 /// What was made of files.
@@ -130,10 +142,10 @@ impl Security {
         let Self::Tls(keeper) = self else { return };
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let (mut warned, mut failed) = (None, None);
+        let (mut warned, mut looks) = (None, Looks::default());
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-            // Five questions to the kernel of small files: no thread is worth it.
-            if keeper.refresh(&mut failed) {
+            // Five questions to the kernel about small files: no thread is worth it.
+            if keeper.refresh(&mut looks) {
                 warned = None;
             }
             let is_due = warned.is_none_or(|at: tokio::time::Instant| at.elapsed() > WARN_EVERY);
@@ -167,26 +179,47 @@ pub(super) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
+impl Looks {
+    /// Takes note of a look that sees `stamp`; true if files must be read that are not those of
+    /// `taken`.
+    fn is_due(&mut self, stamp: &Stamp, taken: &Stamp) -> bool {
+        let is_settled = self.last.as_ref() == Some(stamp);
+        self.last = Some(stamp.clone());
+        is_settled && stamp != taken && self.refused.as_ref() != Some(stamp)
+    }
+
+    /// Takes note that the files of `stamp` could not be taken; true if it must be told. What
+    /// could not be read, for want of descriptors or by a fault of the disk, may be read later.
+    fn refuse(&mut self, stamp: Stamp, error: &TlsError) -> bool {
+        if !matches!(error, TlsError::Read { .. }) {
+            self.refused = Some(stamp.clone());
+        }
+        self.told.replace(stamp.clone()) != Some(stamp)
+    }
+}
+
 impl Keeper {
-    /// Takes the files if they have changed and are right; true if so. What is wrong with them is
-    /// told once.
-    fn refresh(&self, failed: &mut Option<Stamp>) -> bool {
+    /// Takes the files if they have changed, are whole and are right; true if so. What is wrong
+    /// with them is told once.
+    fn refresh(&self, looks: &mut Looks) -> bool {
         let stamp = files::stamp(&self.dir);
-        if stamp == self.material.borrow().stamp || failed.as_ref() == Some(&stamp) {
+        if !looks.is_due(&stamp, &self.material.borrow().stamp) {
             return false;
         }
         match Material::read(&self.dir) {
+            // They have changed while they were read: the next look is at others.
+            Ok(material) if material.stamp != stamp || files::stamp(&self.dir) != stamp => false,
             Ok(material) => {
-                *failed = None;
                 let ends = material.own.not_after;
                 tracing::info!(dir = %self.dir.display(), ends, "certificates taken");
                 self.material.send_replace(Arc::new(material));
                 true
             }
             Err(error) => {
-                *failed = Some(stamp);
-                let error = crate::report::report(&error);
-                tracing::warn!("certificates not taken, the former stay in force: {error}");
+                if looks.refuse(stamp, &error) {
+                    let error = crate::report::report(&error);
+                    tracing::warn!("certificates not taken, the former stay in force: {error}");
+                }
                 false
             }
         }
@@ -269,9 +302,12 @@ impl Material {
         let own = Certificate::read(&chain[0])
             .map_err(|error| of_certificate(crate::report::report(&error)))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let trust = Trust::new(&authorities, &revoked, &zones, Arc::clone(&provider));
+        let trust = Trust::new(&authorities, &revoked, zones.as_deref(), Arc::clone(&provider));
         let trust = trust.map_err(|error| match error {
             TrustError::Authority { .. } => content(files::authorities_of(dir), error.to_string()),
+            TrustError::List(_) | TrustError::Lists(_) => {
+                content(files::revoked_of(dir), error.to_string())
+            }
             TrustError::Zones(source) => TlsError::Zones { path: files::zones_of(dir), source },
         })?;
         let trust = Arc::new(trust);
@@ -301,7 +337,11 @@ impl Material {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+    use crate::certificate::{Authority, AuthorityOptions, Replace, Request};
 
     #[test]
     fn the_end_of_a_certificate_is_told_from_thirty_days_before() {
@@ -320,6 +360,86 @@ mod tests {
             let want = want.map(|text| format!("the certificate of this program {text}"));
             assert_eq!(ending(ends, ends - left), want, "{left}");
         }
+    }
+
+    /// A directory with certificates, and what holds them.
+    fn kept() -> (tempfile::TempDir, Arc<Keeper>, Authority) {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&AuthorityOptions::default()).unwrap();
+        let issued = authority.issue(&Request { name: "web1".into(), ..Request::default() });
+        let tls = directory.path().join("tls");
+        issued.unwrap().write(&tls, authority.ca_pem(), Replace::Own).unwrap();
+        let Security::Tls(keeper) = Security::open(&tls).unwrap() else { unreachable!() };
+        (directory, keeper, authority)
+    }
+
+    #[test]
+    fn what_was_refused_is_taken_when_its_mode_is_right() {
+        let (_directory, keeper, authority) = kept();
+        let mut looks = Looks::default();
+        let mut refresh = || [keeper.refresh(&mut looks), keeper.refresh(&mut looks)];
+        assert_eq!(refresh(), [false, false]);
+        let key = keeper.dir.join("key.pem");
+        // Also where the clock of the files is coarse.
+        let mode = |mode| {
+            let before = files::stamp(&keeper.dir);
+            while files::stamp(&keeper.dir) == before {
+                fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+            }
+        };
+        mode(0o644);
+        let list = authority.revocation_list(&[], 1).unwrap();
+        fs::write(keeper.dir.join("crl.pem"), list).unwrap();
+        assert_eq!(refresh(), [false, false]);
+        mode(0o600);
+        assert_eq!(refresh(), [false, true]);
+        assert_eq!(refresh(), [false, false]);
+    }
+
+    #[test]
+    fn files_are_taken_when_they_stay_as_they_are() {
+        let (_directory, keeper, authority) = kept();
+        let mut looks = Looks::default();
+        let mut refresh = || keeper.refresh(&mut looks);
+        assert!(!refresh());
+        let lists = [1, 2].map(|number| authority.revocation_list(&[], number).unwrap()).concat();
+        let path = keeper.dir.join("crl.pem");
+        // The copy goes on between two looks: half of it is as good as whole.
+        let half = lists.find("END X509 CRL-----\n").unwrap() + "END X509 CRL-----\n".len();
+        for copied in [&lists[..half], &lists] {
+            fs::write(&path, copied).unwrap();
+            assert!(!refresh());
+        }
+        assert!(refresh());
+        // One that was cut off limits nothing, and is never taken.
+        for cut in ["", &lists[..half - 20]] {
+            fs::write(&path, cut).unwrap();
+            assert_eq!([refresh(), refresh(), refresh()], [false; 3]);
+        }
+        fs::remove_file(&path).unwrap();
+        fs::write(keeper.dir.join("zones.toml"), "").unwrap();
+        assert_eq!([refresh(), refresh(), refresh()], [false; 3]);
+        fs::remove_file(keeper.dir.join("zones.toml")).unwrap();
+        assert_eq!([refresh(), refresh(), refresh()], [false, true, false]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_tried_again_and_told_once() {
+        let failed = |source: io::ErrorKind| TlsError::Read {
+            path: PathBuf::from("crl.pem"),
+            source: source.into(),
+        };
+        let wrong = TlsError::Content { path: PathBuf::from("crl.pem"), what: "no".to_owned() };
+        let (taken, next) = (vec![], vec![None]);
+        let mut looks = Looks::default();
+        assert_eq!([(); 2].map(|()| looks.is_due(&next, &taken)), [false, true]);
+        assert!(looks.refuse(next.clone(), &failed(io::ErrorKind::PermissionDenied)));
+        assert!(looks.is_due(&next, &taken));
+        assert!(!looks.refuse(next.clone(), &failed(io::ErrorKind::Other)));
+        assert!(looks.is_due(&next, &taken));
+        assert!(!looks.refuse(next.clone(), &wrong));
+        assert!(!looks.is_due(&next, &taken));
+        assert_eq!([(); 2].map(|()| looks.is_due(&taken, &taken)), [false, false]);
     }
 
     #[test]

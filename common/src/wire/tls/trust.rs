@@ -10,7 +10,10 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{CertificateError, DistinguishedName, RootCertStore};
 
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
 use super::super::access::Identity;
+use super::lists::{self, Chosen, ListError};
 use super::zones::{self, Zone, ZonesError};
 use crate::certificate::Certificate;
 
@@ -34,6 +37,9 @@ pub(super) struct Trust {
 
 #[derive(Debug)]
 struct Authority {
+    der: CertificateDer<'static>,
+    /// True if there are lists of its name, by another key.
+    has_namesake: bool,
     subject: DistinguishedName,
     callers: Arc<dyn ClientCertVerifier>,
     servers: Arc<WebPkiServerVerifier>,
@@ -46,14 +52,18 @@ pub(super) enum TrustError {
     #[error("certificate {number} is none that can be read: {what}")]
     Authority { number: usize, what: String },
     #[error(transparent)]
+    List(#[from] ListError),
+    #[error("a list in it cannot be used: {0}")]
+    Lists(rustls::server::VerifierBuilderError),
+    #[error(transparent)]
     Zones(#[from] ZonesError),
 }
 
 impl Trust {
-    pub(super) fn new(
-        authorities: &[CertificateDer<'static>],
+    pub(super) fn new<'a>(
+        authorities: &'a [CertificateDer<'static>],
         revoked: &[CertificateRevocationListDer<'static>],
-        zones: &str,
+        zones: Option<&str>,
         provider: Arc<CryptoProvider>,
     ) -> Result<Self, TrustError> {
         let bad = |number: usize, error: &dyn std::fmt::Display| TrustError::Authority {
@@ -64,14 +74,24 @@ impl Trust {
             Certificate::read(der).map_err(|error| bad(number, &error))
         };
         let known = authorities.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
-        let zones = zones::assign(&zones::parse(zones)?, &known)?;
+        let zones = match zones.map(zones::parse).transpose()? {
+            Some(zones) if zones.is_empty() => return Err(ZonesError::Nothing.into()),
+            zones => zones::assign(&zones.unwrap_or_default(), &known)?,
+        };
+        let revoked = lists::read(revoked)?;
+        let parse = |(number, der): (usize, &'a CertificateDer<'static>)| {
+            let parsed = X509Certificate::from_der(der);
+            parsed.map(|(_, x509)| x509).map_err(|error| bad(number, &error))
+        };
+        let parsed = authorities.iter().enumerate().map(parse).collect::<Result<Vec<_>, _>>()?;
         let make = |(number, (der, zone)): (usize, (&CertificateDer<'static>, Option<Zone>))| {
             let mut roots = RootCertStore::empty();
             roots.add(der.clone()).map_err(|error| bad(number, &error))?;
             let subject = roots.subjects().remove(0);
+            let Chosen { lists, has_namesake } = lists::choose(&revoked, &parsed[number], &parsed);
             let (callers, servers) =
-                verifiers(roots, revoked, &provider).map_err(|error| bad(number, &error))?;
-            Ok(Authority { subject, callers, servers, zone })
+                verifiers(roots, &lists, &provider).map_err(TrustError::Lists)?;
+            Ok(Authority { der: der.clone(), has_namesake, subject, callers, servers, zone })
         };
         let made = authorities.iter().zip(zones).enumerate().map(make);
         let authorities = made.collect::<Result<_, TrustError>>()?;
@@ -94,7 +114,9 @@ impl Trust {
     ) -> Result<Vouched, rustls::Error> {
         let (leaf, between) = split(chain)?;
         let authority = self.first(|authority| {
-            authority.callers.verify_client_cert(leaf, between, now).map(|_| authority)
+            authority.callers.verify_client_cert(leaf, between, now)?;
+            authority.expect_no_namesake(between)?;
+            Ok(authority)
         })?;
         let mut vouched = vouched(chain)?;
         vouched.identity.zone = authority.zone.as_ref().map(|zone| zone.methods.clone());
@@ -111,6 +133,7 @@ impl Trust {
         let (leaf, between) = split(chain)?;
         self.first(|authority| {
             authority.servers.verify_server_cert(leaf, between, name, &[], now)?;
+            authority.expect_no_namesake(between)?;
             let may = |zone: &Zone| zone.has_server(&name.to_str());
             if authority.zone.as_ref().is_none_or(may) {
                 return Ok(());
@@ -130,11 +153,33 @@ impl Trust {
         for authority in &self.authorities {
             match ask(authority) {
                 Ok(good) => return Ok(good),
-                Err(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {}
-                Err(error) => telling = error,
+                Err(error) if tells(&error) >= tells(&telling) => telling = error,
+                Err(_) => {}
             }
         }
         Err(telling)
+    }
+}
+
+/// How much an error tells: one of an authority that has not issued the certificate tells less
+/// than one of that which has, also if both have one name.
+fn tells(error: &rustls::Error) -> u8 {
+    match error {
+        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => 0,
+        rustls::Error::InvalidCertificate(CertificateError::BadSignature) => 1,
+        _ => 2,
+    }
+}
+
+impl Authority {
+    /// Refuses an authority below this one that has its name, if there are lists of that name which
+    /// may be its: they were left out.
+    fn expect_no_namesake(&self, between: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
+        if !(self.has_namesake && lists::has_namesake(&self.der, between)) {
+            return Ok(());
+        }
+        let what = "an authority below a root has the root's name, and crl.pem holds lists of both";
+        Err(rustls::Error::General(what.to_owned()))
     }
 }
 
@@ -179,3 +224,6 @@ fn vouched(chain: &[CertificateDer<'_>]) -> Result<Vouched, rustls::Error> {
     }
     Ok(Vouched { identity: leaf.identity, until: u64::try_from(until).unwrap_or_default() })
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,6 +33,9 @@ pub enum ZonesError {
          a mistake"
     )]
     Stray(String),
+    /// There is none: a file that was cut off must not look as if nothing were limited.
+    #[error("it names no zone: copy it again, or remove it if no authority is to be limited")]
+    Nothing,
     /// Two zones are of one authority.
     #[error("two zones are of the authority `{0}`: make them one")]
     Twice(String),
@@ -128,6 +131,7 @@ mod tests {
             not_after: 1,
             serial: "1".to_owned(),
             fingerprint: format!("sha256:{print}"),
+            key: "sha256:00".to_owned(),
             is_authority: true,
         }
     }

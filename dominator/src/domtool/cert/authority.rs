@@ -16,7 +16,8 @@ pub(crate) struct Arguments {
     /// Where to put it: a directory that is not there yet, or has no authority
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// What people and other programs call it; unless given, after this machine
+    /// What people and other programs call it; unless given, after this machine and its key. Give
+    /// none the name of another that is trusted with it, or was
     #[arg(long)]
     name: Option<String>,
     /// How long it lasts; nothing that it issues lasts longer
@@ -31,8 +32,12 @@ pub(crate) struct Arguments {
 }
 
 pub(super) fn run(format: Format, arguments: &Arguments) -> Result<Output, CertError> {
-    let name = arguments.name.clone().unwrap_or_else(default_name);
-    let options = AuthorityOptions { name, lifetime: arguments.lifetime, start: None };
+    let options = AuthorityOptions {
+        name: arguments.name.clone().unwrap_or_else(default_name),
+        key_in_name: arguments.name.is_none(),
+        lifetime: arguments.lifetime,
+        start: None,
+    };
     let authority = match &arguments.intermediate_of {
         None => Authority::create(&options)?,
         Some(root) => {

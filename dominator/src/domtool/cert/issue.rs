@@ -137,11 +137,11 @@ pub(super) fn look(register: &Register, held: &Held<'_>, directory: &Path) -> Op
     let all = certificates_of(&directory.join("cert.pem")).ok()?;
     let der = all.first()?;
     let certificate = Certificate::read(der).ok()?;
-    let revoked = held.revoked().ok()?;
+    let is_revoked = held.is_key_revoked(&certificate).ok()?;
     Some(Found {
         key_belongs: key_belongs(&directory.join("key.pem"), der).unwrap_or(false),
         is_ours: is_signed_by(der, register.authority().der()),
-        is_revoked: revoked.iter().any(|one| one.serial == certificate.serial),
+        is_revoked,
         certificate,
     })
 }

@@ -129,6 +129,7 @@ mod tests {
                 not_after: now + 90 * day,
                 serial: "01".into(),
                 fingerprint: "sha256:00".into(),
+                key: "sha256:00".into(),
                 is_authority: false,
             },
             key: Key::Belongs { mode: 0o100_600 },

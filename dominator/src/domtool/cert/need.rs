@@ -23,6 +23,7 @@ pub(super) struct Found {
     pub(super) key_belongs: bool,
     /// The authority that is to issue has issued it.
     pub(super) is_ours: bool,
+    /// It, or another one with its key, was revoked.
     pub(super) is_revoked: bool,
 }
 
@@ -104,6 +105,7 @@ mod tests {
                 not_after: 100 * day,
                 serial: "01".into(),
                 fingerprint: "sha256:00".into(),
+                key: "sha256:00".into(),
                 is_authority: false,
             },
             key_belongs: true,

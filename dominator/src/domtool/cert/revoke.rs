@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use common::certificate::authority::now;
 use common::certificate::pem::{certificates_of, is_signed_by};
-use common::certificate::record::{Reason, Record};
+use common::certificate::record::{Meant, Reason, Record};
 use common::certificate::{Certificate, Register};
 use common::tool::{Format, Output, json};
 use common::words::counted;
@@ -22,7 +22,8 @@ pub(crate) struct Arguments {
     /// file
     #[arg(value_name = "CERTIFICATE")]
     certificates: Vec<String>,
-    /// Why: it stands in the list
+    /// Why: it stands in the list. With key-compromise or ca-compromise all certificates that have,
+    /// or may have, the same key are revoked too
     #[arg(long, value_enum, default_value_t)]
     reason: Reason,
 }
@@ -31,20 +32,37 @@ pub(super) fn run(format: Format, arguments: &Arguments) -> Result<Output, CertE
     let register = Register::open(&arguments.ca)?;
     let held = register.lock()?;
     let issued = held.issued()?;
-    let mut found = BTreeSet::new();
+    let mut named = BTreeSet::new();
     for target in &arguments.certificates {
-        found.extend(meant(&register, &issued, target)?);
+        named.extend(meant(&register, &issued, target)?);
     }
-    let found: Vec<(String, String)> = found.into_iter().collect();
+    let same_key = same_key(&issued, &named, now());
+    let mut found: Vec<Meant> = named.into_iter().collect();
+    let by_name = found.len();
+    if arguments.reason.is_key() {
+        found.extend(same_key.iter().cloned());
+    }
     let revoked = held.revoke(&found, arguments.reason)?;
+    let all = held.revoked()?;
     drop(held);
     for one in &revoked.new {
-        eprintln!("Revoked the certificate {} of {}.", one.serial, one.name);
+        let is_named = found[..by_name].iter().any(|meant| meant.serial == one.serial);
+        let why = if is_named { "" } else { " too: it has, or may have, the same key" };
+        eprintln!("Revoked the certificate {} of {}{why}.", one.serial, one.name);
     }
     let already = found.len() - revoked.new.len();
     if already > 0 {
         let words = counted(already as u64, "certificate");
         eprintln!("{words} had been revoked before.");
+    }
+    let left = same_key.iter().filter(|meant| all.iter().all(|one| one.serial != meant.serial));
+    let left = left.count();
+    if left > 0 {
+        eprintln!(
+            "Not revoked: {}, with a key that is, or may be, the same.\nIf others may have the \
+             key, revoke again with --reason key-compromise.",
+            counted(left as u64, "certificate")
+        );
     }
     eprintln!(
         "{} lists {}. Copy it into the TLS directory of each daemon.",
@@ -58,12 +76,18 @@ pub(super) fn run(format: Format, arguments: &Arguments) -> Result<Output, CertE
     .into())
 }
 
-/// The serial numbers and holders of what an operator means.
-fn meant(
-    register: &Register,
-    issued: &[Record],
-    target: &str,
-) -> Result<Vec<(String, String)>, CertError> {
+/// What still lasts and has, or may have, the key of one of `named`, and is none of them.
+fn same_key(issued: &[Record], named: &BTreeSet<Meant>, now: i64) -> Vec<Meant> {
+    let is_other = |record: &&Record| {
+        record.not_after >= now
+            && named.iter().all(|one| one.serial != record.serial)
+            && named.iter().any(|one| one.may_share_key(record))
+    };
+    issued.iter().filter(is_other).map(Meant::on).collect()
+}
+
+/// The certificates that an operator means.
+fn meant(register: &Register, issued: &[Record], target: &str) -> Result<Vec<Meant>, CertError> {
     let path = Path::new(target);
     if path.is_file() {
         let all = certificates_of(path)?;
@@ -73,7 +97,7 @@ fn meant(
         }
         let read = Certificate::read(&all[0]);
         let read = read.map_err(|source| CertError::Certificate { path: target.into(), source })?;
-        return Ok(vec![(read.serial, read.common_name)]);
+        return Ok(vec![Meant::of(&read)]);
     }
     let now = now();
     // What has ended counts no more anyway, unless it is named by its number.
@@ -81,10 +105,6 @@ fn meant(
         record.serial == target.to_ascii_lowercase()
             || (record.name == target && record.not_after >= now)
     };
-    let found: Vec<_> = issued
-        .iter()
-        .filter(is_meant)
-        .map(|record| (record.serial.clone(), record.name.clone()))
-        .collect();
+    let found: Vec<Meant> = issued.iter().filter(is_meant).map(Meant::on).collect();
     if found.is_empty() { Err(CertError::Unknown { target: target.to_owned() }) } else { Ok(found) }
 }

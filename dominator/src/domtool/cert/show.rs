@@ -45,6 +45,7 @@ struct Shown {
     chain: Vec<String>,
     serial: String,
     fingerprint: String,
+    key: String,
     faults: Vec<String>,
 }
 
@@ -217,6 +218,7 @@ fn shown(facts: Facts, faults: Vec<String>, now: i64) -> Shown {
         chain: facts.chain.links.into_iter().map(|link| link.name).collect(),
         serial: certificate.serial,
         fingerprint: certificate.fingerprint,
+        key: certificate.key,
         faults,
     }
 }
