@@ -24,6 +24,9 @@ const LIMIT: Duration = Duration::from_secs(600);
 const SETTLE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(75);
 
+/// How often an image is fetched; the best counts, because the disk is noisy.
+const GETS: usize = 5;
+
 /// What a connection of HTTP/2 with certificates on both sides took of a client in Go, in bytes.
 const GO_CONNECTION: f64 = 44.0 * 1024.0;
 
@@ -87,7 +90,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     };
     let all = [
         pair(&format!("{name}: intake to all synced, TLS beside plain"), &|taken| taken.took),
-        pair("imagetool get of 1.0 GB, TLS beside plain", &|taken| taken.get.0),
+        pair("imagetool get of 1.0 GB, the best of 5, TLS beside plain", &|taken| taken.get.0),
         pair("the same, CPU of the server", &|taken| taken.get.1),
     ];
     for (what, ours, peer, ratio) in all {
@@ -108,12 +111,17 @@ fn fleet(bench: &Bench<'_>, insecure: bool) -> anyhow::Result<Taken> {
     fs::remove_dir_all(&tree).context("cannot remove a tree")?;
     upload_filtered(&fleet, "large/1", bench.first()?, "/var/log/.*\n", &[])?;
     let server = fleet.imageserver.id().context("the imageserver does not run")?;
-    let (start, before) = (Instant::now(), cpu_of(server)?);
     let target = directory.join("got");
-    let output = fleet.imagetool(&["get".as_ref(), "large/1".as_ref(), target.as_os_str()])?;
-    ensure!(output.status.success(), "imagetool get failed");
-    let get = (start.elapsed(), cpu_of(server)? - before);
-    fs::remove_dir_all(&target).context("cannot remove a tree")?;
+    let mut get = (Duration::MAX, Duration::MAX);
+    for _ in 0..GETS {
+        // What was written before must not slow this one down.
+        nix::unistd::sync();
+        let (start, before) = (Instant::now(), cpu_of(server)?);
+        let output = fleet.imagetool(&["get".as_ref(), "large/1".as_ref(), target.as_os_str()])?;
+        ensure!(output.status.success(), "imagetool get failed");
+        get = get.min((start.elapsed(), cpu_of(server)? - before));
+        fs::remove_dir_all(&target).context("cannot remove a tree")?;
+    }
 
     let subs = usize::try_from(bench.arguments.subs)?;
     eprintln!("{how}: starting {subs} simulated subs");
