@@ -498,7 +498,6 @@ impl LocalObjects {
         form: Form,
         bad: &std::fs::Metadata,
     ) -> Result<(), StoreError> {
-        self.corrupt.fetch_add(1, Ordering::Relaxed);
         let path = self.path(id, form);
         let aside = self.quarantine.join(layout::aside(id, form, bad.ino()));
         let held = || Ok(self.locate(id)?.and_then(|located| located.length(id)));
@@ -518,6 +517,8 @@ impl LocalObjects {
             );
             fs_err::rename(&path, &aside)
                 .map_err(failed(format!("put the corrupt object {id} aside")))?;
+            // Two readers may find the same at one time; one of them puts it aside.
+            self.corrupt.fetch_add(1, Ordering::Relaxed);
             let after = held()?;
             if after.is_none() {
                 self.wounds.add(*id, Wound::Corrupt);
@@ -701,5 +702,20 @@ mod tests {
             assert_eq!(objects.holdings(), after);
         }
         assert_eq!(objects.corrupt(), 2);
+    }
+
+    #[test]
+    fn what_two_readers_find_corrupt_is_one_object() {
+        let data = tempfile::tempdir().unwrap();
+        fs_err::create_dir(data.path().join(layout::INCOMING)).unwrap();
+        let objects = LocalObjects::open(data.path()).unwrap();
+        let id = Algorithm::Blake3.digest(b"bad");
+        let path = objects.path(&id, Form::Plain);
+        fs_err::write(&path, b"BAD").unwrap();
+        let found = fs_err::metadata(&path).unwrap();
+        for _reader in 0..2 {
+            objects.put_aside(&id, Form::Plain, &found).unwrap();
+        }
+        assert_eq!((objects.corrupt(), path.exists()), (1, false));
     }
 }
