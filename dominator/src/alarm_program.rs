@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::report::report;
+use model::report::report;
 use tokio::sync::watch;
 
 use crate::core::alarms::{News, Raised, news};
-use crate::core::pace::doubled;
 use crate::fleet::Fleet;
-use crate::program::output;
+use daemon::program::output;
+use model::backoff::doubled;
 
 /// How often alarms are looked at; the brake is looked at when it changes.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);

@@ -8,17 +8,17 @@ mod settings;
 
 use std::sync::Arc;
 
-use common::api::Done;
-use common::api::dominator::budgets::ResumeImage;
-use common::api::dominator::identity::Trust;
-use common::api::dominator::machine_database::{AcceptMdb, ShowMdb};
-use common::api::dominator::{
+use api::Done;
+use api::dominator::budgets::ResumeImage;
+use api::dominator::identity::Trust;
+use api::dominator::machine_database::{AcceptMdb, ShowMdb};
+use api::dominator::{
     ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply,
     ListSubsRequest, Retry, ShowSub,
 };
-use common::report::report;
-use common::wire::server::Router;
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use model::report::report;
+use rpc::server::Router;
 use tokio_util::task::TaskTracker;
 
 use access::expect_may;

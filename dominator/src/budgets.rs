@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use common::wire::client::{Peer, PeerError};
+use rpc::client::{Peer, PeerError};
 
 use crate::core::budget::limits::{Limit, LimitAt, LimitError, Limits};
 use crate::core::claims::Settings;

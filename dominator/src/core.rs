@@ -26,6 +26,7 @@ pub mod sources;
 pub mod sub;
 pub mod trial;
 
-pub use common::image::required;
-pub use common::plan::{job as planning, safety};
-pub use common::words;
+pub use api::planning;
+pub use model::image::required;
+pub use model::plan::safety;
+pub use model::words;

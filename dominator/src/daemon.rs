@@ -1,27 +1,27 @@
 //! The daemon: its flags, and how its parts are put together and taken apart.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
-use common::daemon::audit::{AuditArgs, AuditError, AuditLog};
-use common::daemon::config::ConfigArgs;
-use common::daemon::page::PageArgs;
-use common::daemon::{
+use daemon::config::ConfigArgs;
+use daemon::{
     DOMINATOR_PORT, IMAGESERVER_PORT, ListenError, LogArgs, MDBD_PORT, SUBD_PORT, SecurityArgs,
     SecurityError, listen_text,
 };
-use common::wire::client::{Client, Peer, PeerError};
-use common::wire::server::{Router, serve};
 use futures_util::FutureExt as _;
+use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
+use rpc::client::{Client, Peer, PeerError};
+use rpc::page_frame::PageArgs;
+use rpc::server::{Router, serve};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::budgets::{BudgetArgs, sources};
-use crate::chance::Clock;
+use crate::clock::Clock;
 use crate::core::herd::EditLimits;
 use crate::core::pauses::Pauses;
 use crate::desk::Desk;
@@ -34,7 +34,7 @@ use crate::images::Images;
 use crate::metrics::{FleetCollector, Metrics};
 use crate::pauses::PauseGate;
 use crate::state::{HistoryLimits, State, StateError};
-use crate::trees::Reader;
+use rpc::trees::Reader;
 
 /// The name of the daemon.
 pub const NAME: &str = "dominator";

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use common::api::dominator::budgets::{BudgetReport, StoppedImage};
-use common::image::ImageName;
-use common::mdb::Machine;
-use common::report::report;
+use api::dominator::budgets::{BudgetReport, StoppedImage};
+use model::image::ImageName;
+use model::mdb::Machine;
+use model::report::report;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::chance::Clock;
+use crate::clock::Clock;
 use crate::core::budget::Seat;
 use crate::core::claims::{Answer, Claim, Claims, Purpose, Release, Settings};
 use crate::core::order::Order;

@@ -6,36 +6,35 @@
 
 mod orders;
 
-use common::wire::Security;
-use common::wire::access::{Owned, Owners};
+use api::access::{Owned, Owners};
+use rpc::tls::Security;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use common::api::dominator::orders::DefaultImage;
-use common::api::subd::{
+use api::dominator::orders::DefaultImage;
+use api::fault::FaultCode;
+use api::subd::{
     Cleanup, Commit, CommitRequest, Fetch, Limits, OfferImage, Poll, PollRequest, Prepare,
     SetConfiguration,
 };
-use common::daemon::audit::AuditLog;
-use common::image::ImageName;
-use common::mdb::Machine;
-use common::object::ObjectId;
-use common::report::report;
-use common::wire::FaultCode;
-use common::wire::client::{CallError, Client, Peer};
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use model::image::ImageName;
+use model::mdb::Machine;
+use model::object::ObjectId;
+use model::report::report;
+use rpc::audit_log::AuditLog;
+use rpc::client::{CallError, Client, Peer};
 use tokio::sync::{Notify, watch};
 
-use crate::chance::{Clock, random, wall};
+use crate::clock::Clock;
 use crate::core::budget;
 use crate::core::changes::Ordered;
 use crate::core::claims::{Answer, Claim, Purpose};
 use crate::core::default_image::required;
-use crate::core::planning::{PlanJob, Planned};
 use crate::core::sources::Sources;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
@@ -47,7 +46,9 @@ use crate::identities::{Identities, Seat};
 use crate::images::Images;
 use crate::metrics::Metrics;
 use crate::pauses::PauseGate;
-use crate::trees::{ReadError, Reader};
+use api::planning::{PlanJob, Planned};
+use rpc::trees::{ReadError, Reader};
+use system::{clock::wall, random::random};
 
 /// How much longer than it asked for the answer to a poll may take.
 const POLL_SLACK: Duration = Duration::from_secs(30);

@@ -11,18 +11,17 @@ mod trust;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use common::api::dominator::orders::DefaultImage;
-use common::api::dominator::plan::{Gap, MACHINES_MAX};
-use common::api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSummary};
-use common::api::subd::Alarm;
-use common::image::ImageName;
-use common::mdb::{Machine, Machines};
-use common::wire::access::Owned;
+use api::access::Owned;
+use api::dominator::orders::DefaultImage;
+use api::dominator::plan::{Gap, MACHINES_MAX};
+use api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSummary};
+use api::subd::Alarm;
+use model::image::ImageName;
+use model::mdb::{Machine, Machines};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::chance::wall;
 use crate::core::alarms::Raised;
 use crate::core::default_image::DefaultImageError;
 use crate::core::event_filter::FilterError;
@@ -38,6 +37,7 @@ use crate::core::sub::Sub;
 use crate::driver::{Handle, Shared, drive};
 use crate::identities::TrustOrderError;
 use crate::state::{State, StateError};
+use system::clock::wall;
 
 pub use settings::SETTINGS;
 

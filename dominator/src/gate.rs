@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::Brake;
+use api::dominator::Brake;
 use tokio::sync::{RwLock, watch};
 
 /// See the module's text.
@@ -65,7 +65,7 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::tree::Time;
+    use model::tree::Time;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     fn brake() -> Brake {

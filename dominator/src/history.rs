@@ -18,20 +18,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
-use common::api::subd::Outcome;
-use common::image::required::RequiredImage;
-use common::report::report;
-use common::words::plain;
+use api::dominator::Status;
+use api::subd::Outcome;
+use model::image::required::RequiredImage;
+use model::report::report;
+use model::words::plain;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-use crate::chance::wall;
 use crate::core::changes::{Former, Ordered, changes};
 use crate::images::Images;
 use crate::state::{HistoryLimits, Record, State, StateError};
-use crate::trees::Reader;
 use lists::{Lists, Source};
 use row::{EndRow, List, StatusRow, UpdateRow};
+use rpc::trees::Reader;
+use system::clock::wall;
 
 /// How many updates may wait to be written.
 const UPDATES_WAITING: usize = 1_024;

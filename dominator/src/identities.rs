@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use common::report::report;
+use model::report::report;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::chance::wall;
 use crate::core::identity::{News, Roster, Trust, TrustError, Verdict};
 use crate::core::order::{Order, OrderTextError};
 use crate::state::{State, StateError};
+use system::clock::wall;
 
 /// How long changes are gathered before they are written.
 const GATHERING: Duration = Duration::from_secs(2);

@@ -7,25 +7,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::api::image_server::{GetImage, GetImageRequest};
-use common::image::ImageName;
-use common::image::required::RequiredImage;
-use common::object::ObjectId;
-use common::report::report;
-use common::signing::Signature;
-use common::trees::Reader;
-use common::trees::image::GetImageError;
-use common::wire::FaultCode;
-use common::wire::client::{CallError, Client};
+use api::fault::FaultCode;
+use api::image_server::{GetImage, GetImageRequest};
+use model::image::ImageName;
+use model::image::required::RequiredImage;
+use model::object::ObjectId;
+use model::report::report;
+use model::signing::Signature;
+use rpc::client::{CallError, Client};
+use rpc::trees::Reader;
+use rpc::trees::image::GetImageError;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::chance::{random, wall};
-use crate::core::pace::{RETRY_FIRST, RETRY_LONGEST, doubled, jittered};
+use crate::core::pace::{RETRY_FIRST, RETRY_LONGEST};
 use crate::core::remarks::remark;
 use crate::core::sub::ImageState;
 use crate::plans::Plans;
+use model::backoff::{doubled, jittered};
+use system::{clock::wall, random::random};
 
 /// How long the image server is asked to wait for an image that it does not have.
 const WAIT: Duration = Duration::from_secs(55);

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use common::mdb::{Machines, MdbError, parse};
-use common::report::report;
+use daemon::mdb_file::{FileError, machines, readable};
+use model::mdb::Machines;
+use model::report::report;
 
 use crate::fleet::Fleet;
-use crate::stamp::Stamp;
+use system::file_stamp::Stamp;
 
 /// How often the file is looked at: often enough that nobody waits for it, and a stat costs a few
 /// microseconds.
@@ -17,53 +18,6 @@ const INTERVAL: Duration = Duration::from_millis(50);
 
 /// A file that changed so shortly before it was read is read once more.
 const SETTLING: Duration = Duration::from_millis(50);
-
-/// The largest file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 256 << 20;
-
-/// A file that has no machine database.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FileError {
-    /// It cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// It is too large.
-    #[error("{} has more than {FILE_BYTES_MAX} bytes", path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It is something else than a file.
-    #[error("{} is no regular file", path.display())]
-    Kind {
-        /// What it is called.
-        path: PathBuf,
-    },
-    /// It is no text.
-    #[error("{}: line {line} is not UTF-8", path.display())]
-    Text {
-        /// The file.
-        path: PathBuf,
-        /// The first line that is no text, from 1.
-        line: usize,
-    },
-    /// It says something else.
-    #[error("{}", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        #[source]
-        source: MdbError,
-    },
-}
 
 /// What was found at the path.
 enum Found {
@@ -100,29 +54,6 @@ pub async fn watch(path: PathBuf, fleet: Arc<Fleet>) {
     }
 }
 
-/// Reads a machine database once.
-///
-/// # Errors
-///
-/// [`FileError`].
-pub fn read(path: &Path) -> Result<Machines, FileError> {
-    let failed = |source| FileError::Read { path: path.to_owned(), source };
-    readable(path, &std::fs::metadata(path).map_err(failed)?)?;
-    machines(path, &std::fs::read(path).map_err(failed)?)
-}
-
-/// Whether a file can be read, and is not too long to be.
-fn readable(path: &Path, metadata: &std::fs::Metadata) -> Result<(), FileError> {
-    // Reading a pipe would wait for ever.
-    if !metadata.is_file() {
-        return Err(FileError::Kind { path: path.to_owned() });
-    }
-    if metadata.len() > FILE_BYTES_MAX {
-        return Err(FileError::TooLarge { path: path.to_owned() });
-    }
-    Ok(())
-}
-
 fn look(path: &Path, last: Option<Stamp>) -> Found {
     let failed = |source| FileError::Read { path: path.to_owned(), source };
     let metadata = match std::fs::metadata(path) {
@@ -146,14 +77,4 @@ fn look(path: &Path, last: Option<Stamp>) -> Found {
         _ => return Found::Unsteady,
     }
     Found::New(settled.then_some(before), machines(path, &bytes))
-}
-
-fn machines(path: &Path, bytes: &[u8]) -> Result<Machines, FileError> {
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
-        FileError::Text { path: path.to_owned(), line }
-    })?;
-    // Some editors begin a file with a byte order mark.
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    parse(text).map_err(|source| FileError::Parse { path: path.to_owned(), source })
 }

@@ -6,14 +6,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::mdb::{GetMdb, GetMdbRequest};
-use common::mdb::{Machine, MdbError, parse};
-use common::report::report;
-use common::wire::client::Client;
+use api::mdb::{GetMdb, GetMdbRequest};
+use model::mdb::{Machine, MdbError, parse};
+use model::report::report;
+use rpc::client::Client;
 
-use crate::chance::random;
-use crate::core::pace::{POLL_WAIT, RETRY_FIRST, RETRY_LONGEST, doubled, jittered};
+use crate::core::pace::{POLL_WAIT, RETRY_FIRST, RETRY_LONGEST};
 use crate::fleet::Fleet;
+use model::backoff::{doubled, jittered};
+use system::random::random;
 
 /// How much longer than it asked for an answer may take.
 const SLACK: Duration = Duration::from_secs(30);

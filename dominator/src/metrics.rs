@@ -81,7 +81,7 @@ impl Collector for FleetCollector {
         let status = fleet.status();
         let mut subs =
             encoder.encode_descriptor("subs", "Machines by status", None, MetricType::Gauge)?;
-        for known in common::api::dominator::Status::ALL {
+        for known in api::dominator::Status::ALL {
             let counted = status.counts.iter().find(|(status, _)| *status == known);
             let gauge = ConstGauge::new(i64::from(counted.map_or(0, |(_, count)| *count)));
             gauge.encode(subs.encode_family(&[("status", known.name())])?)?;
@@ -89,7 +89,7 @@ impl Collector for FleetCollector {
         let (alarms, paused) = fleet.alarms();
         let help = "Machines that raise an alarm, by kind; show-sub tells more";
         let mut raised = encoder.encode_descriptor("subs_alarms", help, None, MetricType::Gauge)?;
-        for kind in common::api::subd::Alarm::KINDS {
+        for kind in api::subd::Alarm::KINDS {
             let count = alarms.get(kind).copied().unwrap_or_default();
             ConstGauge::new(i64::from(count)).encode(raised.encode_family(&[("kind", kind)])?)?;
         }

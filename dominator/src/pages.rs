@@ -4,20 +4,18 @@ mod events;
 
 use std::sync::Arc;
 
-use common::api::dominator::budgets::{BudgetReport, LimitUse};
-use common::api::dominator::explain::Explanation;
-use common::api::dominator::{
-    DominatorStatus, ListSubsRequest, Status, SubDetail, SubSummary, TagFilter,
-};
-use common::daemon::page::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
-use common::wire::server::{Page, Query, Router};
-use common::wire::{Fault, FaultCode};
+use api::dominator::budgets::{BudgetReport, LimitUse};
+use api::dominator::explain::Explanation;
+use api::dominator::{DominatorStatus, ListSubsRequest, Status, SubDetail, SubSummary, TagFilter};
+use api::fault::{Fault, FaultCode};
+use rpc::page_frame::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
+use rpc::server::{Page, Query, Router};
 
 use crate::api::{fault_of, selection};
-use crate::chance::wall;
-use crate::core::words::counted;
-use crate::domtool::when::{ago, moment};
 use crate::fleet::Fleet;
+use model::when::{ago, moment};
+use model::words::counted;
+use system::clock::wall;
 
 /// The most machines on one page.
 const ROWS_MAX: usize = 2_000;
@@ -318,10 +316,10 @@ fn sub_body(scheme: &str, detail: &SubDetail, why: &Explanation) -> String {
             "<p><a href=\"{scheme}://{address}/\">the machine's own page</a></p>\n"
         ));
     }
-    let why = crate::domtool::explain::text(why, wall());
+    let why = api::dominator::text::explain::text(why, wall());
     body.push_str(&format!("<h2>Why</h2>\n<pre>{}</pre>\n", html_escape(&why)));
     body.push_str(&pairs(
-        crate::domtool::facts::of(detail, wall())
+        api::dominator::text::facts::of(detail, wall())
             .iter()
             .map(|(name, value)| (*name, value.clone())),
     ));

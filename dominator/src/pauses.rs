@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use common::api::dominator::orders::UpdatePause;
-use common::tree::Time;
+use api::dominator::orders::UpdatePause;
+use model::tree::Time;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use common::api::subd::ScanReport;
-use common::filter::Patterns;
-use common::object::ObjectId;
+use api::subd::ScanReport;
+use model::filter::Patterns;
+use model::object::ObjectId;
 
-use crate::core::planning::{PlanJob, Planned};
+use api::planning::{PlanJob, Planned};
 
 /// How many plans are remembered. A fleet has few images, and whatever else differs, differs for
 /// one machine.
@@ -80,17 +80,17 @@ impl Plans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::planning::PlanKey;
-    use common::api::subd::ScanReport;
-    use common::filter::Filter;
-    use common::image::required::RequiredImage;
-    use common::image::{Content, FORMAT, ImageName};
-    use common::object::Algorithm;
-    use common::path::TreePath;
-    use common::scope::{ScanSettings, Scope};
-    use common::tree::Tree;
-    use common::tree::text::from_text;
-    use common::trigger::Triggers;
+    use api::planning::PlanKey;
+    use api::subd::ScanReport;
+    use model::filter::Filter;
+    use model::image::required::RequiredImage;
+    use model::image::{Content, FORMAT, ImageName};
+    use model::object::Algorithm;
+    use model::path::TreePath;
+    use model::scope::{ScanSettings, Scope};
+    use model::tree::Tree;
+    use model::tree::text::from_text;
+    use model::trigger::Triggers;
 
     fn tree(name: &str) -> Tree {
         from_text(Algorithm::Blake3, &format!("d 755 0:0 /{name}\n")).unwrap()
@@ -160,7 +160,7 @@ mod tests {
         for name in ["first", "second", "third"] {
             let job = job(name, "b", 1);
             let mut planned = job.run().unwrap();
-            let mut plan = common::plan::Plan::clone(&planned.plan);
+            let mut plan = model::plan::Plan::clone(&planned.plan);
             plan.operations = vec![plan.operations[0].clone(); OPERATIONS_MAX / 2 + 1];
             planned.plan = Arc::new(plan);
             plans.keep(&job, &planned);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use common::daemon::set_log_filter;
+use daemon::set_log_filter;
 use tokio::sync::{mpsc, watch};
 
 use crate::daemon::Arguments;

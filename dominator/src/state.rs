@@ -21,18 +21,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use common::api::dominator::Brake;
-use common::api::dominator::budgets::StoppedImage;
-use common::api::dominator::events::{ListEventsReply, ListEventsRequest};
-use common::mdb::Machines;
-use common::tree::Time;
+use api::dominator::Brake;
+use api::dominator::budgets::StoppedImage;
+use api::dominator::events::{ListEventsReply, ListEventsRequest};
+use model::mdb::Machines;
+use model::tree::Time;
 use redb::{Database, ReadableDatabase as _, TableDefinition, WriteTransaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::chance::wall;
 use crate::core::event_filter::EventFilter;
 use crate::core::order::Order;
+use system::clock::wall;
 
 use log::Log;
 

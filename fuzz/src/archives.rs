@@ -3,10 +3,6 @@
 use std::fs::File;
 use std::io::Write as _;
 
-use common::image::Package;
-use common::object::Algorithm;
-use common::path::TreePath;
-use common::tree::{self, Leaf, Metadata, Node, Time, Tree, TreeBuilder};
 use imagetool::archive::Archive;
 use imagetool::archive::acl::Acl;
 use imagetool::archive::pax::Records;
@@ -15,6 +11,10 @@ use imagetool::oci;
 use imagetool::oci::platform::{Platform, Wanted};
 use imagetool::packages::{self, Part};
 use imagetool::progress::Meter;
+use model::image::Package;
+use model::object::Algorithm;
+use model::path::TreePath;
+use model::tree::{self, Leaf, Metadata, Node, Time, Tree, TreeBuilder};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// A file of these bytes that is nowhere but in memory.

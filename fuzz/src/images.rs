@@ -1,12 +1,12 @@
 //! Images, what they say of machines, and which machine has which.
 
-use common::filter::Filter;
-use common::image::Image;
-use common::mdb;
-use common::path::TreePath;
-use common::tree::Tree;
-use common::trigger::{Triggers, compare_versions};
-use common::wire::codec::{Encoding, decode, encode};
+use api::codec::{Encoding, decode, encode};
+use model::filter::Filter;
+use model::image::Image;
+use model::mdb;
+use model::path::TreePath;
+use model::tree::Tree;
+use model::trigger::{Triggers, compare_versions};
 
 /// An image, as it travels: the first byte says in which encoding.
 pub fn image(bytes: &[u8]) {
@@ -68,7 +68,7 @@ pub fn mdb(bytes: &[u8]) {
     let machines = match mdb::parse(text) {
         Ok(machines) => machines,
         Err(error) => {
-            let told = common::report::report(&error);
+            let told = model::report::report(&error);
             assert!(told.len() < 4 * bytes.len() + 4_096, "{told}");
             return;
         }

@@ -12,7 +12,7 @@ use crate::wire::METHODS;
 ///
 /// If a golden file cannot be read, or a seed not be written.
 pub fn write(into: &Path) -> io::Result<()> {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/tests/it/golden");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/rpc/tests/it/golden");
     for entry in fs::read_dir(golden)? {
         let path = entry?.path();
         let text = fs::read_to_string(&path)?;

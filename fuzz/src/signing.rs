@@ -1,7 +1,7 @@
 //! Who stands behind an image, and the record of who did what.
 
-use common::audit::verify::Verifier;
-use common::signing::{Signature, Statement, TrustedKeys};
+use api::audit::verify::Verifier;
+use model::signing::{Signature, Statement, TrustedKeys};
 
 /// A statement, a zero, and the signature under it.
 pub fn signature(bytes: &[u8]) {

@@ -1,12 +1,12 @@
 //! Short texts: paths, names, escapes, addresses, ranges, times.
 
-use common::escape;
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::wire::client::Peer;
-use common::wire::packing;
-use common::wire::server::ByteRange;
+use model::escape;
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::path::TreePath;
+use rpc::client::Peer;
+use rpc::packing;
+use rpc::server::ByteRange;
 
 /// All of them.
 pub fn texts(bytes: &[u8]) {
@@ -32,8 +32,8 @@ pub fn texts(bytes: &[u8]) {
     }
     range(text);
     let _answer = packing::is_accepted(text);
-    let _length = common::when::written::duration(text);
-    let plain = common::words::plain(text, 80);
+    let _length = model::when::written::duration(text);
+    let plain = model::words::plain(text, 80);
     assert!(!plain.contains(char::is_control), "{plain:?}");
 }
 
@@ -41,7 +41,7 @@ fn path(bytes: &[u8]) {
     let Ok(path) = TreePath::new(bytes) else { return };
     assert_eq!(path.as_bytes(), bytes);
     assert_eq!(escape::unescape(&path.to_string()).as_deref(), Ok(bytes));
-    assert!(path.components().all(|name| common::path::fault_of_name(name).is_none()));
+    assert!(path.components().all(|name| model::path::fault_of_name(name).is_none()));
     if let Some(parent) = path.parent() {
         assert_eq!(parent.join(path.name()).as_ref(), Ok(&path));
         assert!(path.starts_with(&parent) && parent < path);

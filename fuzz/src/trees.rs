@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use common::object::Algorithm;
-use common::tree::encode::{self, Item};
-use common::tree::{Directory, Metadata, Tree, text};
+use model::object::Algorithm;
+use model::tree::encode::{self, Item};
+use model::tree::{Directory, Metadata, Tree, text};
 
 /// The encoding of a directory: the first byte says by which algorithm it is digested.
 pub fn directory(bytes: &[u8]) {

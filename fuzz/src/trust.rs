@@ -1,7 +1,7 @@
 //! Certificates, and what authorities may vouch for.
 
-use common::certificate::{Certificate, NAME_BYTES_MAX, NAMES_MAX};
-use common::wire::tls::zones;
+use api::certificate::{Certificate, NAME_BYTES_MAX, NAMES_MAX};
+use rpc::tls::zones;
 
 /// A certificate, as a peer shows it before anybody has verified it.
 pub fn certificate(bytes: &[u8]) {
@@ -14,7 +14,7 @@ pub fn certificate(bytes: &[u8]) {
         assert!(!text.contains(char::is_control), "{text:?}");
     }
     for pattern in certificate.identity.powers.patterns() {
-        assert!(common::certificate::is_pattern(pattern), "{pattern:?}");
+        assert!(api::certificate::is_pattern(pattern), "{pattern:?}");
     }
     // An authority is nobody who calls.
     let powers = certificate.identity.powers.patterns().count();

@@ -1,13 +1,13 @@
 //! What peers say: requests, replies, and streams of objects.
 
+use api::codec::{Encoding, decode, encode};
+use api::object_stream::Head;
+use api::{dominator, image_server, mdb, object_server, subd};
+use api::{fault::Fault, method::Method};
 use bytes::Bytes;
-use common::api::{dominator, image_server, mdb, object_server, subd};
-use common::object::Algorithm;
-use common::wire::codec::{Encoding, decode, encode};
-use common::wire::object_reader::ObjectReader;
-use common::wire::object_stream::Head;
-use common::wire::packing::{CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, ChunkHead, Unpacker};
-use common::wire::{Fault, Method};
+use model::object::Algorithm;
+use rpc::object_reader::ObjectReader;
+use rpc::packing::{CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, ChunkHead, Unpacker};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -128,7 +128,7 @@ fn value<T: Serialize + DeserializeOwned>(encoding: Encoding, bytes: &[u8]) {
 #[derive(Debug, PartialEq, Eq)]
 struct Got {
     heads: Vec<Head>,
-    contents: Vec<(u64, Option<common::object::ObjectId>)>,
+    contents: Vec<(u64, Option<model::object::ObjectId>)>,
     end: Result<(), String>,
 }
 
@@ -149,17 +149,17 @@ fn read(bytes: &[u8], piece: usize) -> Got {
     let mut got = Got { heads: Vec::new(), contents: Vec::new(), end: Ok(()) };
     got.end = runtime.block_on(async {
         loop {
-            let head = reader.head().await.map_err(|error| common::report::report(&error))?;
+            let head = reader.head().await.map_err(|error| model::report::report(&error))?;
             got.heads.push(head);
             match head {
                 Head::End => return Ok(()),
                 Head::Absent(_) => {}
                 Head::Object { size_bytes, .. } => {
-                    let mut hasher = common::object::Hasher::new(Algorithm::Blake3);
+                    let mut hasher = model::object::Hasher::new(Algorithm::Blake3);
                     let mut left = size_bytes;
                     got.contents.push((left, None));
                     while let Some(part) =
-                        reader.chunk().await.map_err(|error| common::report::report(&error))?
+                        reader.chunk().await.map_err(|error| model::report::report(&error))?
                     {
                         assert!(!part.is_empty() && part.len() as u64 <= left);
                         left -= part.len() as u64;

@@ -31,7 +31,7 @@ fn every_input_is_read_without_harm_and_every_method_has_decoders() {
     let names: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
     assert_eq!(folders, names);
 
-    let served = common::api::methods().into_iter().filter(|method| !method.reserved);
+    let served = api::methods().into_iter().filter(|method| !method.reserved);
     let served: BTreeSet<&str> = served.map(|method| method.name).collect();
     let known: BTreeSet<&str> = METHODS.iter().map(|(name, _)| *name).collect();
     assert_eq!(known, served);

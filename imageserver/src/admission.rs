@@ -8,12 +8,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::image::{Content, ImageError};
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::tree::assembly::Assembly;
-use common::tree::encode::{DIRECTORY_BYTES_MAX, references};
-use common::tree::{Leaf, Node, Totals, Tree, TreeError};
+use model::image::{Content, ImageError};
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::tree::assembly::Assembly;
+use model::tree::encode::{DIRECTORY_BYTES_MAX, references};
+use model::tree::{Leaf, Node, Totals, Tree, TreeError};
 
 use crate::store::contract::{Objects, Pin};
 use crate::store::{StoreError, failed};
@@ -273,7 +273,7 @@ fn size_of_intact(
     }
 }
 
-fn files(tree: &Tree) -> impl Iterator<Item = (TreePath, common::tree::File)> {
+fn files(tree: &Tree) -> impl Iterator<Item = (TreePath, model::tree::File)> {
     tree.nodes().filter_map(|(path, node)| match node {
         Node::Leaf(Leaf::File(file)) => Some((path, file)),
         _ => None,
@@ -282,7 +282,7 @@ fn files(tree: &Tree) -> impl Iterator<Item = (TreePath, common::tree::File)> {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

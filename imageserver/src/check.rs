@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use common::image::ImageName;
-use common::lock::locked;
-use common::object::ObjectId;
-use common::report::report;
-use common::wire::object_stream::Form;
+use api::object_stream::Form;
+use model::image::ImageName;
+use model::lock::locked;
+use model::object::ObjectId;
+use model::report::report;
 use walkdir::{DirEntry, DirEntryExt as _, WalkDir};
 
 use crate::store::directories;
@@ -349,7 +349,7 @@ impl Holds for Files<'_> {
 
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, StoreError> {
         let Some((path, form)) = self.check.path(id) else { return Ok(None) };
-        let limit = common::tree::encode::DIRECTORY_BYTES_MAX as u64;
+        let limit = model::tree::encode::DIRECTORY_BYTES_MAX as u64;
         // Whatever the reason is, it is not there for the image.
         let bytes = match form {
             Form::Plain => read_limited(&path, limit),

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use common::tree::Time;
+use model::tree::Time;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::expiry::trust::Reading;

@@ -13,15 +13,15 @@ use crate::scrub::course::Limits;
 use crate::store::bucket::settings::{self as bucket, address};
 use crate::{Config, DAEMON, ImageServer, check};
 use clap::Parser;
-use common::daemon::audit::AuditArgs;
-use common::daemon::config::{self, ConfigArgs};
-use common::daemon::page::PageArgs;
-use common::daemon::{
+use daemon::config::{self, ConfigArgs};
+use daemon::{
     IMAGESERVER_PORT, LogArgs, SecurityArgs, exit_on_error, listen_text, start_logging,
     stop_on_signals,
 };
-use common::when::written;
-use common::wire::client::Peer;
+use model::when::written;
+use rpc::audit_log::AuditArgs;
+use rpc::client::Peer;
+use rpc::page_frame::PageArgs;
 
 /// Keeps images and serves them to machines.
 ///

@@ -2,7 +2,7 @@
 //!
 //! A directory is there if it was made, or if there is an image or a directory that was made below
 //! it. One that was never made belongs to those who own the nearest one above it that was: owners
-//! of a directory own all that is below it ([`common::wire::access`]).
+//! of a directory own all that is below it ([`api::access`]).
 //!
 //! # Invariants
 //!
@@ -15,12 +15,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use common::api::image_server::directories::{DirectorySummary, MakeDirectoryReply};
-use common::api::image_server::replication::directories::{DirectoriesVersion, MadeDirectory};
-use common::image::ImageName;
-use common::tree::Time;
-use common::wire::access::{Owned, Owners, OwnersError};
-use common::words::counted;
+use api::access::{Owned, Owners, OwnersError};
+use api::image_server::directories::{DirectorySummary, MakeDirectoryReply};
+use api::image_server::replication::directories::{DirectoriesVersion, MadeDirectory};
+use model::image::ImageName;
+use model::tree::Time;
+use model::words::counted;
 use serde::{Deserialize, Serialize};
 
 /// The most directories that can be made.

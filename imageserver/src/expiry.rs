@@ -9,13 +9,13 @@ pub mod trust;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use common::api::image_server::expiry::AcceptClockReply;
-use common::daemon::audit::AuditLog;
-use common::image::ImageName;
-use common::lock::locked;
-use common::report::report;
-use common::tree::Time;
-use common::when::moment;
+use api::image_server::expiry::AcceptClockReply;
+use model::image::ImageName;
+use model::lock::locked;
+use model::report::report;
+use model::tree::Time;
+use model::when::moment;
+use rpc::audit_log::AuditLog;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{boot_id, reading, wall};

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::image::ImageName;
+use model::image::ImageName;
 use serde::{Deserialize, Serialize};
 
 /// How long holds of a former server last.

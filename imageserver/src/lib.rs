@@ -29,18 +29,18 @@ pub mod store;
 mod clock;
 mod pages;
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::image_server::replication::ServerId;
 use collection::Collector;
 use collection::pressure::Bounds;
-use common::api::image_server::replication::ServerId;
-use common::daemon::audit::{self, AuditError, AuditLog};
-use common::daemon::page::Frame;
-use common::report::report;
-use common::wire::server::{Router, serve};
+use model::report::report;
+use rpc::audit_log::{self, AuditError, AuditLog};
+use rpc::page_frame::Frame;
+use rpc::server::{Router, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -107,7 +107,7 @@ pub struct Config {
     /// How connections are protected.
     pub security: Security,
     /// Where changes are recorded.
-    pub audit: audit::Settings,
+    pub audit: audit_log::Settings,
     /// True to show pages only to those who have a certificate.
     pub private_pages: bool,
 }

@@ -4,16 +4,16 @@ mod directories;
 
 use std::sync::Arc;
 
-use common::api::image_server::collection::Amount;
-use common::daemon::page::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
-use common::image::{Image, ImageName};
-use common::report::report;
-use common::signing::Signature;
-use common::tree::{Time, Totals};
-use common::when::{lasting, moment};
-use common::wire::server::{Page, PageRequest, Router};
-use common::wire::{Fault, FaultCode};
-use common::words::counted;
+use api::fault::{Fault, FaultCode};
+use api::image_server::collection::Amount;
+use model::image::{Image, ImageName};
+use model::report::report;
+use model::signing::Signature;
+use model::tree::{Time, Totals};
+use model::when::{lasting, moment};
+use model::words::counted;
+use rpc::page_frame::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
+use rpc::server::{Page, PageRequest, Router};
 
 use crate::Life;
 use crate::clock::wall;

@@ -41,10 +41,10 @@ mod simulation;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use common::api::image_server::replication::{GetReplicationReply, ReplicaReport, ServerId};
-use common::lock::locked;
-use common::tree::Time;
-use common::wire::client::Peer;
+use api::image_server::replication::{GetReplicationReply, ReplicaReport, ServerId};
+use model::lock::locked;
+use model::tree::Time;
+use rpc::client::Peer;
 
 use follower::Follower;
 use patterns::Patterns;

@@ -7,7 +7,7 @@
 pub mod course;
 pub mod repairs;
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -15,15 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::api::object_server::GetObjectsRequest;
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::report::report;
-use common::wire::client::{Client, Peer};
+use api::object_server::GetObjectsRequest;
 use governor::clock::{Clock as _, MonotonicClock};
 use governor::middleware::NoOpMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 use governor::{Quota, RateLimiter};
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::report::report;
+use rpc::client::{Client, Peer};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

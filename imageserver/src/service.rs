@@ -22,26 +22,29 @@ pub(crate) use upload::store_objects;
 
 use std::sync::Arc;
 
-use common::api::image_server::collection::Collect;
-use common::api::image_server::directories::{
+use api::access::judge;
+use api::image_server::collection::Collect;
+use api::image_server::directories::{
     ChangeOwner, ListDirectories, MakeDirectory, RemoveDirectory,
 };
-use common::api::image_server::estimate::EstimateImage;
-use common::api::image_server::expiry::{AcceptClock, ChangeExpiry};
-use common::api::image_server::holds::HoldImages;
-use common::api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
-use common::api::image_server::replication::directories::GetMadeDirectories;
-use common::api::image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
-use common::api::image_server::signatures::ChangeSignatures;
-use common::api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
-use common::api::object_server::{
+use api::image_server::estimate::EstimateImage;
+use api::image_server::expiry::{AcceptClock, ChangeExpiry};
+use api::image_server::holds::HoldImages;
+use api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
+use api::image_server::replication::directories::GetMadeDirectories;
+use api::image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
+use api::image_server::signatures::ChangeSignatures;
+use api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
+use api::object_server::{
     AddObjects, CheckObjects, CheckObjectsReply, CheckObjectsRequest, GetObjects,
     GetObjectsRequest, IDS_MAX,
 };
-use common::report::report;
-use common::wire::access::judge;
-use common::wire::server::{Caller, ObjectReader, Router, Share, Shares};
-use common::wire::{Fault, FaultCode, Method};
+use api::{
+    fault::{Fault, FaultCode},
+    method::Method,
+};
+use model::report::report;
+use rpc::server::{Caller, ObjectReader, Router, Share, Shares};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
@@ -196,7 +199,7 @@ impl Service {
     async fn add_objects(
         self,
         reader: ObjectReader,
-    ) -> Result<common::api::object_server::AddObjectsReply, Fault> {
+    ) -> Result<api::object_server::AddObjectsReply, Fault> {
         let _place = place(&self.uploads, "uploads")?;
         let done = upload::add_objects(self.store, self.metrics, &self.tasks, reader).await;
         self.collector.note_upload();

@@ -114,9 +114,9 @@ pub enum StoreError {
     #[error("the content sent as {want} hashes to {got}")]
     Content {
         /// What was announced.
-        want: common::object::ObjectId,
+        want: model::object::ObjectId,
         /// What came.
-        got: common::object::ObjectId,
+        got: model::object::ObjectId,
     },
     /// What is sent has the digest of an object that is here, and is not the same.
     #[error(
@@ -126,19 +126,19 @@ pub enum StoreError {
     )]
     Collision {
         /// The digest.
-        id: common::object::ObjectId,
+        id: model::object::ObjectId,
     },
     /// An image of that name is there.
     #[error("image {name} exists already; an image never changes, so add it under another name")]
     Exists {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
     },
     /// An image of that name was there.
     #[error("image {name} {}; a name is never used again, so take another", ending.words())]
     Gone {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
         /// What became of it.
         ending: Ending,
     },
@@ -146,25 +146,25 @@ pub enum StoreError {
     #[error("the tags of image {name} are not changed")]
     Tags {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
         /// Why.
         #[source]
-        source: common::image::tags::TagsError,
+        source: model::image::tags::TagsError,
     },
     /// The signatures of an image are not changed.
     #[error("the signatures of image {name} are not changed")]
     Signatures {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
         /// Why.
         #[source]
-        source: common::signing::signature::SignaturesError,
+        source: model::signing::signature::SignaturesError,
     },
     /// The expiry of an image is not changed.
     #[error("the expiry of image {name} is not changed")]
     Shorter {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
         /// Why.
         #[source]
         source: crate::expiry::due::ShorterError,
@@ -173,13 +173,13 @@ pub enum StoreError {
     #[error("there is no image {name}")]
     NotFound {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
     },
     /// The record of an image cannot be used.
     #[error("the record of image {name} cannot be used")]
     Damaged {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
         /// What is wrong with it.
         #[source]
         source: record::RecordError,
@@ -188,10 +188,10 @@ pub enum StoreError {
     #[error("cannot write the record of image {name}")]
     Record {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
         /// What the encoder said.
         #[source]
-        source: common::wire::codec::CodecError,
+        source: api::codec::CodecError,
     },
     /// Another server has the data directory.
     #[error("another imageserver is running on `{path}`")]
@@ -243,7 +243,7 @@ pub enum StoreError {
     #[error("image {name} was changed through another server at the same time: try again")]
     Raced {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
     },
     /// Another server has changed the directories at the same time.
     #[error("the directories were changed through another server at the same time: try again")]
@@ -255,7 +255,7 @@ pub enum StoreError {
     )]
     LongName {
         /// The name.
-        name: common::image::ImageName,
+        name: model::image::ImageName,
     },
     /// An object is being removed, which takes too long.
     #[error(
@@ -264,7 +264,7 @@ pub enum StoreError {
     )]
     Removing {
         /// The object.
-        id: common::object::ObjectId,
+        id: model::object::ObjectId,
         /// The name of the server in the bucket.
         server: String,
     },

@@ -1,7 +1,7 @@
 //! Decides what of a new image is refused, and what its maker is warned of, before anything is
 //! sent.
 //!
-//! What no machine could ever equal is refused by [`common::image::Content::verify`], here and on
+//! What no machine could ever equal is refused by [`model::image::Content::verify`], here and on
 //! the server. This is what can be told only of images for whole machines: what each must have,
 //! and what is another on each. Sparse images touch nothing but their own paths, so neither holds
 //! for them.
@@ -9,9 +9,9 @@
 
 use std::str::FromStr;
 
-use common::filter::Filter;
-use common::path::{PathError, TreePath};
-use common::tree::{Child, Leaf, Tree};
+use model::filter::Filter;
+use model::path::{PathError, TreePath};
+use model::tree::{Child, Leaf, Tree};
 
 /// What every image for whole machines must have, unless its maker says otherwise.
 pub const REQUIRED_PATHS: &str = "/etc,/etc/passwd,/usr,/usr/bin";
@@ -202,8 +202,8 @@ fn listed(paths: &[TreePath]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
-    use common::tree::text::from_text;
+    use model::object::Algorithm;
+    use model::tree::text::from_text;
 
     use super::*;
 

@@ -27,10 +27,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use common::object::{Algorithm, Hasher, ObjectId};
-use common::path::{PathError, TreePath};
-use common::scope::SUBD_DIRECTORY;
-use common::tree::{self, Leaf, Metadata, Node, TreeBuilder, TreeError};
+use model::object::{Algorithm, Hasher, ObjectId};
+use model::path::{PathError, TreePath};
+use model::scope::SUBD_DIRECTORY;
+use model::tree::{self, Leaf, Metadata, Node, TreeBuilder, TreeError};
 
 use self::acl::{Account, AclError};
 use self::expansion::{Expands, Expansion};
@@ -325,7 +325,7 @@ impl Part {
         let mut reader = self.reader(&taken.expansion)?;
         let mut layer = Layer::new(self.whiteouts);
         while let Some(member) = reader.next_member()? {
-            let name = || common::escape::escape(&member.name);
+            let name = || model::escape::escape(&member.name);
             let refuse = |source| ArchiveError::Entry { name: name(), source };
             let (path, entry) = member::entry_of(&member, &account).map_err(refuse)?;
             taken.expansion.expanded(member.hole_bytes).map_err(|source| {
@@ -446,7 +446,7 @@ impl Archive {
             let layer = part.read(algorithm, &mut taken, meter);
             let layer = layer.map_err(|error| part.name_in(error))?;
             layered.apply(layer).map_err(|Refused { name, source }| {
-                part.name_in(ArchiveError::Entry { name: common::escape::escape(&name), source })
+                part.name_in(ArchiveError::Entry { name: model::escape::escape(&name), source })
             })?;
         }
         meter.finish();
@@ -491,7 +491,7 @@ impl Part {
         let mut reader = self.reader(&Expansion::default())?;
         let mut files = self.files.iter();
         while !left.is_empty() {
-            let changed = |what: &[u8]| SendError::Changed { what: common::escape::escape(what) };
+            let changed = |what: &[u8]| SendError::Changed { what: model::escape::escape(what) };
             let member = reader.next_member()?.ok_or_else(|| changed(b"the archive"))?;
             if !matches!(member::entry_of(&member, &account), Ok((_, Entry::File { .. }))) {
                 continue;

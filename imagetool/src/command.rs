@@ -1,16 +1,16 @@
 //! The command line of `imagetool`.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::process::ExitCode;
 
 use crate::failure::Failure;
 use crate::progress::Meter;
 use crate::verb::{self, Context, Ended};
 use clap::{Parser, Subcommand};
-use common::daemon::{IMAGESERVER_PORT, SecurityArgs};
-use common::tool::Format;
-use common::tool::documents::{self, Documents};
-use common::wire::client::{Client, Peer};
+use daemon::{IMAGESERVER_PORT, SecurityArgs};
+use rpc::client::{Client, Peer};
+use tool::Format;
+use tool::documents::{self, Documents};
 
 /// Makes, shows and fetches images: whole file-system trees that machines are kept equal to.
 #[derive(Debug, Parser)]
@@ -129,7 +129,7 @@ enum Here {
 /// Runs the program, with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let arguments: Arguments = common::daemon::config::parse_tool();
+    let arguments: Arguments = daemon::config::parse_tool();
     let Arguments { imageserver, format, pack, security, command } = arguments;
     let ended = match command {
         Command::Documents(documents) => return documents::run::<Arguments>(&documents),

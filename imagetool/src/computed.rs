@@ -1,9 +1,9 @@
 //! Computed files: which paths of an image a filegen-server fills in for each machine.
 // tidy: core
 
-use common::path::{PathError, TreePath};
-use common::tree::{Computed, Leaf, Metadata, Node, TreeBuilder};
-use common::wire::client::{Peer, PeerError};
+use model::path::{PathError, TreePath};
+use model::tree::{Computed, Leaf, Metadata, Node, TreeBuilder};
+use rpc::client::{Peer, PeerError};
 
 /// The port of a filegen-server, if a rule gives none.
 const FILEGEN_PORT: u16 = 6972;
@@ -141,8 +141,8 @@ pub fn apply(rules: &Rules, builder: &mut TreeBuilder) -> Result<(), ComputedErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::object::Algorithm;
-    use common::tree::text;
+    use model::object::Algorithm;
+    use model::tree::text;
 
     const TREE: &str = "\
 d 755 0:0 /
@@ -153,13 +153,13 @@ f 600 0:7 0.000000000 0 EMPTY /etc/c
 ";
 
     fn apply_to_tree(rules: &str) -> Result<String, String> {
-        let rules = Rules::from_text(rules).map_err(|error| common::report::report(&error))?;
+        let rules = Rules::from_text(rules).map_err(|error| model::report::report(&error))?;
         let mut builder = TreeBuilder::new(Algorithm::Blake3);
         let tree = TREE.replace("EMPTY", &Algorithm::Blake3.digest(b"").to_string());
         for (path, node) in text::from_text(Algorithm::Blake3, &tree).unwrap().nodes() {
             builder.insert(path, node).unwrap();
         }
-        apply(&rules, &mut builder).map_err(|error| common::report::report(&error))?;
+        apply(&rules, &mut builder).map_err(|error| model::report::report(&error))?;
         Ok(text::to_text(&builder.finish().unwrap()))
     }
 

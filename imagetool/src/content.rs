@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
+use api::object_stream::{Form, Head};
 use bytes::{Bytes, BytesMut};
-use common::object::{Algorithm, ObjectId};
-use common::tree::{Child, Directory, Leaf, Tree};
-use common::wire::object_stream::{Form, Head};
-use common::wire::packing::{self, CHUNK_BYTES_MAX, CONTENT_BYTES_MIN, Packer};
+use model::object::{Algorithm, ObjectId};
+use model::tree::{Child, Directory, Leaf, Tree};
+use rpc::packing::{self, CHUNK_BYTES_MAX, CONTENT_BYTES_MIN, Packer};
 use tokio::sync::mpsc;
 
 use crate::archive::{Archive, ArchiveError};
@@ -234,7 +234,7 @@ impl Sink {
 
 #[cfg(test)]
 mod tests {
-    use common::wire::client::ObjectReader;
+    use rpc::client::ObjectReader;
 
     use super::*;
 

@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::escape::ByteText;
-use common::filter::Filter;
-use common::object::{Algorithm, Hasher, ObjectId};
-use common::path::{PathError, TreePath};
-use common::scope::{Attributes, SUBD_DIRECTORY};
-use common::tree::node::{MODE_BITS, SYMLINK_MODE};
-use common::tree::{
+use model::escape::ByteText;
+use model::filter::Filter;
+use model::object::{Algorithm, Hasher, ObjectId};
+use model::path::{PathError, TreePath};
+use model::scope::{Attributes, SUBD_DIRECTORY};
+use model::tree::node::{MODE_BITS, SYMLINK_MODE};
+use model::tree::{
     self, Device, Leaf, Metadata, Node, Special, Symlink, Time, TreeBuilder, TreeError, Xattrs,
 };
 use nix::errno::Errno;

@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use api::object_server::{GetObjectsRequest, IDS_MAX};
+use api::object_stream::Head;
 use bytes::Bytes;
-use common::api::object_server::{GetObjectsRequest, IDS_MAX};
-use common::object::{Hasher, ObjectId};
-use common::path::TreePath;
-use common::tree::assembly::Assembly;
-use common::tree::encode::DIRECTORY_BYTES_MAX;
-use common::tree::{File, Leaf, Node, Tree, TreeError};
-use common::wire::client::{CallError, Client, ObjectReader, StreamError};
-use common::wire::object_stream::Head;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use model::object::{Hasher, ObjectId};
+use model::path::TreePath;
+use model::tree::assembly::Assembly;
+use model::tree::encode::DIRECTORY_BYTES_MAX;
+use model::tree::{File, Leaf, Node, Tree, TreeError};
+use rpc::client::{CallError, Client, ObjectReader, StreamError};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 

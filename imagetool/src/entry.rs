@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use common::escape::{ByteText, escape};
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::tree::{Device, Leaf, Metadata, Node, Time};
+use model::escape::{ByteText, escape};
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::tree::{Device, Leaf, Metadata, Node, Time};
 use serde::Serialize;
 
 use crate::output::{plural, size, time};

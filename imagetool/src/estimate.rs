@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use common::api::image_server::estimate::Sum;
-use common::object::ObjectId;
-use common::tree::{Leaf, Node, Tree};
+use api::image_server::estimate::Sum;
+use model::object::ObjectId;
+use model::tree::{Leaf, Node, Tree};
 use serde::Serialize;
 
 /// The block of a file-system, in bytes.
@@ -21,13 +21,13 @@ const SHORT_TARGET_BYTES: usize = 59;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Space for contents and directories, in bytes.
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     pub bytes: u64,
     /// Inodes: a file with several names has one.
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     pub inodes: u64,
     /// Files of which nobody knows how long they will be, because they are computed.
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     pub computed: u64,
 }
 
@@ -80,8 +80,8 @@ pub fn to_fetch(have: &Tree, want: &Tree) -> Sum {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
-    use common::tree::text::from_text;
+    use model::object::Algorithm;
+    use model::tree::text::from_text;
 
     use super::*;
 

@@ -2,11 +2,11 @@
 
 use std::error::Error;
 
-use common::daemon::{EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, EXIT_PARTLY};
-use common::image::ImageName;
-use common::tool::EXIT_DIFFERENT;
-use common::wire::FaultCode;
-use common::wire::client::CallError;
+use api::fault::FaultCode;
+use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, EXIT_PARTLY};
+use model::image::ImageName;
+use rpc::client::CallError;
+use tool::EXIT_DIFFERENT;
 
 use crate::download::DownloadError;
 
@@ -47,7 +47,7 @@ pub struct Failure {
 impl Failure {
     /// A failure that is described by `error` and its causes.
     pub fn new(error: &dyn Error) -> Self {
-        Self { message: common::report::report(error), hints: Vec::new(), exit_code: EXIT_FAILED }
+        Self { message: model::report::report(error), hints: Vec::new(), exit_code: EXIT_FAILED }
     }
 
     /// A failure in words.
@@ -89,7 +89,7 @@ impl Failure {
             }
             _ => return Self::of_call(error),
         };
-        Self::of_text(format!("{name}: {}", common::report::report(error))).hint(hint)
+        Self::of_text(format!("{name}: {}", model::report::report(error))).hint(hint)
     }
 
     /// A failure to fetch directories or contents.

@@ -1,8 +1,8 @@
 //! Filter files: several made one, and what a filter does to a directory.
 // tidy: core
 
-use common::filter::{Filter, PatternError, Patterns};
-use common::path::TreePath;
+use model::filter::{Filter, PatternError, Patterns};
+use model::path::TreePath;
 use serde::Serialize;
 
 /// Makes one filter of several: it keeps a path exactly if one of them does. The lines are sorted
@@ -35,7 +35,7 @@ pub struct LineUse {
     /// All entries that it keeps: these paths and what lies below them.
     pub entries: u64,
     /// The lengths of the files among them together, in bytes.
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     pub bytes: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct Kept {
     /// Entries that are kept with it, itself counted.
     pub entries: u64,
     /// The lengths of the files among them together, in bytes.
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     pub bytes: u64,
     /// The lines that match the path itself, by their numbers in the filter, from 1.
     pub lines: Vec<usize>,
@@ -65,7 +65,7 @@ pub struct FilterUse {
     /// Entries that are kept.
     pub kept_entries: u64,
     /// The lengths of the files among them together, in bytes.
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     pub kept_bytes: u64,
 }
 

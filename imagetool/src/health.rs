@@ -1,6 +1,6 @@
 //! The health check of an image, as operators write it: a JSON object.
 
-use common::image::HealthCheck;
+use model::image::HealthCheck;
 use serde::Deserialize;
 
 /// How long a check may take if the file does not say, in seconds.
@@ -22,7 +22,7 @@ fn within_seconds() -> u32 {
 }
 
 /// Reads a health check; `within_seconds` is 60 and `undo` false where it does not say. Whether the
-/// check can be run is for [`common::image::Content::verify`] to say.
+/// check can be run is for [`model::image::Content::verify`] to say.
 ///
 /// # Errors
 ///

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::tree::encode::Item;
-use common::tree::{Leaf, TreeError};
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::tree::encode::Item;
+use model::tree::{Leaf, TreeError};
 
 use crate::listings::Listings;
 
@@ -38,7 +38,7 @@ impl Inventory {
                 continue;
             }
             let Some(listing) = listings.get(id) else { continue };
-            if path.components().count() >= common::path::DEPTH_MAX {
+            if path.components().count() >= model::path::DEPTH_MAX {
                 return Err(TreeError::TooDeep);
             }
             for (name, item) in listing.entries.iter().rev() {
@@ -65,8 +65,8 @@ impl Inventory {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
-    use common::tree::text::from_text;
+    use model::object::Algorithm;
+    use model::tree::text::from_text;
 
     use super::*;
 

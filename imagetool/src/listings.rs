@@ -10,10 +10,10 @@ pub mod fetch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::tree::encode::{Item, Listing, list};
-use common::tree::{Child, Leaf, Tree, TreeError};
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::tree::encode::{Item, Listing, list};
+use model::tree::{Child, Leaf, Tree, TreeError};
 
 /// What is at a path, as far as is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,8 +109,8 @@ impl Listings {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
-    use common::tree::text::from_text;
+    use model::object::Algorithm;
+    use model::tree::text::from_text;
 
     use super::*;
 

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _};
 use std::path::Path;
 
-use common::path::TreePath;
+use model::path::TreePath;
 use serde::de::DeserializeOwned;
 
 use self::digest::{BlobDigest, BlobHasher};
@@ -222,7 +222,7 @@ fn open_layout(store: &Store, wanted: &Wanted, meter: &Meter) -> Result<Archive,
     let layout: Layout = document(store, "oci-layout")?;
     let version = layout.image_layout_version;
     if !version.starts_with("1.") {
-        return Err(OciError::Version { version: common::escape::escape(version.as_bytes()) });
+        return Err(OciError::Version { version: model::escape::escape(version.as_bytes()) });
     }
     let mut candidates = Vec::new();
     for (descriptor, name) in images_of(store)? {
@@ -316,7 +316,7 @@ fn image_of(store: &Store, descriptor: &Descriptor) -> Result<(Manifest, Config)
 }
 
 fn wrong_type(image: &Descriptor, part: &'static str, odd: &Descriptor) -> OciError {
-    let media_type = common::escape::escape(odd.media_type.as_bytes());
+    let media_type = model::escape::escape(odd.media_type.as_bytes());
     OciError::Type { digest: image.digest.to_string(), part, media_type }
 }
 
@@ -332,7 +332,7 @@ fn open_saved(store: &Store, wanted: &Wanted) -> Result<Archive, OciError> {
     const DOCUMENT: &str = "manifest.json";
     let path_of = |name: &str| -> Result<TreePath, OciError> {
         member::path_of(name.as_bytes()).map_err(|source| {
-            let name = common::escape::escape(name.as_bytes());
+            let name = model::escape::escape(name.as_bytes());
             OciError::Name { document: DOCUMENT, name, source }
         })
     };
@@ -359,7 +359,7 @@ fn open_saved(store: &Store, wanted: &Wanted) -> Result<Archive, OciError> {
     let mut parts = Vec::new();
     for (name, content) in layers.iter().zip(contents) {
         let section = store.section(&path_of(name)?)?;
-        let escaped = common::escape::escape(name.as_bytes());
+        let escaped = model::escape::escape(name.as_bytes());
         let label = format!("layer {} of {} (`{escaped}`)", parts.len() + 1, layers.len());
         parts.push(Part::of_layer(section, label, content.clone()));
     }
@@ -398,7 +398,7 @@ fn verified_document<T: DeserializeOwned>(
 }
 
 fn bytes_of(store: &Store, path: &TreePath) -> Result<Vec<u8>, OciError> {
-    let name = || common::escape::escape(path.relative());
+    let name = || model::escape::escape(path.relative());
     let mut bytes = Vec::new();
     let mut input = store.section(path)?.open().take(DOCUMENT_BYTES_MAX + 1);
     input.read_to_end(&mut bytes).map_err(|source| OciError::Read { name: name(), source })?;
@@ -410,7 +410,7 @@ fn bytes_of(store: &Store, path: &TreePath) -> Result<Vec<u8>, OciError> {
 
 fn parse<T: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<T, OciError> {
     serde_json::from_slice(bytes).map_err(|source| {
-        let name = common::escape::escape(name.as_bytes());
+        let name = model::escape::escape(name.as_bytes());
         OciError::Document { name, source }
     })
 }
@@ -433,7 +433,7 @@ fn verified_blob(
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(source) => {
-                let name = common::escape::escape(path.relative());
+                let name = model::escape::escape(path.relative());
                 return Err(OciError::Read { name, source });
             }
         };
@@ -458,6 +458,6 @@ fn verify(name: &str, want: &BlobDigest, got: BlobDigest) -> Result<(), OciError
     if got == *want {
         return Ok(());
     }
-    let name = common::escape::escape(name.as_bytes());
+    let name = model::escape::escape(name.as_bytes());
     Err(OciError::Digest { name, want: want.clone(), got })
 }

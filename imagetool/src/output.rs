@@ -1,7 +1,7 @@
 //! How numbers, times and tables look to people.
 // tidy: core
 
-use common::tree::Time;
+use model::tree::Time;
 
 /// `number` with a comma between groups of three digits.
 #[must_use]

@@ -13,11 +13,11 @@ mod sqlite;
 
 use std::collections::BTreeMap;
 
-use common::image::Package;
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::tree::{Child, Leaf, Tree};
-use common::words::plain;
+use model::image::Package;
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::tree::{Child, Leaf, Tree};
+use model::words::plain;
 
 use crate::output::size;
 
@@ -125,7 +125,7 @@ impl Part {
     /// One that has all of the database of an rpm.
     #[must_use]
     pub fn of_rpm(content: &[u8]) -> Self {
-        let object = common::object::Algorithm::Blake3.digest(content);
+        let object = model::object::Algorithm::Blake3.digest(content);
         Self { object, size_bytes: content.len() as u64, format: Format::Rpm }
     }
 }

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::path::TreePath;
-use common::tree::{self, Device, Directory, Leaf, Metadata, Node, Special, Symlink, Time, Tree};
+use model::path::TreePath;
+use model::tree::{self, Device, Directory, Leaf, Metadata, Node, Special, Symlink, Time, Tree};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{FchmodatFlags, Mode, SFlag, UtimensatFlags};
@@ -477,8 +477,8 @@ fn omit() -> TimeSpec {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
-    use common::tree::TreeBuilder;
+    use model::object::Algorithm;
+    use model::tree::TreeBuilder;
 
     use super::*;
 

@@ -4,9 +4,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use common::filter::Filter;
-use common::object::Algorithm;
-use common::tree::TreeBuilder;
+use model::filter::Filter;
+use model::object::Algorithm;
+use model::tree::TreeBuilder;
 
 use crate::archive::layer::{Layer, Layered, Whiteouts};
 use crate::archive::section::Section;
@@ -130,8 +130,8 @@ impl Source {
                 let mut layer = Layer::new(Whiteouts::Honoured);
                 let inserted = found.into_nodes().filter(|(path, _)| !path.is_root());
                 let refuse = |name: &[u8], source: &dyn std::error::Error| {
-                    let name = common::escape::escape(name);
-                    let why = common::report::report(source);
+                    let name = model::escape::escape(name);
+                    let why = model::report::report(source);
                     Failure::of_text(format!("{}: {name}: {why}", self.path.display()))
                 };
                 for (path, node) in inserted {
@@ -180,8 +180,7 @@ fn directory_failure(error: &DirectoryError) -> Failure {
 }
 
 fn archive_failure(path: &Path, error: &ArchiveError) -> Failure {
-    let failure =
-        Failure::of_text(format!("{}: {}", path.display(), common::report::report(error)));
+    let failure = Failure::of_text(format!("{}: {}", path.display(), model::report::report(error)));
     match archive_hint(error) {
         Some(hint) => failure.hint(hint),
         None => failure,
@@ -210,8 +209,7 @@ fn archive_hint(error: &ArchiveError) -> Option<&'static str> {
 }
 
 fn oci_failure(path: &Path, error: &OciError) -> Failure {
-    let failure =
-        Failure::of_text(format!("{}: {}", path.display(), common::report::report(error)));
+    let failure = Failure::of_text(format!("{}: {}", path.display(), model::report::report(error)));
     let hint = match error {
         OciError::Choice { source: ChoiceError::Platform { .. } } => {
             "choose one with --platform OS/ARCH"

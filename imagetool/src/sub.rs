@@ -10,16 +10,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::subd::{
+use api::subd::{
     Configuration, GetConfiguration, GetFiles, GetFilesReply, GetFilesRequest, Poll, PollReply,
     PollRequest, ScanNow, ScanNowRequest, ScanReport,
 };
-use common::object::{Algorithm, Hasher, ObjectId};
-use common::path::TreePath;
-use common::report::report;
-use common::tree::{Leaf, Node, Tree};
-use common::trees::{ReadError, Reader};
-use common::wire::client::{CallError, Client};
+use model::object::{Algorithm, Hasher, ObjectId};
+use model::path::TreePath;
+use model::report::report;
+use model::tree::{Leaf, Node, Tree};
+use rpc::client::{CallError, Client};
+use rpc::trees::{ReadError, Reader};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
@@ -215,7 +215,7 @@ impl SubContents {
         }
     }
 
-    fn get(&self, pieces: Vec<common::api::subd::Piece>) -> Result<GetFilesReply, SendError> {
+    fn get(&self, pieces: Vec<api::subd::Piece>) -> Result<GetFilesReply, SendError> {
         let what = pieces.first().map(|piece| piece.path.to_string()).unwrap_or_default();
         let request = GetFilesRequest { pieces };
         let call = self.client.call_within::<GetFiles>(&request, ANSWER_LIMIT);

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use common::filter::{PatternError, Patterns};
-use common::trigger::{Kind, Trigger, Triggers};
+use model::filter::{PatternError, Patterns};
+use model::trigger::{Kind, Trigger, Triggers};
 use serde::Serialize;
 
 /// A trigger on one line: `ssh (reload, high impact): /etc/ssh/.* /usr/sbin/sshd$`.
@@ -123,7 +123,7 @@ pub struct Match {
 /// Never for triggers that were read, whose lines are patterns each.
 pub fn matches(
     triggers: &Triggers,
-    path: &common::path::TreePath,
+    path: &model::path::TreePath,
 ) -> Result<Vec<Match>, PatternError> {
     let mut all = Vec::new();
     for (index, trigger) in triggers.0.iter().enumerate() {

@@ -6,14 +6,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::object_server::{AddObjects, AddObjectsReply, CheckObjects, CheckObjectsRequest, IDS_MAX};
+use api::object_stream::Head;
 use bytes::Bytes;
-use common::api::object_server::{
-    AddObjects, AddObjectsReply, CheckObjects, CheckObjectsRequest, IDS_MAX,
-};
-use common::object::{Algorithm, ObjectId};
-use common::wire::client::{CallError, Client, Remedy};
-use common::wire::object_stream::Head;
 use futures_util::stream::{self, Stream};
+use model::object::{Algorithm, ObjectId};
+use rpc::client::{CallError, Client, Remedy};
 use tokio::sync::{Mutex, mpsc};
 
 use crate::content::{Contents, Objects, PIECES_MAX, Piece, SendError, Sink};

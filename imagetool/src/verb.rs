@@ -32,20 +32,20 @@ pub mod tree;
 pub mod verify;
 pub mod verify_signatures;
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
+use api::image_server::{GetImage, GetImageRequest};
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use common::api::image_server::{GetImage, GetImageRequest};
-use common::image::{Image, ImageName};
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::tool::Format;
-use common::tree::encode::Listing;
-use common::wire::client::{CallError, Client};
+use model::image::{Image, ImageName};
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::tree::encode::Listing;
+use rpc::client::{CallError, Client};
 use serde::Serialize;
+use tool::Format;
 
 use crate::failure::{Failure, Outcome};
 use crate::listings::{Listings, Sight, fetch};
@@ -127,7 +127,7 @@ fn path_of(text: &OsStr) -> Result<TreePath, String> {
     let bytes = text.as_bytes();
     let bytes = match text.to_str().filter(|text| text.contains('\\')) {
         None => bytes.to_owned(),
-        Some(text) => common::escape::unescape(text).map_err(|error| error.to_string())?,
+        Some(text) => model::escape::unescape(text).map_err(|error| error.to_string())?,
     };
     // A completed directory name ends with a slash.
     let trimmed = bytes.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(&bytes);

@@ -22,7 +22,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use common::api::dominator::Status;
+use api::dominator::Status;
 
 use crate::fleet::{Addresses, Fleet, Options};
 use crate::material;

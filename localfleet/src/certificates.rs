@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use common::certificate::sets::Set;
-use common::certificate::{Authority, AuthorityOptions, Replace, Request};
-use common::wire::Security;
+use certs::sets::Set;
+use certs::{
+    authority::{Authority, AuthorityOptions, Request},
+    place::Replace,
+};
+use rpc::tls::Security;
 
 /// The holder of every power, for whoever tries things out.
 pub const OPERATOR: &str = "operator";

@@ -1,6 +1,6 @@
 //! An imageserver, a dominator and some subds, as processes on loopback addresses.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use common::api::dominator::{
+use api::dominator::{
     DominatorStatus, GetStatus, ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status,
     SubDetail, SubSummary,
 };
-use common::certificate::sets::Set;
-use common::mdb::Machine;
-use common::wire::Method;
-use common::wire::client::{Client, Peer};
+use api::method::Method;
+use certs::sets::Set;
+use model::mdb::Machine;
+use rpc::client::{Client, Peer};
 
 use crate::certificates::{Certificates, OPERATOR};
 use crate::process::Daemon;

@@ -27,13 +27,13 @@ type Main = fn() -> ExitCode;
 /// The programs, by name.
 const PROGRAMS: [(&str, Main); 10] = [
     ("subd", subd::command::main),
-    ("subtool", subd::subtool::main),
-    ("fs2objectcache", subd::fs2objectcache::main),
+    ("subtool", subtool::main),
+    ("fs2objectcache", fs2objectcache::main),
     ("imageserver", imageserver::command::main),
     ("imagetool", imagetool::command::main),
-    ("dominator", dominator::command::dominator),
-    ("domtool", dominator::command::domtool),
-    ("mdbd", dominator::command::mdbd),
+    ("dominator", dominator::command::main),
+    ("domtool", domtool::main),
+    ("mdbd", mdbd::main),
     (RECORD_SERVICE, record_service),
     (FLEET_SIMULATOR, crate::simulator::main),
 ];
@@ -69,17 +69,17 @@ pub fn install(binary: &Path, directory: &Path) -> anyhow::Result<()> {
 pub fn write_pages(directory: &Path) -> anyhow::Result<()> {
     let programs = [
         subd::daemon::Options::command(),
-        subd::subtool::Arguments::command(),
-        subd::fs2objectcache::Arguments::command(),
+        subtool::Arguments::command(),
+        fs2objectcache::Arguments::command(),
         imageserver::command::Flags::command(),
         imagetool::command::Arguments::command(),
         dominator::daemon::Arguments::command(),
-        dominator::domtool::Arguments::command(),
-        dominator::mdbd::Arguments::command(),
+        domtool::Arguments::command(),
+        mdbd::Arguments::command(),
     ];
     for program in programs {
         let name = program.get_name().to_owned();
-        common::tool::documents::write_pages(program, directory)
+        tool::documents::write_pages(program, directory)
             .with_context(|| format!("cannot write the pages of {name}"))?;
     }
     Ok(())

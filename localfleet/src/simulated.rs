@@ -6,11 +6,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use common::api::dominator::Status;
-use common::certificate::sets::Set;
-use common::mdb::Machine;
-use common::wire::Method;
-use common::wire::client::Client;
+use api::dominator::Status;
+use api::method::Method;
+use certs::sets::Set;
+use model::mdb::Machine;
+use rpc::client::Client;
 
 use crate::fleet::{Fleet, client_of};
 use crate::process::Daemon;

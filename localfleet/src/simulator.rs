@@ -12,24 +12,24 @@ pub mod machines;
 pub mod patch;
 pub mod sub;
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use api::Done;
 use clap::Parser;
-use common::api::Done;
-use common::daemon::{
+use daemon::{
     EXIT_FAILED, EXIT_MISUSE, IMAGESERVER_PORT, LogArgs, SecurityArgs, exit, listen, start_logging,
     stop_on_signals,
 };
-use common::image::ImageName;
-use common::trees::Reader;
-use common::wire::client::{Client, Peer};
-use common::wire::server::{Router, Server, serve};
+use model::image::ImageName;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rpc::client::{Client, Peer};
+use rpc::server::{Router, Server, serve};
+use rpc::trees::Reader;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;

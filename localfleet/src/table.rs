@@ -3,7 +3,7 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Instant;
 
-use common::api::dominator::SubSummary;
+use api::dominator::SubSummary;
 
 /// Draws to stderr: a table in place on a terminal, a line for each change elsewhere.
 pub struct Table {

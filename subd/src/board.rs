@@ -15,16 +15,16 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use common::api::subd::{
+use api::subd::{
     Activity, Alarm, CacheReport, Configuration, Identity, LastFetch, LastUpdate, Limits,
     LimitsReport, Load, PollReply, ScanCounters, ScanReport, Space, TriggerFailure, Version,
 };
-pub use common::api::subd::{FetchProgress, UpdatePhase};
-use common::filter::Patterns;
-use common::object::ObjectId;
-use common::scope::Scope;
-use common::tree::Time;
-use common::trigger::Triggers;
+pub use api::subd::{FetchProgress, UpdatePhase};
+use model::filter::Patterns;
+use model::object::ObjectId;
+use model::scope::Scope;
+use model::tree::Time;
+use model::trigger::Triggers;
 use tokio::sync::watch;
 
 use crate::cache::changes::ChangeLog;

@@ -13,17 +13,17 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::Done;
-use common::api::subd::{
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::subd::{
     CheckHealth, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX, PIECES_MAX, Pause,
     Paused, Piece, PieceContent, Resume, ScanNow,
 };
-use common::escape::ByteText;
-use common::path::TreePath;
-use common::report::report;
-use common::scope::SUBD_DIRECTORY;
-use common::wire::server::Router;
-use common::wire::{Fault, FaultCode};
+use model::escape::ByteText;
+use model::path::TreePath;
+use model::report::report;
+use model::scope::SUBD_DIRECTORY;
+use rpc::server::Router;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -54,7 +54,7 @@ pub fn add_methods(router: Router, service: &Arc<Service>) -> Router {
             let service = Arc::clone(&stopper);
             async move {
                 pause::check(&paused, now())?;
-                let until = common::when::moment(paused.until);
+                let until = model::when::moment(paused.until);
                 tracing::warn!(until, reason = paused.reason, "updates are paused");
                 set_pause(&service.board, &service.state, Some(paused)).await
             }

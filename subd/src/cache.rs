@@ -22,8 +22,8 @@ use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use common::object::{Algorithm, Hasher, ObjectId};
-use common::tree::Time;
+use model::object::{Algorithm, Hasher, ObjectId};
+use model::tree::Time;
 
 use crate::root::{Directory, Kind, RootError, Status};
 use receive::Partial;
@@ -322,7 +322,7 @@ impl Cache {
             crate::home::remove_all(directory, temporary)?;
             return Err(CacheError::Absent { id: *id });
         }
-        for (key, _) in directory.xattrs(temporary, common::scope::Attributes::Labels)? {
+        for (key, _) in directory.xattrs(temporary, model::scope::Attributes::Labels)? {
             directory.remove_xattr(temporary, &key)?;
         }
         directory.set_owner(temporary, 0, 0)?;

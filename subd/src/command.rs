@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use crate::daemon::{Daemon, Options, StartError, describe, hints, recover};
-use common::daemon::{EXIT_FAILED, EXIT_MISUSE, config, exit, start_logging, stop_on_signals};
+use daemon::{EXIT_FAILED, EXIT_MISUSE, config, exit, start_logging, stop_on_signals};
 
 /// How many threads answer calls; scans and updates have their own.
 const THREADS: usize = 2;

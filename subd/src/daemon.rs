@@ -1,6 +1,6 @@
 //! subd as a whole: its flags, how it starts and how it stops.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,17 +8,17 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use common::audit::brief::{WHY_BYTES_MAX, short};
-use common::audit::record::Event;
-use common::daemon::audit::{AuditArgs, AuditLog};
-use common::daemon::config::ConfigArgs;
-use common::daemon::page::PageArgs;
-use common::daemon::{ListenError, LogArgs, SUBD_PORT, SecurityArgs, listen_text};
-use common::filter::{PatternError, Patterns};
-use common::report::report;
-use common::scope::SUBD_DIRECTORY;
-use common::trigger::services::OWN_SERVICE;
-use common::wire::server::{Router, serve};
+use api::audit::brief::{WHY_BYTES_MAX, short};
+use api::audit::record::Event;
+use daemon::config::ConfigArgs;
+use daemon::{ListenError, LogArgs, SUBD_PORT, SecurityArgs, listen_text};
+use model::filter::{PatternError, Patterns};
+use model::report::report;
+use model::scope::SUBD_DIRECTORY;
+use model::trigger::services::OWN_SERVICE;
+use rpc::audit_log::{AuditArgs, AuditLog};
+use rpc::page_frame::PageArgs;
+use rpc::server::{Router, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;

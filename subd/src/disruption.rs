@@ -11,7 +11,7 @@ pub mod permission;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;

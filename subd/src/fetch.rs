@@ -25,17 +25,17 @@ mod transfer;
 pub mod trouble;
 mod writer;
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::api::object_server::IDS_MAX;
-use common::api::subd::{FetchFailure, FetchObject, FetchRequest, LastFetch};
-use common::lock::locked;
-use common::report::report;
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use api::object_server::IDS_MAX;
+use api::subd::{FetchFailure, FetchObject, FetchRequest, LastFetch};
+use model::lock::locked;
+use model::report::report;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 

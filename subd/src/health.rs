@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use common::api::subd::Health;
-use common::image::HealthCheck;
+use api::subd::Health;
+use model::image::HealthCheck;
 
 use crate::service::outside::Outside;
 

@@ -18,15 +18,15 @@
 
 use std::sync::Arc;
 
-use common::path::TreePath;
-use common::scope::SUBD_DIRECTORY;
+use model::path::TreePath;
+use model::scope::SUBD_DIRECTORY;
 use nix::errno::Errno;
 
 use crate::root::{Directory, Kind, Locks, Root, RootError};
 use crate::update::phase::Phase;
 
 /// The deepest that is cleared. Nothing that subd makes is deeper.
-const DEPTH_MAX: usize = 2 * common::path::DEPTH_MAX;
+const DEPTH_MAX: usize = 2 * model::path::DEPTH_MAX;
 
 /// The directories below `/.subd`.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ pub fn directory_name(update_id: u64) -> Vec<u8> {
 }
 
 /// Opens the directory `name`, makes it if it is missing, and closes it to everybody else.
-pub(crate) fn own_directory(parent: &Directory, name: &[u8]) -> Result<Directory, RootError> {
+pub fn own_directory(parent: &Directory, name: &[u8]) -> Result<Directory, RootError> {
     match parent.make_directory(name, 0o700) {
         Err(error) if error.errno() != Some(Errno::EEXIST) => return Err(error),
         Ok(()) | Err(_) => {}

@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use common::api::subd::Identity;
-use common::path::TreePath;
+use api::subd::Identity;
+use model::path::TreePath;
 
 use crate::root::{Root, RootError};
 
@@ -49,7 +49,7 @@ impl IdentitySource {
         };
         let machine_id = machine_id(root).unwrap_or_else(|error| {
             if !error.is_absent() {
-                tracing::debug!("{}", common::report::report(&error));
+                tracing::debug!("{}", model::report::report(&error));
             }
             String::new()
         });

@@ -18,7 +18,7 @@ pub mod rates;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::api::subd::{Limits, Load};
+use api::subd::{Limits, Load};
 
 pub use budget::Budget;
 pub use rates::{Ceilings, Rates, Speeds, rates};
@@ -177,8 +177,8 @@ impl Budgets {
 
 #[cfg(test)]
 mod tests {
+    use api::subd::Share;
     use clap::Parser;
-    use common::api::subd::Share;
 
     use super::*;
 

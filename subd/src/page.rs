@@ -3,17 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 
-use common::api::subd::{
+use api::subd::{
     Activity, Complaint, Health, LastFetch, LastUpdate, Outcome, Paused, PollReply, Share,
 };
-use common::daemon::page::{Cell, Frame, Mark, pairs, table};
-use common::tree::Time;
-use common::when::moment;
-use common::wire::server::{Page, Router};
+use model::tree::Time;
+use model::when::moment;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use rpc::page_frame::{Cell, Frame, Mark, pairs, table};
+use rpc::server::{Page, Router};
 
 use crate::server::Service;
 
@@ -60,7 +60,7 @@ fn page(service: &Service, frame: &Frame) -> String {
     }
     if let Some(scan) = status.scan.as_ref().filter(|scan| !scan.unreadable.is_empty()) {
         body.push_str("<h2>Unreadable paths</h2>");
-        let row = |(path, why): &(common::path::TreePath, String)| {
+        let row = |(path, why): &(model::path::TreePath, String)| {
             vec![Cell::Name(path.to_string()), Cell::Text(why.clone())]
         };
         let rows: Vec<Vec<Cell>> = scan.unreadable.iter().map(row).collect();

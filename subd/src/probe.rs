@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::subd::Alarm;
-use common::report::report;
+use api::subd::Alarm;
+use model::report::report;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 

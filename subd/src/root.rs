@@ -26,10 +26,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use common::api::subd::Space;
-use common::path::TreePath;
-use common::plan::Occupant;
-use common::tree::Times;
+use api::subd::Space;
+use model::path::TreePath;
+use model::plan::Occupant;
+use model::tree::Times;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{Mode, lstat};
@@ -159,7 +159,7 @@ impl Root {
                 let _known = self.times.set(times);
             }
             Err(error) => {
-                let error = common::report::report(&error);
+                let error = model::report::report(&error);
                 tracing::warn!("cannot find out what times the file-system keeps: {error}");
             }
         }
@@ -171,7 +171,7 @@ impl Root {
     ///
     /// [`RootError`] says what the kernel refused.
     pub fn try_to_write(&self) -> Result<(), RootError> {
-        let own = TreePath::new(common::scope::SUBD_DIRECTORY).expect("the constant is a path");
+        let own = TreePath::new(model::scope::SUBD_DIRECTORY).expect("the constant is a path");
         trial::write(&self.directory(&own)?)
     }
 

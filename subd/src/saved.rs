@@ -7,9 +7,9 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::sync::{Mutex, PoisonError};
 
-use common::api::subd::{Configuration, LastUpdate, Paused, TriggerFailure};
-use common::image::{HealthCheck, ImageName};
-use common::trigger::Triggers;
+use api::subd::{Configuration, LastUpdate, Paused, TriggerFailure};
+use model::image::{HealthCheck, ImageName};
+use model::trigger::Triggers;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -245,7 +245,7 @@ fn replace(
 
 #[cfg(test)]
 mod tests {
-    use common::path::TreePath;
+    use model::path::TreePath;
 
     use super::*;
     use crate::root::Root;

@@ -40,11 +40,11 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::thread::JoinHandle;
 
-use common::api::subd::{ScanCounters, ScanReport};
-use common::filter::Patterns;
-use common::path::TreePath;
-use common::scope::{ScanSettings, Scope};
-use common::tree::Tree;
+use api::subd::{ScanCounters, ScanReport};
+use model::filter::Patterns;
+use model::path::TreePath;
+use model::scope::{ScanSettings, Scope};
+use model::tree::Tree;
 use tokio::sync::watch;
 
 use crate::limits::Budgets;

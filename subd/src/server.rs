@@ -1,25 +1,25 @@
 //! The methods of subd: checks what is asked, and asks the parts that do it.
 
-use common::daemon::page::Frame;
-use common::wire::Security;
+use rpc::page_frame::Frame;
+use rpc::tls::Security;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use common::api::Done;
-use common::api::object_server::IDS_MAX;
-use common::api::subd::{
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::object_server::IDS_MAX;
+use api::subd::{
     Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
     GetDirectories, GetDirectoriesReply, OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply,
     PollRequest, Prepare, ScanCounters, SetConfiguration, SetConfigurationRequest,
 };
-use common::escape::ByteText;
-use common::object::ObjectId;
-use common::report::report;
-use common::tree::{Child, Directory, Tree};
-use common::wire::server::Router;
-use common::wire::{Fault, FaultCode};
+use model::escape::ByteText;
+use model::object::ObjectId;
+use model::report::report;
+use model::tree::{Child, Directory, Tree};
+use rpc::server::Router;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -163,7 +163,7 @@ impl Service {
     pub fn measured(&self) -> Measured {
         let space = self.root.space().unwrap_or_else(|error| {
             tracing::warn!("{}", report(&error));
-            common::api::subd::Space::default()
+            api::subd::Space::default()
         });
         let fetched_bytes = self.fetched_bytes.load(Ordering::Relaxed);
         let counters = ScanCounters { fetched_bytes, ..self.scanner.counters() };

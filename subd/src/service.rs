@@ -12,9 +12,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use common::api::subd::TriggerFailure;
-use common::trigger::REBOOT;
-use common::trigger::services::{ServiceCall, Verb};
+use api::subd::TriggerFailure;
+use model::trigger::REBOOT;
+use model::trigger::services::{ServiceCall, Verb};
 
 use self::command::End;
 use self::outside::Outside;

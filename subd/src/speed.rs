@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::path::TreePath;
+use model::path::TreePath;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{major, minor};
 use serde::{Deserialize, Serialize};

@@ -26,18 +26,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use common::api::subd::{OfferImageRequest, PrepareRequest, SOURCES_MAX};
-use common::filter::Patterns;
-use common::image::Content;
-use common::image::required::RequiredImage;
-use common::report::report;
-use common::signing::keys::TEXT_BYTES_MAX;
-use common::signing::signature::are_bounded;
-use common::signing::{Signature, TrustedKeys};
-use common::tree::Tree;
-use common::trees::Reader;
-use common::wire::client::{Client, Peer};
-use common::wire::{Fault, FaultCode, Security};
+use api::fault::{Fault, FaultCode};
+use api::subd::{OfferImageRequest, PrepareRequest, SOURCES_MAX};
+use model::filter::Patterns;
+use model::image::Content;
+use model::image::required::RequiredImage;
+use model::report::report;
+use model::signing::keys::TEXT_BYTES_MAX;
+use model::signing::signature::are_bounded;
+use model::signing::{Signature, TrustedKeys};
+use model::tree::Tree;
+use rpc::client::{Client, Peer};
+use rpc::tls::Security;
+use rpc::trees::Reader;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -50,7 +51,7 @@ use crate::update::now;
 const OFFER_WAIT: Duration = Duration::from_secs(20);
 
 /// The port of object servers.
-const SOURCE_PORT: u16 = common::daemon::IMAGESERVER_PORT;
+const SOURCE_PORT: u16 = daemon::IMAGESERVER_PORT;
 
 /// The flags that say whose images are taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]

@@ -47,12 +47,12 @@ pub mod step;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use common::api::subd::{LastUpdate, PrepareRequest};
-use common::report::report;
-use common::scope::Scope;
-use common::tree::Time;
-use common::trigger::Triggers;
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use api::subd::{LastUpdate, PrepareRequest};
+use model::report::report;
+use model::scope::Scope;
+use model::tree::Time;
+use model::trigger::Triggers;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 

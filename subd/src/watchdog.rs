@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::subd::Alarm;
+use api::subd::Alarm;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 

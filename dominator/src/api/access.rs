@@ -1,8 +1,11 @@
 //! Who may give orders for machines: who has the power, and who owns them by the machine database.
 
-use common::wire::access::{DeniedError, Owned, judge};
-use common::wire::server::Caller;
-use common::wire::{Fault, FaultCode, Method};
+use api::access::{DeniedError, Owned, judge};
+use api::{
+    fault::{Fault, FaultCode},
+    method::Method,
+};
+use rpc::server::Caller;
 
 use crate::fleet::Fleet;
 

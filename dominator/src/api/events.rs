@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::events::{Backup, ListEvents};
-use common::wire::server::Router;
+use api::dominator::events::{Backup, ListEvents};
+use rpc::server::Router;
 
 use super::fault_of;
 use crate::fleet::Fleet;

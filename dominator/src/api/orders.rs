@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::explain::Explain;
-use common::api::dominator::orders::{
+use api::dominator::explain::Explain;
+use api::dominator::orders::{
     FastUpdate, ForceDisruptiveUpdate, PauseUpdates, PauseUpdatesRequest, ResumeUpdates,
     ResumeUpdatesRequest, SetDefaultImage, SetDefaultImageRequest, WatchSub,
 };
-use common::wire::server::Router;
+use rpc::server::Router;
 use tokio_util::task::TaskTracker;
 
 use super::access::{expect_may, expect_may_all};

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
-use common::mdb::Machines;
-use common::wire::server::Router;
-use common::wire::{Fault, FaultCode};
+use api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
+use api::fault::{Fault, FaultCode};
+use model::mdb::Machines;
+use rpc::server::Router;
 
 use super::fault_of;
 use crate::fleet::Fleet;

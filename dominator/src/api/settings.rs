@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::settings::{
+use api::dominator::settings::{
     GetSubConfiguration, SetSubConfiguration, SetSubConfigurationReply, SetSubConfigurationRequest,
 };
-use common::wire::server::Router;
+use rpc::server::Router;
 use tokio_util::task::TaskTracker;
 
 use super::{fault_of, to_the_end};

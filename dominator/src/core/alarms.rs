@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use common::api::dominator::DominatorStatus;
-use common::tree::Time;
-use common::when::moment;
+use api::dominator::DominatorStatus;
+use model::tree::Time;
+use model::when::moment;
 use serde::Serialize;
 
 /// The kind of the alarm that the brake is on.
@@ -120,10 +120,10 @@ pub fn news(told: &Raised, now: &Raised) -> Option<News> {
 
 #[cfg(test)]
 mod tests {
-    use common::api::dominator::Brake;
-    use common::api::dominator::budgets::BudgetReport;
-    use common::api::dominator::machine_database::HeldMdb;
-    use common::object::Algorithm;
+    use api::dominator::Brake;
+    use api::dominator::budgets::BudgetReport;
+    use api::dominator::machine_database::HeldMdb;
+    use model::object::Algorithm;
 
     use super::*;
 

@@ -21,7 +21,7 @@ pub mod limits;
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::api::dominator::budgets::LimitUse;
+use api::dominator::budgets::LimitUse;
 
 use self::limits::{Limit, Limits, Places, machines};
 use super::meaning::{is_within, trimmed};

@@ -8,14 +8,14 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::events::{Operation, PathChange, Reason};
-use common::image::ImageName;
-use common::path::TreePath;
-use common::plan::{Action, Difference};
-use common::tree::{Node, Tree};
+use api::dominator::events::{Operation, PathChange, Reason};
+use model::image::ImageName;
+use model::path::TreePath;
+use model::plan::{Action, Difference};
+use model::tree::{Node, Tree};
 
-use super::planning::Planned;
-use super::required::RequiredImage;
+use api::planning::Planned;
+use model::image::required::RequiredImage;
 
 /// An update that is about to be ordered: all that its record is made from.
 #[derive(Clone, Debug)]
@@ -104,14 +104,14 @@ pub fn changes(ordered: &Ordered, former: Former<'_>) -> Vec<PathChange> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::core::planning::{PlanJob, PlanKey};
-    use common::api::subd::ScanReport;
-    use common::filter::{Filter, Patterns};
-    use common::image::{ComputedRule, Content, FORMAT};
-    use common::object::Algorithm;
-    use common::scope::{ScanSettings, Scope};
-    use common::tree::text::from_text;
-    use common::trigger::Triggers;
+    use api::planning::{PlanJob, PlanKey};
+    use api::subd::ScanReport;
+    use model::filter::{Filter, Patterns};
+    use model::image::{ComputedRule, Content, FORMAT};
+    use model::object::Algorithm;
+    use model::scope::{ScanSettings, Scope};
+    use model::tree::text::from_text;
+    use model::trigger::Triggers;
 
     fn tree(text: &str) -> Tree {
         from_text(Algorithm::Blake3, text).unwrap()

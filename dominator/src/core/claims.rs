@@ -17,9 +17,9 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use common::api::dominator::budgets::{BudgetReport, StoppedImage};
-use common::image::ImageName;
-use common::words::counted;
+use api::dominator::budgets::{BudgetReport, StoppedImage};
+use model::image::ImageName;
+use model::words::counted;
 
 use super::budget::limits::Limits;
 use super::budget::{Budget, Demand, Seat};

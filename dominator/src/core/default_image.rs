@@ -1,9 +1,9 @@
 //! The image of machines whose record in the machine database names none.
 // tidy: core
 
-use common::api::dominator::orders::DefaultImage;
-use common::image::ImageName;
-use common::mdb::Machine;
+use api::dominator::orders::DefaultImage;
+use model::image::ImageName;
+use model::mdb::Machine;
 
 /// Why a default image is not set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,13 +45,13 @@ pub fn moved<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::tree::Time;
+    use model::tree::Time;
 
     #[test]
     fn only_machines_without_an_image_get_the_default() {
         let text = r#"[{"Hostname": "a"}, {"Hostname": "b", "RequiredImage": "own"},
                        {"Hostname": "c", "DisableUpdates": true}, {"Hostname": "d"}]"#;
-        let machines = common::mdb::parse(text).unwrap();
+        let machines = model::mdb::parse(text).unwrap();
         let name = |text: &str| ImageName::new(text).unwrap();
         let image = name("rescue");
         let default = DefaultImage { image, who: "ann".to_owned(), since: Time::default() };

@@ -1,14 +1,15 @@
 //! Which events are asked for.
 // tidy: core
 
-use common::api::dominator::events::{
+use api::dominator::events::{
     EventKind, FILTER_BYTES_MAX, FILTERS_MAX, ListEventsRequest, PathChange, Reason,
 };
-use common::path::TreePath;
-use common::tree::Time;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
+use model::path::TreePath;
+use model::tree::Time;
 
-use super::meaning::{HostPatterns, is_pattern, is_within};
+use super::meaning::{HostPatterns, is_within};
+use api::dominator::orders::is_pattern;
 
 /// A request for events that is none.
 #[derive(Debug, thiserror::Error)]
@@ -224,7 +225,7 @@ pub fn mark(path: &TreePath) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::api::dominator::events::Operation;
+    use api::dominator::events::Operation;
 
     fn filter(request: ListEventsRequest) -> EventFilter {
         EventFilter::new(&request).unwrap()

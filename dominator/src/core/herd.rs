@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use common::api::dominator::Status;
-use common::image::ImageName;
-use common::mdb::{Machine, Machines};
+use api::dominator::Status;
+use model::image::ImageName;
+use model::mdb::{Machine, Machines};
 
 /// How much a new machine database may change at once, without being held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 
-use common::api::dominator::Status;
-use common::tree::Time;
+use api::dominator::Status;
+use model::tree::Time;
 
 /// How many changes are kept of each machine.
 pub const CHANGES_MAX: usize = 50;

@@ -34,7 +34,7 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use common::tree::Time;
+use model::tree::Time;
 
 pub use sighting::{Known, Origin, Origins, Sighting, Trust};
 

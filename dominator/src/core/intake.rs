@@ -8,10 +8,10 @@
 //! * Nothing is held but what was offered last.
 // tidy: core
 
-use common::api::dominator::machine_database::HeldMdb;
-use common::mdb::{Edit, Machine, Machines};
-use common::object::{Algorithm, ObjectId};
-use common::tree::Time;
+use api::dominator::machine_database::HeldMdb;
+use model::mdb::{Edit, Machine, Machines};
+use model::object::{Algorithm, ObjectId};
+use model::tree::Time;
 
 use super::herd::{Change, Doubt, EditLimits, Herd};
 

@@ -3,14 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::api::dominator::orders::PATTERNS_MAX;
+use api::dominator::orders::PATTERNS_MAX;
 use globset::{Glob, GlobSet, GlobSetBuilder};
-
-/// True if the text is a pattern, of host names or paths, and not just a name.
-#[must_use]
-pub fn is_pattern(text: &str) -> bool {
-    text.contains(['*', '?', '[', '{', '\\'])
-}
 
 /// Patterns of host names.
 #[derive(Clone, Debug)]

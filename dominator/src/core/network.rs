@@ -8,7 +8,7 @@
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::words::size;
+use model::words::size;
 
 use super::budget::Seat;
 

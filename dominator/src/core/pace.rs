@@ -28,18 +28,6 @@ const POLL_BURST: u32 = 60;
 /// The interval in which one more poll may be sent at once.
 const POLL_REFILL: Duration = Duration::from_millis(200);
 
-/// `base` doubled for each failure after the first, at most `longest`.
-#[must_use]
-pub fn doubled(base: Duration, longest: Duration, failures: u32) -> Duration {
-    base.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest)
-}
-
-/// `base`, 20 % less to 20 % more by `jitter`.
-#[must_use]
-pub fn jittered(base: Duration, jitter: u16) -> Duration {
-    base * (800 + u32::from(jitter % 1_000) * 2 / 5) / 1_000
-}
-
 /// Lets polls follow each other at once as long as they are few: a sub whose status changes all
 /// the time is polled five times a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,21 +64,6 @@ impl PollPace {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pauses_double_up_to_the_longest() {
-        let pauses: Vec<u64> = [0, 1, 2, 3, 5, 6, 100]
-            .map(|failures| doubled(RETRY_FIRST, RETRY_LONGEST, failures).as_secs())
-            .to_vec();
-        assert_eq!(pauses, [1, 1, 2, 4, 16, 30, 30]);
-    }
-
-    #[test]
-    fn jitter_is_a_fifth_to_both_sides() {
-        let waits: Vec<u128> =
-            [0, 500, 999].map(|jitter| jittered(POLL_WAIT, jitter).as_millis()).to_vec();
-        assert_eq!(waits, [48_000, 60_000, 71_940]);
-    }
 
     #[test]
     fn a_restless_sub_is_polled_five_times_a_second() {

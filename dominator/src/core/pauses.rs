@@ -7,12 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::api::dominator::orders::{
-    PAUSE_REASON_BYTES_MAX, PAUSE_SECONDS_MAX, PauseEnd, UpdatePause,
-};
-use common::tree::Time;
-use common::when::moment;
-use common::when::written::later;
+use api::dominator::orders::{PAUSE_REASON_BYTES_MAX, PAUSE_SECONDS_MAX, PauseEnd, UpdatePause};
+use model::tree::Time;
+use model::when::moment;
+use model::when::written::later;
 
 /// Why machines are not paused, or do not go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

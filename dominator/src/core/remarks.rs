@@ -1,11 +1,11 @@
 //! What operators should know of an image that machines must have.
 // tidy: core
 
-use common::image::{DEPRECATED, ImageName, Notes};
-use common::tree::Time;
-use common::when::moment;
+use model::image::{DEPRECATED, ImageName, Notes};
+use model::tree::Time;
+use model::when::moment;
 
-use super::words::counted;
+use model::words::counted;
 
 /// How long before it expires an image is remarked upon, in seconds.
 const EXPIRES_SOON: i64 = 7 * 24 * 3_600;

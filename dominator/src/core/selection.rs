@@ -1,8 +1,8 @@
 //! Which machines of a list are asked for.
 // tidy: core
 
-use common::api::dominator::{ListSubsRequest, Status, TagFilter};
-use common::mdb::Machine;
+use api::dominator::{ListSubsRequest, Status, TagFilter};
+use model::mdb::Machine;
 
 use super::meaning::{HostPatterns, is_within};
 
@@ -60,7 +60,7 @@ mod tests {
             {"Hostname": "mail", "RequiredImage": "mail/1", "Location": "sfo",
              "Tags": {"tier": "back", "old": ""}},
             {"Hostname": "spare"}]"#;
-        let machines = common::mdb::parse(text).unwrap();
+        let machines = model::mdb::parse(text).unwrap();
         let chosen = |request: ListSubsRequest| -> Vec<String> {
             let selection = Selection::new(request).unwrap();
             let status = |machine: &Machine| match machine.required() {

@@ -11,13 +11,11 @@
 
 use std::collections::BTreeMap;
 
-use common::api::dominator::TagFilter;
-use common::api::dominator::settings::{
-    Level, LevelSettings, Limit, SetSubConfigurationRequest, Setting,
-};
-use common::api::subd::Limits;
-use common::mdb::Machine;
-use common::tree::Time;
+use api::dominator::TagFilter;
+use api::dominator::settings::{Level, LevelSettings, Limit, SetSubConfigurationRequest, Setting};
+use api::subd::Limits;
+use model::mdb::Machine;
+use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
 /// The most levels that values are given for.

@@ -36,12 +36,12 @@ mod view;
 use core::time::Duration;
 use std::sync::Arc;
 
-use common::api::dominator::Status;
-use common::filter::Patterns;
-use common::mdb::Machine;
-use common::object::ObjectId;
-use common::scope::Scope;
-use common::tree::{Time, Tree};
+use api::dominator::Status;
+use model::filter::Patterns;
+use model::mdb::Machine;
+use model::object::ObjectId;
+use model::scope::Scope;
+use model::tree::{Time, Tree};
 
 pub use claim::{REBOOTING_MACHINE_VANISHED_AFTER, UNUSED_LONGEST, UPDATE_LONGEST, VANISHED_AFTER};
 pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Ticket};
@@ -59,7 +59,7 @@ use record::Awaited;
 use super::history::History;
 use super::identity::Origins;
 use super::pace::{HOLD_FIRST, PollPace};
-use super::planning::{PlanKey, Planned};
+use api::planning::{PlanKey, Planned};
 
 /// Whether the sub answers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,10 +15,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::api::dominator::budgets::StoppedImage;
-use common::image::ImageName;
-use common::tree::Time;
-use common::words::counted;
+use api::dominator::budgets::StoppedImage;
+use model::image::ImageName;
+use model::tree::Time;
+use model::words::counted;
 
 use super::budget::Seat;
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::dominator::orders::UpdatePause;
-use common::api::subd::{Poll, PollReply, PollRequest, ScanNow, ScanNowRequest, Version};
-use common::wire::client::{CallError, Client};
+use api::dominator::orders::UpdatePause;
+use api::subd::{Poll, PollReply, PollRequest, ScanNow, ScanNowRequest, Version};
+use rpc::client::{CallError, Client};
 
 use super::{ACCEPT_LIMIT, Handle, failure_of};
 use crate::core::sub::{Event, Failure, FailureKind, Sub, Ticket};

@@ -1,11 +1,11 @@
 //! Commits on their way through the disk to the sub, with a disk that waits for the test.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::BTreeSet;
 
-use common::api::Done;
-use common::daemon::audit::AuditLog;
-use common::wire::server::{Router, serve};
+use api::Done;
+use rpc::audit_log::AuditLog;
+use rpc::server::{Router, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,8 +20,8 @@ use crate::core::sub::tests::recorder::staged_sub;
 use crate::core::trial::FailureLimits;
 use crate::state::tests::HeldDisk;
 use crate::state::{HistoryLimits, State};
-use common::object::Algorithm;
-use common::tree::text::from_text;
+use model::object::Algorithm;
+use model::tree::text::from_text;
 
 /// What drivers share that have no machines yet.
 pub(crate) fn shared(state: &Arc<State>, stop: &CancellationToken) -> Shared {

@@ -1,6 +1,6 @@
 //! Carries out what operators order about stopped images.
 
-use common::image::ImageName;
+use model::image::ImageName;
 
 use super::{Fleet, OrderError};
 use crate::core::order::Order;

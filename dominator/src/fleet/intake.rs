@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use common::api::dominator::machine_database::{HeldMdb, ShowMdbReply};
-use common::image::ImageName;
-use common::mdb::{Edit, Machines};
-use common::object::ObjectId;
-use common::report::report;
+use api::dominator::machine_database::{HeldMdb, ShowMdbReply};
+use model::image::ImageName;
+use model::mdb::{Edit, Machines};
+use model::object::ObjectId;
+use model::report::report;
 
 use super::{Fleet, Inner, OrderError, stop};
-use crate::chance::wall;
 use crate::core::herd::Change;
 use crate::core::intake::{AcceptError, Intake, News, Outcome};
 use crate::core::order::Order;
 use crate::driver::peer_of;
+use system::clock::wall;
 
 /// How long after a machine database could not be kept it is tried again.
 const KEEP_AGAIN: Duration = Duration::from_secs(5);

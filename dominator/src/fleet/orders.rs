@@ -3,24 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::dominator::explain::Explanation;
-use common::api::dominator::orders::{
+use api::dominator::explain::Explanation;
+use api::dominator::orders::{
     DefaultImage, PauseUpdatesReply, PauseUpdatesRequest, ResumeUpdatesReply, ResumeUpdatesRequest,
     SetDefaultImageReply, SetDefaultImageRequest, UpdatePause, WATCH_WAIT_MS_MAX, WatchSubReply,
     WatchSubRequest,
 };
-use common::image::ImageName;
-use common::report::report;
-use common::words::{counted, plain};
+use model::image::ImageName;
+use model::report::report;
+use model::words::{counted, plain};
 
 use super::{Fleet, Inner, OrderError};
-use crate::chance::wall;
 use crate::core::default_image::{DefaultImageError, moved};
 use crate::core::meaning::hosts_of;
 use crate::core::order::Order;
 use crate::core::pauses::{PauseError, Pauses, pause};
 use crate::core::sub::Sub;
 use crate::driver::Handle;
+use system::clock::wall;
 
 /// The longest list of names and patterns that is recorded, in bytes.
 const ABOUT_BYTES_MAX: usize = 2_000;
@@ -52,7 +52,7 @@ impl Fleet {
         let order = Order::of("pause", &new.who).about(named(&hosts)).why(&new.reason);
         self.keep_pauses(&pauses, order).await?;
         tracing::warn!(
-            who = %new.who, reason = %new.reason, until = %common::when::moment(new.until),
+            who = %new.who, reason = %new.reason, until = %model::when::moment(new.until),
             hosts = named(&hosts), "updates of {} are paused", machines(hostnames.len())
         );
         self.shared.pauses.close(pauses, &hostnames).await;

@@ -9,28 +9,28 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
-use common::api::dominator::orders::DefaultImage;
-use common::api::dominator::plan::{
+use api::dominator::Status;
+use api::dominator::orders::DefaultImage;
+use api::dominator::plan::{
     CheckMdbReply, Gap, MACHINES_MAX, MachinePlan, Outlook, PlanMachineReply, PlanMachineRequest,
     PlanMachinesReply,
 };
-use common::filter::Patterns;
-use common::image::ImageName;
-use common::image::required::RequiredImage;
-use common::mdb::{Edit, Machine, Machines};
-use common::object::ObjectId;
-use common::plan::preview::{Former, Lack, Preview, Summary};
-use common::report::report;
-use common::scope::Scope;
-use common::tree::Tree;
-use common::wire::client::Client;
+use api::planning::preview::{Former, Lack, Preview, Summary};
+use model::filter::Patterns;
+use model::image::ImageName;
+use model::image::required::RequiredImage;
+use model::mdb::{Edit, Machine, Machines};
+use model::object::ObjectId;
+use model::report::report;
+use model::scope::Scope;
+use model::tree::Tree;
+use rpc::client::Client;
 
 use super::{Fleet, OrderError};
 use crate::core::default_image;
-use crate::core::planning::{PlanJob, PlanKey, Planned};
 use crate::core::sub::Prospect;
 use crate::driver::{Handle, Shared, peer_of};
+use api::planning::{PlanJob, PlanKey, Planned};
 
 /// How long one call plans before it answers with what it has.
 const TIME_MAX: Duration = Duration::from_secs(2);

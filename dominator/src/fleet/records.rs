@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::dominator::events::{
+use api::dominator::events::{
     BackupReply, BackupRequest, ListEventsReply, ListEventsRequest, PIECE_BYTES_MAX,
 };
-use common::escape::ByteText;
+use model::escape::ByteText;
 use tokio::time::Instant;
 
 use super::{Fleet, OrderError};
-use crate::chance::random;
 use crate::core::event_filter::EventFilter;
 use crate::core::order::Order;
 use crate::state::Copy;
+use system::random::random;
 
 /// After how long a copy goes that nobody reads any more.
 const COPY_KEPT: Duration = Duration::from_secs(300);
@@ -102,7 +102,7 @@ mod tests {
     use crate::core::settings::Settings;
     use crate::driver::tests::shared;
     use crate::state::{FILE, State};
-    use common::report::report;
+    use model::report::report;
     use tokio_util::sync::CancellationToken;
     use tokio_util::task::TaskTracker;
 

@@ -1,14 +1,14 @@
 //! Carries out what is decided of the limits of subs: keeps what operators give in the state
 //! directory, and tells the machines that it is about.
 
-use common::api::dominator::settings::{
+use api::dominator::settings::{
     GetSubConfigurationReply, Level, Limit, MachineConfiguration, SetSubConfigurationRequest,
 };
 
 use super::{Fleet, OrderError};
-use crate::chance::wall;
 use crate::core::order::Order;
 use crate::core::settings::{Settings, is_about};
+use system::clock::wall;
 
 /// What they are kept under in the state directory.
 pub const SETTINGS: &str = "subs";

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use common::object::ObjectId;
+use model::object::ObjectId;
 
 use super::row::List;
 
@@ -68,7 +68,7 @@ fn find(made: &mut VecDeque<(Source, Arc<List>)>, source: Source) -> Option<Arc<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     fn source(number: usize) -> Source {
         let id = Algorithm::Blake3.digest(&number.to_le_bytes());

@@ -5,11 +5,11 @@
 //! paths say so, so that lists that differ in a few paths share most of their chunks.
 // tidy: core
 
-use common::api::dominator::events::{PathChange, Reason};
-use common::api::subd::Outcome;
-use common::object::Algorithm;
-use common::tree::Time;
-use common::wire::codec::{CodecError, Encoding, decode, encode};
+use api::codec::{CodecError, Encoding, decode, encode};
+use api::dominator::events::{PathChange, Reason};
+use api::subd::Outcome;
+use model::object::Algorithm;
+use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::core::event_filter::mark;
@@ -178,8 +178,8 @@ fn digest(bytes: &[u8]) -> Digest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::api::dominator::events::Operation;
-    use common::path::TreePath;
+    use api::dominator::events::Operation;
+    use model::path::TreePath;
 
     fn change(path: String, reason: Reason) -> PathChange {
         let path = TreePath::new(path).unwrap();

@@ -3,9 +3,9 @@
 use super::*;
 use crate::core::changes::tests::ordered;
 use crate::state::tests::HeldDisk;
-use common::object::Algorithm;
-use common::tree::text::from_text;
 use futures_util::future::join_all;
+use model::object::Algorithm;
+use model::tree::text::from_text;
 
 const ROOM: HistoryLimits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
 

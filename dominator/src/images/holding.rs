@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::image_server::holds::{HoldImages, HoldImagesRequest, NAMES_MAX};
-use common::report::report;
+use api::image_server::holds::{HoldImages, HoldImagesRequest, NAMES_MAX};
+use model::report::report;
 
 use super::{Images, jitter};
-use crate::core::pace::jittered;
+use model::backoff::jittered;
 
 /// How often it is told, before jitter.
 const INTERVAL: Duration = Duration::from_secs(60);

@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::api::image_server::{GetImage, GetImageRequest};
-use common::image::ImageName;
-use common::image::required::RequiredImage;
-use common::report::report;
-use common::trigger::Triggers;
+use api::image_server::{GetImage, GetImageRequest};
+use model::image::ImageName;
+use model::image::required::RequiredImage;
+use model::report::report;
+use model::trigger::Triggers;
 
 use super::{Images, NOTES_LIMIT};
 use crate::core::sub::ImageState;
@@ -216,10 +216,10 @@ impl Images {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::filter::Filter;
-    use common::image::{Content, FORMAT};
-    use common::object::Algorithm;
-    use common::tree::text::from_text;
+    use model::filter::Filter;
+    use model::image::{Content, FORMAT};
+    use model::object::Algorithm;
+    use model::tree::text::from_text;
 
     fn name(name: &str) -> ImageName {
         ImageName::new(name).unwrap()

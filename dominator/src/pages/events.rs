@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::events::{EventKind, ListEventsRequest, Position, Reason};
-use common::daemon::page::{Cell, Frame, html_escape, path_escape, table};
-use common::wire::server::{Page, Query, Router};
-use common::wire::{Fault, FaultCode};
-use common::words::plain;
+use api::dominator::events::{EventKind, ListEventsRequest, Position, Reason};
+use api::fault::{Fault, FaultCode};
+use model::words::plain;
+use rpc::page_frame::{Cell, Frame, html_escape, path_escape, table};
+use rpc::server::{Page, Query, Router};
 
 use crate::api::fault_of;
-use crate::domtool::events::{kind_of, past, reason_of, words};
-use crate::domtool::when::moment;
 use crate::fleet::Fleet;
+use api::dominator::text::events::{kind_of, reason_of, words};
+use model::when::moment;
+use system::clock::past;
 
 /// How many events are on one page.
 const ROWS_MAX: u32 = 200;

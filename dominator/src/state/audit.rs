@@ -1,6 +1,6 @@
 //! The audit of orders: who, what, when, why.
 
-use common::tree::Time;
+use model::tree::Time;
 use redb::{TableDefinition, WriteTransaction};
 use serde::{Deserialize, Serialize};
 

@@ -9,15 +9,15 @@ use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use common::api::dominator::Brake;
-use common::object::{Algorithm, Hasher, ObjectId};
-use common::tree::Time;
-use common::when::moment;
+use api::dominator::Brake;
+use model::object::{Algorithm, Hasher, ObjectId};
+use model::tree::Time;
+use model::when::moment;
 use redb::Database;
 
 use super::{BRAKE, SETTINGS, State, StateError, open};
-use crate::chance::wall;
 use crate::core::order::Order;
+use system::clock::wall;
 
 /// The mark of a copy: when it was made.
 const COPIED: &str = "copied";

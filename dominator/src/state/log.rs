@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use common::tree::Time;
+use model::tree::Time;
 use redb::{ReadTransaction, ReadableTable, TableDefinition, WriteTransaction};
 
 use super::audit::NUMBERS;

@@ -1,6 +1,6 @@
 //! What operators ordered about machines: pauses, and the default image.
 
-use common::api::dominator::orders::DefaultImage;
+use api::dominator::orders::DefaultImage;
 
 use super::{State, StateError};
 use crate::core::order::Order;

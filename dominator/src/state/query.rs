@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use common::api::dominator::events::{
+use api::dominator::events::{
     EVENTS_MAX, Event, EventKind, ListEventsReply, ListEventsRequest, PathChange, Position,
     UpdateFacts, What,
 };
@@ -12,8 +12,8 @@ use redb::{ReadOnlyTable, ReadTransaction};
 use super::OrderRow;
 use super::log::{CHUNKS, ENDS, LISTS, SEGMENT_BITS, SEGMENTS, Stream};
 use crate::core::event_filter::EventFilter;
-use crate::core::meaning::is_pattern;
 use crate::history::row::{Digest, EndRow, StatusRow, UpdateRow, bytes_of, count_of, row_of};
+use api::dominator::orders::is_pattern;
 
 /// How many rows and changes are looked at for one reply.
 const WORK_MAX: usize = 200_000;
@@ -52,7 +52,7 @@ impl Walk {
             let place = newest?.0.value() >> SEGMENT_BITS;
             let start = place << SEGMENT_BITS;
             let known = segments.get((self.stream.code(), place))?.map(|known| known.value());
-            let time = |seconds, nanoseconds| common::tree::Time { seconds, nanoseconds };
+            let time = |seconds, nanoseconds| model::tree::Time { seconds, nanoseconds };
             let is_wanted = known.is_none_or(|(first, last, ..)| {
                 filter.wants_span(time(first, 0), time(last, 999_999_999))
             });
@@ -166,7 +166,7 @@ impl Search<'_> {
         }
     }
 
-    fn give(&mut self, number: u64, time: common::tree::Time, about: String, what: What) {
+    fn give(&mut self, number: u64, time: model::tree::Time, about: String, what: What) {
         self.events.push(Event { at: Position { number, part: 0 }, time, about, what });
     }
 

@@ -6,13 +6,11 @@ use std::thread::JoinHandle;
 
 use super::*;
 use crate::history::row::{EndRow, List, StatusRow, UpdateRow};
-use common::api::dominator::events::{
-    Event, EventKind, Operation, PathChange, Position, Reason, What,
-};
-use common::api::subd::Outcome;
-use common::object::Algorithm;
-use common::path::TreePath;
-use common::plan::Difference;
+use api::dominator::events::{Event, EventKind, Operation, PathChange, Position, Reason, What};
+use api::subd::Outcome;
+use model::object::Algorithm;
+use model::path::TreePath;
+use model::plan::Difference;
 use redb::ReadableTableMetadata as _;
 
 /// A transaction that is open: whatever else is to be written waits for it.
@@ -82,7 +80,7 @@ fn the_brake_is_kept_and_the_file_is_locked() {
 fn the_machines_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let text = r#"[{"Hostname": "a", "RequiredImage": "x"}, {"Hostname": "b"}]"#;
-    let machines = common::mdb::parse(text).unwrap();
+    let machines = model::mdb::parse(text).unwrap();
     let state = State::open(directory.path()).unwrap();
     assert_eq!(state.machines().unwrap(), None);
     state.set_machines(&machines, None).unwrap();

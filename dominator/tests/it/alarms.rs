@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use common::api::dominator::Status;
+use api::dominator::Status;
 use serde_json::{Value, json};
 
 use crate::fake::{FakeSub, tree};

@@ -1,12 +1,12 @@
 //! Machines that are off, slow or talk nonsense delay nobody.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
-use common::api::subd::Poll;
-use common::wire::server::Router;
-use common::wire::{Fault, FaultCode};
+use api::dominator::Status;
+use api::fault::{Fault, FaultCode};
+use api::subd::Poll;
+use rpc::server::Router;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::{
+use api::dominator::{
     DisableUpdates, DisableUpdatesRequest, EnableUpdates, EnableUpdatesRequest, Status,
 };
 

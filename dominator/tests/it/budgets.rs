@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::dominator::Status;
-use common::image::ImageName;
-use common::trigger::Triggers;
+use api::dominator::Status;
 use dominator::core::budget::Class;
 use dominator::core::budget::limits::{Limit, LimitAt, Limits};
 use dominator::core::claims::Settings;
-use dominator::core::required::RequiredImage;
 use dominator::core::sub::VANISHED_AFTER;
 use dominator::core::trial::FailureLimits;
+use model::image::ImageName;
+use model::image::required::RequiredImage;
+use model::trigger::Triggers;
 
 use crate::simulation::{image, tree};
 use crate::world::{Faults, NONE, World, no_limits};

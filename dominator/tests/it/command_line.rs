@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use common::api::dominator::Status;
+use api::dominator::Status;
 
 use crate::fake::{FakeSub, file, tree};
 use crate::stage::{Stage, said};
@@ -11,7 +11,7 @@ use crate::stage::{Stage, said};
 fn both_programs_refuse_to_run_unprotected_by_accident() {
     for (program, name, arguments) in [
         (env!("CARGO_BIN_EXE_dominator"), "dominator", &["--tls", "/nonexistent"][..]),
-        (env!("CARGO_BIN_EXE_domtool"), "domtool", &["--tls", "/nonexistent", "list-subs"]),
+        (&testing::program("domtool"), "domtool", &["--tls", "/nonexistent", "list-subs"]),
     ] {
         let output = Command::new(program).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{program}");
@@ -31,7 +31,7 @@ fn both_programs_refuse_to_run_unprotected_by_accident() {
 fn help_teaches() {
     for (program, parts) in [
         (env!("CARGO_BIN_EXE_dominator"), ["--imageserver-for-subs", "Example", "--state"]),
-        (env!("CARGO_BIN_EXE_domtool"), ["list-subs", "Examples", "clear-safety-shutoff"]),
+        (&testing::program("domtool"), ["list-subs", "Examples", "clear-safety-shutoff"]),
     ] {
         let output = Command::new(program).arg("--help").output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
@@ -128,7 +128,7 @@ async fn domtool_takes_defaults_from_the_home_directory() {
     let text = format!("dominator = \"127.0.0.1:{}\"\ninsecure = true\nsubd = \"x\"\n", stage.port);
     std::fs::write(&file, text).unwrap();
     let run = |address: Option<&str>| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_domtool"));
+        let mut command = Command::new(testing::program("domtool"));
         command.arg("status").env("HOME", &home).env_remove("DOMINATOR_ADDR");
         command.envs(address.map(|address| ("DOMINATOR_ADDR", address)));
         let output = command.output().unwrap();

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
-use common::api::dominator::events::{
+use api::dominator::Status;
+use api::dominator::events::{
     Event, EventKind, ListEvents, ListEventsRequest, Operation, Reason, UpdateFacts, What,
 };
-use common::api::subd::Outcome;
-use common::path::TreePath;
-use common::tree::{Leaf, Node};
+use api::subd::Outcome;
+use model::path::TreePath;
+use model::tree::{Leaf, Node};
 
 use crate::fake::{FakeSub, file, tree};
 use crate::random::Random;
@@ -50,7 +50,7 @@ async fn wait_for_ends(stage: &Stage, count: usize) -> Vec<UpdateFacts> {
     }
 }
 
-async fn wait_for_tree(sub: &FakeSub, want: &common::tree::Tree) {
+async fn wait_for_tree(sub: &FakeSub, want: &model::tree::Tree) {
     let deadline = Instant::now() + PATIENCE;
     while sub.model.lock().unwrap().tree != *want {
         assert!(Instant::now() < deadline, "the machine does not get its tree");
@@ -58,7 +58,7 @@ async fn wait_for_tree(sub: &FakeSub, want: &common::tree::Tree) {
     }
 }
 
-fn passwd(content: &str) -> common::tree::Tree {
+fn passwd(content: &str) -> model::tree::Tree {
     tree(
         &["d 755 0:0 /etc\n".to_owned(), file("/etc/group", "g"), file("/etc/passwd", content)]
             .concat(),

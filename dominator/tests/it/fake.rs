@@ -1,32 +1,32 @@
 //! An image server and subs that speak the real protocol over real sockets, without disks.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-use common::api::Done;
-use common::api::image_server::GetImage;
-use common::api::object_server::GetObjects;
-use common::api::subd::{
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::image_server::GetImage;
+use api::object_server::GetObjects;
+use api::object_stream::Head;
+use api::subd::{
     Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Identity, Poll,
     Prepare, ScanNow, SetConfiguration,
 };
-use common::escape::ByteText;
-use common::filter::Filter;
-use common::image::{Content, FORMAT, Image, ImageName, Notes};
-use common::object::{Algorithm, ObjectId};
-use common::tree::text::from_text;
-use common::tree::{Child, Directory, Tree};
-use common::trigger::Triggers;
-use common::wire::object_stream::Head;
-use common::wire::server::{Router, head_bytes, object_chunks, serve};
-use common::wire::{Fault, FaultCode};
+use bytes::Bytes;
 use dominator::core::sub::{Call, FailureKind, Ticket};
 use futures_util::stream;
+use model::escape::ByteText;
+use model::filter::Filter;
+use model::image::{Content, FORMAT, Image, ImageName, Notes};
+use model::object::{Algorithm, ObjectId};
+use model::tree::text::from_text;
+use model::tree::{Child, Directory, Tree};
+use model::trigger::Triggers;
+use rpc::server::{Router, head_bytes, object_chunks, serve};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
+use api::dominator::Status;
 use dominator::core::claims::Settings;
 use dominator::core::trial::FailureLimits;
 

@@ -1,28 +1,28 @@
 //! Machines and image servers that lie: they answer as such do, and nothing of it is true.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use common::api::Done;
-use common::api::dominator::{ListSubs, ListSubsRequest, Status};
-use common::api::image_server::GetImage;
-use common::api::object_server::GetObjects;
-use common::api::subd::{
+use api::Done;
+use api::dominator::{ListSubs, ListSubsRequest, Status};
+use api::fault::{Fault, FaultCode};
+use api::image_server::GetImage;
+use api::object_server::GetObjects;
+use api::object_stream::Head;
+use api::subd::{
     Activity, CacheReport, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Poll,
     PollReply, Prepare, ScanReport, SetConfiguration, Space, TriggerFailure, Version,
 };
-use common::escape::ByteText;
-use common::image::{ComputedRule, Content, Image};
-use common::object::{Algorithm, ObjectId};
-use common::scope::{ScanSettings, Scope};
-use common::tree::{Child, Directory, Entry, Leaf, Metadata, Name, Totals, Tree};
-use common::trigger::{Trigger, Triggers};
-use common::wire::object_stream::Head;
-use common::wire::server::{Router, head_bytes, object_chunks};
-use common::wire::{Fault, FaultCode};
+use bytes::Bytes;
+use model::escape::ByteText;
+use model::image::{ComputedRule, Content, Image};
+use model::object::{Algorithm, ObjectId};
+use model::scope::{ScanSettings, Scope};
+use model::tree::{Child, Directory, Entry, Leaf, Metadata, Name, Totals, Tree};
+use model::trigger::{Trigger, Triggers};
+use rpc::server::{Router, head_bytes, object_chunks};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::bad_neighbours::listen;
@@ -276,7 +276,7 @@ const DISTORTIONS: [(&str, Distortion, &str); 9] = [
     (
         "service",
         |content| {
-            let match_lines = common::filter::Patterns::new(["/"]).unwrap();
+            let match_lines = model::filter::Patterns::new(["/"]).unwrap();
             content.triggers = Triggers(vec![Trigger {
                 match_lines,
                 service: "--root=/".to_owned(),

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
+use api::dominator::Status;
 
 use crate::fake::{FakeSub, file, tree};
 use crate::stage::{Stage, wait_until};
 
 /// A tree of two hundred files, `changed` of which have another content.
-fn numbered(changed: usize) -> common::tree::Tree {
+fn numbered(changed: usize) -> model::tree::Tree {
     let mut text = String::from("d 755 0:0 /d\n");
     for number in 0..200 {
         let content = if number < changed { "new" } else { "old" };

@@ -3,7 +3,7 @@
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::machine_database::HeldMdb;
+use api::dominator::machine_database::HeldMdb;
 
 use crate::fake::tree;
 use crate::stage::{PATIENCE, Stage, said, wait_until};

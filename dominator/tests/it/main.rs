@@ -6,7 +6,6 @@ mod alarms;
 mod bad_neighbours;
 mod brake;
 mod budgets;
-mod certificates;
 mod command_line;
 mod events;
 mod fake;

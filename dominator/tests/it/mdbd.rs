@@ -1,15 +1,15 @@
 //! The real mdbd as a process, with real sources.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::api::dominator::{GetStatus, ListSubs, ListSubsRequest};
-use common::api::mdb::{GetMdb, GetMdbReply, GetMdbRequest};
-use common::wire::FaultCode;
-use common::wire::client::{CallError, Client, Peer};
+use api::dominator::{GetStatus, ListSubs, ListSubsRequest};
+use api::fault::FaultCode;
+use api::mdb::{GetMdb, GetMdbReply, GetMdbRequest};
+use rpc::client::{CallError, Client, Peer};
 use tempfile::TempDir;
 
 use crate::operating::{OF_ALL, explained, told};
@@ -64,7 +64,7 @@ impl Mdbd {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_mdbd"));
+        let mut command = Command::new(testing::program("mdbd"));
         command.arg("--config").arg(self.path("config.toml")).stdin(Stdio::null());
         command.env_remove("SSL_CERT_DIR").env_remove("SSL_CERT_FILE");
         command.envs(self.authorities.iter().map(|file| ("SSL_CERT_FILE", file)));
@@ -518,7 +518,7 @@ fn what_is_wrong_is_said_before_anything_is_done() {
         assert_eq!(got, Some(code), "{said}");
         assert!(said.contains(part), "{part} in {said}");
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_mdbd")).arg("--help").output().unwrap();
+    let output = Command::new(testing::program("mdbd")).arg("--help").output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
     assert!(help.contains("[[source]]") && help.contains("--interval"), "{help}");
 }

@@ -1,21 +1,21 @@
 //! A sub as the dominator sees it, without disk, network or time: it scans, fetches, stages and
-//! updates a small tree in memory, with `common::plan::apply`.
+//! updates a small tree in memory, with `model::plan::apply`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use common::api::subd::{
+use api::subd::{
     Activity, Alarm, CacheReport, FetchFailure, FetchProgress, FetchRequest, Identity, LastFetch,
     LastUpdate, Limits, LimitsReport, Outcome, Paused, PollReply, PollRequest, PrepareRequest,
     ScanCounters, ScanReport, UpdatePhase, Version,
 };
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::plan::apply;
-use common::scope::{Coverage, ScanSettings, Scope};
-use common::tree::{Time, Tree, TreeBuilder};
 use dominator::core::sub::{Call, Failure, FailureKind, Ticket};
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::plan::apply;
+use model::scope::{Coverage, ScanSettings, Scope};
+use model::tree::{Time, Tree, TreeBuilder};
 
 use crate::random::Random;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use common::api::dominator::{ShowSub, ShowSubRequest, Status};
+use api::dominator::{ShowSub, ShowSubRequest, Status};
 
 use crate::stage::Stage;
 
@@ -63,7 +63,7 @@ async fn every_metric_is_explained() {
 #[test]
 fn exit_codes_are_told_in_one_way() {
     let truth = "0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared: different)";
-    let output = Command::new(env!("CARGO_BIN_EXE_domtool")).arg("--help").output().unwrap();
+    let output = Command::new(testing::program("domtool")).arg("--help").output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
     for (name, text) in [
         ("domtool --help", help),

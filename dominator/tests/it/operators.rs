@@ -4,8 +4,8 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
-use common::api::dominator::Status;
-use common::api::dominator::events::{Event, What};
+use api::dominator::Status;
+use api::dominator::events::{Event, What};
 
 use crate::fake::{FakeSub, file, tree};
 use crate::stage::{PATIENCE, Stage};
@@ -111,7 +111,7 @@ impl Drop for Follower {
 
 impl Follower {
     fn start(stage: &Stage, words: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_domtool"));
+        let mut command = Command::new(testing::program("domtool"));
         command.args(["--insecure", "--dominator"]).arg(format!("127.0.0.1:{}", stage.port));
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
@@ -206,7 +206,7 @@ async fn the_page_of_events_takes_all_that_domtool_takes() {
 
 /// Runs domtool on a terminal of its own, with this as what somebody types.
 fn on_a_terminal(stage: &Stage, words: &str, typed: &str) -> (Option<i32>, String) {
-    let domtool = env!("CARGO_BIN_EXE_domtool");
+    let domtool = testing::program("domtool");
     let line = format!("{domtool} --insecure --dominator 127.0.0.1:{} {words}", stage.port);
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use common::api::dominator::Status;
-use common::api::dominator::explain::{Explain, ExplainRequest, Explanation, ImageSource};
-use common::api::dominator::orders::{
+use api::dominator::Status;
+use api::dominator::explain::{Explain, ExplainRequest, Explanation, ImageSource};
+use api::dominator::orders::{
     PauseEnd, PauseUpdates, PauseUpdatesReply, PauseUpdatesRequest, WatchSub, WatchSubRequest,
 };
-use common::tree::Time;
-use common::wire::FaultCode;
+use api::fault::FaultCode;
+use model::tree::Time;
 
 use crate::fake::{FakeSub, file, tree};
 use crate::stage::{Stage, said, wait_until};
@@ -125,7 +125,7 @@ async fn a_pause_drops_a_commit_on_its_way_before_it_returns() {
     // It ends by itself.
     let soon = stage.client.call::<PauseUpdates>(&request(PauseEnd::After(1))).await.unwrap();
     stage.wait("host", Status::Synced, "base").await;
-    assert!(dominator::chance::wall() >= soon.until);
+    assert!(system::clock::wall() >= soon.until);
 }
 
 #[tokio::test(flavor = "multi_thread")]

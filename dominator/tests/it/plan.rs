@@ -3,8 +3,8 @@
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
-use common::tree::Tree;
+use api::dominator::Status;
+use model::tree::Tree;
 use serde_json::{Value, json};
 
 use crate::fake::{FakeSub, file, tree};

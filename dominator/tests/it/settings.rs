@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use common::api::subd::Limits;
+use api::subd::Limits;
 use serde_json::{Value, json};
 
 use crate::fake::{FakeSub, tree};
@@ -51,7 +51,7 @@ async fn limits_reach_their_machines_and_outlive_a_kill() {
     stage.write_mdb(&database(front));
     let subs = [&web, &mail];
     for host in ["web", "mail"] {
-        stage.wait(host, common::api::dominator::Status::ImageUndefined, "").await;
+        stage.wait(host, api::dominator::Status::ImageUndefined, "").await;
     }
 
     let (code, _, text) = set(&stage, &["--fleet", "network-percent=8", "cpu-percent=4"]).await;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
-use common::filter::Filter;
-use common::image::{Content, FORMAT, ImageName};
-use common::object::Algorithm;
-use common::tree::Tree;
-use common::tree::text::from_text;
-use common::trigger::Triggers;
-use dominator::core::required::RequiredImage;
+use api::dominator::Status;
+use model::filter::Filter;
+use model::image::required::RequiredImage;
+use model::image::{Content, FORMAT, ImageName};
+use model::object::Algorithm;
+use model::tree::Tree;
+use model::tree::text::from_text;
+use model::trigger::Triggers;
 
 use crate::random::Random;
 use crate::world::{Faults, NONE, World};

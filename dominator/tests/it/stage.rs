@@ -1,18 +1,18 @@
 //! The real dominator as a process, with all that it talks to.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::api::dominator::{
+use api::dominator::{
     GetStatus, ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
 };
-use common::wire::client::{Client, Peer};
-use common::wire::server::Router;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rpc::client::{Client, Peer};
+use rpc::server::Router;
 use tempfile::TempDir;
 use tokio_util::sync::DropGuard;
 
@@ -162,7 +162,7 @@ impl Stage {
         self.client.call::<ListSubs>(&ListSubsRequest::default()).await.unwrap().subs
     }
 
-    pub async fn status(&self) -> common::api::dominator::DominatorStatus {
+    pub async fn status(&self) -> api::dominator::DominatorStatus {
         self.client.call::<GetStatus>(&()).await.unwrap()
     }
 
@@ -185,7 +185,7 @@ impl Stage {
 
     /// Runs domtool.
     pub async fn domtool(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_domtool"));
+        let mut command = Command::new(testing::program("domtool"));
         command.args(["--insecure", "--dominator"]).arg(format!("127.0.0.1:{}", self.port));
         command.args(arguments).stdin(Stdio::null());
         tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()

@@ -13,20 +13,20 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::dominator::Status;
-use common::api::dominator::events::Reason;
-use common::api::dominator::orders::UpdatePause;
-use common::api::subd::{Limits, Outcome, PollReply, PollRequest};
-use common::image::ImageName;
-use common::mdb::Machine;
-use common::tree::{Leaf, Node, Time, Tree, TreeBuilder};
+use api::dominator::Status;
+use api::dominator::events::Reason;
+use api::dominator::orders::UpdatePause;
+use api::subd::{Limits, Outcome, PollReply, PollRequest};
 use dominator::core::changes::{Former, Ordered, changes};
 use dominator::core::claims::{Claims, Purpose, Settings};
 use dominator::core::identity::{News, Roster, Verdict};
-use dominator::core::required::RequiredImage;
 use dominator::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket, View,
 };
+use model::image::ImageName;
+use model::image::required::RequiredImage;
+use model::mdb::Machine;
+use model::tree::{Leaf, Node, Time, Tree, TreeBuilder};
 
 pub use claims::no_limits;
 use claims::{NEVER, Tally};

@@ -1,6 +1,6 @@
 //! Other machines than those that are meant are left alone.
 
-use common::api::dominator::Status;
+use api::dominator::Status;
 
 use crate::fake::{FakeSub, file, tree};
 use crate::stage::{Stage, record, said, wait_until};

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::daemon::{EXIT_DONE, EXIT_FAILED, exit};
-use common::report::report;
-use common::tool::{EXIT_DIFFERENT, Format, Output, json};
-use common::words::size;
+use daemon::{EXIT_DONE, EXIT_FAILED, exit};
 use indicatif::{ProgressBar, ProgressStyle};
+use model::report::report;
+use model::words::size;
+use tool::{EXIT_DIFFERENT, Format, Output, json};
 
 use super::{DIRECTORIES, Options, Progress, check};
 

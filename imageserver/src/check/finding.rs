@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::words::{counted, size};
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::words::{counted, size};
 use serde::Serialize;
 
 /// The most of one kind that are named; more are counted.
@@ -273,7 +273,7 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
-use common::daemon::audit::AuditLog;
-use common::image::ImageName;
-use common::lock::locked;
-use common::report::report;
-use common::tree::Time;
-use common::when::lasting;
+use api::image_server::collection::{Amount, CollectReply, CollectRequest};
+use model::image::ImageName;
+use model::lock::locked;
+use model::report::report;
+use model::tree::Time;
+use model::when::lasting;
+use rpc::audit_log::AuditLog;
 use tokio::sync::Notify;
 
 use super::pressure::{Bounds, Pressure};

@@ -1,7 +1,7 @@
 //! Whether one object may be removed now.
 // tidy: core
 
-use common::object::ObjectId;
+use model::object::ObjectId;
 
 use super::leases::Leases;
 use super::marks::Marks;
@@ -51,7 +51,7 @@ pub fn decide(
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

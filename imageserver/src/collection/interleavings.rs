@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::object::{Algorithm, ObjectId};
+use model::object::{Algorithm, ObjectId};
 
 use super::decision::{Knowledge, Verdict, decide};
 use super::leases::Leases;

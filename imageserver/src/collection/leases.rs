@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use common::object::ObjectId;
+use model::object::ObjectId;
 
 /// The most leases of single objects: some 30 MB.
 pub const LEASES_MAX: usize = 1 << 20;
@@ -98,7 +98,7 @@ pub fn short(id: &ObjectId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, PoisonError};
 
-use common::api::image_server::collection::{Amount, CollectReply, CollectRequest};
-use common::object::ObjectId;
+use api::image_server::collection::{Amount, CollectReply, CollectRequest};
+use model::object::ObjectId;
 
 use super::CollectError;
 use super::decision::{Knowledge, Verdict, decide};

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use common::object::ObjectId;
+use model::object::ObjectId;
 
 use super::leases::short;
 
@@ -45,7 +45,7 @@ impl Marks {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

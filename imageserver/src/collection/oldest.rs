@@ -3,7 +3,7 @@
 
 use std::collections::BinaryHeap;
 
-use common::object::ObjectId;
+use model::object::ObjectId;
 
 /// The most that are remembered: some 25 MB.
 pub const REMEMBERED_MAX: usize = 250_000;
@@ -59,7 +59,7 @@ impl Oldest {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

@@ -2,9 +2,9 @@
 //!
 //! The server keeps no tree: a directory is read, what it names is marked, and it is forgotten.
 
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::tree::encode::references;
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::tree::encode::references;
 
 use super::marks::Marks;
 use crate::admission::{AdmissionError, read_directory};

@@ -1,8 +1,8 @@
 //! Which images go, and until when one may be made to stay.
 // tidy: core
 
-use common::tree::Time;
-use common::when::moment;
+use model::tree::Time;
+use model::when::moment;
 
 /// What is to become of an image whose time has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

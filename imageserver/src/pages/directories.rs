@@ -1,10 +1,10 @@
 //! The page `/directories`: where images are, how much, and who owns it.
 
-use common::api::image_server::directories::DirectorySummary;
-use common::daemon::page::{Cell, Frame, path_escape, table};
-use common::image::ImageName;
-use common::wire::Fault;
-use common::wire::server::{Page, PageRequest};
+use api::fault::Fault;
+use api::image_server::directories::DirectorySummary;
+use model::image::ImageName;
+use rpc::page_frame::{Cell, Frame, path_escape, table};
+use rpc::server::{Page, PageRequest};
 
 use super::{name_of, size, time};
 use crate::service::sums;

@@ -2,9 +2,9 @@
 
 use std::sync::PoisonError;
 
-use common::api::image_server::replication::Ended;
-use common::image::{Image, ImageName, tags};
-use common::object::ObjectId;
+use api::image_server::replication::Ended;
+use model::image::{Image, ImageName, tags};
+use model::object::ObjectId;
 
 use crate::admission::{AdmissionError, admit};
 use crate::store::record::Record;

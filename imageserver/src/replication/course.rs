@@ -3,10 +3,10 @@
 
 use std::ops::Bound;
 
-use common::api::image_server::replication::{
+use api::image_server::replication::{
     CHANGES_MAX, Cursor, GetImageUpdatesReply, Position, SERVERS_MAX, ServerId,
 };
-use common::image::ImageName;
+use model::image::ImageName;
 
 /// Where a replica is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -180,7 +180,7 @@ pub fn expect_no_loop(own: &ServerId, reply: &GetImageUpdatesReply) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use common::api::image_server::replication::{Change, Ended};
+    use api::image_server::replication::{Change, Ended};
 
     use super::*;
 

@@ -4,10 +4,10 @@
 //! that this very image has ended, by its digest; and none ever takes the place of another.
 // tidy: core
 
-use common::api::image_server::replication::{Change, Trouble};
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::tree::Time;
+use api::image_server::replication::{Change, Trouble};
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::tree::Time;
 
 use super::patterns::Patterns;
 
@@ -114,8 +114,8 @@ impl Rules {
 
 #[cfg(test)]
 mod tests {
-    use common::api::image_server::replication::Ended;
-    use common::object::Algorithm;
+    use api::image_server::replication::Ended;
+    use model::object::Algorithm;
 
     use super::*;
 

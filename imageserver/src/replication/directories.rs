@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use common::api::image_server::replication::directories::{
+use api::access::OwnersError;
+use api::image_server::replication::directories::{
     DirectoriesTrouble, DirectoriesVersion, GetMadeDirectoriesReply, GetMadeDirectoriesRequest,
     MadeDirectory, PAGE_DIRECTORIES_MAX,
 };
-use common::image::ImageName;
-use common::wire::access::OwnersError;
+use model::image::ImageName;
 
 use crate::directories::{DIRECTORIES_MAX, Directories, Made};
 
@@ -153,8 +153,8 @@ impl Draft {
 
 #[cfg(test)]
 mod tests {
-    use common::tree::Time;
-    use common::wire::access::Owners;
+    use api::access::Owners;
+    use model::tree::Time;
 
     use super::*;
 

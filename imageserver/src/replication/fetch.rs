@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 
-use common::api::object_server::{GetObjectsRequest, IDS_MAX};
-use common::image::Image;
-use common::lock::locked;
-use common::object::ObjectId;
-use common::report::report;
-use common::tree::encode::references;
-use common::wire::client::Client;
+use api::object_server::{GetObjectsRequest, IDS_MAX};
+use model::image::Image;
+use model::lock::locked;
+use model::object::ObjectId;
+use model::report::report;
+use model::tree::encode::references;
+use rpc::client::Client;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
@@ -222,7 +222,7 @@ fn batch(wanted: impl Iterator<Item = (ObjectId, u64)>) -> Vec<ObjectId> {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

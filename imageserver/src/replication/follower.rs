@@ -3,24 +3,24 @@
 //! One task asks, and puts what is to be done into the queue; a few others do it, so that a large
 //! image holds up no other. [`super::decision`] says what is done, [`super::arrival`] does it.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use common::api::image_server::replication::{
+use api::fault::FaultCode;
+use api::image_server::replication::{
     ADDRESS_BYTES_MAX, Change, Cursor, GetImageUpdates, GetImageUpdatesReply,
     GetImageUpdatesRequest, Link, MasterState, NAMED_MAX, ReplicaReport, ServerId, Trouble,
     TroubledImage,
 };
-use common::api::image_server::{GetImage, GetImageRequest};
-use common::image::{Image, ImageName};
-use common::lock::locked;
-use common::report::report;
-use common::tree::Time;
-use common::wire::FaultCode;
-use common::wire::client::{Client, Peer};
-use common::words::plain;
+use api::image_server::{GetImage, GetImageRequest};
+use model::image::{Image, ImageName};
+use model::lock::locked;
+use model::report::report;
+use model::tree::Time;
+use model::words::plain;
+use rpc::client::{Client, Peer};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -276,7 +276,7 @@ impl Follower {
     fn take(&self, reply: GetImageUpdatesReply) -> Option<Duration> {
         let upstream = std::iter::once(reply.server.clone()).chain(reply.upstream.iter().cloned());
         let upstream: Vec<ServerId> =
-            upstream.take(common::api::image_server::replication::SERVERS_MAX).collect();
+            upstream.take(api::image_server::replication::SERVERS_MAX).collect();
         // Told also if it is a loop, so that all who are in it know.
         self.upstream.send_if_modified(|former| {
             let is_new = *former != upstream;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use common::api::image_server::replication::ServerId;
-use common::report::report;
+use api::image_server::replication::ServerId;
+use model::report::report;
 
 use crate::clock::random;
 use crate::store::{StoreError, layout, small};

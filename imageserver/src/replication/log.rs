@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use common::api::image_server::replication::Cursor;
+use api::image_server::replication::Cursor;
 
 /// How many changed names are remembered.
 pub const CHANGES_MAX: usize = 100_000;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use common::api::image_server::replication::{GetReplicationReply, Link, MasterState, Trouble};
+use api::image_server::replication::{GetReplicationReply, Link, MasterState, Trouble};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::gauge::ConstGauge;

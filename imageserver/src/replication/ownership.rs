@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use common::api::image_server::replication::Link;
-use common::api::image_server::replication::directories::{
+use api::image_server::replication::Link;
+use api::image_server::replication::directories::{
     DirectoriesTrouble, DirectoriesVersion, GetMadeDirectories, TroubledDirectories,
 };
-use common::report::report;
-use common::words::plain;
+use model::report::report;
+use model::words::plain;
 use tokio::time::Instant;
 
 use super::directories::{Decision, Draft, Own, Step, decide};

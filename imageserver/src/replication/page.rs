@@ -1,13 +1,13 @@
 //! The part of the status page that says how a server stands with its master and its replicas.
 // tidy: core
 
-use common::api::image_server::replication::{
+use api::image_server::replication::{
     GetReplicationReply, Link, MasterState, ReplicaState, Trouble,
 };
-use common::daemon::page::{Cell, Mark, pairs, table};
-use common::tree::Time;
-use common::when::ago;
-use common::words::{counted, size};
+use model::tree::Time;
+use model::when::ago;
+use model::words::{counted, size};
+use rpc::page_frame::{Cell, Mark, pairs, table};
 
 /// How many images are named.
 const NAMED_MAX: usize = 100;

@@ -4,8 +4,8 @@
 //! slashes too, `?` one character, `[ab]` one of these, `{a,b}` either.
 // tidy: core
 
-use common::image::ImageName;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use model::image::ImageName;
 
 /// A text that is no pattern.
 #[derive(Debug, thiserror::Error)]

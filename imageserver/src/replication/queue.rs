@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use common::api::image_server::replication::{Change, Trouble};
-use common::image::ImageName;
+use api::image_server::replication::{Change, Trouble};
+use model::image::ImageName;
 
 /// How long to wait after the first failure.
 pub const WAIT_MIN: Duration = Duration::from_millis(250);
@@ -197,8 +197,8 @@ impl Work {
 
 #[cfg(test)]
 mod tests {
-    use common::api::image_server::replication::Ended;
-    use common::object::Algorithm;
+    use api::image_server::replication::Ended;
+    use model::object::Algorithm;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use common::api::image_server::replication::{ReplicaReport, ReplicaState, ServerId};
-use common::tree::Time;
+use api::image_server::replication::{ReplicaReport, ReplicaState, ServerId};
+use model::tree::Time;
 
 /// The most replicas that are remembered; the one that was seen longest ago is forgotten.
 pub const REPLICAS_MAX: usize = 1_000;

@@ -8,16 +8,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use common::api::image_server::replication::directories::{
+use api::access::Owners;
+use api::image_server::replication::directories::{
     DirectoriesTrouble, DirectoriesVersion, GetMadeDirectoriesReply,
 };
-use common::api::image_server::replication::{
+use api::image_server::replication::{
     Change, Cursor, Ended, GetImageUpdatesReply, Position, ServerId, Trouble,
 };
-use common::image::ImageName;
-use common::object::{Algorithm, ObjectId};
-use common::tree::Time;
-use common::wire::access::Owners;
+use model::image::ImageName;
+use model::object::{Algorithm, ObjectId};
+use model::tree::Time;
 
 use super::course::Course;
 use super::decision::{Decision, Here, Rules};

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use common::object::ObjectId;
+use model::object::ObjectId;
 
 /// The most objects that are asked for at once.
 pub const BATCH_MAX: usize = 1_000;
@@ -64,7 +64,7 @@ impl Repairs {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

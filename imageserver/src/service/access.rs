@@ -1,10 +1,13 @@
-//! Whether a caller may do what a call asks, by [`common::wire::access`].
+//! Whether a caller may do what a call asks, by [`api::access`].
 
-use common::image::ImageName;
-use common::report::report;
-use common::wire::access::{DeniedError, Owned, Owners, judge};
-use common::wire::server::Caller;
-use common::wire::{Fault, FaultCode, Method};
+use api::access::{DeniedError, Owned, Owners, judge};
+use api::{
+    fault::{Fault, FaultCode},
+    method::Method,
+};
+use model::image::ImageName;
+use model::report::report;
+use rpc::server::Caller;
 
 use crate::store::Store;
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use common::api::image_server::collection::{CollectReply, CollectRequest};
-use common::report::report;
-use common::wire::server::Caller;
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use api::image_server::collection::{CollectReply, CollectRequest};
+use model::report::report;
+use rpc::server::Caller;
 
 use super::{Service, fault_of_store, joined};
 use crate::collection::CollectError;

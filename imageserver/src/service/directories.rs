@@ -1,16 +1,19 @@
 //! `ImageServer`: directories and their owners.
 
-use common::api::Done;
-use common::api::image_server::directories::{
+use api::Done;
+use api::access::{Owned, Owners, judge, judge_owners};
+use api::image_server::directories::{
     ChangeOwner, ChangeOwnerRequest, ListDirectoriesReply, ListDirectoriesRequest, MakeDirectory,
     MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectory, RemoveDirectoryRequest,
 };
-use common::api::image_server::replication::directories::PAGE_DIRECTORIES_MAX;
-use common::image::ImageName;
-use common::report::report;
-use common::wire::access::{Owned, Owners, judge, judge_owners};
-use common::wire::server::Caller;
-use common::wire::{Fault, FaultCode, Method};
+use api::image_server::replication::directories::PAGE_DIRECTORIES_MAX;
+use api::{
+    fault::{Fault, FaultCode},
+    method::Method,
+};
+use model::image::ImageName;
+use model::report::report;
+use rpc::server::Caller;
 
 use super::access::denied;
 use super::{Service, fault_of_store, joined};

@@ -8,16 +8,16 @@ use std::io::{self, Read as _};
 use std::ops::Range;
 use std::sync::Arc;
 
+use api::fault::{Fault, FaultCode};
+use api::object_server::GetObjects;
+use api::object_stream::{Form, Head};
 use bytes::Bytes;
-use common::api::object_server::GetObjects;
-use common::object::ObjectId;
-use common::report::report;
-use common::wire::object_stream::{Form, Head};
-use common::wire::packing;
-use common::wire::server::{self, Page, PageRequest, Share};
-use common::wire::{Fault, FaultCode};
 use futures_util::stream::{iter, unfold};
 use futures_util::{Stream, StreamExt as _};
+use model::object::ObjectId;
+use model::report::report;
+use rpc::packing;
+use rpc::server::{self, Page, PageRequest, Share};
 
 use super::access::expect_may;
 use super::packing::Packers;

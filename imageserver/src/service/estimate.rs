@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::api::image_server::estimate::{EstimateImageReply, EstimateImageRequest, Sum};
-use common::object::ObjectId;
-use common::report::report;
-use common::tree::encode::references;
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use api::image_server::estimate::{EstimateImageReply, EstimateImageRequest, Sum};
+use model::object::ObjectId;
+use model::report::report;
+use model::tree::encode::references;
 
 use super::{Service, fault_of_store, joined, place};
 use crate::admission::{AdmissionError, read_directory};

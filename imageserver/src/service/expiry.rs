@@ -4,18 +4,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::Done;
-use common::api::image_server::expiry::{
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::image_server::expiry::{
     AcceptClockReply, ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest,
 };
-use common::api::image_server::holds::{
-    HOLD_SECONDS_MAX, HOLDER_BYTES_MAX, HoldImagesRequest, NAMES_MAX,
-};
-use common::image::ImageName;
-use common::when::written::later;
-use common::wire::server::Caller;
-use common::wire::{Fault, FaultCode};
-use common::words::plain;
+use api::image_server::holds::{HOLD_SECONDS_MAX, HOLDER_BYTES_MAX, HoldImagesRequest, NAMES_MAX};
+use model::image::ImageName;
+use model::when::written::later;
+use model::words::plain;
+use rpc::server::Caller;
 
 use super::access::expect_may_change;
 use super::{Service, fault_of_store, joined};

@@ -4,18 +4,21 @@ use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use common::api::Done;
-use common::api::image_server::{
+use api::Done;
+use api::access::Owners;
+use api::codec::{self, Encoding};
+use api::image_server::{
     AddImage, AddImageReply, AddImageRequest, DeleteImage, DeleteImageRequest, GetImage,
     GetImageRequest, ListImagesReply, ListImagesRequest,
 };
-use common::image::{Content, Image, ImageName, Notes, tags};
-use common::report::report;
-use common::signing::signature;
-use common::wire::access::Owners;
-use common::wire::codec::{self, Encoding};
-use common::wire::server::Caller;
-use common::wire::{Fault, FaultCode, Method as _};
+use api::{
+    fault::{Fault, FaultCode},
+    method::Method as _,
+};
+use model::image::{Content, Image, ImageName, Notes, tags};
+use model::report::report;
+use model::signing::signature;
+use rpc::server::Caller;
 use tokio::time::Instant;
 
 use super::access::{expect_may_add, expect_may_change};

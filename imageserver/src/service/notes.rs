@@ -3,19 +3,19 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use common::api::image_server::AddImageReply;
-use common::api::image_server::notes::{
+use api::fault::Fault;
+use api::image_server::AddImageReply;
+use api::image_server::notes::{
     ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest,
     FindLatestImageReply, FindLatestImageRequest,
 };
-use common::api::image_server::signatures::{
+use api::image_server::signatures::{
     ChangeSignatures, ChangeSignaturesReply, ChangeSignaturesRequest,
 };
-use common::image::{Content, DEPRECATED, Image, Notes, tags};
-use common::signing::signature;
-use common::when::written::later;
-use common::wire::Fault;
-use common::wire::server::Caller;
+use model::image::{Content, DEPRECATED, Image, Notes, tags};
+use model::signing::signature;
+use model::when::written::later;
+use rpc::server::Caller;
 
 use super::access::{expect_may_add, expect_may_change};
 use super::images::make_visible;

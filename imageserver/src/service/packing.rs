@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::available_parallelism;
 
 use bytes::BufMut;
-use common::lock::locked;
-use common::wire::packing::{self, CONTENT_BYTES_MIN, Packer};
+use model::lock::locked;
+use rpc::packing::{self, CONTENT_BYTES_MIN, Packer};
 
 /// What packs. A clone shares everything.
 #[derive(Clone)]

@@ -3,16 +3,16 @@
 use std::future::pending;
 use std::time::Duration;
 
-use common::api::Done;
-use common::api::image_server::replication::directories::{
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::image_server::replication::directories::{
     GetMadeDirectoriesReply, GetMadeDirectoriesRequest, PAGE_DIRECTORIES_MAX,
 };
-use common::api::image_server::replication::{
+use api::image_server::replication::{
     CHANGES_MAX, DropCopyRequest, GetImageUpdatesReply, GetImageUpdatesRequest,
     GetReplicationReply, Position, ServerId,
 };
-use common::wire::server::Caller;
-use common::wire::{Fault, FaultCode};
+use rpc::server::Caller;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

@@ -10,13 +10,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use api::fault::{Fault, FaultCode};
+use api::object_server::{AddObjectsReply, LEASE_SECONDS_MAX};
+use api::object_stream::Head;
 use bytes::Bytes;
-use common::api::object_server::{AddObjectsReply, LEASE_SECONDS_MAX};
-use common::object::ObjectId;
-use common::report::report;
-use common::wire::object_stream::Head;
-use common::wire::server::{ObjectReader, StreamError};
-use common::wire::{Fault, FaultCode};
+use model::object::ObjectId;
+use model::report::report;
+use rpc::server::{ObjectReader, StreamError};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 

@@ -9,27 +9,27 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use common::api::Done;
-use common::api::image_server::directories::{
+use api::Done;
+use api::access::{Identity, Powers};
+use api::fault::{Fault, FaultCode};
+use api::image_server::directories::{
     ChangeOwnerRequest, MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectoryRequest,
 };
-use common::api::image_server::expiry::{ChangeExpiryReply, ChangeExpiryRequest};
-use common::api::image_server::notes::{ChangeTagsReply, ChangeTagsRequest, CopyImageRequest};
-use common::api::image_server::replication::{
+use api::image_server::expiry::{ChangeExpiryReply, ChangeExpiryRequest};
+use api::image_server::notes::{ChangeTagsReply, ChangeTagsRequest, CopyImageRequest};
+use api::image_server::replication::{
     self, Forward, ForwardReply, ForwardRequest, Link, SERVERS_MAX, ServerId, Write, Written,
 };
-use common::api::image_server::signatures::{ChangeSignaturesReply, ChangeSignaturesRequest};
-use common::api::image_server::{
+use api::image_server::signatures::{ChangeSignaturesReply, ChangeSignaturesRequest};
+use api::image_server::{
     AddImage, AddImageReply, AddImageRequest, DeleteImage, DeleteImageRequest, GetImageRequest,
 };
-use common::api::object_server::{AddObjects, CheckObjects, CheckObjectsRequest, IDS_MAX};
-use common::image::{Content, ImageName};
-use common::object::ObjectId;
-use common::report::report;
-use common::wire::access::{Identity, Powers};
-use common::wire::client::CallError;
-use common::wire::server::Caller;
-use common::wire::{Fault, FaultCode};
+use api::object_server::{AddObjects, CheckObjects, CheckObjectsRequest, IDS_MAX};
+use model::image::{Content, ImageName};
+use model::object::ObjectId;
+use model::report::report;
+use rpc::client::CallError;
+use rpc::server::Caller;
 
 use super::access::{expect_may_add, expect_may_change};
 use super::expiry::expect_unused;

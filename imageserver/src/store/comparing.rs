@@ -5,7 +5,7 @@
 
 use std::io::Read as _;
 
-use common::object::{Hasher, ObjectId};
+use model::object::{Hasher, ObjectId};
 
 use super::content::{Content, ContentReader};
 use super::{StoreError, failed};
@@ -67,7 +67,7 @@ impl Comparing {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

@@ -9,9 +9,9 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use common::api::image_server::collection::{CollectReply, CollectRequest};
-use common::image::ImageName;
-use common::object::ObjectId;
+use api::image_server::collection::{CollectReply, CollectRequest};
+use model::image::ImageName;
+use model::object::ObjectId;
 
 use super::content::Content;
 use super::holdings::Holdings;
@@ -423,7 +423,7 @@ pub trait Collecting: Send + Sync {
 /// Is told how far a collection is.
 pub trait Course {
     /// No image needs so much.
-    fn unneeded(&self, amount: common::api::image_server::collection::Amount);
+    fn unneeded(&self, amount: api::image_server::collection::Amount);
 
     /// An object of so many bytes was removed.
     fn removed(&self, bytes: u64);

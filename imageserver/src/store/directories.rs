@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use common::api::image_server::replication::directories::DirectoriesVersion;
-use common::image::ImageName;
-use common::lock::locked;
-use common::object::Algorithm;
-use common::report::report;
-use common::wire::codec::{self, CodecError, Encoding};
+use api::codec::{self, CodecError, Encoding};
+use api::image_server::replication::directories::DirectoriesVersion;
+use model::image::ImageName;
+use model::lock::locked;
+use model::object::Algorithm;
+use model::report::report;
 use tokio::sync::watch;
 
 use super::contract::{Register, Version};
@@ -43,7 +43,7 @@ pub enum KeepError {
     Directory(#[from] DirectoryError),
     /// The caller may not.
     #[error(transparent)]
-    Denied(#[from] common::wire::access::DeniedError),
+    Denied(#[from] api::access::DeniedError),
     /// What there is is not known.
     #[error(
         "no directory is changed, because the file `{path}` cannot be used ({why}): put it back \

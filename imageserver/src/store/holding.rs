@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-use common::image::ImageName;
-use common::lock::locked;
-use common::report::report;
+use model::image::ImageName;
+use model::lock::locked;
+use model::report::report;
 
 use super::contract::Holding;
 use super::{StoreError, layout, small};

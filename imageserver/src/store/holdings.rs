@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::lock::locked;
-use common::object::ObjectId;
+use model::lock::locked;
+use model::object::ObjectId;
 
 use super::{StoreError, layout};
 
@@ -52,7 +52,7 @@ pub(super) struct Tally {
 }
 
 /// Every directory of objects, below the one of all, and the algorithm of its objects.
-pub(super) fn directories() -> impl Iterator<Item = (common::object::Algorithm, std::path::PathBuf)>
+pub(super) fn directories() -> impl Iterator<Item = (model::object::Algorithm, std::path::PathBuf)>
 {
     layout::ALGORITHMS.into_iter().flat_map(|algorithm| {
         layout::fan_out(algorithm).map(move |directory| (algorithm, directory))
@@ -144,7 +144,7 @@ fn place(id: &ObjectId) -> usize {
 mod tests {
     use std::path::PathBuf;
 
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
-use common::api::image_server::ImageSummary;
-use common::image::tags::{self, Tags};
-use common::image::{Image, ImageName, Notes};
-use common::lock::locked;
-use common::object::ObjectId;
-use common::report::report;
-use common::tree::Time;
+use api::image_server::ImageSummary;
+use model::image::tags::{self, Tags};
+use model::image::{Image, ImageName, Notes};
+use model::lock::locked;
+use model::object::ObjectId;
+use model::report::report;
+use model::tree::Time;
 use tokio::sync::{Notify, watch};
 
 use super::StoreError;

@@ -29,9 +29,9 @@
 
 use std::path::{Path, PathBuf};
 
-use common::image::ImageName;
-use common::object::{Algorithm, ObjectId};
-use common::wire::object_stream::Form;
+use api::object_stream::Form;
+use model::image::ImageName;
+use model::object::{Algorithm, ObjectId};
 
 /// The file that the running server has locked.
 pub const LOCK: &str = "lock";

@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-use common::api::object_server::LEASE_SECONDS_MAX;
-use common::lock::locked;
-use common::object::ObjectId;
+use api::object_server::LEASE_SECONDS_MAX;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use model::lock::locked;
+use model::object::ObjectId;
 
 use super::contract::Leasing;
 use super::{StoreError, failed, layout};
@@ -178,7 +178,7 @@ fn read(file: &fs_err::File) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

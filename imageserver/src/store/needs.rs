@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use common::object::ObjectId;
-use common::tree::encode::references;
+use model::object::ObjectId;
+use model::tree::encode::references;
 
 /// What is asked of a store.
 pub trait Holds {
@@ -77,8 +77,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::convert::Infallible;
 
-    use common::object::Algorithm;
-    use common::tree::{Child, Directory, Tree, text::from_text};
+    use model::object::Algorithm;
+    use model::tree::{Child, Directory, Tree, text::from_text};
 
     use super::*;
 

@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::lock::locked;
-use common::object::{Hasher, ObjectId};
-use common::wire::object_stream::Form;
-use common::wire::packing::CHUNK_HEAD_BYTES;
+use api::object_stream::Form;
+use model::lock::locked;
+use model::object::{Hasher, ObjectId};
+use rpc::packing::CHUNK_HEAD_BYTES;
 use walkdir::{DirEntryExt as _, WalkDir};
 
 use super::content::{Content, PackedContent};
@@ -674,7 +674,7 @@ pub(super) fn is_empty_object(id: &ObjectId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     #[test]
     fn what_is_put_aside_is_counted_no_more_and_empty_files_never_were() {

@@ -2,18 +2,18 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 42 or 74 | the head of a packed object in an object stream ([`common::wire::object_stream`]) |
-//! | | its chunks ([`common::wire::packing`]) until all of the content has come |
+//! | 42 or 74 | the head of a packed object in an object stream ([`api::object_stream`]) |
+//! | | its chunks ([`rpc::packing`]) until all of the content has come |
 //!
 //! A file that is anything else, or goes on, is damaged. What a file says of lengths is limited
 //! before memory is taken for it: a reader has one chunk at a time.
 
 use std::io::{self, Read};
 
+use api::object_stream::{Form, HEAD_BYTES_MAX, Head};
 use bytes::Bytes;
-use common::object::{Hasher, ObjectId};
-use common::wire::object_stream::{Form, HEAD_BYTES_MAX, Head};
-use common::wire::packing::{CHUNK_HEAD_BYTES, ChunkHead, UnpackError, Unpacker};
+use model::object::{Hasher, ObjectId};
+use rpc::packing::{CHUNK_HEAD_BYTES, ChunkHead, UnpackError, Unpacker};
 
 /// Content of at most so many bytes stays as it is: it takes one block of a disk.
 pub const PLAIN_BYTES_MAX: u64 = 4_096;
@@ -215,8 +215,8 @@ impl<R: Read> Read for Reader<R> {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
-    use common::wire::packing::{CHUNK_BYTES_MAX, Packer, append};
+    use model::object::Algorithm;
+    use rpc::packing::{CHUNK_BYTES_MAX, Packer, append};
 
     use super::*;
 

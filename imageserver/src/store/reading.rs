@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use common::object::{Hasher, ObjectId};
-use common::wire::object_stream::Form;
+use api::object_stream::Form;
+use model::object::{Hasher, ObjectId};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
@@ -158,8 +158,8 @@ impl Read for Pieces<'_> {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
-    use common::wire::packing::{self, Packer};
+    use model::object::Algorithm;
+    use rpc::packing::{self, Packer};
 
     use super::super::packed::head;
     use super::*;

@@ -5,11 +5,11 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use common::lock::locked;
-use common::object::{Hasher, ObjectId};
-use common::wire::object_stream::Form;
-use common::wire::packing::{self, CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, Packer};
+use api::object_stream::Form;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use model::lock::locked;
+use model::object::{Hasher, ObjectId};
+use rpc::packing::{self, CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, Packer};
 
 use super::contract::{Landing, Receiving};
 use super::holdings::Change;

@@ -8,11 +8,11 @@
 //! A file that was cut short or changed is known to be damaged, and never taken for an image.
 // tidy: core
 
-use common::api::image_server::ImageSummary;
-use common::image::Image;
-use common::object::Algorithm;
-use common::tree::Totals;
-use common::wire::codec::{self, CodecError, Encoding};
+use api::codec::{self, CodecError, Encoding};
+use api::image_server::ImageSummary;
+use model::image::Image;
+use model::object::Algorithm;
+use model::tree::Totals;
 use serde::{Deserialize, Serialize};
 
 /// Puts a line before `body` that says what it is, and guards it.
@@ -115,10 +115,10 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use common::filter::Filter;
-    use common::image::{Content, FORMAT, ImageName, Notes};
-    use common::tree::{Time, Tree};
-    use common::trigger::Triggers;
+    use model::filter::Filter;
+    use model::image::{Content, FORMAT, ImageName, Notes};
+    use model::tree::{Time, Tree};
+    use model::trigger::Triggers;
 
     use super::*;
 

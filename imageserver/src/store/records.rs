@@ -4,8 +4,8 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::image::ImageName;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use model::image::ImageName;
 
 use super::contract::{Found, Look, Records, Version};
 use super::layout::{self, Placed};

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
-use common::object::ObjectId;
+use model::object::ObjectId;
 
 use super::holdings::{Change, directories};
 use super::objects::{LocalObjects, Located};
@@ -126,8 +126,8 @@ impl LocalObjects {
 mod tests {
     use std::collections::BTreeSet;
 
-    use common::object::Algorithm;
-    use common::wire::object_stream::Form;
+    use api::object_stream::Form;
+    use model::object::Algorithm;
 
     use super::super::holdings::Holdings;
     use super::super::layout;

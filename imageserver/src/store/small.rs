@@ -3,7 +3,7 @@
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use common::wire::codec::{self, CodecError, Encoding};
+use api::codec::{self, CodecError, Encoding};
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

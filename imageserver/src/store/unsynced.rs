@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::lock::locked;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use model::lock::locked;
 
 use super::{StoreError, failed, layout};
 

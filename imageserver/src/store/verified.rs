@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Mutex;
 
-use common::lock::locked;
-use common::object::{Algorithm, ObjectId};
+use model::lock::locked;
+use model::object::{Algorithm, ObjectId};
 
 /// The most files that are remembered: 17 bytes each, and as much again while the table grows.
 const REMEMBERED_MAX: usize = 250_000;

@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::lock::locked;
-use common::object::ObjectId;
+use model::lock::locked;
+use model::object::ObjectId;
 use nix::errno::Errno;
 use tokio::sync::Notify;
 

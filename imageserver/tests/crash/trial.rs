@@ -7,8 +7,8 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::object::Algorithm;
 use imageserver::store::Store;
+use model::object::Algorithm;
 use tempfile::TempDir;
 
 use crate::calls::{Call, Fault, Kind, disturb, list};

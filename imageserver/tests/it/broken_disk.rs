@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::wire::FaultCode;
+use api::fault::FaultCode;
 
 use crate::fixture::{
     ALGORITHM, Server, command, directories, fault, files_in, image_of, name, stored, stream_of,
@@ -182,9 +182,8 @@ async fn a_disk_that_becomes_read_only_goes_on_being_served() {
     let added = server.add(image_of("web/2", &tree)).await.unwrap_err();
     assert_eq!(added.code, FaultCode::Internal);
     assert!(added.message.contains("Read-only file system"), "{}", added.message);
-    let request =
-        common::api::image_server::DeleteImageRequest { name: name("web/1"), force: false };
-    let call = server.client.call::<common::api::image_server::DeleteImage>(&request);
+    let request = api::image_server::DeleteImageRequest { name: name("web/1"), force: false };
+    let call = server.client.call::<api::image_server::DeleteImage>(&request);
     let deleted = fault(call.await.unwrap_err());
     assert!(deleted.message.contains("Read-only file system"), "{}", deleted.message);
 

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use common::object::ObjectId;
 use imageserver::store::Store;
 use imageserver::store::bucket::keys;
 use imageserver::store::bucket::settings::Settings;
+use model::object::ObjectId;
 
 use crate::fixture::{ALGORITHM, name};
 use crate::suite::{Place, make_directory};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::object::ObjectId;
+use model::object::ObjectId;
 
 use crate::fixture::{ALGORITHM, Server, directories, files_in, flip, image_of, stored, tree_of};
 

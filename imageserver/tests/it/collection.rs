@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use common::api::image_server::collection::{Amount, Collect, CollectReply, CollectRequest};
-use common::api::image_server::{DeleteImage, DeleteImageRequest};
-use common::object::ObjectId;
-use common::tree::Tree;
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use api::image_server::collection::{Amount, Collect, CollectReply, CollectRequest};
+use api::image_server::{DeleteImage, DeleteImageRequest};
+use model::object::ObjectId;
+use model::tree::Tree;
 
 use crate::fixture::{
     ALGORITHM, Server, directories, fault, files_in, image_of, name, stored, tree_of, until,

@@ -1,10 +1,10 @@
 //! Servers that are killed, uploads that are cut, and two servers on one directory.
 
+use api::image_server::{ListImages, ListImagesRequest};
+use api::object_server::{AddObjects, AddObjectsReply};
+use api::object_stream::Head;
 use bytes::Bytes;
-use common::api::image_server::{ListImages, ListImagesRequest};
-use common::api::object_server::{AddObjects, AddObjectsReply};
-use common::wire::object_stream::Head;
-use common::wire::server::head_bytes;
+use rpc::server::head_bytes;
 use tokio::sync::mpsc;
 
 use crate::fixture::{

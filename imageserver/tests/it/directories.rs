@@ -1,13 +1,13 @@
 //! Directories of images: made, owned, listed, removed, and demanded.
 
-use common::api::image_server::directories::{
+use api::access::Owners;
+use api::fault::{Fault, FaultCode};
+use api::image_server::directories::{
     ChangeOwner, ChangeOwnerRequest, ListDirectories, ListDirectoriesRequest, MakeDirectory,
     MakeDirectoryRequest, RemoveDirectory, RemoveDirectoryRequest,
 };
-use common::api::image_server::notes::{CopyImage, CopyImageRequest};
-use common::api::image_server::{DeleteImage, DeleteImageRequest};
-use common::wire::access::Owners;
-use common::wire::{Fault, FaultCode};
+use api::image_server::notes::{CopyImage, CopyImageRequest};
+use api::image_server::{DeleteImage, DeleteImageRequest};
 
 use crate::fixture::{Server, expected, fault, flip, image_of, name, tree_of};
 
@@ -42,7 +42,7 @@ async fn tree(server: &Server) -> Vec<String> {
     let request = ListDirectoriesRequest::default();
     let reply = server.client.call::<ListDirectories>(&request).await.unwrap();
     assert!(!reply.more);
-    let line = |one: common::api::image_server::directories::DirectorySummary| {
+    let line = |one: api::image_server::directories::DirectorySummary| {
         let how = if one.made_on.is_some() { "made" } else { "there" };
         let (images, below, bytes) = (one.images, one.images_below, one.bytes_below);
         format!("{} {how} {images} {below} {bytes} {}", one.name, one.owners.in_words())

@@ -1,13 +1,11 @@
 //! What an image takes on the server: what only it needs, and what others need too.
 
-use common::api::image_server::collection::{Collect, CollectRequest};
-use common::api::image_server::estimate::{
-    EstimateImage, EstimateImageReply, EstimateImageRequest, Sum,
-};
-use common::api::image_server::{AddImage, AddImageRequest, DeleteImage, DeleteImageRequest};
-use common::image::Notes;
-use common::tree::Tree;
-use common::wire::Fault;
+use api::fault::Fault;
+use api::image_server::collection::{Collect, CollectRequest};
+use api::image_server::estimate::{EstimateImage, EstimateImageReply, EstimateImageRequest, Sum};
+use api::image_server::{AddImage, AddImageRequest, DeleteImage, DeleteImageRequest};
+use model::image::Notes;
+use model::tree::Tree;
 
 use crate::fixture::{
     ALGORITHM, Server, directories, expected, fault, flip, image_of, name, tree_of,
@@ -57,7 +55,7 @@ async fn what_is_freed_by_deleting_an_image_is_told_before() {
     let request = DeleteImageRequest { name: name("a/1"), force: false };
     server.client.call::<DeleteImage>(&request).await.unwrap();
     let gone = "image a/1 was deleted; a name is never used again, so take another";
-    assert_eq!(estimate(&server, "a/1").await, Err(expected(common::wire::FaultCode::Gone, gone)));
+    assert_eq!(estimate(&server, "a/1").await, Err(expected(api::fault::FaultCode::Gone, gone)));
     let request = CollectRequest { dry_run: false, bytes: 0 };
     let removed = server.client.call::<Collect>(&request).await.unwrap().removed;
     assert_eq!(removed.objects, own.objects);
@@ -76,6 +74,6 @@ async fn nothing_is_told_while_it_is_not_known_what_others_need() {
     flip(&data.path().join("images/b.image"));
     let server = Server::start(data.path());
     let text = "nobody knows what image b needs: its record is damaged";
-    let refused = Err(expected(common::wire::FaultCode::Internal, text));
+    let refused = Err(expected(api::fault::FaultCode::Internal, text));
     assert_eq!(estimate(&server, "a").await, refused);
 }

@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use common::api::Done;
-use common::api::image_server::expiry::{
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::image_server::expiry::{
     AcceptClock, AcceptClockReply, ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest,
 };
-use common::api::image_server::holds::{HoldImages, HoldImagesRequest};
-use common::api::image_server::{
+use api::image_server::holds::{HoldImages, HoldImagesRequest};
+use api::image_server::{
     AddImage, AddImageRequest, DeleteImage, DeleteImageRequest, GetImage, GetImageRequest,
 };
-use common::image::{Image, Notes};
-use common::tree::Time;
-use common::wire::{Fault, FaultCode};
+use model::image::{Image, Notes};
+use model::tree::Time;
 
 use crate::fixture::{Server, expected, fault, image_of, name, tree_of, until};
 

@@ -1,6 +1,6 @@
 //! A running server, and images to give to it.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -8,25 +8,23 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-use common::api::image_server::{
-    AddImage, AddImageReply, AddImageRequest, ListImages, ListImagesRequest,
-};
-use common::api::object_server::{
+use api::fault::{Fault, FaultCode};
+use api::image_server::{AddImage, AddImageReply, AddImageRequest, ListImages, ListImagesRequest};
+use api::object_server::{
     AddObjects, AddObjectsReply, CheckObjects, CheckObjectsRequest, GetObjectsRequest,
 };
-use common::filter::Filter;
-use common::image::{Content, FORMAT, ImageName, Notes, computed_rules};
-use common::object::{Algorithm, ObjectId};
-use common::tree::encode::references;
-use common::tree::{
+use api::object_stream::Head;
+use bytes::Bytes;
+use model::filter::Filter;
+use model::image::{Content, FORMAT, ImageName, Notes, computed_rules};
+use model::object::{Algorithm, ObjectId};
+use model::tree::encode::references;
+use model::tree::{
     Child as TreeChild, Directory, File, Leaf, Metadata, Node, Time, Tree, TreeBuilder,
 };
-use common::trigger::Triggers;
-use common::wire::client::{CallError, Client, Peer};
-use common::wire::object_stream::Head;
-use common::wire::server::head_bytes;
-use common::wire::{Fault, FaultCode};
+use model::trigger::Triggers;
+use rpc::client::{CallError, Client, Peer};
+use rpc::server::head_bytes;
 
 /// The algorithm of nearly all tests.
 pub const ALGORITHM: Algorithm = Algorithm::Blake3;
@@ -267,7 +265,7 @@ pub fn command(data: &Path) -> Command {
 
 /// The fault in `error`.
 pub fn fault(error: CallError) -> Fault {
-    error.fault().unwrap_or_else(|| panic!("no fault: {}", common::report::report(&error))).clone()
+    error.fault().unwrap_or_else(|| panic!("no fault: {}", model::report::report(&error))).clone()
 }
 
 /// A fault as a test expects it.
@@ -296,7 +294,7 @@ pub fn name(text: &str) -> ImageName {
 pub fn tree_of(files: &[(&str, &[u8])]) -> Tree {
     let mut builder = TreeBuilder::new(ALGORITHM);
     for (path, content) in files {
-        let path: common::path::TreePath = path.parse().unwrap();
+        let path: model::path::TreePath = path.parse().unwrap();
         for directory in path.ancestors().skip(1).filter(|directory| !directory.is_root()) {
             builder.replace(directory, Node::Directory(Metadata::new(0o755, 0, 0)));
         }

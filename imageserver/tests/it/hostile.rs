@@ -1,10 +1,10 @@
 //! Uploads that are wrong in every way.
 
+use api::fault::FaultCode;
+use api::object_server::AddObjects;
+use api::object_stream::{Form, Head};
 use bytes::Bytes;
-use common::api::object_server::AddObjects;
-use common::wire::FaultCode;
-use common::wire::object_stream::{Form, Head};
-use common::wire::server::head_bytes;
+use rpc::server::head_bytes;
 
 use crate::fixture::{ALGORITHM, Server, fault, files_in, object};
 

@@ -1,8 +1,8 @@
 //! `GET /objects/<id>` and the pages, as browsers, caches and curl see them.
 
-use common::filter::Filter;
-use common::wire::FaultCode;
+use api::fault::FaultCode;
 use imageserver::store::layout;
+use model::filter::Filter;
 
 use crate::fixture::{ALGORITHM, Server, image_of, tree_of};
 

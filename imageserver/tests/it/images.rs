@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use common::api::Done;
-use common::api::image_server::{
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::image_server::{
     AddImage, AddImageRequest, DeleteImage, DeleteImageRequest, GetImage, GetImageRequest,
     ImageSummary, ListImages, ListImagesReply, ListImagesRequest,
 };
-use common::filter::Filter;
-use common::image::{Image, Notes};
-use common::path::TreePath;
-use common::tree::{Metadata, Node, Time, TreeBuilder};
-use common::wire::{Fault, FaultCode};
+use model::filter::Filter;
+use model::image::{Image, Notes};
+use model::path::TreePath;
+use model::tree::{Metadata, Node, Time, TreeBuilder};
 
 use crate::fixture::{
     ALGORITHM, Server, directories, expected, fault, file, image_of, name, stored, tree_of,
@@ -317,12 +317,12 @@ async fn a_bomb_of_directories_is_refused_at_once() {
     // Forty directories, each with all of the one below twice, make a tera of paths. No honest
     // encoder makes them, so the digest of the one below is put into the bytes.
     let below = tree_of(&[("/a", PASSWD)]);
-    let entries = [b"a", b"b"].map(|name| common::tree::Entry {
-        name: common::tree::Name::new(name).unwrap(),
-        child: common::tree::Child::Directory(below.root().clone()),
+    let entries = [b"a", b"b"].map(|name| model::tree::Entry {
+        name: model::tree::Name::new(name).unwrap(),
+        child: model::tree::Child::Directory(below.root().clone()),
     });
     let metadata = Metadata::new(0o755, 0, 0);
-    let twice = common::tree::Directory::new(ALGORITHM, metadata, entries.into()).unwrap();
+    let twice = model::tree::Directory::new(ALGORITHM, metadata, entries.into()).unwrap();
     let mut encodings = vec![below.root().encode(), twice.encode()];
     let places: Vec<usize> = (0..encodings[1].len())
         .filter(|&at| encodings[1][at..].starts_with(below.digest().digest()))
@@ -399,11 +399,11 @@ async fn a_computed_file_must_be_listed() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path());
     let mut builder = TreeBuilder::new(ALGORITHM);
-    let computed = common::tree::Computed {
+    let computed = model::tree::Computed {
         metadata: Metadata::new(0o644, 0, 0),
         source: "filegen:6972".to_owned(),
     };
-    let node = Node::Leaf(common::tree::Leaf::Computed(computed));
+    let node = Node::Leaf(model::tree::Leaf::Computed(computed));
     builder.insert("/issue".parse().unwrap(), node).unwrap();
     let tree = builder.finish().unwrap();
     server.upload_tree(&tree, &[]).await;

@@ -1,10 +1,10 @@
 //! Memory does not grow with the size of objects.
 
+use api::object_server::{AddObjects, AddObjectsReply, GetObjectsRequest};
+use api::object_stream::Head;
 use bytes::Bytes;
-use common::api::object_server::{AddObjects, AddObjectsReply, GetObjectsRequest};
-use common::object::Hasher;
-use common::wire::object_stream::Head;
-use common::wire::server::head_bytes;
+use model::object::Hasher;
+use rpc::server::head_bytes;
 
 use crate::fixture::{ALGORITHM, Server};
 

@@ -2,18 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use common::api::image_server::notes::{
+use api::fault::{Fault, FaultCode};
+use api::image_server::notes::{
     ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest, FindLatestImage,
     FindLatestImageRequest,
 };
-use common::api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
-use common::api::image_server::{
+use api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
+use api::image_server::{
     AddImage, AddImageRequest, DeleteImage, DeleteImageRequest, GetImage, GetImageRequest,
 };
-use common::image::tags::Tags;
-use common::image::{Content, Image, Notes};
-use common::signing::{Signature, SigningKey, Statement};
-use common::wire::{Fault, FaultCode};
+use certs::signing_key::SigningKey;
+use model::image::tags::Tags;
+use model::image::{Content, Image, Notes};
+use model::signing::{Signature, Statement};
 
 use crate::fixture::{ALGORITHM, Server, expected, fault, image_of, name, tree_of};
 
@@ -88,12 +89,9 @@ async fn a_copy_outlives_what_it_was_made_of() {
     assert_eq!(copy(&server, "test/1", "base/2").await.unwrap_err().code, FaultCode::Gone);
     assert_eq!(copy(&server, "base/1", "test/1").await.unwrap_err().code, FaultCode::Gone);
     // All that the copy needs is needed: its build log too.
-    let collect = common::api::image_server::collection::CollectRequest::default();
-    let reply = server
-        .client
-        .call::<common::api::image_server::collection::Collect>(&collect)
-        .await
-        .unwrap();
+    let collect = api::image_server::collection::CollectRequest::default();
+    let reply =
+        server.client.call::<api::image_server::collection::Collect>(&collect).await.unwrap();
     assert_eq!(reply.removed.objects, 0);
     assert_eq!(server.missing(&[ALGORITHM.digest(b"log"), ALGORITHM.digest(b"a")]).await, []);
     server.kill();
@@ -134,8 +132,8 @@ async fn tags_are_changed_durably_and_find_the_latest_image() {
 
 /// Made by `ssh-keygen`; nobody uses them.
 const KEYS: [&str; 2] = [
-    include_str!("../../../common/src/signing/endorsement/keys/alice"),
-    include_str!("../../../common/src/signing/endorsement/keys/bob"),
+    include_str!("../../../common/certs/tests/keys/alice"),
+    include_str!("../../../common/certs/tests/keys/bob"),
 ];
 
 pub fn sign(who: usize, content: &Content, signed: u64) -> Signature {

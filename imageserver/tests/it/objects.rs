@@ -1,12 +1,12 @@
 //! Uploading, checking and fetching objects.
 
-use common::api::object_server::{AddObjectsReply, CheckObjects, CheckObjectsRequest, IDS_MAX};
-use common::object::Algorithm;
-use common::wire::FaultCode;
-use common::wire::Security;
-use common::wire::client::Client;
-use common::wire::object_stream::Head;
-use common::wire::server::head_bytes;
+use api::fault::FaultCode;
+use api::object_server::{AddObjectsReply, CheckObjects, CheckObjectsRequest, IDS_MAX};
+use api::object_stream::Head;
+use model::object::Algorithm;
+use rpc::client::Client;
+use rpc::server::head_bytes;
+use rpc::tls::Security;
 
 use crate::fixture::{ALGORITHM, Server, fault, files_in, stored};
 

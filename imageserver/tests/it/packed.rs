@@ -4,16 +4,16 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::api::image_server::collection::CollectRequest;
-use common::object::ObjectId;
-use common::wire::Security;
-use common::wire::client::Client;
-use common::wire::object_stream::Form;
+use api::image_server::collection::CollectRequest;
+use api::object_stream::Form;
 use imageserver::collection::Collector;
 use imageserver::collection::pressure::Bounds;
 use imageserver::store::objects::OnMedium;
 use imageserver::store::reading::MediumReader;
 use imageserver::store::{Store, layout};
+use model::object::ObjectId;
+use rpc::client::Client;
+use rpc::tls::Security;
 
 use crate::fixture::{
     ALGORITHM, Server, directories, files_in, flip, image_of, stored, tree_of, until,

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::api::image_server::{ListImages, ListImagesRequest};
-use common::object::ObjectId;
-use common::tree::Tree;
+use api::image_server::{ListImages, ListImagesRequest};
+use model::object::ObjectId;
+use model::tree::Tree;
 
 use crate::fixture::{ALGORITHM, Server, directories, image_of, stream_of, tree_of, until};
 
@@ -154,7 +154,7 @@ async fn a_power_cut_in_an_upload_leaves_what_was_there_and_the_upload_can_be_ma
         let upload = tokio::spawn(async move {
             let chunks = sent.into_iter().map(Ok::<_, std::io::Error>);
             let body = futures_util::stream::iter(chunks);
-            client.upload::<common::api::object_server::AddObjects>(body).await
+            client.upload::<api::object_server::AddObjects>(body).await
         });
         let ids: Vec<ObjectId> =
             contents[..come].iter().map(|content| ALGORITHM.digest(content)).collect();

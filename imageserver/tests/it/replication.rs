@@ -8,16 +8,14 @@ mod writes;
 
 use std::path::Path;
 
-use common::api::Done;
-use common::api::image_server::notes::{ChangeTags, ChangeTagsRequest};
-use common::api::image_server::replication::{
-    GetReplication, GetReplicationReply, MasterState, Trouble,
-};
-use common::api::image_server::{
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::image_server::notes::{ChangeTags, ChangeTagsRequest};
+use api::image_server::replication::{GetReplication, GetReplicationReply, MasterState, Trouble};
+use api::image_server::{
     DeleteImage, DeleteImageRequest, GetImage, GetImageRequest, ListImages, ListImagesRequest,
 };
-use common::image::{Content, Image};
-use common::wire::{Fault, FaultCode};
+use model::image::{Content, Image};
 
 use crate::fixture::{Server, fault, image_of, name, tree_of, until};
 

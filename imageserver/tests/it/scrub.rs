@@ -1,12 +1,12 @@
 //! Reading the store in the background, and what comes of what it finds.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::api::object_server::{AddObjectsReply, GetObjects, GetObjectsRequest};
-use common::wire::object_stream::Head;
-use common::wire::server::{Router, head_bytes, serve};
+use api::object_server::{AddObjectsReply, GetObjects, GetObjectsRequest};
+use api::object_stream::Head;
+use rpc::server::{Router, head_bytes, serve};
 use tokio_util::sync::CancellationToken;
 
 use crate::fixture::{

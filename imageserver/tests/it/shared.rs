@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::api::image_server::collection::{Collect, CollectReply, CollectRequest};
-use common::api::image_server::holds::{HoldImages, HoldImagesRequest};
-use common::api::image_server::{
+use api::fault::{Fault, FaultCode};
+use api::image_server::collection::{Collect, CollectReply, CollectRequest};
+use api::image_server::holds::{HoldImages, HoldImagesRequest};
+use api::image_server::{
     DeleteImage, DeleteImageRequest, GetImage, GetImageRequest, ListImages, ListImagesRequest,
 };
-use common::api::object_server::AddObjectsReply;
-use common::image::Image;
-use common::object::ObjectId;
-use common::tree::Tree;
-use common::wire::{Fault, FaultCode};
+use api::object_server::AddObjectsReply;
+use model::image::Image;
+use model::object::ObjectId;
+use model::tree::Tree;
 
 use crate::bucket::{Gate, Moto};
 use crate::fixture::{

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use common::api::image_server::collection::{Collect, CollectRequest};
-use common::wire::FaultCode;
+use api::fault::FaultCode;
+use api::image_server::collection::{Collect, CollectRequest};
 
 use crate::fixture::{ALGORITHM, Server, fault, files_in, image_of, stream_of, tree_of};
 

@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Barrier};
 
-use common::api::image_server::collection::{CollectReply, CollectRequest};
-use common::image::{Image, ImageName, Notes};
-use common::object::{Algorithm, ObjectId};
-use common::tree::{Time, Tree};
+use api::image_server::collection::{CollectReply, CollectRequest};
 use imageserver::admission::admit;
 use imageserver::collection::pressure::Bounds;
 use imageserver::collection::{CollectError, Collector};
@@ -15,6 +12,9 @@ use imageserver::store::objects::OnMedium;
 use imageserver::store::reading::MediumReader;
 use imageserver::store::record::Record;
 use imageserver::store::{Ending, Store, StoreError, layout};
+use model::image::{Image, ImageName, Notes};
+use model::object::{Algorithm, ObjectId};
+use model::tree::{Time, Tree};
 
 use crate::fixture::{ALGORITHM, directories, flip, image_of, name, stored, tree_of};
 
@@ -333,7 +333,7 @@ fn one_of_many_has_a_name(place: &dyn Place) {
     assert_eq!((store.images.count(), store.images.additions()), (1, 1));
 }
 
-fn tag(text: &str) -> common::image::tags::Tags {
+fn tag(text: &str) -> model::image::tags::Tags {
     [(text.to_owned(), String::new())].into()
 }
 

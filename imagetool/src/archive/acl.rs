@@ -181,7 +181,7 @@ fn entry_of(
     line: &[u8],
     lookup: &impl Fn(Account, &str) -> Option<u32>,
 ) -> Result<AclEntry, AclError> {
-    let bad = || AclError::Entry { entry: common::escape::escape(line) };
+    let bad = || AclError::Entry { entry: model::escape::escape(line) };
     let text = std::str::from_utf8(line).map_err(|_| bad())?;
     // star adds the number behind the permissions: `user:joe:rwx:1000`.
     let fields: Vec<&str> = text.split(':').map(str::trim).collect();
@@ -205,7 +205,7 @@ fn entry_of(
         match number.unwrap_or(name).parse() {
             Ok(id) => Ok(id),
             Err(_) => lookup(account, name)
-                .ok_or_else(|| AclError::Account { entry: common::escape::escape(line) }),
+                .ok_or_else(|| AclError::Account { entry: model::escape::escape(line) }),
         }
     };
     let (tag, id) = match (kind, name) {

@@ -16,9 +16,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use common::object::Algorithm;
-use common::path::TreePath;
-use common::tree::{self, Leaf, Metadata, Node, Tree, TreeBuilder, TreeError};
+use model::object::Algorithm;
+use model::path::TreePath;
+use model::tree::{self, Leaf, Metadata, Node, Tree, TreeBuilder, TreeError};
 
 use super::EntryError;
 

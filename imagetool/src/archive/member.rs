@@ -4,11 +4,11 @@
 //! repaired, because whoever wrote it meant something else than would happen.
 // tidy: core
 
-use common::escape::ByteText;
-use common::path::TreePath;
-use common::scope::Attributes;
-use common::tree::node::{MODE_BITS, SYMLINK_MODE};
-use common::tree::{Device, Leaf, Metadata, Node, Special, Symlink, Time, Xattrs};
+use model::escape::ByteText;
+use model::path::TreePath;
+use model::scope::Attributes;
+use model::tree::node::{MODE_BITS, SYMLINK_MODE};
+use model::tree::{Device, Leaf, Metadata, Node, Special, Symlink, Time, Xattrs};
 use tar::EntryType;
 
 use super::EntryError;
@@ -63,7 +63,7 @@ pub fn entry_of(member: &Member, lookup: Lookup<'_>) -> Result<(TreePath, Entry)
     }
     if kind == EntryType::Link {
         let target = path_of(&member.link).map_err(|source| EntryError::LinkTarget {
-            target: common::escape::escape(&member.link),
+            target: model::escape::escape(&member.link),
             source: Box::new(source),
         })?;
         return Ok((path, Entry::Node(Node::Leaf(Leaf::HardLink(target)))));
@@ -76,7 +76,7 @@ pub fn entry_of(member: &Member, lookup: Lookup<'_>) -> Result<(TreePath, Entry)
         EntryType::Directory => Node::Directory(metadata),
         EntryType::Symlink => {
             let length = member.link.len();
-            if length == 0 || length > common::tree::encode::TARGET_BYTES_MAX {
+            if length == 0 || length > model::tree::encode::TARGET_BYTES_MAX {
                 return Err(EntryError::SymlinkTarget { length });
             }
             let target = ByteText(member.link.clone());
@@ -213,10 +213,8 @@ fn xattrs_of(
         let attribute = if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
             (decode_name(name), value.to_owned())
         } else if let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
-            let bad = || PaxError::Value {
-                key: "LIBARCHIVE.xattr",
-                value: common::escape::escape(value),
-            };
+            let bad =
+                || PaxError::Value { key: "LIBARCHIVE.xattr", value: model::escape::escape(value) };
             let value = decode_base64(value).ok_or_else(bad);
             (decode_percent(name), value.map_err(|source| EntryError::Pax { source })?)
         } else if key == b"SCHILY.acl.access" && !value.is_empty() {

@@ -5,7 +5,7 @@
 //! a crafted one could pass as a record of its own.
 // tidy: core
 
-use common::tree::Time;
+use model::tree::Time;
 
 /// Bytes that are no pax records.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -117,7 +117,7 @@ pub fn number(key: &'static str, value: &[u8]) -> Result<u64, PaxError> {
 }
 
 fn bad_value(key: &'static str, value: &[u8]) -> PaxError {
-    PaxError::Value { key, value: common::escape::escape(value) }
+    PaxError::Value { key, value: model::escape::escape(value) }
 }
 
 fn digits(text: &[u8]) -> Option<u64> {

@@ -7,7 +7,7 @@
 
 use std::io::{self, Read};
 
-use common::escape::escape;
+use model::escape::escape;
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
 use super::expansion::Expands;

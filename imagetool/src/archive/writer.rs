@@ -6,8 +6,8 @@
 //! do. Times of directories and symlinks, which images do not have, are zero.
 // tidy: core
 
-use common::path::TreePath;
-use common::tree::{Device, File, Leaf, Metadata, Node, Time};
+use model::path::TreePath;
+use model::tree::{Device, File, Leaf, Metadata, Node, Time};
 use tar::{EntryType, Header};
 
 use super::acl::{self, Acl, AclError};

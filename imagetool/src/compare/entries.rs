@@ -4,11 +4,11 @@
 //! with the same content differs in its links alone.
 // tidy: core
 
-use common::object::ObjectId;
-use common::path::{DEPTH_MAX, TreePath};
-use common::plan::Difference;
-use common::tree::encode::{Item, Listing};
-use common::tree::{ENTRIES_MAX, Leaf, Metadata, Name, Node, TreeError, Xattrs};
+use model::object::ObjectId;
+use model::path::{DEPTH_MAX, TreePath};
+use model::plan::Difference;
+use model::tree::encode::{Item, Listing};
+use model::tree::{ENTRIES_MAX, Leaf, Metadata, Name, Node, TreeError, Xattrs};
 use serde::Serialize;
 
 use super::{Ignore, Ignored};
@@ -318,7 +318,7 @@ fn differing_names(before: &Xattrs, after: &Xattrs) -> Vec<String> {
     let gone = before.iter().filter(|(name, value)| after.get(name) != Some(value));
     let new = after.iter().filter(|(name, _)| before.get(name).is_none());
     let mut names: Vec<String> =
-        gone.chain(new).map(|(name, _)| common::escape::escape(name)).collect();
+        gone.chain(new).map(|(name, _)| model::escape::escape(name)).collect();
     names.sort();
     names
 }

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use common::image::{ComputedRule, HealthCheck, Image, Package};
-use common::trigger::Trigger;
+use model::image::{ComputedRule, HealthCheck, Image, Package};
+use model::trigger::Trigger;
 use serde::Serialize;
 
 use super::{Ignore, Ignored};
@@ -208,10 +208,10 @@ fn packages(before: &[Package], after: &[Package]) -> Option<Packages> {
 
 #[cfg(test)]
 mod tests {
-    use common::filter::Filter;
-    use common::image::{Content, FORMAT, ImageName, Notes};
-    use common::object::Algorithm;
-    use common::trigger::Triggers;
+    use model::filter::Filter;
+    use model::image::{Content, FORMAT, ImageName, Notes};
+    use model::object::Algorithm;
+    use model::trigger::Triggers;
 
     use super::*;
 

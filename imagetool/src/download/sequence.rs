@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
+use api::object_server::GetObjectsRequest;
 use bytes::Bytes;
-use common::api::object_server::GetObjectsRequest;
-use common::object::{Hasher, ObjectId};
-use common::wire::client::{Client, ObjectReader};
+use model::object::{Hasher, ObjectId};
+use rpc::client::{Client, ObjectReader};
 
 use super::{BATCH_BYTES_MAX, BATCH_OBJECTS_MAX, DownloadError, next_object};
 
@@ -97,7 +97,7 @@ impl Content<'_> {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

@@ -1,11 +1,11 @@
 //! Fetches the directories that are wanted of [`Listings`].
 
-use common::api::object_server::GetObjectsRequest;
-use common::object::ObjectId;
-use common::tree::TreeError;
-use common::tree::encode::DIRECTORY_BYTES_MAX;
-use common::wire::client::Client;
-use common::wire::object_stream::Head;
+use api::object_server::GetObjectsRequest;
+use api::object_stream::Head;
+use model::object::ObjectId;
+use model::tree::TreeError;
+use model::tree::encode::DIRECTORY_BYTES_MAX;
+use rpc::client::Client;
 
 use super::Listings;
 use crate::download::{BATCH_OBJECTS_MAX, DownloadError, TREE_BYTES_MAX};

@@ -84,7 +84,7 @@ impl TryFrom<String> for BlobDigest {
             let sound = hex.len() == one.digits() && hex.bytes().all(is_digit);
             sound.then(|| Self { algorithm: one, hex: hex.to_owned() })
         });
-        found.ok_or_else(|| BlobDigestError { text: common::escape::escape(text.as_bytes()) })
+        found.ok_or_else(|| BlobDigestError { text: model::escape::escape(text.as_bytes()) })
     }
 }
 

@@ -80,7 +80,7 @@ impl fmt::Display for Platform {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = |text: &str| match text {
             "" => "?".to_owned(),
-            text => common::escape::escape(text.as_bytes()),
+            text => model::escape::escape(text.as_bytes()),
         };
         write!(formatter, "{}/{}", word(&self.os), word(&self.architecture))?;
         match &self.variant {
@@ -159,7 +159,7 @@ pub fn choose<T: PartialEq>(
         if !candidates.is_empty() && !candidates.iter().any(named) {
             let there = list(candidates.iter().flat_map(|one| {
                 let none = one.names.is_empty().then(|| "one without a name".to_owned());
-                one.names.iter().map(|name| common::escape::escape(name.as_bytes())).chain(none)
+                one.names.iter().map(|name| model::escape::escape(name.as_bytes())).chain(none)
             }));
             return Err(ChoiceError::Name { want: want.clone(), there });
         }
@@ -188,7 +188,7 @@ pub fn choose<T: PartialEq>(
     images.retain(|image| image.platform.is_for(want));
     let described = list(images.iter().map(|image| {
         let names = image.names.join(" or ");
-        let names = common::escape::escape(names.as_bytes());
+        let names = model::escape::escape(names.as_bytes());
         if names.is_empty() { image.platform.to_string() } else { names }
     }));
     match (images.pop(), images.is_empty()) {

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use common::path::TreePath;
+use model::path::TreePath;
 use tar::EntryType;
 
 use super::OciError;
@@ -90,7 +90,7 @@ impl Store {
     ///
     /// [`OciError::Absent`], [`OciError::NoFile`], [`OciError::Read`].
     pub fn section(&self, path: &TreePath) -> Result<Section, OciError> {
-        let name = || common::escape::escape(path.relative());
+        let name = || model::escape::escape(path.relative());
         match self {
             Self::Directory(directory) => {
                 let path = directory.join(OsStr::from_bytes(path.relative()));

@@ -1,10 +1,10 @@
 //! Reads the databases of packages from the image server.
 
-use common::api::object_server::GetObjectsRequest;
-use common::image::Package;
-use common::tree::Tree;
-use common::wire::client::Client;
-use common::wire::object_stream::Head;
+use api::object_server::GetObjectsRequest;
+use api::object_stream::Head;
+use model::image::Package;
+use model::tree::Tree;
+use rpc::client::Client;
 
 use super::{Part, packages, parts};
 use crate::download::{BATCH_OBJECTS_MAX, DownloadError};
@@ -82,6 +82,6 @@ async fn fetch(
     Ok(contents)
 }
 
-fn other(want: common::object::ObjectId, got: String) -> DownloadError {
+fn other(want: model::object::ObjectId, got: String) -> DownloadError {
     DownloadError::Other { want, got }
 }

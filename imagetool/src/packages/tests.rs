@@ -1,7 +1,7 @@
 //! Databases of packages, good and hostile ones.
 
-use common::object::Algorithm;
-use common::tree::text::from_text;
+use model::object::Algorithm;
+use model::tree::text::from_text;
 
 use super::*;
 

@@ -1,8 +1,8 @@
 //! Cuts files into pieces, and pieces into requests that a machine answers at once.
 // tidy: core
 
-use common::api::subd::{PIECE_BYTES_MAX, PIECES_MAX, Piece};
-use common::path::TreePath;
+use api::subd::{PIECE_BYTES_MAX, PIECES_MAX, Piece};
+use model::path::TreePath;
 
 /// The most content that is asked for at once, in bytes.
 const REQUEST_BYTES_MAX: u64 = 8 << 20;

@@ -1,8 +1,8 @@
 //! `imagetool accept-clock`: says that the image server's clock is right although it jumped.
 
-use common::api::Done;
-use common::api::image_server::expiry::AcceptClock;
-use common::tool::Format;
+use api::Done;
+use api::image_server::expiry::AcceptClock;
+use tool::Format;
 
 use super::{Context, Ended, print_json};
 use crate::failure::{Failure, Outcome};

@@ -4,23 +4,23 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::api::image_server::{AddImage, AddImageRequest};
-use common::api::object_server::AddObjects;
-use common::filter::Filter;
-use common::image::tags::{self, Tags};
-use common::image::{Content, FORMAT, HealthCheck, ImageName, Notes, Package, computed_rules};
-use common::object::{Algorithm, ObjectId};
-use common::path::TreePath;
-use common::tool::Format;
-use common::tree::encode::DIRECTORY_BYTES_MAX;
-use common::tree::{Child, Time, Totals, Tree};
-use common::trigger::Triggers;
-use common::when::written;
-use common::wire::FaultCode;
-use common::wire::access::Owners;
-use common::wire::object_stream::Head;
-use common::wire::server::{head_bytes, object_chunks};
+use api::access::Owners;
+use api::fault::FaultCode;
+use api::image_server::{AddImage, AddImageRequest};
+use api::object_server::AddObjects;
+use api::object_stream::Head;
+use model::filter::Filter;
+use model::image::tags::{self, Tags};
+use model::image::{Content, FORMAT, HealthCheck, ImageName, Notes, Package, computed_rules};
+use model::object::{Algorithm, ObjectId};
+use model::path::TreePath;
+use model::tree::encode::DIRECTORY_BYTES_MAX;
+use model::tree::{Child, Time, Totals, Tree};
+use model::trigger::Triggers;
+use model::when::written;
+use rpc::server::{head_bytes, object_chunks};
 use serde::Serialize;
+use tool::Format;
 
 use super::mkdir::OwnerArgs;
 use super::sign::{Signer, SignerArgs};
@@ -131,7 +131,7 @@ struct Report<'call> {
     totals: Totals,
     objects: u64,
     sent_objects: u64,
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     sent_bytes: u64,
 }
 
@@ -354,7 +354,7 @@ pub(super) fn finish_tree(
     rules: &Rules,
 ) -> Result<(Tree, Contents), Failure> {
     let of_file = |error: &dyn std::error::Error| {
-        Failure::of_text(format!("{}: {}", path.display(), common::report::report(error)))
+        Failure::of_text(format!("{}: {}", path.display(), model::report::report(error)))
     };
     let Read { mut builder, contents } = read;
     computed::apply(rules, &mut builder).map_err(|error| Failure::new(&error))?;
@@ -407,7 +407,7 @@ pub(super) fn filter_of(path: &Path) -> Result<Option<Filter>, Failure> {
 
 pub(super) fn parse_filter(path: &Path, text: &str) -> Result<Filter, Failure> {
     Filter::from_text(text).map_err(|error| {
-        Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
+        Failure::of_text(format!("{}: {}", path.display(), model::report::report(&error)))
     })
 }
 
@@ -421,7 +421,7 @@ pub(super) fn triggers_of(path: &Path) -> Result<Triggers, Failure> {
 
 pub(super) fn parse_triggers(path: &Path, text: &str) -> Result<Triggers, Failure> {
     Triggers::from_json(text).map_err(|error| {
-        Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
+        Failure::of_text(format!("{}: {}", path.display(), model::report::report(&error)))
     })
 }
 
@@ -436,7 +436,7 @@ pub(super) fn health_check_of(path: &Path) -> Result<HealthCheck, Failure> {
 pub(super) fn rules_of(path: &Path) -> Result<Rules, Failure> {
     let text = text_of(path, "list of computed files")?;
     Rules::from_text(&text).map_err(|error| {
-        Failure::of_text(format!("{}: {}", path.display(), common::report::report(&error)))
+        Failure::of_text(format!("{}: {}", path.display(), model::report::report(&error)))
     })
 }
 
@@ -475,7 +475,7 @@ pub(super) fn warn(tree: &Tree, filter: Option<&Filter>) {
 
 #[cfg(test)]
 mod tests {
-    use common::tree::{Metadata, Node, TreeBuilder};
+    use model::tree::{Metadata, Node, TreeBuilder};
 
     use super::*;
 

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
-use common::api::image_server::{AddImage, AddImageRequest};
-use common::daemon::SUBD_PORT;
-use common::filter::Filter;
-use common::image::{Content, FORMAT, ImageName, Notes};
-use common::path::TreePath;
-use common::scope::Coverage;
-use common::tree::Tree;
-use common::tree::encode::DIRECTORY_BYTES_MAX;
-use common::wire::client::{Client, Peer};
+use api::image_server::{AddImage, AddImageRequest};
+use daemon::SUBD_PORT;
+use model::filter::Filter;
+use model::image::{Content, FORMAT, ImageName, Notes};
+use model::path::TreePath;
+use model::scope::Coverage;
+use model::tree::Tree;
+use model::tree::encode::DIRECTORY_BYTES_MAX;
+use rpc::client::{Client, Peer};
 
 use super::add::{
     ADD_LIMIT, check_name_is_free, filter_of, health_check_of, packages_of,
@@ -98,7 +98,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
         match upload(&context.client, algorithm, objects, contents, Which::Missing, meter).await {
             Ok(sent) => break (tree, sent),
             Err(error @ UploadError::Send { .. }) if attempt < ATTEMPTS_MAX => {
-                let error = common::report::report(&error);
+                let error = model::report::report(&error);
                 eprintln!("note: {host}: {error}; it is read again");
                 attempt += 1;
             }
@@ -131,9 +131,9 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
 }
 
 fn sub_failure(host: &str, error: &SubError) -> Failure {
-    let failure = Failure::of_text(format!("{host}: {}", common::report::report(error)));
+    let failure = Failure::of_text(format!("{host}: {}", model::report::report(error)));
     match error {
-        SubError::Call { source: common::wire::client::CallError::Connect { .. } } => {
+        SubError::Call { source: rpc::client::CallError::Connect { .. } } => {
             failure.hint("is subd running there, and is this its address?")
         }
         _ => failure,

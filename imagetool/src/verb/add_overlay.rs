@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use common::filter::Filter;
-use common::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
-use common::object::ObjectId;
-use common::tree::Tree;
+use model::filter::Filter;
+use model::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
+use model::object::ObjectId;
+use model::tree::Tree;
 
 use super::add::{
     Wishes, check_name_is_free, filter_of, finish_tree, health_check_of, is_none, make_image,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use common::api::image_server::expiry::{ChangeExpiry, ChangeExpiryRequest};
-use common::image::ImageName;
-use common::tool::Format;
-use common::when::written;
+use api::image_server::expiry::{ChangeExpiry, ChangeExpiryRequest};
+use model::image::ImageName;
+use model::when::written;
+use tool::Format;
 
 use super::{Context, Ended, print_json};
 use crate::failure::{Failure, Outcome};

@@ -1,9 +1,9 @@
 //! `imagetool check`: says whether images are there.
 
-use common::image::ImageName;
-use common::tool::Format;
-use common::wire::FaultCode;
+use api::fault::FaultCode;
+use model::image::ImageName;
 use serde::Serialize;
+use tool::Format;
 
 use super::{Context, Ended, get_image, print, print_json};
 use crate::failure::{Failure, Outcome};

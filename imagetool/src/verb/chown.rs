@@ -1,8 +1,8 @@
 //! `imagetool chown`: gives a directory of images to others.
 
-use common::api::image_server::directories::{ChangeOwner, ChangeOwnerRequest};
-use common::image::ImageName;
-use common::wire::FaultCode;
+use api::fault::FaultCode;
+use api::image_server::directories::{ChangeOwner, ChangeOwnerRequest};
+use model::image::ImageName;
 
 use super::mkdir::{OwnerArgs, directory_of};
 use super::{Context, Ended};
@@ -39,7 +39,7 @@ pub async fn run(context: &Context, args: ChownArgs) -> Ended {
     let ChownArgs { directory: name, owners, nobody } = args;
     let owners = match owners.owners()? {
         Some(owners) => owners,
-        None if nobody => common::wire::access::Owners::default(),
+        None if nobody => api::access::Owners::default(),
         None => {
             return Err(Failure::of_text("who shall own it?")
                 .hint("give --owner-group or --owner-user, or say --nobody")

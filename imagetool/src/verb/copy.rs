@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use common::api::image_server::notes::{CopyImage, CopyImageRequest};
-use common::image::ImageName;
-use common::tool::Format;
-use common::when::written;
-use common::wire::FaultCode;
+use api::fault::FaultCode;
+use api::image_server::notes::{CopyImage, CopyImageRequest};
+use model::image::ImageName;
+use model::when::written;
+use tool::Format;
 
 use super::{Context, Ended, print_json};
 use crate::failure::{Failure, Outcome};

@@ -2,10 +2,10 @@
 
 use std::io::{IsTerminal as _, Write as _};
 
-use common::api::image_server::replication::{DropCopy, DropCopyRequest};
-use common::api::image_server::{DeleteImage, DeleteImageRequest};
-use common::image::ImageName;
-use common::wire::FaultCode;
+use api::fault::FaultCode;
+use api::image_server::replication::{DropCopy, DropCopyRequest};
+use api::image_server::{DeleteImage, DeleteImageRequest};
+use model::image::ImageName;
 
 use super::{Context, Ended, get_image};
 use crate::failure::{Failure, Outcome};

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use common::filter::Filter;
-use common::image::{Image, ImageName, ImageNameError};
-use common::object::{Algorithm, ObjectId};
-use common::tool::Format;
-use common::tree::Tree;
+use model::filter::Filter;
+use model::image::{Image, ImageName, ImageNameError};
+use model::object::{Algorithm, ObjectId};
+use model::tree::Tree;
 use serde::Serialize;
+use tool::Format;
 
 use super::{Context, Ended, get_image, print, print_json};
 use crate::compare::entries::{Change, EntriesRecord, How, compare};
@@ -206,7 +206,7 @@ pub(super) fn read(
     meter: &Meter,
 ) -> Result<Tree, Failure> {
     let failed = |error: &dyn std::error::Error| {
-        Failure::of_text(format!("{}: {}", path.display(), common::report::report(error)))
+        Failure::of_text(format!("{}: {}", path.display(), model::report::report(error)))
     };
     let plainly = SourceArgs { platform: None, image_ref: None, plain: false };
     let source = Source::open(path, &plainly, meter)?;

@@ -4,15 +4,13 @@ use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::api::image_server::estimate::{
-    EstimateImage, EstimateImageReply, EstimateImageRequest, Sum,
-};
-use common::api::object_server::{CheckObjects, CheckObjectsRequest, IDS_MAX};
-use common::image::{Image, ImageName};
-use common::object::ObjectId;
-use common::tool::Format;
-use common::tree::Tree;
+use api::image_server::estimate::{EstimateImage, EstimateImageReply, EstimateImageRequest, Sum};
+use api::object_server::{CheckObjects, CheckObjectsRequest, IDS_MAX};
+use model::image::{Image, ImageName};
+use model::object::ObjectId;
+use model::tree::Tree;
 use serde::Serialize;
+use tool::Format;
 
 use super::diff::{Operand, read};
 use super::{Context, Ended, get_image, print, print_json};
@@ -141,7 +139,7 @@ async fn tree(context: &Context, image: &Image) -> Result<Tree, Failure> {
 async fn read_file(
     context: &Context,
     path: PathBuf,
-    algorithm: common::object::Algorithm,
+    algorithm: model::object::Algorithm,
 ) -> Result<Tree, Failure> {
     let meter = context.meter.clone();
     let reading = tokio::task::spawn_blocking(move || read(&path, algorithm, None, &meter));

@@ -1,8 +1,8 @@
 //! `imagetool find-latest`: names the image of a directory that was added last.
 
-use common::api::image_server::notes::{FindLatestImage, FindLatestImageRequest};
-use common::image::ImageName;
-use common::tool::Format;
+use api::image_server::notes::{FindLatestImage, FindLatestImageRequest};
+use model::image::ImageName;
+use tool::Format;
 
 use super::tag::tag_of;
 use super::{Context, Ended, print, print_json};

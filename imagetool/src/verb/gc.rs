@@ -3,9 +3,9 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use common::api::image_server::collection::{Amount, Collect, CollectReply, CollectRequest};
-use common::tool::Format;
-use common::when::lasting;
+use api::image_server::collection::{Amount, Collect, CollectReply, CollectRequest};
+use model::when::lasting;
+use tool::Format;
 
 use super::{Context, Ended, print_json};
 use crate::failure::{Failure, Outcome};

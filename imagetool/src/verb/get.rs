@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::image::ImageName;
-use common::path::TreePath;
-use common::tree::Tree;
+use model::image::ImageName;
+use model::path::TreePath;
+use model::tree::Tree;
 use tokio_util::task::TaskTracker;
 
 use super::{Context, Ended, get_image};
@@ -41,7 +41,7 @@ pub async fn run(context: &Context, args: GetArgs) -> Ended {
     let image = get_image(&context.client, &args.name)
         .await
         .map_err(|error| Failure::of_image_call(&error, &args.name))?;
-    let stop = common::daemon::stop_on_signals()
+    let stop = daemon::stop_on_signals()
         .map_err(|error| Failure::of_text(format!("cannot wait for signals: {error}")))?;
     let tree = tokio::select! {
         tree = download::tree(&context.client, image.content.root, &context.meter) => {
@@ -68,7 +68,7 @@ pub async fn run(context: &Context, args: GetArgs) -> Ended {
             let abandoned = target.abandon();
             Err(match abandoned {
                 Ok(()) => failure.hint("nothing was left behind"),
-                Err(error) => failure.hint(common::report::report(&error)),
+                Err(error) => failure.hint(model::report::report(&error)),
             })
         }
     }?;

@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use common::api::object_server::GetObjectsRequest;
-use common::image::ImageName;
-use common::object::{Hasher, ObjectId};
-use common::path::TreePath;
-use common::tree::{File, Leaf};
-use common::wire::object_stream::Head;
+use api::object_server::GetObjectsRequest;
+use api::object_stream::Head;
+use model::image::ImageName;
+use model::object::{Hasher, ObjectId};
+use model::path::TreePath;
+use model::tree::{File, Leaf};
 
 use super::{Context, Ended, find, path_argument};
 use crate::download::DownloadError;
@@ -47,7 +47,7 @@ pub struct GetFileArgs {
 ///
 /// [`Failure`]; then the output file is as it was.
 pub async fn run(context: &Context, args: GetFileArgs) -> Ended {
-    let stop = common::daemon::stop_on_signals()
+    let stop = daemon::stop_on_signals()
         .map_err(|error| Failure::of_text(format!("cannot wait for signals: {error}")))?;
     tokio::select! {
         copied = copy(context, &args) => copied,

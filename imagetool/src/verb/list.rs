@@ -2,13 +2,13 @@
 
 use std::cmp::Ordering;
 
+use api::fault::FaultCode;
+use api::image_server::{ImageSummary, ListImages, ListImagesRequest};
 use comfy_table::{CellAlignment, Table, presets};
-use common::api::image_server::{ImageSummary, ListImages, ListImagesRequest};
-use common::image::{ImageName, Package};
-use common::tool::Format;
-use common::wire::FaultCode;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use globset::{GlobBuilder, GlobMatcher};
+use model::image::{ImageName, Package};
+use tool::Format;
 
 use serde::Serialize;
 
@@ -240,8 +240,8 @@ fn table(images: &[Listed]) -> String {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use common::object::Algorithm;
-    use common::tree::{Time, Totals};
+    use model::object::Algorithm;
+    use model::tree::{Time, Totals};
 
     use super::*;
 

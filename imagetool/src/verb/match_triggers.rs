@@ -3,11 +3,11 @@
 use std::io::BufRead as _;
 use std::path::PathBuf;
 
-use common::path::TreePath;
-use common::plan::preview::lines_of;
-use common::tool::Format;
-use common::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
+use api::planning::preview::lines_of;
+use model::path::TreePath;
+use model::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
 use serde::Serialize;
+use tool::Format;
 
 use super::add::{parse_triggers, text_of};
 use super::{Ended, path_argument, path_of, print, print_json};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use common::tool::Format;
+use tool::Format;
 
 use super::add::{parse_filter, text_of};
 use super::{Ended, print, print_json};

@@ -1,10 +1,10 @@
 //! `imagetool mkdir`: makes a directory of images.
 
-use common::api::image_server::directories::{MakeDirectory, MakeDirectoryRequest};
-use common::image::{ImageName, ImageNameError};
-use common::tool::Format;
-use common::wire::FaultCode;
-use common::wire::access::Owners;
+use api::access::Owners;
+use api::fault::FaultCode;
+use api::image_server::directories::{MakeDirectory, MakeDirectoryRequest};
+use model::image::{ImageName, ImageNameError};
+use tool::Format;
 
 use super::{Context, Ended, print_json};
 use crate::failure::{Failure, Outcome};

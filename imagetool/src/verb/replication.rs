@@ -2,14 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use common::api::Done;
-use common::api::image_server::replication::directories::TroubledDirectories;
-use common::api::image_server::replication::{
-    GetReplication, GetReplicationReply, Link, MasterState,
-};
-use common::tool::Format;
-use common::tree::Time;
-use common::when::ago;
+use api::Done;
+use api::image_server::replication::directories::TroubledDirectories;
+use api::image_server::replication::{GetReplication, GetReplicationReply, Link, MasterState};
+use model::tree::Time;
+use model::when::ago;
+use tool::Format;
 
 use super::{Context, Ended, print, print_json};
 use crate::failure::{Failure, Outcome};
@@ -132,9 +130,9 @@ fn told_of_master(master: &MasterState, now: Time) -> String {
 
 #[cfg(test)]
 mod tests {
-    use common::api::image_server::replication::directories::DirectoriesTrouble;
-    use common::api::image_server::replication::{ReplicaState, ServerId, Trouble, TroubledImage};
-    use common::image::ImageName;
+    use api::image_server::replication::directories::DirectoriesTrouble;
+    use api::image_server::replication::{ReplicaState, ServerId, Trouble, TroubledImage};
+    use model::image::ImageName;
 
     use super::*;
 

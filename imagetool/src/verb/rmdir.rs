@@ -1,8 +1,8 @@
 //! `imagetool rmdir`: removes an empty directory of images.
 
-use common::api::image_server::directories::{RemoveDirectory, RemoveDirectoryRequest};
-use common::image::ImageName;
-use common::wire::FaultCode;
+use api::fault::FaultCode;
+use api::image_server::directories::{RemoveDirectory, RemoveDirectoryRequest};
+use model::image::ImageName;
 
 use super::mkdir::directory_of;
 use super::{Context, Ended};

@@ -6,10 +6,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use comfy_table::{CellAlignment, Table, presets};
-use common::filter::Filter;
-use common::path::TreePath;
-use common::scope::SUBD_DIRECTORY;
-use common::tool::Format;
+use model::filter::Filter;
+use model::path::TreePath;
+use model::scope::SUBD_DIRECTORY;
+use tool::Format;
 use walkdir::WalkDir;
 
 use super::add::{parse_filter, text_of};
@@ -92,7 +92,7 @@ fn scan(filter: &Filter, root: &Path, meter: &Meter) -> Result<FilterUse, Failur
     let own = root.join(SUBD_DIRECTORY.trim_start_matches('/'));
     for entry in entries.filter_entry(|entry| entry.path() != own) {
         let entry = entry.map_err(|error| {
-            failed(error.path().unwrap_or(&root), common::report::report(&error))
+            failed(error.path().unwrap_or(&root), model::report::report(&error))
         })?;
         let status = entry.metadata().map_err(|error| failed(entry.path(), error.to_string()))?;
         let is_first = status.nlink() < 2 || linked.insert((status.dev(), status.ino()));

@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 
-use common::api::object_server::GetObjectsRequest;
-use common::image::{Content, Image, ImageName, Notes};
-use common::object::ObjectId;
-use common::tool::Format;
-use common::tree::{Totals, Tree, text};
-use common::wire::access::Owners;
-use common::wire::object_stream::Head;
-use common::wire::server::StreamError;
-use common::words::plain;
+use api::access::Owners;
+use api::object_server::GetObjectsRequest;
+use api::object_stream::Head;
+use model::image::{Content, Image, ImageName, Notes};
+use model::object::ObjectId;
+use model::tree::{Totals, Tree, text};
+use model::words::plain;
+use rpc::server::StreamError;
 use serde::Serialize;
+use tool::Format;
 
 use super::{Context, Ended, get_image, print, print_bytes, print_json, sign};
 use crate::download;

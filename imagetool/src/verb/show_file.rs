@@ -1,10 +1,10 @@
 //! `imagetool show-file`: shows one entry of an image.
 
-use common::image::ImageName;
-use common::path::TreePath;
-use common::tool::Format;
-use common::tree::{Leaf, Node};
+use model::image::ImageName;
+use model::path::TreePath;
+use model::tree::{Leaf, Node};
 use serde::Serialize;
+use tool::Format;
 
 use super::{Context, Ended, find, path_argument, print, print_json};
 use crate::entry::EntryRecord;

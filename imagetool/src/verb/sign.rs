@@ -4,14 +4,15 @@ use std::io::{self, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
-use common::image::{Content, ImageName};
-use common::object::ObjectId;
-use common::signing::key_file::KeyError;
-use common::signing::{Signature, SigningKey, Statement};
-use common::tool::Format;
-use common::when::written;
+use api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
+use certs::signing_key::KeyError;
+use certs::signing_key::SigningKey;
+use model::image::{Content, ImageName};
+use model::object::ObjectId;
+use model::signing::{Signature, Statement};
+use model::when::written;
 use serde::Serialize;
+use tool::Format;
 
 use super::{Context, Ended, get_image, print, print_json};
 use crate::failure::{Failure, Outcome};
@@ -206,11 +207,11 @@ fn shown(signature: &Signature) -> Shown {
 /// What `show` says of the signatures of an image: which key, when, and until when.
 pub(super) fn in_words(signature: &Signature, content: &Content) -> String {
     match signature.check_for(&content.name, &content.digest()) {
-        Err(error) => format!("not valid: {}", common::report::report(&error)),
+        Err(error) => format!("not valid: {}", model::report::report(&error)),
         Ok(checked) => {
             let at = |seconds: u64| {
                 let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-                crate::output::time(common::tree::Time { seconds, nanoseconds: 0 })
+                crate::output::time(model::tree::Time { seconds, nanoseconds: 0 })
             };
             let until = match checked.statement.expires {
                 Some(expires) => format!(", expires {}", at(expires)),

@@ -1,9 +1,9 @@
 //! `imagetool tag`: sets, removes and shows tags of an image.
 
-use common::api::image_server::notes::{ChangeTags, ChangeTagsRequest};
-use common::image::ImageName;
-use common::image::tags::Tags;
-use common::tool::Format;
+use api::image_server::notes::{ChangeTags, ChangeTagsRequest};
+use model::image::ImageName;
+use model::image::tags::Tags;
+use tool::Format;
 
 use super::{Context, Ended, get_image, print, print_json};
 use crate::failure::{Failure, Outcome};

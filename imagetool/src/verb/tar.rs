@@ -6,14 +6,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::tool::Format;
-use common::tree::{Leaf, Node, Totals, Tree};
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::tree::{Leaf, Node, Totals, Tree};
 use serde::Serialize;
 use tempfile::NamedTempFile;
 use tokio::sync::{mpsc, oneshot};
+use tool::Format;
 
 use super::get::{failure, warn};
 use super::{Context, Ended, get_image, print_json};
@@ -93,7 +93,7 @@ pub async fn run(context: &Context, args: TarArgs) -> Ended {
             .hint("give a file with -o FILE, or lead the output into one")
             .misuse());
     }
-    let stop = common::daemon::stop_on_signals()
+    let stop = daemon::stop_on_signals()
         .map_err(|error| Failure::of_text(format!("cannot wait for signals: {error}")))?;
     let work = async {
         let image = get_image(&context.client, &args.name)

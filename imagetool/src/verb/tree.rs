@@ -1,11 +1,9 @@
 //! `imagetool tree`: shows the directories of images.
 
+use api::image_server::directories::{DirectorySummary, ListDirectories, ListDirectoriesRequest};
 use comfy_table::{CellAlignment, Table, presets};
-use common::api::image_server::directories::{
-    DirectorySummary, ListDirectories, ListDirectoriesRequest,
-};
-use common::image::ImageName;
-use common::tool::Format;
+use model::image::ImageName;
+use tool::Format;
 
 use super::mkdir::directory_of;
 use super::{Context, Ended, print, print_json};
@@ -114,7 +112,7 @@ fn branches(directories: &[DirectorySummary]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use common::wire::access::Owners;
+    use api::access::Owners;
 
     use super::*;
 

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use common::api::object_server::{CheckObjects, CheckObjectsRequest, GetObjectsRequest, IDS_MAX};
-use common::image::ImageName;
-use common::object::{Hasher, ObjectId};
-use common::path::TreePath;
-use common::report::report;
-use common::tool::Format;
-use common::wire::object_stream::Head;
+use api::object_server::{CheckObjects, CheckObjectsRequest, GetObjectsRequest, IDS_MAX};
+use api::object_stream::Head;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use model::image::ImageName;
+use model::object::{Hasher, ObjectId};
+use model::path::TreePath;
+use model::report::report;
 use serde::Serialize;
+use tool::Format;
 
 use super::{Context, Ended, get_image, print, print_json};
 use crate::download::{BATCH_OBJECTS_MAX, DownloadError};
@@ -50,7 +50,7 @@ struct Report<'call> {
     root: ObjectId,
     quick: bool,
     objects: usize,
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     bytes: u64,
     problems: Vec<Problem>,
 }
@@ -136,10 +136,7 @@ async fn directories(
 type Bad = Vec<(ObjectId, String)>;
 
 /// Asks the server which contents it lacks.
-async fn ask(
-    context: &Context,
-    inventory: &Inventory,
-) -> Result<Bad, common::wire::client::CallError> {
+async fn ask(context: &Context, inventory: &Inventory) -> Result<Bad, rpc::client::CallError> {
     let ids: Vec<ObjectId> = inventory.files.keys().copied().collect();
     let mut bad = Bad::new();
     for batch in ids.chunks(IDS_MAX) {

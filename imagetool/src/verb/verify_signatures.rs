@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use common::image::ImageName;
-use common::signing::{Policy, TrustedKeys, endorse};
-use common::tool::Format;
+use model::image::ImageName;
+use model::signing::{Policy, TrustedKeys, endorse};
 use serde::Serialize;
+use tool::Format;
 
 use super::sign::text_of;
 use super::{Context, Ended, get_image, print_json};

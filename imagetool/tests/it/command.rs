@@ -7,8 +7,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use common::object::Algorithm;
 use expect_test::{Expect, expect, expect_file};
+use model::object::Algorithm;
 
 use crate::server::Server;
 use crate::tars::{Member, archive};

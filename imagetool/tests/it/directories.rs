@@ -3,11 +3,11 @@
 use std::fs::{self, File};
 use std::os::unix::net::UnixListener;
 
-use common::filter::Filter;
-use common::object::Algorithm;
 use imagetool::archive::Archive;
 use imagetool::directory;
 use imagetool::progress::Meter;
+use model::filter::Filter;
+use model::object::Algorithm;
 
 use crate::trees::{fill, gnu_tar, read, shown};
 
@@ -60,7 +60,7 @@ fn what_cannot_be_read_is_named() {
     let missing = std::path::Path::new("/nowhere/at/all");
     let error = directory::read(missing, Algorithm::Blake3, None, &Meter::hidden()).err().unwrap();
     assert_eq!(
-        common::report::report(&error),
+        model::report::report(&error),
         "cannot read `/nowhere/at/all`: No such file or directory (os error 2)"
     );
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use common::filter::Filter;
-use common::image::{Content, FORMAT, ImageName, computed_rules};
-use common::object::Algorithm;
-use common::tree::{Tree, text};
-use common::trigger::Triggers;
+use model::filter::Filter;
+use model::image::{Content, FORMAT, ImageName, computed_rules};
+use model::object::Algorithm;
+use model::tree::{Tree, text};
+use model::trigger::Triggers;
 
 const DOCUMENT: &str = include_str!("../../../docs/IMAGE-FORMAT.md");
 
@@ -48,7 +48,7 @@ fn the_encodings_and_digests_of_the_document_hold() {
     let examples = examples();
     let tree = tree();
     let etc = tree.get(&"/etc".parse().unwrap()).unwrap();
-    let common::tree::Child::Directory(etc) = etc else { panic!("/etc is a directory") };
+    let model::tree::Child::Directory(etc) = etc else { panic!("/etc is a directory") };
     assert_eq!(bytes_of(&examples["etc"]), etc.encode());
     assert_eq!(bytes_of(&examples["root"]), tree.root().encode());
     let digests = format!("/etc {}\n/    {}\n", etc.digest(), tree.digest());

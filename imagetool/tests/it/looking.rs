@@ -3,8 +3,8 @@
 use std::fs;
 
 use bytes::Bytes;
-use common::object::Algorithm;
 use expect_test::{expect, expect_file};
+use model::object::Algorithm;
 
 use crate::command::Place;
 use crate::tars::{Member, archive};

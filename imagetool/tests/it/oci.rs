@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
-use common::object::Algorithm;
 use expect_test::{expect, expect_file};
+use model::object::Algorithm;
 use serde_json::{Value, json};
 
 use crate::command::{Place, is_root, rsync_finds_no_difference};

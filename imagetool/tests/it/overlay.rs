@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use common::object::Algorithm;
 use expect_test::{expect, expect_file};
+use model::object::Algorithm;
 
 use crate::command::Place;
 use crate::layouts::Layout;

@@ -1,26 +1,26 @@
 //! A small image server in memory, that tests can look into and can make lie.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bytes::Bytes;
-use common::api::Done;
-use common::api::image_server::{
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::image_server::{
     AddImage, AddImageReply, DeleteImage, GetImage, ImageSummary, ListImages, ListImagesReply,
 };
-use common::api::object_server::{
+use api::object_server::{
     AddObjects, AddObjectsReply, CheckObjects, CheckObjectsReply, GetObjects, GetObjectsRequest,
 };
-use common::image::{Image, ImageName};
-use common::object::ObjectId;
-use common::tree::{Time, Totals};
-use common::wire::object_stream::Head;
-use common::wire::server::{ObjectReader, Router, StreamError, head_bytes, object_chunks, serve};
-use common::wire::{Fault, FaultCode};
+use api::object_stream::Head;
+use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
+use model::image::{Image, ImageName};
+use model::object::ObjectId;
+use model::tree::{Time, Totals};
+use rpc::server::{ObjectReader, Router, StreamError, head_bytes, object_chunks, serve};
 use tokio_util::sync::CancellationToken;
 
 /// What the server keeps.

@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use common::object::Algorithm;
 use expect_test::{expect, expect_file};
+use model::object::Algorithm;
 
 use crate::command::{Place, is_root, rsync_finds_no_difference};
 use crate::tars::{Member, archive};

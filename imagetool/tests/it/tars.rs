@@ -2,10 +2,10 @@
 
 use std::io::{Seek, Write};
 
-use common::object::Algorithm;
-use common::tree::{Tree, text};
 use imagetool::archive::{Archive, ArchiveError};
 use imagetool::progress::Meter;
+use model::object::Algorithm;
+use model::tree::{Tree, text};
 use tar::{EntryType, Header};
 
 /// A member of an archive that is being made.
@@ -119,6 +119,6 @@ pub fn shown(bytes: &[u8]) -> String {
                 words.collect::<Vec<_>>().join(" ") + "\n"
             })
             .collect(),
-        Err(error) => format!("error: {}\n", common::report::report(&error)),
+        Err(error) => format!("error: {}\n", model::report::report(&error)),
     }
 }

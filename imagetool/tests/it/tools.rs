@@ -5,10 +5,10 @@ use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use common::object::Algorithm;
-use common::tree::Tree;
 use imagetool::archive::Archive;
 use imagetool::progress::Meter;
+use model::object::Algorithm;
+use model::tree::Tree;
 
 use crate::command::{Place, is_root};
 use crate::tar_out::add_hard_cases;
@@ -16,7 +16,7 @@ use crate::trees::{coarse, fill, read, shown, tool};
 
 fn archived(path: &Path) -> Tree {
     let read = Archive::open(path).and_then(|mut it| it.read(Algorithm::Blake3, &Meter::hidden()));
-    let read = read.unwrap_or_else(|error| panic!("{}", common::report::report(&error)));
+    let read = read.unwrap_or_else(|error| panic!("{}", model::report::report(&error)));
     read.finish().unwrap()
 }
 

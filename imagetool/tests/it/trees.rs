@@ -7,10 +7,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use common::object::Algorithm;
-use common::tree::{Tree, text};
 use imagetool::directory;
 use imagetool::progress::Meter;
+use model::object::Algorithm;
+use model::tree::{Tree, text};
 
 /// Fills the empty directory `root`. Devices and owners only as root.
 pub fn fill(root: &Path) {

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use common::api::subd::{Poll, PollRequest, ScanNow, ScanNowRequest};
+use api::subd::{Poll, PollRequest, ScanNow, ScanNowRequest};
 
 use super::measure::{Row, Samples, Took, cpu_of, mebibytes, memory_of, run, seconds};
 use super::{Bench, MEMORY_WANTED, subd_of, update_to, upload};

@@ -8,7 +8,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use common::api::dominator::Status;
+use api::dominator::Status;
 
 use super::fixture::{self, Change, Shape};
 use super::measure::{Row, Samples, cpu_of, mebibytes, memory_of, seconds};

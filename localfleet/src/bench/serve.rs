@@ -14,17 +14,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use api::image_server::{GetImage, GetImageRequest};
+use api::object_server::{AddObjects, GetObjectsRequest};
+use api::object_stream::Head;
 use bytes::Bytes;
-use common::api::image_server::{GetImage, GetImageRequest};
-use common::api::object_server::{AddObjects, GetObjectsRequest};
-use common::certificate::sets::Set;
-use common::image::ImageName;
-use common::object::{Algorithm, ObjectId};
-use common::tree::{Leaf, Node};
-use common::trees::Reader;
-use common::wire::client::Client;
-use common::wire::object_stream::Head;
+use certs::sets::Set;
+use model::image::ImageName;
+use model::object::{Algorithm, ObjectId};
+use model::tree::{Leaf, Node};
 use nix::sched::{CloneFlags, setns};
+use rpc::client::Client;
+use rpc::trees::Reader;
 use tokio::time::Instant;
 
 use super::Bench;

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use common::tree::Totals;
+use model::tree::Totals;
 use serde::Deserialize;
 
 use super::measure::{Row, Samples, cpu_of, mebibytes, run, seconds};
@@ -37,7 +37,7 @@ const GO_WANTED: f64 = 0.5;
 struct Added {
     totals: Totals,
     objects: u64,
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     sent_bytes: u64,
 }
 

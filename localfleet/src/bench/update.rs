@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use common::api::dominator::SubDetail;
+use api::dominator::SubDetail;
 
 use super::fixture::Change;
 use super::measure::{Row, Samples, Took, cpu_of, mebibytes, memory_of, run, seconds};

@@ -12,15 +12,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use api::image_server::{AddImage, AddImageRequest, GetImage, GetImageRequest};
+use api::object_server::AddObjects;
+use api::object_stream::Head;
 use bytes::Bytes;
-use common::api::image_server::{AddImage, AddImageRequest, GetImage, GetImageRequest};
-use common::api::object_server::AddObjects;
-use common::image::{Image, ImageName};
-use common::object::ObjectId;
-use common::tree::Tree;
-use common::trees::Reader;
-use common::wire::client::Client;
-use common::wire::object_stream::Head;
+use model::image::{Image, ImageName};
+use model::object::ObjectId;
+use model::tree::Tree;
+use rpc::client::Client;
+use rpc::trees::Reader;
 
 use super::fixture::{self, Shape};
 use super::measure::{Row, cpu_of, mebibytes, memory_of, seconds};

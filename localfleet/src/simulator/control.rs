@@ -1,8 +1,11 @@
 //! What the benchmark asks of a simulator, over the wire, at a port of its own.
 // tidy: core
 
-use common::api::Done;
-use common::wire::{Access, Effect, Method};
+use api::Done;
+use api::{
+    access::Access,
+    method::{Effect, Method},
+};
 use serde::{Deserialize, Serialize};
 
 use super::sub::Marks;

@@ -1,30 +1,30 @@
 //! All simulated machines of a process: who is at which address, what they are told, and the work
 //! that takes them time.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use common::api::Done;
-use common::api::subd::{
+use api::Done;
+use api::codec::{Encoding, encode};
+use api::fault::{Fault, FaultCode};
+use api::subd::{
     Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply,
     GetDirectoriesRequest, Identity, Poll, PollReply, PollRequest, Prepare, SetConfiguration,
 };
-use common::escape::ByteText;
-use common::image::required::RequiredImage;
-use common::lock::locked;
-use common::object::{Algorithm, ObjectId};
-use common::plan::Plan;
-use common::report::report;
-use common::scope::Scope;
-use common::tree::{Time, Tree};
-use common::trees::Reader;
-use common::wire::codec::{Encoding, encode};
-use common::wire::server::{Caller, Router};
-use common::wire::{Fault, FaultCode};
+use model::escape::ByteText;
+use model::image::required::RequiredImage;
+use model::lock::locked;
+use model::object::{Algorithm, ObjectId};
+use model::plan::Plan;
+use model::report::report;
+use model::scope::Scope;
+use model::tree::{Time, Tree};
+use rpc::server::{Caller, Router};
+use rpc::trees::Reader;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -563,10 +563,10 @@ impl Machines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::api::subd::{Activity, FetchRequest};
-    use common::image::{Content, FORMAT, ImageName};
-    use common::tree::text::from_text;
-    use common::trigger::Triggers;
+    use api::subd::{Activity, FetchRequest};
+    use model::image::{Content, FORMAT, ImageName};
+    use model::tree::text::from_text;
+    use model::trigger::Triggers;
     use std::net::SocketAddr;
 
     const FIRST: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
@@ -603,7 +603,7 @@ mod tests {
     async fn what_comes_after_a_machine_went_down_is_refused_and_forgotten() {
         let machines = one();
         let local = SocketAddr::from((FIRST, 6969));
-        let identity = Arc::new(common::wire::access::Identity::insecure());
+        let identity = Arc::new(api::access::Identity::insecure());
         let caller =
             || Caller { address: local, local, unpacks: false, identity: Arc::clone(&identity) };
         let fetch = |fetch_id| FetchRequest {

@@ -1,7 +1,7 @@
 //! Carries plans out on trees in memory that are large, and makes drift in them, looking only at
 //! the directories that are concerned.
 //!
-//! The plan is carried out by [`common::plan::apply()`], on a tree in which each directory that the
+//! The plan is carried out by [`model::plan::apply()`], on a tree in which each directory that the
 //! plan does not touch is set aside and stands there empty: ten thousand machines of 40,000 files
 //! could not be updated otherwise.
 // tidy: core
@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use common::path::TreePath;
-use common::plan::{Action, ApplyError, Plan, apply};
-use common::tree::{Child, Directory, Entry, File, Leaf, Node, Tree, TreeError};
+use model::path::TreePath;
+use model::plan::{Action, ApplyError, Plan, apply};
+use model::tree::{Child, Directory, Entry, File, Leaf, Node, Tree, TreeError};
 
 /// Directories that were set aside, by their paths.
 type Aside = BTreeMap<TreePath, Arc<Directory>>;
@@ -25,7 +25,7 @@ type Aside = BTreeMap<TreePath, Arc<Directory>>;
 ///
 /// As [`apply()`].
 pub fn patched(have: &Tree, plan: &Plan) -> Result<Tree, ApplyError> {
-    let links = |operation: &common::plan::Operation| {
+    let links = |operation: &model::plan::Operation| {
         let (Action::Create(node) | Action::Replace { node, .. }) = &operation.action else {
             return false;
         };
@@ -148,7 +148,7 @@ fn with_one_file_below(
 pub fn own_directories(
     tree: &Tree,
     known: impl Fn(&Directory) -> bool,
-) -> BTreeMap<common::object::ObjectId, Arc<Directory>> {
+) -> BTreeMap<model::object::ObjectId, Arc<Directory>> {
     let mut own = BTreeMap::new();
     let mut stack = vec![tree.root()];
     while let Some(directory) = stack.pop() {
@@ -166,9 +166,9 @@ pub fn own_directories(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use common::object::Algorithm;
-    use common::plan::{Have, plan};
-    use common::tree::text::from_text;
+    use model::object::Algorithm;
+    use model::plan::{Have, plan};
+    use model::tree::text::from_text;
     use std::fmt::Write as _;
 
     fn file(path: &str, content: &str) -> String {
@@ -198,7 +198,7 @@ mod tests {
             kept_directories: &kept,
             externally_linked: &linked,
             occupied: &occupied,
-            times: common::tree::Times::default(),
+            times: model::tree::Times::default(),
         };
         plan(&have, want)
     }

@@ -11,17 +11,17 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::api::subd::{
+use api::fault::{Fault, FaultCode};
+use api::subd::{
     Activity, CacheReport, FetchFailure, FetchProgress, FetchRequest, Identity, LastFetch,
     LastUpdate, Limits, LimitsReport, Outcome, PollReply, PrepareRequest, ScanReport, UpdatePhase,
     Version,
 };
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::plan::Plan;
-use common::scope::{ScanSettings, Scope};
-use common::tree::{Time, Tree};
-use common::wire::{Fault, FaultCode};
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::plan::Plan;
+use model::scope::{ScanSettings, Scope};
+use model::tree::{Time, Tree};
 use serde::{Deserialize, Serialize};
 
 /// Something that takes time.
@@ -428,11 +428,11 @@ pub type Patched = Result<Tree, String>;
 mod tests {
     use super::*;
     use crate::simulator::patch::{drifted, patched};
-    use common::api::subd::{Expects, FetchObject};
-    use common::object::Algorithm;
-    use common::plan::{Have, plan};
-    use common::tree::text::from_text;
-    use common::trigger::Triggers;
+    use api::subd::{Expects, FetchObject};
+    use model::object::Algorithm;
+    use model::plan::{Have, plan};
+    use model::tree::text::from_text;
+    use model::trigger::Triggers;
 
     fn tree() -> Tree {
         let object = Algorithm::Blake3.digest(b"one");
@@ -455,7 +455,7 @@ mod tests {
             kept_directories: &kept,
             externally_linked: &linked,
             occupied: &occupied,
-            times: common::tree::Times::default(),
+            times: model::tree::Times::default(),
         };
         let report = sub.report(None, Time::default());
         PrepareRequest {

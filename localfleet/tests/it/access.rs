@@ -10,12 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use common::api::image_server::replication::{Forward, ForwardRequest};
-use common::certificate::record::{Reason, Revocation};
-use common::certificate::sets::Set;
-use common::certificate::{Authority, AuthorityOptions, Issued, Request};
-use common::wire::codec::{self, Encoding};
-use common::wire::{Access, Method as _, MethodInfo};
+use api::codec::{self, Encoding};
+use api::image_server::replication::{Forward, ForwardRequest};
+use api::{
+    access::Access,
+    method::{Method as _, MethodInfo},
+};
+use certs::authority::{Authority, AuthorityOptions, Issued, Request};
+use certs::record::{Reason, Revocation};
+use certs::sets::Set;
 use futures_util::StreamExt as _;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
@@ -52,7 +55,7 @@ enum Outcome {
 
 /// A request of each method, in bincode and in JSON, from the pinned ones.
 fn requests() -> BTreeMap<String, [Vec<u8>; 2]> {
-    let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/tests/it/golden");
+    let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/rpc/tests/it/golden");
     let mut requests = BTreeMap::new();
     for file in ["dominator", "image_server", "mdb", "object_server", "subd"] {
         let text = fs::read_to_string(place.join(file).with_extension("txt")).unwrap();
@@ -260,7 +263,7 @@ fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
     *forward = [Encoding::Bincode, Encoding::Json]
         .map(|encoding| codec::encode(encoding, "request", &sent).unwrap());
     let methods: Vec<MethodInfo> =
-        common::api::methods().into_iter().filter(|method| !method.reserved).collect();
+        api::methods().into_iter().filter(|method| !method.reserved).collect();
     let ca_pem = lab.authority().ca_pem().to_owned();
     let foreign = Authority::create(&AuthorityOptions::default()).unwrap();
     let revoked = lab.issue(&["*.*"]);

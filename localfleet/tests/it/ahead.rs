@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use common::api::dominator::{Status, SubSummary};
+use api::dominator::{Status, SubSummary};
 
 use crate::converges::Scenario;
 use crate::trees;

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use common::api::image_server::directories::{ListDirectories, ListDirectoriesRequest};
-use common::audit::record::{Event, Outcome, open};
-use common::daemon::audit::files_of;
-use common::wire::{Effect, Security};
+use api::audit::record::{Event, Outcome, open};
+use api::image_server::directories::{ListDirectories, ListDirectoriesRequest};
+use api::method::Effect;
 use localfleet::fleet::client_of;
 use localfleet::process::Daemon;
+use rpc::audit_log::files_of;
+use rpc::tls::Security;
 use serde_json::json;
 
 use crate::converges::{Scenario, programs};
@@ -22,10 +23,11 @@ use crate::trees;
 
 /// The requests of all methods, as `common` pins them.
 const SAMPLES: [&str; 2] = [
-    include_str!("../../../common/tests/it/golden/subd.txt"),
-    include_str!("../../../common/tests/it/golden/image_server.txt"),
+    include_str!("../../../common/rpc/tests/it/golden/subd.txt"),
+    include_str!("../../../common/rpc/tests/it/golden/image_server.txt"),
 ];
-const SAMPLES_OF_DOMINATOR: &str = include_str!("../../../common/tests/it/golden/dominator.txt");
+const SAMPLES_OF_DOMINATOR: &str =
+    include_str!("../../../common/rpc/tests/it/golden/dominator.txt");
 
 fn samples() -> BTreeMap<&'static str, &'static str> {
     let mut samples = BTreeMap::new();
@@ -104,7 +106,7 @@ fn every_method_that_changes_something_is_recorded_by_its_daemon() {
     let directory = scenario.directory.path().to_owned();
     let samples = samples();
     let mut logs: BTreeMap<&str, (PathBuf, BTreeSet<String>)> = BTreeMap::new();
-    for method in common::api::methods() {
+    for method in api::methods() {
         let (service, _) = method.name.split_once('.').unwrap();
         let (address, log) = match service {
             "Subd" => (sub, scenario.fleet.subs[0].root.join(".subd/audit/audit.log")),
@@ -323,8 +325,8 @@ fn pages_change_nothing_and_foreign_texts_in_them_are_text() {
     });
     let machine = serde_json::from_value(machine).unwrap();
     scenario.fleet.replace_mdb(&[machine]).unwrap();
-    let is_planned = |subs: &[common::api::dominator::SubSummary]| {
-        let status = |sub: &common::api::dominator::SubSummary| sub.status.name();
+    let is_planned = |subs: &[api::dominator::SubSummary]| {
+        let status = |sub: &api::dominator::SubSummary| sub.status.name();
         subs.iter().any(|sub| ["updates-disabled", "held", "paused"].contains(&status(sub)))
     };
     scenario.wait_until("the plan is made", is_planned);

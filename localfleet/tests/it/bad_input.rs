@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::Status;
+use api::dominator::Status;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::trees;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::{Status, SubSummary};
+use api::dominator::{Status, SubSummary};
 use localfleet::compare::compare;
 use localfleet::drift::drift;
 use localfleet::fleet::{Addresses, Fleet, Options};

@@ -3,10 +3,10 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use common::api::dominator::events::{Event, Operation, Reason, What};
-use common::api::subd::Outcome;
-use common::object::Algorithm;
-use common::tree::{Leaf, Node};
+use api::dominator::events::{Event, Operation, Reason, What};
+use api::subd::Outcome;
+use model::object::Algorithm;
+use model::tree::{Leaf, Node};
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::trees;

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use common::api::dominator::Status;
-use common::api::subd::{Activity, Poll, PollRequest};
+use api::dominator::Status;
+use api::subd::{Activity, Poll, PollRequest};
 use localfleet::process::Daemon;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::certificate::sets::Set;
-use common::wire::client::Client;
+use certs::sets::Set;
 use localfleet::certificates::{Certificates, OPERATOR};
 use localfleet::fleet::client_of;
 use localfleet::process::Daemon;
 use localfleet::programs;
+use rpc::client::Client;
 use tempfile::TempDir;
 
 /// An image server, and a directory to work in.
@@ -50,10 +50,8 @@ impl Place {
     fn wait(&self, client: &Client) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let begun = std::time::Instant::now();
-        let request = common::api::image_server::ListImagesRequest::default();
-        let ask = || async {
-            client.call::<common::api::image_server::ListImages>(&request).await.is_ok()
-        };
+        let request = api::image_server::ListImagesRequest::default();
+        let ask = || async { client.call::<api::image_server::ListImages>(&request).await.is_ok() };
         while !runtime.block_on(ask()) {
             assert!(begun.elapsed() < std::time::Duration::from_secs(60), "it does not start");
             std::thread::sleep(std::time::Duration::from_millis(10));

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use common::api::dominator::{Status, SubSummary};
+use api::dominator::{Status, SubSummary};
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::trees;

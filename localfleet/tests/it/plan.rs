@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::api::subd::{CacheReport, Poll, PollRequest, Version};
+use api::subd::{CacheReport, Poll, PollRequest, Version};
 use serde_json::{Value, json};
 
 use crate::converges::{CONVERGE_MAX, Scenario};

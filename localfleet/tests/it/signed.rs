@@ -10,13 +10,14 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use common::api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
-use common::api::image_server::{GetImage, GetImageRequest};
-use common::image::{Image, ImageName};
-use common::signing::signature::SIGNATURES_MAX;
-use common::signing::{Signature, SigningKey, Statement};
+use api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
+use api::image_server::{GetImage, GetImageRequest};
+use certs::signing_key::SigningKey;
 use localfleet::fleet::{Addresses, Fleet, Options, client_of};
 use localfleet::programs::install;
+use model::image::{Image, ImageName};
+use model::signing::signature::SIGNATURES_MAX;
+use model::signing::{Signature, Statement};
 
 use crate::converges::CONVERGE_MAX;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use common::api::dominator::Status;
+use api::dominator::Status;
 use localfleet::fleet::{Addresses, Fleet, Options, client_of};
 use localfleet::programs::install;
 use localfleet::simulated::SimulatedFleet;

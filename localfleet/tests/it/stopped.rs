@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use common::api::dominator::{Status, SubSummary};
+use api::dominator::{Status, SubSummary};
 use localfleet::fleet::Fleet;
 
 use crate::converges::Scenario;

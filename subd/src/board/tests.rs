@@ -1,8 +1,8 @@
 //! Tests of what moves which number of a version.
 
-use common::object::Algorithm;
-use common::scope::ScanSettings;
-use common::tree::{Metadata, Tree};
+use model::object::Algorithm;
+use model::scope::ScanSettings;
+use model::tree::{Metadata, Tree};
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn snapshot(revision: u64, settings: &ScanSettings, mode: Option<u32>) -> Arc<Sn
     let scope = Scope::of(settings, &[]);
     let tree = mode.map(|mode| {
         let metadata = Metadata::new(mode, 0, 0);
-        let root = common::tree::Directory::new(Algorithm::Blake3, metadata, Vec::new());
+        let root = model::tree::Directory::new(Algorithm::Blake3, metadata, Vec::new());
         Tree::new(Arc::new(root.unwrap()))
     });
     let report = tree.as_ref().map(|tree| ScanReport::of(scope, tree));
@@ -127,14 +127,14 @@ fn failures_of_triggers_stay_until_a_good_update() {
         verb: "start".to_owned(),
         output: output.to_owned(),
     };
-    let image = common::image::ImageName::new("a").unwrap();
+    let image = model::image::ImageName::new("a").unwrap();
     let update = |operations, outcome, trigger_failures| LastUpdate {
         operations,
         trigger_failures,
         ..LastUpdate::new(1, image.clone(), outcome)
     };
     let last = |outcome, trigger_failures| update(1, outcome, trigger_failures);
-    use common::api::subd::Outcome::{Done, RolledBack};
+    use api::subd::Outcome::{Done, RolledBack};
     let triggers = Triggers::default();
     let mut saved = Saved::default();
     note_update(

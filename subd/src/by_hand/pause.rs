@@ -7,10 +7,10 @@
 
 use core::time::Duration;
 
-use common::api::subd::Paused;
-use common::tree::Time;
-use common::when::moment;
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use api::subd::Paused;
+use model::tree::Time;
+use model::when::moment;
 
 /// The longest pause.
 pub const PAUSE_MAX: Duration = Duration::from_secs(30 * 24 * 3_600);

@@ -2,8 +2,8 @@
 
 use std::fs::File;
 
-use common::object::{Algorithm, ObjectId};
-use common::scope::Attributes;
+use model::object::{Algorithm, ObjectId};
+use model::scope::Attributes;
 
 use super::{Cache, CacheError, Holding, Seal, digest_as, name_of};
 use crate::root::{Directory, Status};

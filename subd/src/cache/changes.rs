@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use common::object::ObjectId;
+use model::object::ObjectId;
 
 /// The most changes that are remembered, of all generations together.
 pub const CHANGES_MAX: usize = 32_768;

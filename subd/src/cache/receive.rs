@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::sync::{MutexGuard, PoisonError};
 
-use common::object::{Hasher, ObjectId};
+use model::object::{Hasher, ObjectId};
 use nix::errno::Errno;
 
 use super::{BUFFER_BYTES, Cache, CacheError, Holding, Seal, name_of};
@@ -292,7 +292,7 @@ impl Drop for Receiving<'_> {
         if !self.over
             && let Err(error) = self.cache.directory.unlink(&self.name)
         {
-            let error = common::report::report(&error);
+            let error = model::report::report(&error);
             tracing::warn!(%error, "cannot remove an incomplete object");
         }
     }

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use common::object::Algorithm;
-use common::path::TreePath;
+use model::object::Algorithm;
+use model::path::TreePath;
 
 use super::receive::{PARTIAL_BYTES_MIN, PARTIALS_MAX};
 use super::*;

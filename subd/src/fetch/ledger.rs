@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use common::api::subd::Complaint;
-use common::object::ObjectId;
+use api::subd::Complaint;
+use model::object::ObjectId;
 
 /// The most complaints that are told; further ones are only logged.
 const COMPLAINTS_MAX: usize = 16;
@@ -135,7 +135,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

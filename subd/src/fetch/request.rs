@@ -1,8 +1,8 @@
 //! How the objects of a fetch are asked for: many at once, or the rest of one.
 // tidy: core
 
-use common::api::subd::FetchObject;
-use common::object::ObjectId;
+use api::subd::FetchObject;
+use model::object::ObjectId;
 
 /// The most objects that are asked for at once.
 const BATCH_OBJECTS_MAX: usize = 2_000;
@@ -52,7 +52,7 @@ pub fn requests(objects: &[FetchObject], partial_bytes: impl Fn(&ObjectId) -> u6
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

@@ -12,11 +12,11 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::api::subd::FetchObject;
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::report::report;
-use common::tree::{Child, Leaf, Tree};
+use api::subd::FetchObject;
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::report::report;
+use model::tree::{Child, Leaf, Tree};
 use tokio_util::sync::CancellationToken;
 
 use super::ledger::Ledger;

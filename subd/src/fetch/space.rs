@@ -4,7 +4,7 @@
 //! has been verified, so that it can be undone.
 // tidy: core
 
-use common::api::subd::{FetchFailure, Space};
+use api::subd::{FetchFailure, Space};
 
 /// What a file takes at least on the usual file-systems, in bytes.
 const BLOCK_BYTES: u64 = 4_096;

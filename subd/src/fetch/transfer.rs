@@ -4,19 +4,19 @@
 //! first trouble all requests are ended, and what they have received is kept. A source that sends
 //! nothing for too long is in trouble like one whose connection broke.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use api::object_server::GetObjectsRequest;
+use api::object_stream::Head;
+use api::subd::{FetchFailure, FetchObject};
 use bytes::Bytes;
-use common::api::object_server::GetObjectsRequest;
-use common::api::subd::{FetchFailure, FetchObject};
-use common::report::report;
-use common::wire::client::{CallError, Client, Extent, Peer, Remedy, StreamError};
-use common::wire::object_stream::Head;
 use futures_util::StreamExt;
+use model::report::report;
+use rpc::client::{CallError, Client, Extent, Peer, Remedy, StreamError};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 

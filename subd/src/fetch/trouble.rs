@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use common::api::subd::FetchFailure;
+use api::subd::FetchFailure;
 
 /// How often a source is asked again without anything having come of it.
 const RETRIES_MAX: u32 = 4;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use api::subd::FetchFailure;
 use bytes::Bytes;
-use common::api::subd::FetchFailure;
-use common::object::ObjectId;
-use common::report::report;
+use model::object::ObjectId;
+use model::report::report;
 use tokio::sync::mpsc;
 
 use super::ledger::{Ledger, Origin};

@@ -1,7 +1,7 @@
 //! How much subd may take: pure arithmetic over ceilings and speeds.
 // tidy: core
 
-use common::api::subd::Limits;
+use api::subd::Limits;
 
 /// The speed of a device that could not be measured, in bytes per second: that of a slow one.
 pub const DEVICE_SPEED_UNKNOWN: u64 = 100_000_000;

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use common::path::{TreePath, fault_of_name};
-use common::scope::Attributes;
+use model::path::{TreePath, fault_of_name};
+use model::scope::Attributes;
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, readlinkat};

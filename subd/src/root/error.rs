@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use common::escape::escape;
-use common::path::TreePath;
+use model::escape::escape;
+use model::path::TreePath;
 use nix::errno::Errno;
 
 /// A failed operation on the managed tree.

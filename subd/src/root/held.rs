@@ -6,9 +6,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use common::path::TreePath;
-use common::scope::Attributes;
-use common::tree::Time;
+use model::path::TreePath;
+use model::scope::Attributes;
+use model::tree::Time;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags, fchmodat, fstat, utimensat};

@@ -9,8 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use common::path::TreePath;
-use common::plan::Occupant;
+use model::path::TreePath;
+use model::plan::Occupant;
 
 /// Where the root is.
 #[derive(Clone, Copy, Debug)]

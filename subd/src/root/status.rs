@@ -1,6 +1,6 @@
 //! What `lstat` tells of an entry.
 
-use common::tree::{Device, Time};
+use model::tree::{Device, Time};
 use nix::sys::stat::{FileStat, SFlag, major, minor};
 
 /// What an entry is.
@@ -67,7 +67,7 @@ impl Status {
         };
         Self {
             kind,
-            mode: status.st_mode & common::tree::node::MODE_BITS,
+            mode: status.st_mode & model::tree::node::MODE_BITS,
             uid: status.st_uid,
             gid: status.st_gid,
             size_bytes: u64::try_from(status.st_size).unwrap_or(0),

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::Write;
 
-use common::tree::{Time, Times};
+use model::tree::{Time, Times};
 
 use super::directory::{Directory, errno_of};
 use super::{RootError, Status};

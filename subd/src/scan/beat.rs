@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::path::TreePath;
+use model::path::TreePath;
 
 use super::stall::{Pass, Watch, Work};
 

@@ -8,8 +8,8 @@
 
 use std::time::{Duration, Instant};
 
-use common::path::TreePath;
-use common::tree::{Child, Leaf, Tree};
+use model::path::TreePath;
+use model::tree::{Child, Leaf, Tree};
 use nix::errno::Errno;
 
 use super::counters::Counters;
@@ -180,7 +180,7 @@ impl FilePass {
     }
 }
 
-fn object_at(tree: &Tree, path: &TreePath) -> Option<common::object::ObjectId> {
+fn object_at(tree: &Tree, path: &TreePath) -> Option<model::object::ObjectId> {
     match tree.get(path)? {
         Child::Leaf(Leaf::File(file)) => Some(file.object),
         _ => None,

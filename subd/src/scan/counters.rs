@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::api::subd::ScanCounters;
+use api::subd::ScanCounters;
 
 /// Counts since subd started.
 #[derive(Debug, Default)]

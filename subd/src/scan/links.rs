@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::path::TreePath;
+use model::path::TreePath;
 
 use crate::root::Status;
 
@@ -62,7 +62,7 @@ impl LinkGroups {
 
 #[cfg(test)]
 mod tests {
-    use common::tree::Time;
+    use model::tree::Time;
 
     use super::*;
     use crate::root::Kind;

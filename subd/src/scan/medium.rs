@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use common::path::TreePath;
-use common::tree::Time;
+use model::path::TreePath;
+use model::tree::Time;
 
 use crate::root::Status;
 

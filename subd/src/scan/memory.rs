@@ -11,11 +11,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::escape::ByteText;
-use common::object::{Algorithm, ObjectId};
-use common::scope::Attributes;
-use common::tree::node::SYMLINK_MODE;
-use common::tree::{
+use model::escape::ByteText;
+use model::object::{Algorithm, ObjectId};
+use model::scope::Attributes;
+use model::tree::node::SYMLINK_MODE;
+use model::tree::{
     Child, Device, Directory, Entry, File, Leaf, Metadata, Special, Symlink, Time, Times,
     TreeError, Xattrs,
 };

@@ -1,8 +1,8 @@
 //! The order in which the content pass visits the files of a tree that may change under it.
 // tidy: core
 
-use common::path::TreePath;
-use common::tree::{Child, Directory, File, Leaf, Tree};
+use model::path::TreePath;
+use model::tree::{Child, Directory, File, Leaf, Tree};
 
 /// The first regular file after `path` in component order, or the first of all. Takes a binary
 /// search for each level of `path`, and looks at each entry that it passes over.
@@ -47,8 +47,8 @@ pub fn file_after(tree: &Tree, path: Option<&TreePath>) -> Option<(TreePath, Fil
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
-    use common::tree::{Metadata, Node, TreeBuilder};
+    use model::object::Algorithm;
+    use model::tree::{Metadata, Node, TreeBuilder};
 
     use super::*;
 

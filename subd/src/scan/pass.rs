@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::escape::ByteText;
-use common::path::{DEPTH_MAX, TreePath};
-use common::plan::Occupant;
-use common::tree::{Child, Entry, Leaf, Metadata, Name, Tree, TreeError, Xattrs};
+use model::escape::ByteText;
+use model::path::{DEPTH_MAX, TreePath};
+use model::plan::Occupant;
+use model::tree::{Child, Entry, Leaf, Metadata, Name, Tree, TreeError, Xattrs};
 use nix::errno::Errno;
 
 use self::frame::Frame;

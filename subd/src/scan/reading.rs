@@ -11,9 +11,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use common::object::{Algorithm, Hasher, ObjectId};
-use common::scope::Attributes;
-use common::tree::{Time, Xattrs};
+use model::object::{Algorithm, Hasher, ObjectId};
+use model::scope::Attributes;
+use model::tree::{Time, Xattrs};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use rustix::fs::{Advice, SeekFrom, fadvise, seek};

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use common::filter::Patterns;
-use common::path::TreePath;
-use common::scope::{Coverage, SUBD_DIRECTORY, ScanSettings};
+use model::filter::Patterns;
+use model::path::TreePath;
+use model::scope::{Coverage, SUBD_DIRECTORY, ScanSettings};
 
 /// What a scan does with a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Sight {
 
 #[cfg(test)]
 mod tests {
-    use common::filter::Filter;
+    use model::filter::Filter;
 
     use super::*;
 

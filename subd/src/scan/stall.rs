@@ -9,7 +9,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use common::path::TreePath;
+use model::path::TreePath;
 
 /// A kind of pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use common::filter::Patterns;
-use common::path::TreePath;
-use common::scope::{ScanSettings, Scope};
+use model::filter::Patterns;
+use model::path::TreePath;
+use model::scope::{ScanSettings, Scope};
 use tokio::sync::{oneshot, watch};
 
 use super::Snapshot;

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::api::subd::ScanReport;
-use common::path::TreePath;
-use common::report::report;
-use common::scope::ScanSettings;
-use common::tree::{Child, Leaf, Tree};
+use api::subd::ScanReport;
+use model::path::TreePath;
+use model::report::report;
+use model::scope::ScanSettings;
+use model::tree::{Child, Leaf, Tree};
 use tokio::sync::oneshot;
 
 use super::content::{FilePass, Means, Step};

@@ -15,15 +15,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::api::subd::{PrepareRequest, ScanReport};
-use common::filter::Patterns;
-use common::image::required::{RequiredImage, required_tree};
-use common::image::{Content, ImageName};
-use common::path::TreePath;
-use common::plan::{Action, ApplyError, Blocked, Difference, Have, Operation, Plan, apply, plan};
-use common::scope::Scope;
-use common::signing::{Endorsed, Policy, Signature, TrustedKeys, endorse};
-use common::tree::{Child, Leaf, Node, Tree, TreeBuilder, TreeError};
+use api::subd::{PrepareRequest, ScanReport};
+use model::filter::Patterns;
+use model::image::required::{RequiredImage, required_tree};
+use model::image::{Content, ImageName};
+use model::path::TreePath;
+use model::plan::{Action, ApplyError, Blocked, Difference, Have, Operation, Plan, apply, plan};
+use model::scope::Scope;
+use model::signing::{Endorsed, Policy, Signature, TrustedKeys, endorse};
+use model::tree::{Child, Leaf, Node, Tree, TreeBuilder, TreeError};
 
 use super::record::{Accepted, at};
 use crate::scan::Snapshot;

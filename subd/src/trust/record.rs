@@ -11,10 +11,10 @@
 
 use std::fmt;
 
-use common::image::ImageName;
-use common::object::ObjectId;
-use common::tree::Time;
-use common::when::moment;
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::tree::Time;
+use model::when::moment;
 use serde::{Deserialize, Serialize};
 
 /// The image that was accepted last.

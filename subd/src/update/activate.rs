@@ -13,8 +13,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use common::path::TreePath;
-use common::scope::Attributes;
+use model::path::TreePath;
+use model::scope::Attributes;
 use nix::errno::Errno;
 
 use super::arrange::Place;

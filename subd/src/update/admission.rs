@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use common::api::subd::{LastUpdate, Outcome, PrepareRequest};
-use common::filter::Patterns;
-use common::report::report;
-use common::scope::{Coverage, ScanSettings};
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use api::subd::{LastUpdate, Outcome, PrepareRequest};
+use model::filter::Patterns;
+use model::report::report;
+use model::scope::{Coverage, ScanSettings};
 
 use super::arrange::{Arrangement, arrange};
 use crate::board::{State, UpdatePhase};

@@ -10,7 +10,7 @@
 //! * Steps follow the order of the plan.
 //! * In `staged` a directory comes before what it holds, and hard links come last.
 //! * Each object is moved once, for its last use, and copied before that.
-//! * What the steps lead to is what [`common::plan::apply()`] says of the plan: a hard link is to
+//! * What the steps lead to is what [`model::plan::apply()`] says of the plan: a hard link is to
 //!   what is at its target at that point of the plan, not to what comes there later.
 //! * A plan that contradicts itself, or touches what is not its business, gives an error that
 //!   names the path.
@@ -18,13 +18,13 @@
 
 use std::collections::BTreeMap;
 
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::plan::{Action, Operation, Plan};
-use common::scope::SUBD_DIRECTORY;
-use common::tree::encode::TARGET_BYTES_MAX;
-use common::tree::node::{MODE_BITS, SYMLINK_MODE};
-use common::tree::{Leaf, Node};
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::plan::{Action, Operation, Plan};
+use model::scope::SUBD_DIRECTORY;
+use model::tree::encode::TARGET_BYTES_MAX;
+use model::tree::node::{MODE_BITS, SYMLINK_MODE};
+use model::tree::{Leaf, Node};
 use serde::{Deserialize, Serialize};
 
 /// The most operations in one plan.

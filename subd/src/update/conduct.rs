@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use common::api::subd::{CheckHealthReply, Health, LastUpdate, Outcome, TriggerFailure};
-use common::image::HealthCheck;
-use common::path::TreePath;
-use common::trigger::Triggers;
-use common::trigger::services::ServiceCall;
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use api::subd::{CheckHealthReply, Health, LastUpdate, Outcome, TriggerFailure};
+use model::image::HealthCheck;
+use model::path::TreePath;
+use model::trigger::Triggers;
+use model::trigger::services::ServiceCall;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 

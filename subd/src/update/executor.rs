@@ -31,12 +31,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::subd::{Health, LastUpdate, Outcome, TriggerFailure};
-use common::image::HealthCheck;
-use common::path::TreePath;
-use common::report::report;
-use common::trigger::Triggers;
-use common::trigger::services::ServiceCall;
+use api::subd::{Health, LastUpdate, Outcome, TriggerFailure};
+use model::image::HealthCheck;
+use model::path::TreePath;
+use model::report::report;
+use model::trigger::Triggers;
+use model::trigger::services::ServiceCall;
 
 use super::activate::{Stage, StepError};
 use super::journal::{self, Journal, JournalError};
@@ -318,7 +318,7 @@ impl Executor<'_> {
     fn expect_nothing_begun(&self) -> Result<(), LostError> {
         for name in self.home.undo.names()? {
             if !Phase::of_directory(&name).is_some_and(|(_, phase)| phase.is_over()) {
-                let name = common::escape::escape(&name);
+                let name = model::escape::escape(&name);
                 return Err(LostError::NoJournal { name });
             }
         }

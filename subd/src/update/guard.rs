@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use common::path::TreePath;
-use common::plan::{Action, Occupant, Plan};
-use common::report::report;
-use common::wire::{Fault, FaultCode};
+use api::fault::{Fault, FaultCode};
+use model::path::TreePath;
+use model::plan::{Action, Occupant, Plan};
+use model::report::report;
 
 use super::activate::{Stage, StepError, changed, is_gone};
 use super::step::Former;
@@ -123,8 +123,8 @@ impl Stage<'_> {
 
 #[cfg(test)]
 mod tests {
-    use common::plan::{Difference, Operation};
-    use common::tree::{Metadata, Node};
+    use model::plan::{Difference, Operation};
+    use model::tree::{Metadata, Node};
 
     use super::*;
 

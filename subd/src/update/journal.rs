@@ -14,11 +14,11 @@
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
-use common::image::{HealthCheck, ImageName};
-use common::object::{Algorithm, Hasher, ObjectId};
-use common::scope::Attributes;
-use common::trigger::Triggers;
-use common::trigger::services::ServiceCalls;
+use model::image::{HealthCheck, ImageName};
+use model::object::{Algorithm, Hasher, ObjectId};
+use model::scope::Attributes;
+use model::trigger::Triggers;
+use model::trigger::services::ServiceCalls;
 use serde::{Deserialize, Serialize};
 
 use super::stage::Taken;
@@ -40,7 +40,7 @@ const BAD: &[u8] = b"update.bad";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// Which update.
-    #[serde(with = "common::wide")]
+    #[serde(with = "model::wide")]
     pub update_id: u64,
     /// The image that it is for.
     pub image: ImageName,

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use common::path::TreePath;
+use model::path::TreePath;
 
 use super::step::{Script, Step};
 use crate::root::Locks;
@@ -86,8 +86,8 @@ impl Script {
 mod tests {
     use std::convert::Infallible;
 
-    use common::scope::Attributes;
-    use common::tree::{Metadata, Time};
+    use model::scope::Attributes;
+    use model::tree::{Metadata, Time};
 
     use super::super::arrange::Place;
     use super::super::step::{Appearance, Former};

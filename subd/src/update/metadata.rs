@@ -8,9 +8,9 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
-use common::path::TreePath;
-use common::scope::Attributes;
-use common::tree::{Leaf, Metadata, Node, Xattrs};
+use model::path::TreePath;
+use model::scope::Attributes;
+use model::tree::{Leaf, Metadata, Node, Xattrs};
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{Gid, Uid, fchown};

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use common::api::subd::{LastUpdate, Outcome, PrepareRequest};
-use common::image::{HealthCheck, ImageName};
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::plan::{Action, Plan};
-use common::report::report;
-use common::scope::Attributes;
-use common::tree::Tree;
-use common::trigger::Triggers;
-use common::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
+use api::subd::{LastUpdate, Outcome, PrepareRequest};
+use model::image::{HealthCheck, ImageName};
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::plan::{Action, Plan};
+use model::report::report;
+use model::scope::Attributes;
+use model::tree::Tree;
+use model::trigger::Triggers;
+use model::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
 
 use super::arrange::Arrangement;
 use super::executor::Undertaking;

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use common::api::subd::TriggerFailure;
-use common::trigger::REBOOT;
-use common::trigger::services::Verb;
+use api::subd::TriggerFailure;
+use model::trigger::REBOOT;
+use model::trigger::services::Verb;
 
 use super::Updater;
 use crate::board::{State, note_failures};

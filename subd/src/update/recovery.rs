@@ -5,7 +5,7 @@
 //! next start upon a whole tree. The journal stays, and the daemon, when it starts, has nothing
 //! left to do but to start what was stopped, to check the health, and to tell how it ended.
 
-use common::report::report;
+use model::report::report;
 
 use super::executor::{Executor, Settled, Stuck, Undertaking};
 

@@ -8,12 +8,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use common::api::subd::Space;
-use common::object::ObjectId;
-use common::path::TreePath;
-use common::report::report;
-use common::scope::Attributes;
-use common::tree::{Child, File, Leaf, Node, Special, Times, Tree};
+use api::subd::Space;
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::report::report;
+use model::scope::Attributes;
+use model::tree::{Child, File, Leaf, Node, Special, Times, Tree};
 use serde::{Deserialize, Serialize};
 
 use super::arrange::{Arrangement, Outline, Place, What};

@@ -6,9 +6,9 @@
 //! nothing but what it says. The [journal](super::journal) keeps it over a crash.
 // tidy: core
 
-use common::path::TreePath;
-use common::scope::Attributes;
-use common::tree::{Metadata, Time};
+use model::path::TreePath;
+use model::scope::Attributes;
+use model::tree::{Metadata, Time};
 use serde::{Deserialize, Serialize};
 
 use super::arrange::Place;

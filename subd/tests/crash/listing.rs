@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use common::object::Algorithm;
+use model::object::Algorithm;
 
 /// How many lines of a difference are shown.
 const SHOWN_MAX: usize = 6;

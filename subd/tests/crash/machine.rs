@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::object::Algorithm;
+use model::object::Algorithm;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::api::subd::{
+use api::fault::FaultCode;
+use api::subd::{
     Activity, CacheReport, Cleanup, CleanupRequest, Commit, CommitRequest, FetchFailure,
     FetchObject, Outcome, Poll, PollRequest, SetConfiguration,
 };
-use common::filter::Filter;
-use common::object::Algorithm;
-use common::scope::{Coverage, ScanSettings};
-use common::tree::text::to_text;
-use common::tree::{Leaf, Metadata, Node};
-use common::wire::FaultCode;
+use model::filter::Filter;
+use model::object::Algorithm;
+use model::scope::{Coverage, ScanSettings};
+use model::tree::text::to_text;
+use model::tree::{Leaf, Metadata, Node};
 use nix::mount::{MsFlags, mount, umount};
 use nix::unistd::{Uid, setfsuid};
 use subd::root::Root;

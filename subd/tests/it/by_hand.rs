@@ -3,13 +3,13 @@
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-use common::api::subd::{
+use api::fault::FaultCode;
+use api::subd::{
     Commit, CommitRequest, GetFiles, GetFilesRequest, PIECE_BYTES_MAX, PIECES_MAX, Pause, Paused,
     Piece, Prepare, Resume,
 };
-use common::tree::Time;
-use common::wire::FaultCode;
-use common::wire::client::CallError;
+use model::tree::Time;
+use rpc::client::CallError;
 
 use crate::fixture::{Edit, PATIENCE, Source, Sub, path, request};
 
@@ -42,7 +42,7 @@ async fn a_pause_refuses_prepare_and_commit_over_restarts_until_it_is_ended() {
     let paused = pause(in_seconds(&sub, 3_600).await, "disk swap");
     sub.client.call::<Pause>(&paused).await.unwrap();
     assert_eq!(sub.poll().await.paused, Some(paused.clone()));
-    let until = common::when::moment(paused.until);
+    let until = model::when::moment(paused.until);
     let held = (FaultCode::Held, format!("updates are paused until {until}: disk swap"));
     let commit = sub.client.call::<Commit>(&CommitRequest { update_id: 2 }).await;
     assert_eq!(refusal(&commit.unwrap_err()), held);

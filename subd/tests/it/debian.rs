@@ -1,22 +1,20 @@
 //! A machine made from a Debian tree, which runs in a container of its own, and the updates that
 //! its subd is told to make.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::api::subd::{
-    Activity, Commit, CommitRequest, LastUpdate, Poll, PollReply, PollRequest,
-};
-use common::image::HealthCheck;
-use common::tree::{File, Leaf, Node, Tree};
-use common::trigger::Triggers;
-use common::wire::client::{Client, Peer};
+use api::subd::{Activity, Commit, CommitRequest, LastUpdate, Poll, PollReply, PollRequest};
+use model::image::HealthCheck;
+use model::tree::{File, Leaf, Node, Tree};
+use model::trigger::Triggers;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rpc::client::{Client, Peer};
 
 use crate::fixture::{Edit, Source, Sub, request};
 

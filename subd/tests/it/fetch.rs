@@ -7,12 +7,12 @@ mod reuse;
 
 use std::time::Duration;
 
-use common::api::subd::{
+use api::fault::FaultCode;
+use api::subd::{
     Activity, CacheReport, Commit, CommitRequest, Complaint, Fetch, FetchFailure, FetchObject,
     FetchRequest, LastFetch, Outcome, PollReply,
 };
-use common::object::{Algorithm, ObjectId};
-use common::wire::FaultCode;
+use model::object::{Algorithm, ObjectId};
 use nix::mount::{MsFlags, mount, umount};
 
 use crate::fixture::{Edit, Source, Sub};

@@ -1,33 +1,33 @@
 //! A subd in this process on a temporary root, and an object server that gives it objects.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-use clap::Parser;
-use common::api::object_server::GetObjects;
-use common::api::subd::{
+use api::fault::Fault;
+use api::object_server::GetObjects;
+use api::object_stream::Head;
+use api::subd::{
     Commit, CommitRequest, Expects, Fetch, FetchObject, FetchRequest, GetDirectories,
     GetDirectoriesRequest, LastFetch, LastUpdate, Poll, PollReply, PollRequest, Prepare,
     PrepareRequest, SetConfigurationRequest,
 };
-use common::escape::ByteText;
-use common::image::ImageName;
-use common::object::{Algorithm, ObjectId};
-use common::path::TreePath;
-use common::plan::{Have, Plan, plan};
-use common::scope::ScanSettings;
-use common::tree::assembly::Assembly;
-use common::tree::{File, Leaf, Metadata, Node, Symlink, Time, Tree, TreeBuilder};
-use common::trigger::Triggers;
-use common::wire::Fault;
-use common::wire::client::{CallError, Client, Peer};
-use common::wire::object_stream::Head;
-use common::wire::server::{Router, head_bytes, serve};
+use bytes::Bytes;
+use clap::Parser;
+use model::escape::ByteText;
+use model::image::ImageName;
+use model::object::{Algorithm, ObjectId};
+use model::path::TreePath;
+use model::plan::{Have, Plan, plan};
+use model::scope::ScanSettings;
+use model::tree::assembly::Assembly;
+use model::tree::{File, Leaf, Metadata, Node, Symlink, Time, Tree, TreeBuilder};
+use model::trigger::Triggers;
+use rpc::client::{CallError, Client, Peer};
+use rpc::server::{Router, head_bytes, serve};
 use subd::daemon::{Daemon, Options};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -248,7 +248,7 @@ impl Sub {
         let id = request.update_id;
         let over = |reply: &PollReply| {
             let ended = reply.last_update.as_ref().is_some_and(|last| last.update_id == id);
-            ended || reply.activity == common::api::subd::Activity::Prepared { update_id: id }
+            ended || reply.activity == api::subd::Activity::Prepared { update_id: id }
         };
         Ok(self.poll_until(over).await)
     }
@@ -256,7 +256,7 @@ impl Sub {
     /// Commits, and waits until it is over and verified.
     pub async fn commit(&self, id: u64) -> LastUpdate {
         self.client.call::<Commit>(&CommitRequest { update_id: id }).await.unwrap();
-        let idle = |reply: &PollReply| reply.activity == common::api::subd::Activity::Idle;
+        let idle = |reply: &PollReply| reply.activity == api::subd::Activity::Idle;
         let ended = |last: &LastUpdate| last.update_id == id;
         let over = |reply: &PollReply| idle(reply) && reply.last_update.as_ref().is_some_and(ended);
         self.poll_until(over).await.last_update.unwrap()

@@ -6,13 +6,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::api::subd::CacheReport;
-use common::object::{Algorithm, ObjectId};
+use api::subd::CacheReport;
+use model::object::{Algorithm, ObjectId};
 
 use crate::fixture::{Edit, Source, Sub};
 
 fn tool(root: &Path, flags: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fs2objectcache"));
+    let mut command = Command::new(testing::program("fs2objectcache"));
     command.arg("--root").arg(root).args(["--format", "json"]).args(flags);
     command.stdin(std::process::Stdio::null());
     command
@@ -255,11 +255,11 @@ async fn a_new_installation_fetches_only_the_difference() {
     }
     let want = edit.done();
     let (_, plan) = sub.plan(&want).await;
-    let missing: Vec<common::api::subd::FetchObject> = plan
+    let missing: Vec<api::subd::FetchObject> = plan
         .objects()
         .into_iter()
         .filter(|(id, _)| !cached.contains(id))
-        .map(|(id, need)| common::api::subd::FetchObject { id, size_bytes: need.size_bytes })
+        .map(|(id, need)| api::subd::FetchObject { id, size_bytes: need.size_bytes })
         .collect();
     let last = sub.fetch(1, &[&source], &missing).await;
     assert_eq!((last.error, last.objects), (None, 5));

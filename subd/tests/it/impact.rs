@@ -5,14 +5,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::api::subd::{
+use api::fault::{Fault, FaultCode};
+use api::subd::{
     Activity, CheckHealth, Commit, CommitRequest, Health, LastUpdate, Outcome, PollReply,
     TriggerFailure,
 };
-use common::image::HealthCheck;
-use common::trigger::Triggers;
-use common::wire::client::CallError;
-use common::wire::{Fault, FaultCode};
+use model::image::HealthCheck;
+use model::trigger::Triggers;
+use rpc::client::CallError;
 
 use crate::fixture::{Edit, PATIENCE, Source, Sub, request};
 
@@ -113,7 +113,7 @@ impl Machine {
     }
 }
 
-type Order = common::api::subd::PrepareRequest;
+type Order = api::subd::PrepareRequest;
 
 async fn subd(place: &Path, flags: &[&str]) -> Sub {
     let command = place.join("service");

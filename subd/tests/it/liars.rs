@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use common::api::subd::{Commit, CommitRequest, Outcome, Prepare};
-use common::escape::ByteText;
-use common::object::Algorithm;
-use common::plan::{Action, Difference, Operation, Plan};
-use common::tree::node::SYMLINK_MODE;
-use common::tree::{Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Xattrs};
-use common::trigger::Triggers;
+use api::subd::{Commit, CommitRequest, Outcome, Prepare};
+use model::escape::ByteText;
+use model::object::Algorithm;
+use model::plan::{Action, Difference, Operation, Plan};
+use model::tree::node::SYMLINK_MODE;
+use model::tree::{Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Xattrs};
+use model::trigger::Triggers;
 
 use crate::fixture::{Edit, Source, Sub, path, request};
 

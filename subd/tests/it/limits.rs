@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::api::subd::{
+use api::subd::{
     GetConfiguration, Limits, Load, Poll, PollRequest, SetConfiguration, SetConfigurationRequest,
 };
 use subd::limits::{Budgets, Ceilings, Speeds};
@@ -107,8 +107,8 @@ async fn device_reads_are_held_to_their_share_which_changes_at_run_time_and_is_k
 
 #[tokio::test]
 async fn the_content_pass_keeps_to_its_share_of_the_processor() {
-    use common::filter::Patterns;
-    use common::scope::ScanSettings;
+    use model::filter::Patterns;
+    use model::scope::ScanSettings;
     use std::sync::Arc;
     use subd::root::Root;
     use subd::scan::{Pace, Scanner};

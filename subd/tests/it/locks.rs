@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use common::api::subd::Outcome;
-use common::tree::text::to_text;
+use api::subd::Outcome;
+use model::tree::text::to_text;
 
 use crate::fixture::{Edit, Source, Sub, path, request};
 
@@ -43,7 +43,7 @@ fn all_flags(sub: &Sub) -> Vec<(&'static str, String)> {
     LOCKED.iter().map(|(text, _)| (*text, flags(&sub.at(text)))).collect()
 }
 
-async fn start() -> (Sub, Source, common::tree::Tree) {
+async fn start() -> (Sub, Source, model::tree::Tree) {
     let (sub, source) = (Sub::start().await, Source::start().await);
     let (_, empty) = sub.tree().await;
     let mut edit = Edit::of(&empty, &source);

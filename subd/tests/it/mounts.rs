@@ -8,12 +8,12 @@ mod read_only;
 use std::path::Path;
 use std::process::Command;
 
-use common::api::subd::Outcome;
-use common::path::TreePath;
-use common::plan::{Action, Blocked, Obstacle, Occupant, Operation, Plan};
-use common::tree::Tree;
-use common::tree::text::to_text;
-use common::wire::FaultCode;
+use api::fault::FaultCode;
+use api::subd::Outcome;
+use model::path::TreePath;
+use model::plan::{Action, Blocked, Obstacle, Occupant, Operation, Plan};
+use model::tree::Tree;
+use model::tree::text::to_text;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
@@ -56,7 +56,7 @@ async fn occupied(sub: &Sub) -> Vec<(String, Occupant)> {
 }
 
 fn removal(text: &str) -> Plan {
-    let reason = vec![common::plan::Difference::Extra];
+    let reason = vec![model::plan::Difference::Extra];
     let operation = Operation { path: path(text), action: Action::Remove, reason };
     Plan { operations: vec![operation], blocked: Vec::new() }
 }
@@ -65,7 +65,7 @@ fn removal(text: &str) -> Plan {
 async fn refusal(sub: &Sub, id: u64, want: &Tree, plan: Plan) -> (FaultCode, String) {
     let (reply, _) = sub.plan(want).await;
     let error = sub.prepare(&request(id, &reply, want, plan)).await.unwrap_err();
-    let report = common::report::report(&error);
+    let report = model::report::report(&error);
     let (_whom, why) = report.split_once(": ").unwrap();
     (error.code().unwrap(), why.to_owned())
 }

@@ -12,18 +12,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::api::subd::{Health, LastUpdate};
-use common::escape::ByteText;
-use common::image::{HealthCheck, ImageName};
-use common::object::Algorithm;
-use common::path::TreePath;
-use common::plan::{Action, Difference, Have, Operation, Plan, apply, plan};
-use common::scope::{Attributes, ScanSettings};
-use common::tree::text::to_text;
-use common::tree::{
+use api::subd::{Health, LastUpdate};
+use model::escape::ByteText;
+use model::image::{HealthCheck, ImageName};
+use model::object::Algorithm;
+use model::path::TreePath;
+use model::plan::{Action, Difference, Have, Operation, Plan, apply, plan};
+use model::scope::{Attributes, ScanSettings};
+use model::tree::text::to_text;
+use model::tree::{
     Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Times, Tree, TreeBuilder,
 };
-use common::trigger::Triggers;
+use model::trigger::Triggers;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use subd::cache::Cache;

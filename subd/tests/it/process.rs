@@ -1,19 +1,19 @@
 //! The program itself: how it starts, stops, and what it remembers.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
-use common::api::subd::{
+use api::subd::{
     Activity, CacheReport, Commit, CommitRequest, Fetch, FetchObject, FetchRequest,
     GetConfiguration, Outcome, Poll, PollRequest, Prepare, SetConfiguration,
 };
-use common::filter::Filter;
-use common::scope::{Coverage, ScanSettings};
-use common::wire::client::{Client, Peer};
+use model::filter::Filter;
+use model::scope::{Coverage, ScanSettings};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rpc::client::{Client, Peer};
 
 use crate::fixture::{Edit, Source, Sub, request, scan_by};
 
@@ -127,7 +127,7 @@ async fn remembers_over_restarts_and_trusts_no_object_of_before() {
     let (reply, empty) = sub.tree().await;
     let want = Edit::of(&empty, &source).file("/f", "f").done();
     sub.converge(7, &source, &want).await;
-    let object = |content: &[u8]| common::api::subd::FetchObject {
+    let object = |content: &[u8]| api::subd::FetchObject {
         id: source.add(content),
         size_bytes: content.len() as u64,
     };

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use common::api::subd::{Activity, Alarm, Commit, CommitRequest, Outcome, PollReply};
-use common::tree::Tree;
-use common::trigger::Triggers;
-use common::wire::FaultCode;
+use api::fault::FaultCode;
+use api::subd::{Activity, Alarm, Commit, CommitRequest, Outcome, PollReply};
+use model::tree::Tree;
+use model::trigger::Triggers;
 
 use crate::fixture::{Edit, Source, Sub, request, set_immutable};
 use crate::process::{Process, output};

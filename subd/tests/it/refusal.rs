@@ -1,14 +1,14 @@
 //! What is refused, what fails, and that then nothing is changed.
 
-use common::api::subd::{
+use api::fault::FaultCode;
+use api::subd::{
     Activity, CacheReport, Cleanup, CleanupRequest, Commit, CommitRequest, FetchFailure,
     FetchObject, Outcome, Prepare, PrepareRequest,
 };
-use common::object::{Algorithm, ObjectId};
-use common::plan::{Action, Blocked, Difference, Obstacle, Operation, Plan};
-use common::tree::text::to_text;
-use common::tree::{Metadata, Node, Tree};
-use common::wire::FaultCode;
+use model::object::{Algorithm, ObjectId};
+use model::plan::{Action, Blocked, Difference, Obstacle, Operation, Plan};
+use model::tree::text::to_text;
+use model::tree::{Metadata, Node, Tree};
 
 use crate::fixture::{Edit, Source, Sub, path, request};
 
@@ -46,7 +46,7 @@ fn rolled_back(outcome: &Outcome) -> &str {
     why
 }
 
-fn cached(reply: &common::api::subd::PollReply) -> Vec<ObjectId> {
+fn cached(reply: &api::subd::PollReply) -> Vec<ObjectId> {
     match &reply.cache {
         Some(CacheReport::Full(objects)) => objects.clone(),
         other => panic!("{other:?}"),

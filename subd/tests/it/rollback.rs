@@ -1,8 +1,8 @@
 //! Updates that fail in the middle because the machine is not as it was: all else is put back.
 
-use common::api::subd::Outcome;
-use common::tree::Tree;
-use common::tree::text::to_text;
+use api::subd::Outcome;
+use model::tree::Tree;
+use model::tree::text::to_text;
 
 use crate::fixture::{Edit, Source, Sub, set_immutable};
 

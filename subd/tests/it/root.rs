@@ -7,9 +7,9 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
-use common::path::TreePath;
-use common::scope::Attributes;
-use common::tree::{Device, Time};
+use model::path::TreePath;
+use model::scope::Attributes;
+use model::tree::{Device, Time};
 use nix::errno::Errno;
 use subd::root::{Kind, Root, RootError};
 use tempfile::TempDir;
@@ -61,7 +61,7 @@ fn symlinks_and_dots_lead_nowhere() {
 fn an_error_names_what_and_where() {
     let (_directory, root) = root();
     let top = root.directory(&TreePath::root()).unwrap();
-    let shown = |error: RootError| common::report::report(&error);
+    let shown = |error: RootError| model::report::report(&error);
     let error = root.directory(&path("/a/b")).unwrap_err();
     assert_eq!(shown(error), "cannot open the directory /a/b: ENOENT: No such file or directory");
     let error = top.stat(b"odd\n\xff").unwrap_err();

@@ -20,14 +20,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::api::subd::Limits;
-use common::escape::ByteText;
-use common::filter::Patterns;
-use common::object::Algorithm;
-use common::path::TreePath;
-use common::scope::{Attributes, ScanSettings};
-use common::tree::text::to_text;
-use common::tree::{
+use api::subd::Limits;
+use model::escape::ByteText;
+use model::filter::Patterns;
+use model::object::Algorithm;
+use model::path::TreePath;
+use model::scope::{Attributes, ScanSettings};
+use model::tree::text::to_text;
+use model::tree::{
     Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Tree, TreeBuilder, Xattrs,
 };
 use subd::limits::{Budgets, Ceilings, Speeds};

@@ -1,21 +1,20 @@
 //! A subd that takes only signed images, at a server whose objects somebody has exchanged.
 
+use api::fault::{Fault, FaultCode};
+use api::subd::{OfferImage, OfferImageRequest, PollReply, PrepareRequest, SetConfiguration};
 use bytes::Bytes;
-use common::api::subd::{
-    OfferImage, OfferImageRequest, PollReply, PrepareRequest, SetConfiguration,
-};
-use common::image::{Content, FORMAT, HealthCheck};
-use common::plan::Plan;
-use common::signing::{SigningKey, Statement};
-use common::tree::Tree;
-use common::trigger::Triggers;
-use common::wire::client::CallError;
-use common::wire::{Fault, FaultCode};
+use certs::signing_key::SigningKey;
+use model::image::{Content, FORMAT, HealthCheck};
+use model::plan::Plan;
+use model::signing::Statement;
+use model::tree::Tree;
+use model::trigger::Triggers;
+use rpc::client::CallError;
 
 use crate::fixture::{Edit, Source, Sub, request, scan_by};
 
 /// Made by `ssh-keygen`; nobody uses it.
-const KEY: &str = include_str!("../../../common/src/signing/endorsement/keys/alice");
+const KEY: &str = include_str!("../../../common/certs/tests/keys/alice");
 
 fn fault_of(error: CallError) -> Fault {
     match error {
@@ -33,7 +32,7 @@ fn offer(image: u64, want: &Tree, signed: u64, sources: &[&Source]) -> OfferImag
         format: FORMAT,
         name: format!("test/{image}").parse().unwrap(),
         root: want.digest(),
-        filter: Some(common::filter::Filter::new::<&str>([]).unwrap()),
+        filter: Some(model::filter::Filter::new::<&str>([]).unwrap()),
         triggers: Triggers::default(),
         computed: Vec::new(),
         health_check: None::<HealthCheck>,
@@ -51,7 +50,7 @@ fn add_directories(source: &Source, tree: &Tree) {
     while let Some(directory) = stack.pop() {
         source.add(&directory.encode());
         for entry in directory.entries() {
-            if let common::tree::Child::Directory(below) = &entry.child {
+            if let model::tree::Child::Directory(below) = &entry.child {
                 stack.push(std::sync::Arc::clone(below));
             }
         }

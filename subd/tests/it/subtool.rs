@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::api::subd::{
+use api::subd::{
     CheckHealthReply, Health, Outcome, Poll, PollReply, PollRequest, PrepareRequest, ScanCounters,
 };
-use common::image::HealthCheck;
-use common::tree::text::to_text;
+use model::image::HealthCheck;
+use model::tree::text::to_text;
 
 use crate::fixture::{Edit, PATIENCE, Source, Sub, path, request};
 
@@ -24,7 +24,7 @@ fn subtool(sub: &Sub, words: &[&str]) -> Run {
 }
 
 fn command(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_subtool"));
+    let mut command = Command::new(testing::program("subtool"));
     // No file of the one who runs the tests counts.
     command.env("HOME", "/nonexistent").arg("--insecure").args(words);
     command
@@ -48,7 +48,7 @@ async fn shows_what_the_machine_reports_and_what_it_scanned() {
     sub.converge(7, &source, &want).await;
     assert_eq!(subtool(&sub, &["show"]), done(&to_text(&want), ""));
     let nodes = subtool(&sub, &["show", "--format", "json"]).out;
-    let nodes: Vec<(common::path::TreePath, common::tree::Node)> =
+    let nodes: Vec<(model::path::TreePath, model::tree::Node)> =
         serde_json::from_str(&nodes).unwrap();
     assert_eq!(nodes, want.nodes().collect::<Vec<_>>());
     let json = subtool(&sub, &["--format", "json", "poll"]);
@@ -86,7 +86,7 @@ async fn waits_for_news_and_shows_a_pause() {
     });
     let paused = subtool(&sub, &["pause", "--for", "2h", "--reason", "disk\nswap"]);
     let until = sub.poll().await.paused.unwrap().until;
-    let until = common::when::moment(until);
+    let until = model::when::moment(until);
     let said = format!("No update is made until {until}. One that had begun is finished.\n");
     assert_eq!(paused, done("", &said));
     // It was asked before or after the pause; if after, the end of it is the news.
@@ -182,7 +182,7 @@ async fn copies_a_file_of_the_machine_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cleans_the_cache() {
     let (sub, source) = (Sub::start().await, Source::start().await);
-    let object = |content: &[u8]| common::api::subd::FetchObject {
+    let object = |content: &[u8]| api::subd::FetchObject {
         id: source.add(content),
         size_bytes: content.len() as u64,
     };
@@ -260,7 +260,7 @@ async fn says_what_is_wrong_and_what_to_do() {
         let got = run(&mut command(words));
         assert!(got.code == 2 && got.err.starts_with(expected), "{words:?}: {got:?}");
     }
-    let mut unsafely = Command::new(env!("CARGO_BIN_EXE_subtool"));
+    let mut unsafely = Command::new(testing::program("subtool"));
     let unsafely = run(unsafely.args(["--tls", "/nonexistent", "poll"]));
     let refused = "error: subtool does not run unprotected by itself";
     assert!(unsafely.code == 2 && unsafely.err.starts_with(refused), "{unsafely:?}");

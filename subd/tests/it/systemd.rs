@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::api::subd::{Activity, Health, Outcome, PollReply};
-use common::image::HealthCheck;
+use api::subd::{Activity, Health, Outcome, PollReply};
+use model::image::HealthCheck;
 
 use crate::debian::{Booted, PATIENCE, Scenario, free_address, install, tree};
 

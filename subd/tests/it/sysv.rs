@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::api::subd::{LastUpdate, Outcome, PollReply, TriggerFailure};
+use api::subd::{LastUpdate, Outcome, PollReply, TriggerFailure};
 
 use crate::debian::{Booted, Scenario, configuration, free_address, install, tree};
 use crate::fixture::Edit;

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::api::subd::{Outcome, TriggerFailure};
+use api::subd::{Outcome, TriggerFailure};
 
 use crate::fixture::{Edit, Source, Sub, request};
 

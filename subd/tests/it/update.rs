@@ -3,9 +3,9 @@
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-use common::api::subd::{Activity, Outcome};
-use common::path::TreePath;
-use common::tree::{Device, Leaf, Metadata, Node, Special, Time, Tree, Xattrs};
+use api::subd::{Activity, Outcome};
+use model::path::TreePath;
+use model::tree::{Device, Leaf, Metadata, Node, Special, Time, Tree, Xattrs};
 
 use crate::fixture::{Edit, Source, Sub, file, path};
 
@@ -17,7 +17,7 @@ async fn converge(sub: &Sub, id: u64, source: &Source, want: &Tree) {
     assert!(last.verified_generation.is_some_and(|at| at <= reply.version.generation));
     let (reply, have) = sub.tree().await;
     if have.digest() != want.digest() {
-        assert_eq!(common::tree::text::to_text(&have), common::tree::text::to_text(want));
+        assert_eq!(model::tree::text::to_text(&have), model::tree::text::to_text(want));
     }
     assert_eq!(reply.activity, Activity::Idle);
     assert_eq!(reply.last_image.unwrap().as_str(), format!("test/{id}"));
@@ -89,7 +89,7 @@ async fn installs_every_kind_of_entry_and_takes_it_away_again() {
     let name = std::ffi::OsStr::from_bytes(b"\xff\xfe\n");
     assert_eq!(std::fs::read(sub.at("/d").join(name)).unwrap(), b"odd");
     let reply = sub.poll().await;
-    assert_eq!(reply.cache, Some(common::api::subd::CacheReport::Full(Vec::new())));
+    assert_eq!(reply.cache, Some(api::subd::CacheReport::Full(Vec::new())));
     converge(&sub, 2, &source, &empty).await;
     source.stop().await;
     sub.stop().await;

@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::api::subd::{
+use api::subd::{
     Activity, GetFiles, GetFilesRequest, Health, LastUpdate, Outcome, Piece, PollReply,
 };
-use common::image::HealthCheck;
+use model::image::HealthCheck;
 
 use crate::debian::{PATIENCE, Scenario, free_address, install, tree};
 use crate::fixture::{Edit, Source, path};

@@ -5,7 +5,7 @@ use core::str::FromStr;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use common::words::counted;
+use model::words::counted;
 
 use crate::core::meaning::trimmed;
 

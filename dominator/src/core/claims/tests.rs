@@ -4,7 +4,7 @@ use super::*;
 use crate::core::budget::limits::{Limit, LimitAt};
 use crate::core::budget::{Class, Impact};
 use crate::core::network::Urgency;
-use common::tree::Time;
+use model::tree::Time;
 
 fn at(seconds: u64) -> Now {
     Now { elapsed: Duration::from_secs(seconds), wall: Time::default() }

@@ -1,9 +1,9 @@
 //! What subs say of their machines, and by what machines are known.
 // tidy: core
 
-use common::api::subd::Identity;
-use common::object::ObjectId;
-use common::tree::Time;
+use api::subd::Identity;
+use model::object::ObjectId;
+use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
 /// The longest name or id of a machine that is looked at, in bytes; a machine may say anything.

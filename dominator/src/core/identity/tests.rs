@@ -17,7 +17,7 @@ fn sighting(machine: u64, hostname: &str, machine_id: &str) -> Sighting {
 /// A machine of an image that brings these as host name and machine id.
 fn of_image(sighting: Sighting, hostname: &str, machine_id: &str) -> Sighting {
     let content = |word: &str| {
-        let digest = common::object::Algorithm::Blake3.digest(format!("{word}\n").as_bytes());
+        let digest = model::object::Algorithm::Blake3.digest(format!("{word}\n").as_bytes());
         Origin::Image(digest)
     };
     let origins = Origins { machine_id: content(machine_id), hostname: content(hostname) };

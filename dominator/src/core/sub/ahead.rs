@@ -10,16 +10,17 @@ use core::time::Duration;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::api::subd::{Activity, FetchFailure, FetchRequest};
-use common::object::ObjectId;
+use api::subd::{Activity, FetchFailure, FetchRequest};
+use model::object::ObjectId;
 
 use super::missing::Missing;
 use super::{Call, Context, Effect, ImageState, Now, Purpose, Sub, Ticket, View};
 use crate::core::network::Urgency;
-use crate::core::pace::{HOLD_FIRST, HOLD_LONGEST, doubled, jittered};
-use crate::core::planning::{PlanKey, Planned};
-use crate::core::required::RequiredImage;
-use crate::core::words::size;
+use crate::core::pace::{HOLD_FIRST, HOLD_LONGEST};
+use api::planning::{PlanKey, Planned};
+use model::backoff::{doubled, jittered};
+use model::image::required::RequiredImage;
+use model::words::size;
 
 /// What is known of the image that comes next.
 #[derive(Debug)]

@@ -4,10 +4,11 @@
 
 use core::time::Duration;
 
-use common::api::subd::{Limits, SetConfigurationRequest};
+use api::subd::{Limits, SetConfigurationRequest};
 
 use super::{Call, Context, Effect, Now, Purpose, Sub, View};
-use crate::core::pace::{HOLD_FIRST, HOLD_LONGEST, doubled, jittered};
+use crate::core::pace::{HOLD_FIRST, HOLD_LONGEST};
+use model::backoff::{doubled, jittered};
 
 /// What is wanted, and how telling it went.
 #[derive(Clone, Debug, Default)]

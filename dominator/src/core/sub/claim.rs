@@ -9,19 +9,19 @@
 use core::ops::ControlFlow::{Break, Continue};
 use core::time::Duration;
 
-use common::api::dominator::Status;
-use common::api::subd::{Activity, Health, LastUpdate, Outcome};
-use common::image::ImageName;
-use common::object::ObjectId;
+use api::dominator::Status;
+use api::subd::{Activity, Health, LastUpdate, Outcome};
+use model::image::ImageName;
+use model::object::ObjectId;
 
 use super::decide::{Stage, describe, stop};
 use super::{Effect, ImageState, Now, Purpose, Reach, Sub, View};
 use crate::core::budget::{Class, Demand, Impact};
 use crate::core::claims::{Answer, Claim, End, Purpose as For, Release, Update};
 use crate::core::network::{Download, Urgency};
-use crate::core::planning::Planned;
-use crate::core::required::RequiredImage;
 use crate::core::trial::Failed;
+use api::planning::Planned;
+use model::image::required::RequiredImage;
 
 /// A machine that has not answered for so long after an update began has vanished.
 pub const VANISHED_AFTER: Duration = Duration::from_secs(300);

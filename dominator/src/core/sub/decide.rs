@@ -11,16 +11,16 @@ use core::time::Duration;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use common::api::dominator::Status;
-use common::api::object_server::IDS_MAX;
-use common::api::subd::{
+use api::dominator::Status;
+use api::object_server::IDS_MAX;
+use api::subd::{
     Activity, CleanupRequest, Expects, FetchRequest, PollRequest, PrepareRequest, ScanReport,
     SetConfigurationRequest,
 };
-use common::plan::{Operation, Plan};
-use common::scope::Scope;
-use common::tree::Tree;
-use common::when::moment;
+use model::plan::{Operation, Plan};
+use model::scope::Scope;
+use model::tree::Tree;
+use model::when::moment;
 
 use super::missing::Missing;
 use super::recognition::origins;
@@ -28,10 +28,11 @@ use super::{
     Call, Context, Effect, Fetch, ImageState, KnownScope, Now, Polling, Purpose, Reach, Sub,
     Ticket, Update, View,
 };
-use crate::core::pace::{POLL_WAIT, jittered};
-use crate::core::planning::{PlanJob, PlanKey, Planned};
-use crate::core::required::RequiredImage;
-use crate::core::words::{counted, plain};
+use crate::core::pace::POLL_WAIT;
+use api::planning::{PlanJob, PlanKey, Planned};
+use model::backoff::jittered;
+use model::image::required::RequiredImage;
+use model::words::{counted, plain};
 
 /// How long a staged update waits for its Commit.
 const EXPIRES_SECONDS: u32 = 300;

@@ -4,21 +4,21 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use common::api::dominator::Status;
-use common::api::dominator::orders::{DefaultImage, UpdatePause};
-use common::api::subd::{
+use api::dominator::Status;
+use api::dominator::orders::{DefaultImage, UpdatePause};
+use api::subd::{
     CleanupRequest, FetchRequest, OfferImageRequest, Outcome, PollReply, PollRequest,
     PrepareRequest, SetConfigurationRequest, Version,
 };
-use common::mdb::Machine;
-use common::object::ObjectId;
-use common::tree::{Time, Tree};
+use model::mdb::Machine;
+use model::object::ObjectId;
+use model::tree::{Time, Tree};
 
 use crate::core::changes::Ordered;
 use crate::core::claims::{Answer, Claim, Purpose, Release};
 use crate::core::identity::{News, Verdict};
-use crate::core::planning::{PlanJob, Planned};
-use crate::core::required::RequiredImage;
+use api::planning::{PlanJob, Planned};
+use model::image::required::RequiredImage;
 
 /// The time, as the shell read it or the simulation made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,12 +6,12 @@
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use common::api::dominator::Status;
-use common::api::dominator::explain::{Differs, Explanation, Has, ImageSource, MustHave, Remedy};
-use common::api::dominator::orders::UpdatePause;
-use common::object::ObjectId;
-use common::plan::{Action, Difference};
-use common::tree::Time;
+use api::dominator::Status;
+use api::dominator::explain::{Differs, Explanation, Has, ImageSource, MustHave, Remedy};
+use api::dominator::orders::UpdatePause;
+use model::object::ObjectId;
+use model::plan::{Action, Difference};
+use model::tree::Time;
 
 use super::decide::path_of;
 use super::missing::Missing;

@@ -1,12 +1,12 @@
 //! What a plan needs and the sub does not have.
 // tidy: core
 
-use common::api::object_server::IDS_MAX;
-use common::api::subd::{FetchObject, Space};
+use api::object_server::IDS_MAX;
+use api::subd::{FetchObject, Space};
 
 use super::View;
-use crate::core::planning::Planned;
-use crate::core::words::{counted, size};
+use api::planning::Planned;
+use model::words::{counted, size};
 
 /// What every file takes more than its length, in bytes: the block that it ends in.
 const BLOCK_BYTES: u64 = 4_096;

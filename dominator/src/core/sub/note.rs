@@ -5,10 +5,10 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use common::api::dominator::Status;
-use common::api::subd::{Activity, FetchFailure, Outcome, PollReply};
-use common::mdb::Machine;
-use common::report::report;
+use api::dominator::Status;
+use api::subd::{Activity, FetchFailure, Outcome, PollReply};
+use model::mdb::Machine;
+use model::report::report;
 
 use super::missing::Missing;
 use super::offer::signatures_of;
@@ -16,10 +16,9 @@ use super::{
     Context, Event, Failure, FailureKind, Hold, ImageState, Now, Pending, Polling, Purpose, Reach,
     Sub, Ticket, Unusable, View,
 };
-use crate::core::pace::{
-    HELD_PAUSE, HOLD_FIRST, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST, doubled, jittered,
-};
-use crate::core::words::size;
+use crate::core::pace::{HELD_PAUSE, HOLD_FIRST, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST};
+use model::backoff::{doubled, jittered};
+use model::words::size;
 
 impl Sub {
     /// Takes note of `event`.

@@ -8,13 +8,13 @@
 use core::ops::ControlFlow::Continue;
 use std::sync::Arc;
 
-use common::api::dominator::Status;
-use common::api::subd::{OfferImageRequest, SOURCES_MAX};
-use common::signing::Signature;
+use api::dominator::Status;
+use api::subd::{OfferImageRequest, SOURCES_MAX};
+use model::signing::Signature;
 
 use super::decide::Stage;
 use super::{Call, Context, Effect, ImageState, Now, Purpose, Sub, View};
-use crate::core::required::RequiredImage;
+use model::image::required::RequiredImage;
 
 /// What was offered, and to which start of the sub.
 #[derive(Clone, Debug)]

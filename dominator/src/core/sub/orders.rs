@@ -5,17 +5,17 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use common::api::dominator::Status;
-use common::api::dominator::orders::{DefaultImage, UpdatePause, WatchSubReply};
-use common::api::subd::{Outcome, Version};
-use common::image::ImageName;
-use common::tree::Time;
-use common::when::moment;
+use api::dominator::Status;
+use api::dominator::orders::{DefaultImage, UpdatePause, WatchSubReply};
+use api::subd::{Outcome, Version};
+use model::image::ImageName;
+use model::tree::Time;
+use model::when::moment;
 
 use super::decide::{Stage, stop};
 use super::{Effect, Failure, ImageState, Now, Polling, Reach, Sub, Ticket, Update, View};
 use crate::core::default_image;
-use crate::core::planning::Planned;
+use api::planning::Planned;
 
 /// How often the time of day is looked at during a pause, if nothing else happens: it may have been
 /// set.
@@ -42,7 +42,7 @@ pub(super) struct Orders {
     is_paused: bool,
     default: Option<Arc<DefaultImage>>,
     /// The plan that is to be carried out even if the machine does not want to be disturbed.
-    forced: Option<common::object::ObjectId>,
+    forced: Option<model::object::ObjectId>,
     rush: Option<Rush>,
     /// The question for a scan that has no answer yet; there is at most one.
     scan: Option<Ticket>,

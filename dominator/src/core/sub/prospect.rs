@@ -3,18 +3,18 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::Status;
-use common::api::dominator::plan::Gap;
-use common::api::subd::{Activity, ScanReport};
-use common::filter::Patterns;
-use common::image::ImageName;
-use common::mdb::Machine;
-use common::object::set::ObjectSet;
-use common::plan::job::Planned;
-use common::plan::preview::Lack;
-use common::scope::Scope;
-use common::tree::Tree;
-use common::when::moment;
+use api::dominator::Status;
+use api::dominator::plan::Gap;
+use api::planning::Planned;
+use api::planning::preview::Lack;
+use api::subd::{Activity, ScanReport};
+use model::filter::Patterns;
+use model::image::ImageName;
+use model::mdb::Machine;
+use model::object::set::ObjectSet;
+use model::scope::Scope;
+use model::tree::Tree;
+use model::when::moment;
 
 use super::{Reach, Sub};
 use crate::core::default_image;

@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::Status;
-use common::path::TreePath;
-use common::scope::Coverage;
+use api::dominator::Status;
+use model::path::TreePath;
+use model::scope::Coverage;
 
 use super::decide::{Stage, stop};
 use super::{Effect, ImageState, Sub, View};
 use crate::core::identity::{News, Origin, Origins, Sighting, Verdict};
-use crate::core::required::RequiredImage;
+use model::image::required::RequiredImage;
 
 /// What was told, and what was answered.
 #[derive(Debug, Default)]

@@ -4,13 +4,13 @@
 use core::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 
-use common::api::subd::Outcome;
-use common::tree::Tree;
+use api::subd::Outcome;
+use model::tree::Tree;
 
 use super::{Effect, Sub, View};
 use crate::core::changes::Ordered;
-use crate::core::planning::Planned;
-use crate::core::required::RequiredImage;
+use api::planning::Planned;
+use model::image::required::RequiredImage;
 
 /// The update that was ordered last, of which the end is to be told.
 #[derive(Clone, Copy, Debug)]

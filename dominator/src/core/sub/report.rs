@@ -3,9 +3,9 @@
 
 use core::net::SocketAddr;
 
-use common::api::dominator::orders::UpdatePause;
-use common::api::dominator::{Status, SubDetail, SubSummary};
-use common::tree::Time;
+use api::dominator::orders::UpdatePause;
+use api::dominator::{Status, SubDetail, SubSummary};
+use model::tree::Time;
 
 use super::missing::Missing;
 use super::{Sub, View};

@@ -11,12 +11,10 @@ mod script;
 
 use std::sync::Arc;
 
-use common::api::subd::{
-    Activity, CleanupRequest, FetchFailure, Outcome, Space, TriggerFailure, Version,
-};
-use common::mdb::Machine;
-use common::scope::Scope;
+use api::subd::{Activity, CleanupRequest, FetchFailure, Outcome, Space, TriggerFailure, Version};
 use expect_test::expect;
+use model::mdb::Machine;
+use model::scope::Scope;
 
 use super::*;
 use script::{Script, image, object, tree};

@@ -3,13 +3,11 @@
 
 use std::sync::Arc;
 
-use common::api::dominator::PollSummary;
-use common::api::subd::{
-    Alarm, CacheReport, LastFetch, LastUpdate, Outcome, PollReply, ScanReport,
-};
-use common::filter::{PatternError, Patterns};
-use common::image::ImageName;
-use common::object::set::ObjectSet;
+use api::dominator::PollSummary;
+use api::subd::{Alarm, CacheReport, LastFetch, LastUpdate, Outcome, PollReply, ScanReport};
+use model::filter::{PatternError, Patterns};
+use model::image::ImageName;
+use model::object::set::ObjectSet;
 
 /// The most objects that a cache is believed to hold; images have fewer.
 const CACHE_OBJECTS_MAX: usize = 1 << 20;

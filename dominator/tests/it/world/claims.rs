@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::image::ImageName;
-use common::mdb::Machine;
-use common::tree::Time;
 use dominator::core::budget::limits::{Limit, Limits, Places};
 use dominator::core::budget::{Class, Impact, Seat};
 use dominator::core::claims::{Claim, Claims, End, Purpose, Release, Settings, Update};
 use dominator::core::sub::{Event, Now};
 use dominator::core::trial::FailureLimits;
+use model::image::ImageName;
+use model::mdb::Machine;
+use model::tree::Time;
 
 use super::{Happening, World};
 

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::subd::{Activity, CacheReport, Identity, PollReply, PrepareRequest};
-use common::mdb::Machine;
-use common::object::ObjectId;
+use api::subd::{Activity, CacheReport, Identity, PollReply, PrepareRequest};
 use dominator::core::sub::{Event, Failure, FailureKind, Ticket};
+use model::mdb::Machine;
+use model::object::ObjectId;
 
 use super::{Faults, Happening, World};
 use crate::model::{Model, Server};
@@ -240,7 +240,7 @@ impl World {
 
     fn mangle(&mut self, reply: &mut PollReply) {
         let number = self.random.next();
-        let object = common::object::Algorithm::Blake3.digest(&number.to_le_bytes());
+        let object = model::object::Algorithm::Blake3.digest(&number.to_le_bytes());
         match number % 8 {
             0 => reply.version.generation = number,
             1 => reply.version.instance = number,

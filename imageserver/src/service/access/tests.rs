@@ -5,20 +5,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::image_server::directories::{
+use api::access::{Identity, Powers};
+use api::image_server::directories::{
     ChangeOwnerRequest, MakeDirectoryRequest, RemoveDirectoryRequest,
 };
-use common::api::image_server::expiry::ChangeExpiryRequest;
-use common::api::image_server::notes::{ChangeTagsRequest, CopyImageRequest};
-use common::api::image_server::replication::ServerId;
-use common::api::image_server::signatures::ChangeSignaturesRequest;
-use common::api::image_server::{AddImageRequest, DeleteImageRequest};
-use common::api::object_server::CheckObjectsRequest;
-use common::image::{Content, FORMAT, Image, Notes};
-use common::object::Algorithm;
-use common::tree::{Time, Tree};
-use common::trigger::Triggers;
-use common::wire::access::{Identity, Powers};
+use api::image_server::expiry::ChangeExpiryRequest;
+use api::image_server::notes::{ChangeTagsRequest, CopyImageRequest};
+use api::image_server::replication::ServerId;
+use api::image_server::signatures::ChangeSignaturesRequest;
+use api::image_server::{AddImageRequest, DeleteImageRequest};
+use api::object_server::CheckObjectsRequest;
+use model::image::{Content, FORMAT, Image, Notes};
+use model::object::Algorithm;
+use model::tree::{Time, Tree};
+use model::trigger::Triggers;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 

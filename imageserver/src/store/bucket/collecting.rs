@@ -36,10 +36,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::api::image_server::collection::{CollectReply, CollectRequest};
-use common::lock::locked;
-use common::object::ObjectId;
-use common::report::report;
+use api::image_server::collection::{CollectReply, CollectRequest};
+use model::lock::locked;
+use model::object::ObjectId;
+use model::report::report;
 use serde::{Deserialize, Serialize};
 
 use super::keys;

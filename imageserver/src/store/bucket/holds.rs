@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use common::image::ImageName;
-use common::lock::locked;
-use common::report::report;
+use model::image::ImageName;
+use model::lock::locked;
+use model::report::report;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 

@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
-use common::image::ImageName;
-use common::object::ObjectId;
+use model::image::ImageName;
+use model::object::ObjectId;
 
 use crate::store::layout;
 
@@ -94,7 +94,7 @@ pub fn lease(server: &str, start: &str, number: u64) -> String {
 /// What a dominator uses.
 #[must_use]
 pub fn hold(holder: &str) -> String {
-    let digest = common::object::Algorithm::Blake3.digest(holder.as_bytes());
+    let digest = model::object::Algorithm::Blake3.digest(holder.as_bytes());
     format!("{HOLDS}/{}", &digest.hex()[..32])
 }
 
@@ -125,7 +125,7 @@ pub fn is_server(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use common::object::Algorithm;
+    use model::object::Algorithm;
 
     use super::*;
 

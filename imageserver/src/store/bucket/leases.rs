@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::api::object_server::LEASE_SECONDS_MAX;
-use common::lock::locked;
-use common::object::ObjectId;
+use api::object_server::LEASE_SECONDS_MAX;
+use model::lock::locked;
+use model::object::ObjectId;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
@@ -166,7 +166,7 @@ impl Drop for Pin {
         if !self.keys.is_empty()
             && let Err(error) = self.leasing.remote.delete(&self.keys)
         {
-            tracing::debug!("a lease is left: {}", common::report::report(&error));
+            tracing::debug!("a lease is left: {}", model::report::report(&error));
         }
     }
 }

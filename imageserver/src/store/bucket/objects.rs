@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use common::lock::locked;
-use common::object::{Hasher, ObjectId};
-use common::report::report;
 use futures_util::stream::{StreamExt as _, TryStreamExt as _};
+use model::lock::locked;
+use model::object::{Hasher, ObjectId};
+use model::report::report;
 use object_store::{Error, ObjectStoreExt as _};
 use tokio::sync::Semaphore;
 

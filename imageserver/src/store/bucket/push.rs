@@ -7,8 +7,8 @@ use std::io::Read as _;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::object::ObjectId;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use model::object::ObjectId;
 use object_store::{ObjectStore as _, ObjectStoreExt as _, PutMultipartOptions};
 use tokio::sync::oneshot;
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::image::ImageName;
-use common::lock::locked;
 use futures_util::stream::{StreamExt as _, TryStreamExt as _};
+use model::image::ImageName;
+use model::lock::locked;
 use object_store::path::Path;
 
 use super::keys;
@@ -62,7 +62,7 @@ impl BucketRecords {
         if let Err(error) = told {
             tracing::warn!(
                 "other servers hear of a change only later: {}",
-                common::report::report(&error)
+                model::report::report(&error)
             );
         }
     }

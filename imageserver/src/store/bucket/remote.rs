@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::lock::locked;
 use futures_util::stream::{Stream, StreamExt as _, TryStreamExt as _};
+use model::lock::locked;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::path::Path;
 use object_store::{

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use common::object::ObjectId;
-use common::report::report;
+use model::object::ObjectId;
+use model::report::report;
 use serde::{Deserialize, Serialize};
 
 use super::keys;

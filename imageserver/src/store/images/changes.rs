@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::ops::{Bound, RangeBounds};
 
-use common::api::image_server::replication::{Change, Cursor, Ended};
-use common::image::Image;
-use common::lock::locked;
-use common::report::report;
-use common::wire::codec::{self, Encoding};
+use api::codec::{self, Encoding};
+use api::image_server::replication::{Change, Cursor, Ended};
+use model::image::Image;
+use model::lock::locked;
+use model::report::report;
 use tokio::sync::watch;
 
 use super::super::Ending;
@@ -59,7 +59,7 @@ pub fn digest_of(notes: &Notes) -> ObjectId {
     let notes = Notes { expires_at: None, ..notes.clone() };
     // Notes can always be written; if not, they equal none, and are fetched again.
     let bytes = codec::encode(Encoding::Bincode, "notes", &notes).unwrap_or_default();
-    common::object::Algorithm::Blake3.digest(&bytes)
+    model::object::Algorithm::Blake3.digest(&bytes)
 }
 
 impl Index {
@@ -286,11 +286,11 @@ pub(super) fn notes_of(record: &Record) -> ObjectId {
 
 #[cfg(test)]
 mod tests {
-    use common::filter::Filter;
-    use common::image::{Content, FORMAT};
-    use common::object::Algorithm;
-    use common::tree::{Time, Tree};
-    use common::trigger::Triggers;
+    use model::filter::Filter;
+    use model::image::{Content, FORMAT};
+    use model::object::Algorithm;
+    use model::tree::{Time, Tree};
+    use model::trigger::Triggers;
 
     use super::super::super::Store;
     use super::*;

@@ -1,11 +1,11 @@
 //! Directories and their owners, which replicas take from their master and never lose.
 
-use common::api::image_server::directories::{
+use api::access::Owners;
+use api::image_server::directories::{
     ChangeOwner, ChangeOwnerRequest, ListDirectories, ListDirectoriesRequest, MakeDirectory,
     MakeDirectoryRequest, RemoveDirectory, RemoveDirectoryRequest,
 };
-use common::api::image_server::replication::directories::DirectoriesTrouble;
-use common::wire::access::Owners;
+use api::image_server::replication::directories::DirectoriesTrouble;
 
 use super::links::Proxy;
 use super::*;

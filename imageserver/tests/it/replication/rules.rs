@@ -1,9 +1,9 @@
 //! What a replica takes, and what it never does: lose an image.
 
-use common::api::image_server::expiry::{ChangeExpiry, ChangeExpiryRequest};
-use common::api::image_server::holds::{HoldImages, HoldImagesRequest};
-use common::api::image_server::notes::{CopyImage, CopyImageRequest};
-use common::api::image_server::replication::{DropCopy, DropCopyRequest};
+use api::image_server::expiry::{ChangeExpiry, ChangeExpiryRequest};
+use api::image_server::holds::{HoldImages, HoldImagesRequest};
+use api::image_server::notes::{CopyImage, CopyImageRequest};
+use api::image_server::replication::{DropCopy, DropCopyRequest};
 
 use super::*;
 

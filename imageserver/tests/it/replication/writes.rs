@@ -1,7 +1,7 @@
 //! Changes that a replica is asked for, and that its master makes.
 
-use common::api::image_server::expiry::{ChangeExpiry, ChangeExpiryRequest};
-use common::api::image_server::notes::{CopyImage, CopyImageRequest};
+use api::image_server::expiry::{ChangeExpiry, ChangeExpiryRequest};
+use api::image_server::notes::{CopyImage, CopyImageRequest};
 
 use super::*;
 

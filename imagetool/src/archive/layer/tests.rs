@@ -1,7 +1,7 @@
 //! How layers change trees, each kind of entry upon each other.
 
-use common::path::TreePath;
-use common::tree::text;
+use model::path::TreePath;
+use model::tree::text;
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn entries(layer: &str) -> Vec<(TreePath, Node)> {
             })),
             ["l", _, target] => Node::Leaf(Leaf::Symlink(tree::Symlink {
                 metadata: Metadata::new(0o777, 0, 0),
-                target: common::escape::ByteText(target.as_bytes().to_owned()),
+                target: model::escape::ByteText(target.as_bytes().to_owned()),
             })),
             ["h", _, target] => Node::Leaf(Leaf::HardLink(path(target))),
             ["p", _] => Node::Leaf(Leaf::Special(tree::Special {
@@ -48,11 +48,11 @@ fn laid(layers: &[&str]) -> String {
         for (path, node) in entries(text) {
             let name = path.relative().to_owned();
             if let Err(error) = layer.insert(path, node, &name) {
-                return format!("{}: {error}", common::escape::escape(&name));
+                return format!("{}: {error}", model::escape::escape(&name));
             }
         }
         if let Err(Refused { name, source }) = layered.apply(layer) {
-            return format!("{}: {source}", common::escape::escape(&name));
+            return format!("{}: {source}", model::escape::escape(&name));
         }
         // What was laid is a tree like any other, and can be laid upon again.
         let tree = layered.into_builder(Algorithm::Blake3).finish().unwrap();
@@ -72,7 +72,7 @@ fn laid(layers: &[&str]) -> String {
             Some(format!("f {path} {content}"))
         }
         Node::Leaf(Leaf::Symlink(symlink)) => {
-            Some(format!("l {path} {}", common::escape::escape(&symlink.target.0)))
+            Some(format!("l {path} {}", model::escape::escape(&symlink.target.0)))
         }
         Node::Leaf(Leaf::HardLink(target)) => Some(format!("h {path} {target}")),
         node => Some(

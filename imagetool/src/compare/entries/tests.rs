@@ -1,9 +1,9 @@
 //! Trees are compared as they are written.
 
-use common::object::Algorithm;
-use common::tree::text::from_text;
-use common::tree::{Child, Tree};
 use expect_test::{Expect, expect};
+use model::object::Algorithm;
+use model::tree::text::from_text;
+use model::tree::{Child, Tree};
 
 use super::*;
 

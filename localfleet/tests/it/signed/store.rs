@@ -1,9 +1,9 @@
 //! A stolen image server: somebody has written into its store.
 
-use common::api::dominator::Status;
-use common::image::{Content, Notes};
+use api::dominator::Status;
 use imageserver::store::layout::{IMAGES, OBJECTS, image_path, object_path};
 use imageserver::store::record::Record;
+use model::image::{Content, Notes};
 
 use super::*;
 
@@ -77,11 +77,11 @@ fn a_stolen_image_server_installs_nothing_that_is_not_signed() {
 
     // The same tree with other triggers; and with another filter.
     let more = TRIGGERS.replace("/etc/.*", "/.*");
-    let triggers = common::trigger::Triggers::from_json(&more).unwrap();
+    let triggers = model::trigger::Triggers::from_json(&more).unwrap();
     let content = Content { triggers, ..third.image.content.clone() };
     site.forge("web/3", &forged(content, third.image.notes.clone()));
     site.wait_for(Status::SignatureRefused, "web/3 has 0 of 2 signatures that count");
-    let filter = Some(common::filter::Filter::new(["/var/log/.*", "/etc/.*"]).unwrap());
+    let filter = Some(model::filter::Filter::new(["/var/log/.*", "/etc/.*"]).unwrap());
     let tree = Content { filter, ..third.image.content.clone() };
     site.forge("web/3", &forged(tree, third.image.notes.clone()));
     // The tree itself does not fit that filter, so the dominator refuses first.

@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use common::api::subd::{
+use api::planning::{PlanJob, PlanKey};
+use api::subd::{
     Activity, Commit, CommitRequest, Expects, Fetch, FetchObject, FetchRequest, OfferImage,
     OfferImageRequest, Outcome, Poll, PollReply, PollRequest, Prepare, PrepareRequest,
     SetConfiguration, SetConfigurationRequest,
 };
-use common::filter::{Filter, Patterns};
-use common::image::required::RequiredImage;
-use common::path::TreePath;
-use common::plan::job::{PlanJob, PlanKey};
-use common::plan::{Action, Difference, Operation, Plan};
-use common::scope::{Coverage, ScanSettings};
-use common::tree::{Computed, File, Leaf, Metadata, Node, Symlink, TreeBuilder};
-use common::trees::Reader;
-use common::wire::client::{CallError, Client};
-use common::wire::{FaultCode, Method};
+use api::{fault::FaultCode, method::Method};
+use model::filter::{Filter, Patterns};
+use model::image::required::RequiredImage;
+use model::path::TreePath;
+use model::plan::{Action, Difference, Operation, Plan};
+use model::scope::{Coverage, ScanSettings};
+use model::tree::{Computed, File, Leaf, Metadata, Node, Symlink, TreeBuilder};
+use rpc::client::{CallError, Client};
+use rpc::trees::Reader;
 
 use super::*;
 
@@ -100,7 +100,7 @@ impl Thief {
         let planned = job.run().unwrap();
         let fetch_id = self.next();
         let object =
-            |(id, need): (_, &common::plan::Need)| FetchObject { id, size_bytes: need.size_bytes };
+            |(id, need): (_, &model::plan::Need)| FetchObject { id, size_bytes: need.size_bytes };
         let objects = planned.needs.iter().map(|(id, need)| object((*id, need))).collect();
         let sources = vec![self.source.clone()];
         let fetch = FetchRequest { fetch_id, sources, objects, ahead: false };
@@ -170,7 +170,7 @@ impl Thief {
 fn refused(result: Result<(), CallError>) -> Result<(), String> {
     result.map_err(|error| {
         assert_eq!(error.code(), Some(FaultCode::Untrusted), "{error:?}");
-        common::report::report(&error)
+        model::report::report(&error)
     })
 }
 
@@ -182,7 +182,7 @@ fn replace(path: &str, leaf: Leaf) -> Operation {
 
 fn link_to_evil(path: &str) -> Operation {
     let metadata = Metadata::new(0o777, 0, 0);
-    let target = common::escape::ByteText(b"evil".to_vec());
+    let target = model::escape::ByteText(b"evil".to_vec());
     let node = Node::Leaf(Leaf::Symlink(Symlink { metadata, target }));
     let reason = vec![Difference::Missing];
     Operation { path: TreePath::new(path).unwrap(), action: Action::Create(node), reason }
@@ -205,7 +205,7 @@ fn a_stolen_dominator_installs_nothing_that_is_not_signed() {
     let mut thief = Thief::of(&site);
     let (unsigned, honest) = (thief.required("web/3"), thief.required("web/4"));
     let now =
-        common::signing::Statement::clone(&honest.signatures[0].check().unwrap().statement).signed;
+        model::signing::Statement::clone(&honest.signatures[0].check().unwrap().statement).signed;
 
     // OpenSSH takes what imagetool has signed.
     site.expect_valid(&honest.signatures[0], "alice");
@@ -252,11 +252,11 @@ fn a_stolen_dominator_installs_nothing_that_is_not_signed() {
     thief.expect_refused(&less, "/program would not be as it is signed (content");
     let json = TRIGGERS.replace("}]", r#"}, {"MatchLines": ["/"], "Service": "evil"}]"#);
     let mut trigger = order.clone();
-    trigger.triggers = common::trigger::Triggers::from_json(&json).unwrap();
+    trigger.triggers = model::trigger::Triggers::from_json(&json).unwrap();
     thief.expect_refused(&trigger, "the triggers of the update are not those that are signed");
     let mut check = order.clone();
     let command = vec!["/bin/sh".to_owned()];
-    let evil = common::image::HealthCheck { command, within_seconds: 1, undo: false };
+    let evil = model::image::HealthCheck { command, within_seconds: 1, undo: false };
     check.health_check = Some(evil);
     thief.expect_refused(&check, "the health checks of the update are not those");
     let mut other = order;
@@ -342,7 +342,7 @@ fn a_computed_file_lends_its_content_to_nothing_that_is_signed() {
     order.plan.operations = vec![link(), content.clone()];
     let refused = thief.call::<Prepare>(&order).unwrap_err();
     assert_eq!(refused.code(), Some(FaultCode::BadRequest), "{refused:?}");
-    let refused = common::report::report(&refused);
+    let refused = model::report::report(&refused);
     assert!(
         refused.contains("bad operation on /program: it links to what is no file"),
         "{refused}"

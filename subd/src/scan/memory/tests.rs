@@ -84,7 +84,7 @@ fn an_equal_directory_is_shared_and_another_is_not() {
         let memory =
             memory(Stamp::new(&status(0), time(1_000), Attributes::Basic, Times::default()));
         let leaf = leaf_of(&Status { mode, ..status(0) }, &memory);
-        vec![Entry { name: common::tree::Name::new(b"f").unwrap(), child: Child::Leaf(leaf) }]
+        vec![Entry { name: model::tree::Name::new(b"f").unwrap(), child: Child::Leaf(leaf) }]
     };
     let plain = || Metadata::new(0o755, 0, 0);
     let first = assemble(Algorithm::Blake3, plain(), entry(0o644), None).unwrap();

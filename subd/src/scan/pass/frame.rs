@@ -4,8 +4,8 @@ use std::iter::Peekable;
 use std::sync::Arc;
 use std::vec::IntoIter;
 
-use common::path::TreePath;
-use common::tree::{Entry, Xattrs};
+use model::path::TreePath;
+use model::tree::{Entry, Xattrs};
 
 use crate::root::{Directory, Root, Status};
 use crate::scan::memory::{DirectoryMemory, Memory, Stamp};
@@ -27,7 +27,7 @@ pub struct Frame {
     /// Its own extended attributes.
     pub xattrs: Xattrs,
     /// What the last complete pass made of it.
-    pub built: Option<Arc<common::tree::Directory>>,
+    pub built: Option<Arc<model::tree::Directory>>,
     /// The names still to be read, sorted.
     pub names: IntoIter<Box<[u8]>>,
     /// What the last pass left about entries from here on, sorted by name.
@@ -100,7 +100,7 @@ impl Frame {
                 Ok(())
             }
             Ok(_) => Err("it was replaced while it was scanned".to_owned()),
-            Err(error) => Err(common::report::report(&error)),
+            Err(error) => Err(model::report::report(&error)),
         }
     }
 }

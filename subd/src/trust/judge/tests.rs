@@ -2,22 +2,23 @@
 
 use std::sync::Arc;
 
-use common::api::subd::Expects;
-use common::escape::ByteText;
-use common::image::{ComputedRule, FORMAT, HealthCheck};
-use common::object::{Algorithm, ObjectId};
-use common::signing::{SigningKey, Statement};
-use common::tree::text::{from_text, to_text};
-use common::tree::{Metadata, Symlink, Time};
-use common::trigger::Triggers;
+use api::subd::Expects;
+use certs::signing_key::SigningKey;
+use model::escape::ByteText;
+use model::image::{ComputedRule, FORMAT, HealthCheck};
+use model::object::{Algorithm, ObjectId};
+use model::signing::Statement;
+use model::tree::text::{from_text, to_text};
+use model::tree::{Metadata, Symlink, Time};
+use model::trigger::Triggers;
 use proptest::prelude::*;
 
 use super::*;
 
 /// Made by `ssh-keygen`; nobody uses them.
 const KEYS: [&str; 2] = [
-    include_str!("../../../../common/src/signing/endorsement/keys/alice"),
-    include_str!("../../../../common/src/signing/endorsement/keys/bob"),
+    include_str!("../../../../common/certs/tests/keys/alice"),
+    include_str!("../../../../common/certs/tests/keys/bob"),
 ];
 
 const NOW: u64 = 1_000;
@@ -67,9 +68,9 @@ fn content(name: &str, tree: &Tree) -> Content {
         format: FORMAT,
         name: name.parse().unwrap(),
         root: tree.digest(),
-        filter: Some(common::filter::Filter::new(["/home/.*"]).unwrap()),
+        filter: Some(model::filter::Filter::new(["/home/.*"]).unwrap()),
         triggers: Triggers::from_json(TRIGGERS).unwrap(),
-        computed: common::image::computed_rules(tree),
+        computed: model::image::computed_rules(tree),
         health_check: None,
     }
 }
@@ -286,9 +287,9 @@ fn a_machine_that_scans_otherwise_is_not_compared() {
     let mut world = World::new(&drifted(), &tree(SIGNED));
     let plan = world.plan();
     let settings = |lines: &[&str]| {
-        let filter = common::filter::Filter::new(lines).unwrap();
-        let coverage = common::scope::Coverage::Full(filter);
-        common::scope::ScanSettings { coverage, ..common::scope::ScanSettings::default() }
+        let filter = model::filter::Filter::new(lines).unwrap();
+        let coverage = model::scope::Coverage::Full(filter);
+        model::scope::ScanSettings { coverage, ..model::scope::ScanSettings::default() }
     };
     for lines in [&["/home/.*", "/etc/a"][..], &[]] {
         let settings = settings(lines);
@@ -344,7 +345,7 @@ fn of_computed_files_all_but_the_content_is_signed() {
     let want = [ComputedRule { path: path("/etc/computed"), source: "files:6972".to_owned() }];
     assert_eq!(world.image.content.computed, want);
     let brought = |mode, uid| {
-        let file = common::tree::File {
+        let file = model::tree::File {
             metadata: Metadata::new(mode, uid, 0),
             mtime: Time::default(),
             size_bytes: 3,
@@ -407,7 +408,7 @@ fn node(kind: u8) -> Node {
             let metadata = Metadata::new(0o777, 0, 0);
             Node::Leaf(Leaf::Symlink(Symlink { metadata, target: ByteText(vec![b'x', kind]) }))
         }
-        _ => Node::Leaf(Leaf::File(common::tree::File {
+        _ => Node::Leaf(Leaf::File(model::tree::File {
             metadata,
             mtime: Time { seconds: 1, nanoseconds: 0 },
             size_bytes: 5,

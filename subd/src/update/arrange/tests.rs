@@ -1,9 +1,9 @@
 //! Tests of the arrangement of plans.
 
-use common::escape::ByteText;
-use common::object::Algorithm;
-use common::plan::{Blocked, Difference, Obstacle};
-use common::tree::{Computed, File, Metadata, Symlink, Time};
+use model::escape::ByteText;
+use model::object::Algorithm;
+use model::plan::{Blocked, Difference, Obstacle};
+use model::tree::{Computed, File, Metadata, Symlink, Time};
 
 use super::*;
 

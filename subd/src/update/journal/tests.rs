@@ -1,8 +1,8 @@
 //! Tests of the journal on a real directory.
 
-use common::path::TreePath;
-use common::tree::{Metadata, Time};
-use common::trigger::services::{ServiceCall, Verb};
+use model::path::TreePath;
+use model::tree::{Metadata, Time};
+use model::trigger::services::{ServiceCall, Verb};
 
 use super::*;
 use crate::root::Root;

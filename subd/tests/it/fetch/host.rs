@@ -1,6 +1,6 @@
 //! Object servers that misbehave, and lines that break.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use api::fault::{Fault, FaultCode};
+use api::object_server::GetObjects;
+use api::object_stream::Head;
 use bytes::Bytes;
-use common::api::object_server::GetObjects;
-use common::object::{Algorithm, ObjectId};
-use common::wire::object_stream::Head;
-use common::wire::server::{Content, Page, Router, head_bytes, serve};
-use common::wire::{Fault, FaultCode};
+use model::object::{Algorithm, ObjectId};
+use rpc::server::{Content, Page, Router, head_bytes, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -146,7 +146,7 @@ impl Host {
             })
             .pages_below("/objects/", move |request| {
                 let first = match request.range {
-                    Some(common::wire::server::ByteRange::From { first, last: None }) => first,
+                    Some(rpc::server::ByteRange::From { first, last: None }) => first,
                     other => panic!("{other:?}"),
                 };
                 let page = page(&pages, fault, &request.below, first);

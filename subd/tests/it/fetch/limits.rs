@@ -3,15 +3,15 @@
 //! Bounds on time are lower bounds: a slow machine never makes these tests fail. With
 //! `SUBD_LONG_TESTS=1` they measure for a longer time, and the rate from both sides.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::api::subd::{Limits, SetConfiguration, SetConfigurationRequest, Share};
-use common::wire::client::{Client, Peer};
+use api::subd::{Limits, SetConfiguration, SetConfigurationRequest, Share};
+use rpc::client::{Client, Peer};
 
 use super::reuse::{Loop, run};
 use super::{MIB, begin, ended, fetch, object};

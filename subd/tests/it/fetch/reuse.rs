@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use common::api::subd::FetchFailure;
+use api::subd::FetchFailure;
 
 use super::{MIB, cached, fetch, object, partials};
 use crate::fetch::host::{Host, Vice, content};

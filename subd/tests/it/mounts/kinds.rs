@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::api::subd::Outcome;
-use common::scope::ScanSettings;
-use common::tree::text::to_text;
-use common::tree::{Metadata, Times, Tree};
+use api::subd::Outcome;
+use model::scope::ScanSettings;
+use model::tree::text::to_text;
+use model::tree::{Metadata, Times, Tree};
 use subd::home::Home;
 use subd::root::Root;
 

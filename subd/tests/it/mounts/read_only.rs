@@ -1,18 +1,18 @@
 //! Roots that cannot be written.
 
-use common::wire::Security;
+use rpc::tls::Security;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{ChildStderr, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::api::subd::{Alarm, Outcome};
-use common::filter::Patterns;
-use common::wire::FaultCode;
-use common::wire::client::{Client, Peer};
+use api::fault::FaultCode;
+use api::subd::{Alarm, Outcome};
+use model::filter::Patterns;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
+use rpc::client::{Client, Peer};
 use subd::board::{Board, Measured};
 use subd::home::Home;
 use subd::probe::Probe;

@@ -3,8 +3,8 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
-use common::filter::Filter;
-use common::scope::Coverage;
+use model::filter::Filter;
+use model::scope::Coverage;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Uid, setfsuid};
@@ -74,7 +74,7 @@ async fn hard_links_inside_are_links_and_outside_are_named() {
     });
     let snapshot = fixture.rescan().await;
     let link = |path: &str| match tree(&snapshot).get(&path.parse().unwrap()) {
-        Some(common::tree::Child::Leaf(Leaf::HardLink(carrier))) => Some(carrier.to_string()),
+        Some(model::tree::Child::Leaf(Leaf::HardLink(carrier))) => Some(carrier.to_string()),
         _ => None,
     };
     assert_eq!(link("/a"), None);
@@ -91,7 +91,7 @@ async fn hard_links_inside_are_links_and_outside_are_named() {
     let report = snapshot.report.as_ref().unwrap();
     assert_eq!(report.externally_linked, paths(&["/with-kept", "/with-own"]));
     let carrier = tree(&snapshot).get(&"/inside".parse().unwrap());
-    assert!(matches!(carrier, Some(common::tree::Child::Leaf(Leaf::File(_)))));
+    assert!(matches!(carrier, Some(model::tree::Child::Leaf(Leaf::File(_)))));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn what_lies_under_mounts_is_scanned_and_what_is_mounted_is_not() {
     let report = snapshot.report.as_ref().unwrap();
     assert_eq!(report.kept_directories, []);
     let used = ["/over", "/same", "/tmpfs"];
-    let used = used.map(|path| (path.parse().unwrap(), common::plan::Occupant::MountPoint));
+    let used = used.map(|path| (path.parse().unwrap(), model::plan::Occupant::MountPoint));
     assert_eq!(report.occupied, used);
     // Where it may not look under them it leaves mount points alone.
     let snapshot = scan(Root::open_as_seen(at).unwrap());

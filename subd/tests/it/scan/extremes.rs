@@ -58,7 +58,7 @@ async fn a_tree_ten_thousand_levels_deep_is_scanned_as_far_as_a_tree_may_go() {
     let snapshot = scanner.rescan_now().await.unwrap();
     let report = snapshot.report.as_ref().unwrap();
     // `/beside`, and directories down to where a tree ends, of which `/` is one and not counted.
-    let depth = u64::try_from(common::path::DEPTH_MAX).unwrap();
+    let depth = u64::try_from(model::path::DEPTH_MAX).unwrap();
     assert_eq!(report.totals.entries, depth);
     assert_eq!((report.unreadable.len(), report.kept_directories.len()), (1, 1));
     assert!(report.unreadable[0].1.contains("it is deeper than"), "{:?}", report.unreadable);

@@ -3,7 +3,7 @@
 use std::fs::{self, FileTimes, Permissions};
 use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 
-use common::tree::Child;
+use model::tree::Child;
 
 use super::*;
 

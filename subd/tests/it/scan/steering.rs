@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use common::filter::Filter;
-use common::scope::{Coverage, Scope};
+use model::filter::Filter;
+use model::scope::{Coverage, Scope};
 use subd::scan::Stopped;
 
 use super::*;

@@ -14,7 +14,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use common::tree::Tree;
+use model::tree::Tree;
 use nix::sys::stat::{Mode, UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 

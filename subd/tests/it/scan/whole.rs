@@ -8,8 +8,8 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
-use common::path::DEPTH_MAX;
-use common::scope::SUBD_DIRECTORY;
+use model::path::DEPTH_MAX;
+use model::scope::SUBD_DIRECTORY;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use super::*;

@@ -1,7 +1,7 @@
 //! The limits that a sub is told to keep to.
 // tidy: core
 
-use common::api::subd::Limits;
+use api::subd::Limits;
 use expect_test::expect;
 
 use super::super::*;
@@ -120,7 +120,7 @@ fn a_sub_is_not_told_while_it_carries_out_an_update() {
     assert!(script.sub.configure(network(5)));
     script.wait(0);
     assert!(script.called.is_none());
-    script.ended(2, common::api::subd::Outcome::Done, Some(4));
+    script.ended(2, api::subd::Outcome::Done, Some(4));
     script.scan(&[("/a", "1")]);
     script.cache(&[]);
     script.poll();

@@ -1,9 +1,9 @@
 //! When a machine asks for its turn, and when it gives that back.
 // tidy: core
 
-use common::api::subd::{Activity, Outcome, TriggerFailure};
-use common::scope::Scope;
+use api::subd::{Activity, Outcome, TriggerFailure};
 use expect_test::expect;
+use model::scope::Scope;
 
 use super::super::*;
 use super::script::{Script, image};

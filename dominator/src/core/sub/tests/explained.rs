@@ -1,13 +1,13 @@
 //! Each status is explained, and truly.
 // tidy: core
 
+use api::dominator::explain::Remedy;
+use api::subd::{FetchFailure, Outcome, Paused, Space, TriggerFailure};
 use clap::Parser as _;
-use common::api::dominator::explain::Remedy;
-use common::api::subd::{FetchFailure, Outcome, Paused, Space, TriggerFailure};
-use common::mdb::Machine;
-use common::plan::Occupant;
-use common::tree::Time;
 use expect_test::expect_file;
+use model::mdb::Machine;
+use model::plan::Occupant;
+use model::tree::Time;
 
 use super::super::*;
 use super::held::ready;
@@ -69,8 +69,7 @@ fn scripts() -> Vec<Script> {
     let mut script = pending();
     let until = Time { seconds: 100, nanoseconds: 0 };
     let (reason, who) = ("works".to_owned(), "ann".to_owned());
-    let pause =
-        common::api::dominator::orders::UpdatePause { until, reason, who, since: Time::default() };
+    let pause = api::dominator::orders::UpdatePause { until, reason, who, since: Time::default() };
     script.step("pause", Event::Pause(Some(Arc::new(pause))));
     add(script);
     let mut script = pending();
@@ -86,7 +85,7 @@ fn scripts() -> Vec<Script> {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
     script.accept();
     script.scan(&[("/a", "0")]);
-    let mounted = (common::path::TreePath::new("/a").unwrap(), Occupant::MountPoint);
+    let mounted = (model::path::TreePath::new("/a").unwrap(), Occupant::MountPoint);
     script.reply.scan.as_mut().unwrap().occupied = vec![mounted];
     script.poll();
     add(script);
@@ -171,10 +170,10 @@ fn no_explanation_is_empty() {
         assert!(!why.may.is_empty(), "{status}: nothing is said of what to do");
         let commands = why.may.iter().filter(|remedy| remedy.command.starts_with("domtool "));
         for Remedy { command, .. } in commands {
-            let read = crate::domtool::Arguments::try_parse_from(command.split(' '));
+            let read = domtool::Arguments::try_parse_from(command.split(' '));
             assert!(read.is_ok(), "{status}: {command}: {read:?}");
         }
-        let text = crate::domtool::explain::text(&why, Time::default());
+        let text = api::dominator::text::explain::text(&why, Time::default());
         assert!(text.contains("you may") && text.contains(&why.means), "{text}");
     }
 }

@@ -3,9 +3,9 @@
 
 use core::time::Duration;
 
-use common::api::subd::{Activity, Alarm, Outcome, Paused};
-use common::tree::Time;
+use api::subd::{Activity, Alarm, Outcome, Paused};
 use expect_test::expect;
+use model::tree::Time;
 
 use super::super::*;
 use super::script::{Script, image};
@@ -229,7 +229,7 @@ fn a_reboot_that_could_not_be_ordered_is_a_failed_trigger() {
     script.reply.last_update.as_mut().unwrap().awaits_boot = true;
     script.poll();
     assert_eq!(script.sub.status(), Status::Rebooting);
-    script.reply.trigger_failures = vec![common::api::subd::TriggerFailure {
+    script.reply.trigger_failures = vec![api::subd::TriggerFailure {
         service: "reboot".into(),
         verb: "reboot".into(),
         output: "Access denied".into(),

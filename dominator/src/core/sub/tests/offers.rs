@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use common::signing::Signature;
 use expect_test::expect;
+use model::signing::Signature;
 
 use super::super::*;
 use super::held::ready;
 use super::script::Script;
-use crate::core::required::RequiredImage;
+use model::image::required::RequiredImage;
 
 /// Gives the image so many signatures, whatever they are.
 fn sign(script: &mut Script, count: usize) {

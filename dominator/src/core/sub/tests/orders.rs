@@ -1,10 +1,10 @@
 //! Scripts of what operators order.
 // tidy: core
 
-use common::api::dominator::orders::UpdatePause;
-use common::api::subd::{Activity, Outcome, Version};
-use common::tree::Time;
+use api::dominator::orders::UpdatePause;
+use api::subd::{Activity, Outcome, Version};
 use expect_test::expect;
+use model::tree::Time;
 
 use super::super::*;
 use super::held::ready;
@@ -289,8 +289,8 @@ fn a_machine_that_cannot_be_reached_stays_hurried() {
 
 #[test]
 fn a_default_image_is_shown_as_such() {
-    use common::api::dominator::explain::ImageSource;
-    use common::api::dominator::orders::DefaultImage;
+    use api::dominator::explain::ImageSource;
+    use api::dominator::orders::DefaultImage;
     let mut script = Script::new(ImageState::Undefined);
     script.poll();
     let nobody = script.sub.explain(script.time()).must_have;

@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use common::api::subd::{Activity, Outcome, Paused};
-use common::mdb::Machine;
-use common::tree::Time;
+use api::subd::{Activity, Outcome, Paused};
 use expect_test::expect;
+use model::mdb::Machine;
+use model::tree::Time;
 
 use super::super::*;
 use super::held::ready;

@@ -4,26 +4,26 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use common::api::subd::{
+use api::subd::{
     Activity, CacheReport, FetchFailure, LastFetch, LastUpdate, Outcome, PollReply, ScanReport,
     Space, Version,
 };
-use common::filter::Filter;
-use common::image::{Content, FORMAT, ImageName};
-use common::mdb::Machine;
-use common::object::{Algorithm, ObjectId};
-use common::scope::{ScanSettings, Scope};
-use common::tree::text::from_text;
-use common::tree::{Time, Tree};
-use common::trigger::Triggers;
 use expect_test::Expect;
+use model::filter::Filter;
+use model::image::{Content, FORMAT, ImageName};
+use model::mdb::Machine;
+use model::object::{Algorithm, ObjectId};
+use model::scope::{ScanSettings, Scope};
+use model::tree::text::from_text;
+use model::tree::{Time, Tree};
+use model::trigger::Triggers;
 
 use crate::core::claims::{Answer, Claim, Purpose as For, Release};
 use crate::core::identity::{News, Verdict};
-use crate::core::required::RequiredImage;
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
 };
+use model::image::required::RequiredImage;
 
 pub(super) fn object(content: &str) -> ObjectId {
     Algorithm::Blake3.digest(content.as_bytes())

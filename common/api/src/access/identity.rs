@@ -1,0 +1,289 @@
+//! Who calls, and who owns things.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+/// The most bytes that the names of all owners of one thing may have together.
+pub const OWNERS_BYTES_MAX: usize = 4_096;
+
+/// Patterns of the methods that a caller may call whatever they are about.
+///
+/// A pattern is `Service.Method`; in each half `*` stands for any characters, so that
+/// `ImageServer.*` is all of the image server, and `*.*` is everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Powers(Vec<String>);
+
+impl Powers {
+    /// Those of `patterns`. A text that is no pattern gives no power.
+    #[must_use]
+    pub fn new<Text: Into<String>>(patterns: impl IntoIterator<Item = Text>) -> Self {
+        Self(patterns.into_iter().map(Into::into).collect())
+    }
+
+    /// Every power there is.
+    #[must_use]
+    pub fn all() -> Self {
+        Self::new(["*.*"])
+    }
+
+    /// The patterns, as they were given.
+    pub fn patterns(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
+    /// True if a pattern matches `method`, which is `Service.Method`.
+    #[must_use]
+    pub fn has(&self, method: &str) -> bool {
+        let Some((service, name)) = method.split_once('.') else { return false };
+        let patterns = self.0.iter().filter_map(|pattern| pattern.split_once('.'));
+        let mut patterns = patterns.filter(|(_, of_name)| !of_name.contains('.'));
+        patterns.any(|(of_service, of_name)| {
+            matches(of_service.as_bytes(), service.as_bytes())
+                && matches(of_name.as_bytes(), name.as_bytes())
+        })
+    }
+}
+
+/// True if `pattern`, in which `*` stands for any bytes, matches all of `text`. Takes no longer
+/// than the product of their lengths, whatever the pattern is.
+pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut at_pattern, mut at_text) = (0, 0);
+    // Behind the last star, and where the text went on when it stood for as little as it could.
+    let mut star: Option<(usize, usize)> = None;
+    while at_text < text.len() {
+        match pattern.get(at_pattern) {
+            Some(b'*') => {
+                at_pattern += 1;
+                star = Some((at_pattern, at_text));
+            }
+            Some(byte) if *byte == text[at_text] => {
+                at_pattern += 1;
+                at_text += 1;
+            }
+            _ => {
+                let Some((behind, from)) = star else { return false };
+                star = Some((behind, from + 1));
+                (at_pattern, at_text) = (behind, from + 1);
+            }
+        }
+    }
+    pattern[at_pattern..].iter().all(|byte| *byte == b'*')
+}
+
+/// Who calls, as far as the wire knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The name of the user; `None` for somebody whom no authority vouches for.
+    pub user: Option<String>,
+    /// The groups that the user is in.
+    pub groups: BTreeSet<String>,
+    /// What the user may do whoever owns what it is about.
+    pub powers: Powers,
+    /// The methods that the authority may vouch for that vouches for the user; `None` for all.
+    pub zone: Option<Powers>,
+}
+
+impl Identity {
+    /// Whoever calls a server that runs with `--insecure`: nobody that it knows, who may do
+    /// everything.
+    #[must_use]
+    pub fn insecure() -> Self {
+        Self { powers: Powers::all(), ..Self::default() }
+    }
+}
+
+/// Who owns something.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owners {
+    /// All who are in one of these groups do.
+    pub groups: BTreeSet<String>,
+    /// These users do.
+    pub users: BTreeSet<String>,
+}
+
+/// Owners that are not allowed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OwnersError {
+    /// A name cannot be one.
+    #[error("`{name}` is no name of an owner: {why}")]
+    Name {
+        /// The name, escaped.
+        name: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// There are too many.
+    #[error(
+        "the names of all owners of one thing have at most {OWNERS_BYTES_MAX} bytes together, \
+         these have {bytes}: make a group of them"
+    )]
+    TooLong {
+        /// How long they are together, in bytes.
+        bytes: usize,
+    },
+}
+
+impl Owners {
+    /// Those of `groups` and `users`.
+    pub fn new<Text: Into<String>>(
+        groups: impl IntoIterator<Item = Text>,
+        users: impl IntoIterator<Item = Text>,
+    ) -> Self {
+        let groups = groups.into_iter().map(Into::into).collect();
+        Self { groups, users: users.into_iter().map(Into::into).collect() }
+    }
+
+    /// True if nobody owns it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty() && self.users.is_empty()
+    }
+
+    /// True if `identity` is one of them.
+    #[must_use]
+    pub fn include(&self, identity: &Identity) -> bool {
+        identity.user.as_ref().is_some_and(|user| {
+            self.users.contains(user)
+                || self.groups.iter().any(|group| identity.groups.contains(group))
+        })
+    }
+
+    /// Refuses names that cannot be shown or told from others, and too many of them.
+    ///
+    /// # Errors
+    ///
+    /// [`OwnersError`].
+    pub fn verify(&self) -> Result<(), OwnersError> {
+        let mut bytes = 0;
+        for name in self.groups.iter().chain(&self.users) {
+            let why = match name {
+                _ if name.is_empty() => "it is empty",
+                _ if name.len() > 256 => "it is longer than 256 bytes",
+                _ if name.trim() != name => "it begins or ends with a space",
+                _ if name.contains(',') => "it holds a comma",
+                _ if name.chars().any(char::is_control) => "it holds a control character",
+                _ => {
+                    bytes += name.len();
+                    continue;
+                }
+            };
+            return Err(OwnersError::Name { name: model::escape::escape(name.as_bytes()), why });
+        }
+        if bytes > OWNERS_BYTES_MAX { Err(OwnersError::TooLong { bytes }) } else { Ok(()) }
+    }
+
+    /// The owners in words: `groups web, dba; user alice`; `nobody` if there are none.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let list = |what: &str, names: &BTreeSet<String>| {
+            let plural = if names.len() == 1 { "" } else { "s" };
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            (!names.is_empty()).then(|| format!("{what}{plural} {}", names.join(", ")))
+        };
+        let parts: Vec<String> = [list("group", &self.groups), list("user", &self.users)]
+            .into_iter()
+            .flatten()
+            .collect();
+        if parts.is_empty() { "nobody".to_owned() } else { parts.join("; ") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_methods() {
+        #[rustfmt::skip]
+        let table = [
+            ("Subd.Poll",       "Subd.Poll",             true),
+            ("Subd.Poll",       "Subd.Polls",            false),
+            ("Subd.*",          "Subd.Poll",             true),
+            ("Subd.*",          "ImageServer.GetImage",  false),
+            ("*.*",             "ImageServer.GetImage",  true),
+            ("*.Get*",          "ImageServer.GetImage",  true),
+            ("*.Get*",          "ImageServer.ListImages", false),
+            ("*.*et*g*",        "ImageServer.GetImage",  true),
+            ("*.*Image",        "ImageServer.GetImage",  true),
+            ("*.*Imag",         "ImageServer.GetImage",  false),
+            ("*",               "ImageServer.GetImage",  false),
+            ("",                "ImageServer.GetImage",  false),
+            ("*.*.*",           "ImageServer.GetImage",  false),
+            ("*.*",             "GetImage",              false),
+            ("image*.*",        "ImageServer.GetImage",  false),
+        ];
+        for (pattern, method, want) in table {
+            assert_eq!(Powers::new([pattern]).has(method), want, "{pattern} {method}");
+        }
+        assert!(Powers::new(["Subd.Poll", "*.GetImage"]).has("ImageServer.GetImage"));
+        assert!(!Powers::default().has("Subd.Poll") && Powers::all().has("Subd.Poll"));
+    }
+
+    #[test]
+    fn a_pattern_of_many_stars_takes_no_longer() {
+        let pattern = format!("*.{}b", "*a".repeat(1_000));
+        assert!(!Powers::new([pattern]).has(&format!("X.{}", "a".repeat(10_000))));
+    }
+
+    #[test]
+    fn nobody_without_a_name_is_an_owner() {
+        let owners = Owners::new(["web"], ["alice"]);
+        let identity = |user: Option<&str>, group: &str| Identity {
+            user: user.map(str::to_owned),
+            groups: BTreeSet::from([group.to_owned()]),
+            ..Identity::default()
+        };
+        let table = [
+            (Some("alice"), "none", true),
+            (Some("bob"), "web", true),
+            (Some("bob"), "alice", false),
+            (Some("web"), "none", false),
+            (None, "web", false),
+        ];
+        for (user, group, want) in table {
+            assert_eq!(owners.include(&identity(user, group)), want, "{user:?} {group}");
+        }
+        assert!(!Owners::default().include(&identity(Some(""), "")));
+    }
+
+    #[test]
+    fn owners_can_be_named_and_shown() {
+        let owners = |groups: &[&str], users: &[&str]| {
+            Owners::new(groups.iter().copied(), users.iter().copied())
+        };
+        let long = "x".repeat(256);
+        let many: Vec<String> = (0..20).map(|index| format!("{index:0>250}")).collect();
+        let table = [
+            (owners(&[], &[]), None),
+            (owners(&["web", "Grün & co"], &["alice@example.org"]), None),
+            (owners(&[&long], &[]), None),
+            (owners(&[""], &[]), Some("`` is no name of an owner: it is empty".to_owned())),
+            (
+                owners(&[], &[" x"]),
+                Some("` x` is no name of an owner: it begins or ends with a space".to_owned()),
+            ),
+            (
+                owners(&["a,b"], &[]),
+                Some("`a,b` is no name of an owner: it holds a comma".to_owned()),
+            ),
+            (
+                owners(&["a\u{1b}"], &[]),
+                Some("`a\\x1b` is no name of an owner: it holds a control character".to_owned()),
+            ),
+            (
+                Owners::new(many, Vec::new()),
+                Some(
+                    "the names of all owners of one thing have at most 4096 bytes together, these \
+                     have 5000: make a group of them"
+                        .to_owned(),
+                ),
+            ),
+        ];
+        for (owners, error) in table {
+            assert_eq!(owners.verify().err().map(|error| error.to_string()), error);
+        }
+        assert_eq!(owners(&[], &[]).in_words(), "nobody");
+        assert_eq!(owners(&["b", "a"], &["c"]).in_words(), "groups a, b; user c");
+    }
+}

@@ -1,0 +1,332 @@
+//! Decides whether a call is allowed, by its method's rule, who calls, and who owns what it is
+//! about.
+//!
+//! A directory belongs to its own owners and to those of every directory above it: what is handed
+//! out below a directory is delegated, and not taken from it. What an image's notes say counts
+//! beside the directories that it is in.
+//!
+//! # Invariants
+//!
+//! * Who has the power is never refused, but for methods that their authority may not vouch for.
+//! * Somebody whom no authority vouches for owns nothing.
+//! * A refusal says what would have been enough.
+
+use super::{Access, Identity, Owners};
+
+/// How many owned things a refusal names.
+const NAMED_MAX: usize = 4;
+
+/// Something that a call is about, or that it is in, and who owns it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owned {
+    /// What it is, in words: `directory base`.
+    pub what: String,
+    /// Who owns it.
+    pub owners: Owners,
+}
+
+/// Why a call is refused, and what it needs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeniedError {
+    /// Nobody vouches for the caller.
+    #[error("{method} needs a certificate that this server's authorities signed")]
+    Unknown {
+        /// The method.
+        method: String,
+    },
+    /// The caller has not the power, and does not own what the call is about.
+    #[error("{} may not call {method}{}: {}", shown(.user), toward(.about), needs(.method, .owned))]
+    Power {
+        /// Who called.
+        user: Option<String>,
+        /// The method.
+        method: String,
+        /// What the call is about; empty if that is of no matter.
+        about: String,
+        /// Who could have; `None` if owners could not.
+        owned: Option<Vec<Owned>>,
+    },
+    /// The caller's authority may not vouch for callers of this method.
+    #[error(
+        "{} may not call {method}: the authority that signed their certificate may not vouch for \
+         callers of it (zones.toml)", shown(.user)
+    )]
+    Zone {
+        /// Who called.
+        user: Option<String>,
+        /// The method.
+        method: String,
+    },
+    /// An owner gives something away to somebody else.
+    #[error(
+        "{} may not make {names} an owner of {about}: an owner can give it to groups that they \
+         are in and to themselves; for others it needs the power {method}, or an owner of a \
+         directory above it", shown(.user)
+    )]
+    Foreign {
+        /// Who called.
+        user: Option<String>,
+        /// The method.
+        method: String,
+        /// What was to be given.
+        about: String,
+        /// To whom.
+        names: String,
+    },
+}
+
+fn shown(user: &Option<String>) -> &str {
+    user.as_deref().unwrap_or("a caller without a certificate")
+}
+
+fn toward(what: &str) -> String {
+    if what.is_empty() { String::new() } else { format!(" for {what}") }
+}
+
+fn needs(method: &str, owned: &Option<Vec<Owned>>) -> String {
+    let Some(owned) = owned else { return format!("it needs the power {method}") };
+    let owned: Vec<&Owned> = owned.iter().filter(|one| !one.owners.is_empty()).collect();
+    if owned.is_empty() {
+        return format!("it needs the power {method}, because nobody owns it");
+    }
+    let words = |one: &&Owned| format!("{} ({})", one.owners.in_words(), one.what);
+    let mut named: Vec<String> = owned.iter().take(NAMED_MAX).map(words).collect();
+    if owned.len() > NAMED_MAX {
+        named.push("...".to_owned());
+    }
+    format!("it needs the power {method}, or an owner: {}", named.join(", or "))
+}
+
+/// Whether `identity` may call `method`, whose rule is `access`, for what is called `about`. It,
+/// and what it is in, are `owned`.
+///
+/// # Errors
+///
+/// [`DeniedError`] says what is needed.
+pub fn judge(
+    method: &str,
+    access: Access,
+    identity: &Identity,
+    about: &str,
+    owned: &[Owned],
+) -> Result<(), DeniedError> {
+    let refuse = |owned: Option<&[Owned]>| DeniedError::Power {
+        user: identity.user.clone(),
+        method: method.to_owned(),
+        about: about.to_owned(),
+        owned: owned.map(<[Owned]>::to_vec),
+    };
+    if identity.zone.as_ref().is_some_and(|zone| !zone.has(method)) {
+        return Err(DeniedError::Zone { user: identity.user.clone(), method: method.to_owned() });
+    }
+    if identity.powers.has(method) {
+        return Ok(());
+    }
+    match access {
+        Access::Authenticated if identity.user.is_some() => Ok(()),
+        Access::Authenticated => Err(DeniedError::Unknown { method: method.to_owned() }),
+        Access::Power => Err(refuse(None)),
+        Access::PowerOrOwner if owned.iter().any(|one| one.owners.include(identity)) => Ok(()),
+        Access::PowerOrOwner => Err(refuse(Some(owned))),
+    }
+}
+
+/// Whether `identity` may by `method` give `own` the owners `wanted`. It lies in what is `above`.
+///
+/// Who has the power, or owns what is above, may give it to anyone; who owns only itself may add
+/// groups that they are in, and themselves. Any owner may take others away.
+///
+/// # Errors
+///
+/// [`DeniedError`] says what is needed.
+pub fn judge_owners(
+    method: &str,
+    identity: &Identity,
+    above: &[Owned],
+    own: &Owned,
+    wanted: &Owners,
+) -> Result<(), DeniedError> {
+    let access = Access::PowerOrOwner;
+    if judge(method, access, identity, &own.what, above).is_ok() {
+        return Ok(());
+    }
+    let all: Vec<Owned> = [own].into_iter().chain(above).cloned().collect();
+    judge(method, access, identity, &own.what, &all)?;
+    let groups = wanted.groups.difference(&own.owners.groups);
+    let groups: Vec<&String> = groups.filter(|group| !identity.groups.contains(*group)).collect();
+    let users = wanted.users.difference(&own.owners.users);
+    let users: Vec<&String> = users.filter(|user| identity.user.as_ref() != Some(*user)).collect();
+    if groups.is_empty() && users.is_empty() {
+        return Ok(());
+    }
+    let foreign = Owners::new(groups.into_iter().cloned(), users.into_iter().cloned());
+    Err(DeniedError::Foreign {
+        user: identity.user.clone(),
+        method: method.to_owned(),
+        about: own.what.clone(),
+        names: foreign.in_words(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Powers;
+    use super::*;
+
+    fn identity(user: &str, groups: &[&str], powers: &[&str]) -> Identity {
+        Identity {
+            user: (!user.is_empty()).then(|| user.to_owned()),
+            groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+            powers: Powers::new(powers.iter().copied()),
+            zone: None,
+        }
+    }
+
+    fn owned(what: &str, groups: &[&str], users: &[&str]) -> Owned {
+        let owners = Owners::new(groups.iter().copied(), users.iter().copied());
+        Owned { what: what.to_owned(), owners }
+    }
+
+    const DELETE: &str = "ImageServer.DeleteImage";
+
+    /// `web/prod/7`, in a directory of `web-prod` in one of `web`.
+    fn image() -> Vec<Owned> {
+        vec![
+            owned("image web/prod/7", &["release"], &["alice"]),
+            owned("directory web/prod", &["web-prod"], &[]),
+            owned("directory web", &["web", "infra"], &["bob"]),
+        ]
+    }
+
+    #[test]
+    fn who_may_call_what() {
+        use Access::{Authenticated, Power, PowerOrOwner};
+        let unknown = || DeniedError::Unknown { method: DELETE.to_owned() };
+        let power = |user: &str, owned: Option<Vec<Owned>>| DeniedError::Power {
+            user: (!user.is_empty()).then(|| user.to_owned()),
+            method: DELETE.to_owned(),
+            about: "image web/prod/7".to_owned(),
+            owned,
+        };
+        let nobodys = || vec![owned("image web/prod/7", &[], &[])];
+        #[rustfmt::skip]
+        let table = [
+            (Authenticated, Identity::insecure(),                          image(), Ok(())),
+            (Authenticated, identity("eve", &[], &[]),                     image(), Ok(())),
+            (Authenticated, identity("", &["web"], &["Subd.*"]),           image(), Err(unknown())),
+            (Power,         Identity::insecure(),                          image(), Ok(())),
+            (Power,         identity("eve", &[], &["ImageServer.*"]),      image(), Ok(())),
+            (Power,         identity("alice", &["web"], &["Subd.*"]),      image(), Err(power("alice", None))),
+            (PowerOrOwner,  Identity::insecure(),                          nobodys(), Ok(())),
+            (PowerOrOwner,  identity("eve", &[], &["*.DeleteImage"]),      image(), Ok(())),
+            (PowerOrOwner,  identity("alice", &[], &[]),                   image(), Ok(())),
+            (PowerOrOwner,  identity("bob", &[], &[]),                     image(), Ok(())),
+            (PowerOrOwner,  identity("eve", &["release"], &[]),            image(), Ok(())),
+            (PowerOrOwner,  identity("eve", &["web-prod"], &[]),           image(), Ok(())),
+            (PowerOrOwner,  identity("eve", &["x", "infra"], &[]),         image(), Ok(())),
+            (PowerOrOwner,  identity("eve", &["dba"], &["*.AddImage"]),    image(), Err(power("eve", Some(image())))),
+            (PowerOrOwner,  identity("", &["web", "release"], &[]),        image(), Err(power("", Some(image())))),
+            (PowerOrOwner,  identity("alice", &["web"], &[]),              nobodys(), Err(power("alice", Some(nobodys())))),
+            (PowerOrOwner,  identity("alice", &["web"], &[]),              vec![],  Err(power("alice", Some(vec![])))),
+        ];
+        for (access, identity, owned, want) in table {
+            let got = judge(DELETE, access, &identity, "image web/prod/7", &owned);
+            assert_eq!(got, want, "{access:?} {identity:?}");
+        }
+    }
+
+    #[test]
+    fn an_authority_vouches_for_no_more_than_its_zone() {
+        let of_zone = |method: &str, identity: Identity| {
+            let identity = Identity { zone: Some(Powers::new([method])), ..identity };
+            let owned = [owned("image a", &["web"], &[])];
+            judge(DELETE, Access::PowerOrOwner, &identity, "image a", &owned)
+        };
+        let refused = DeniedError::Zone { user: Some("eve".to_owned()), method: DELETE.to_owned() };
+        for identity in [identity("eve", &[], &["*.*"]), identity("eve", &["web"], &[])] {
+            assert_eq!(of_zone("Subd.*", identity.clone()), Err(refused.clone()));
+            assert_eq!(of_zone("ImageServer.*", identity), Ok(()));
+        }
+        assert_eq!(
+            refused.to_string(),
+            "eve may not call ImageServer.DeleteImage: the authority that signed their \
+             certificate may not vouch for callers of it (zones.toml)"
+        );
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_needed() {
+        let refuse = |access, identity: &Identity, about: &str, owned: &[Owned]| {
+            judge(DELETE, access, identity, about, owned).unwrap_err().to_string()
+        };
+        let eve = identity("eve", &["dba"], &[]);
+        assert_eq!(
+            refuse(Access::PowerOrOwner, &eve, "image web/prod/7", &image()),
+            "eve may not call ImageServer.DeleteImage for image web/prod/7: it needs the power \
+             ImageServer.DeleteImage, or an owner: group release; user alice (image web/prod/7), \
+             or group web-prod (directory web/prod), or groups infra, web; user bob (directory web)"
+        );
+        assert_eq!(
+            refuse(Access::PowerOrOwner, &eve, "image a", &[owned("image a", &[], &[])]),
+            "eve may not call ImageServer.DeleteImage for image a: it needs the power \
+             ImageServer.DeleteImage, because nobody owns it"
+        );
+        assert_eq!(
+            refuse(Access::Power, &eve, "", &[]),
+            "eve may not call ImageServer.DeleteImage: it needs the power ImageServer.DeleteImage"
+        );
+        assert_eq!(
+            refuse(Access::Authenticated, &identity("", &[], &[]), "", &[]),
+            "ImageServer.DeleteImage needs a certificate that this server's authorities signed"
+        );
+        let many: Vec<Owned> = (0..9).map(|n| owned(&format!("d{n}"), &["g"], &[])).collect();
+        let text = refuse(Access::PowerOrOwner, &identity("", &[], &[]), "x", &many);
+        assert!(text.starts_with("a caller without a certificate may not call"), "{text}");
+        assert!(text.ends_with("group g (d3), or ..."), "{text}");
+    }
+
+    #[test]
+    fn who_may_give_what_to_whom() {
+        const CHANGE: &str = "ImageServer.ChangeOwner";
+        let above = [owned("directory web", &["web"], &["bob"])];
+        let own = owned("directory web/prod", &["web-prod", "old"], &[]);
+        let wanted = |groups: &[&str], users: &[&str]| owned("", groups, users).owners;
+        let foreign = |user: &str, names: &str| {
+            Err(DeniedError::Foreign {
+                user: Some(user.to_owned()),
+                method: CHANGE.to_owned(),
+                about: "directory web/prod".to_owned(),
+                names: names.to_owned(),
+            })
+        };
+        let eve = || identity("eve", &["web-prod", "eves"], &[]);
+        let nobody = || identity("mallory", &["x"], &["*.AddImage"]);
+        let denied = || {
+            Err(DeniedError::Power {
+                user: Some("mallory".to_owned()),
+                method: CHANGE.to_owned(),
+                about: "directory web/prod".to_owned(),
+                owned: Some(vec![own.clone(), above[0].clone()]),
+            })
+        };
+        #[rustfmt::skip]
+        let table = [
+            (Identity::insecure(),                   wanted(&["any"], &["who"]),        Ok(())),
+            (identity("x", &[], &["*.ChangeOwner"]), wanted(&["any"], &[]),             Ok(())),
+            (identity("x", &["web"], &[]),           wanted(&["any"], &["who"]),        Ok(())),
+            (identity("bob", &[], &[]),              wanted(&["any"], &["who"]),        Ok(())),
+            (eve(), wanted(&["eves"], &[]),                                             Ok(())),
+            (eve(), wanted(&["web-prod"], &["eve"]),                                    Ok(())),
+            (eve(), wanted(&[], &[]),                                                   Ok(())),
+            (eve(), wanted(&["web-prod", "old"], &[]),                                  Ok(())),
+            (eve(), wanted(&["web-prod", "dba", "web"], &[]), foreign("eve", "groups dba, web")),
+            (eve(), wanted(&["web-prod"], &["alice"]),        foreign("eve", "user alice")),
+            (nobody(), wanted(&["x"], &[]),                                             denied()),
+            (nobody(), wanted(&["web-prod", "old"], &[]),                               denied()),
+        ];
+        for (identity, wanted, want) in table {
+            let got = judge_owners(CHANGE, &identity, &above, &own, &wanted);
+            assert_eq!(got, want, "{identity:?} {wanted:?}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! How many calls that came to nothing are recorded one by one.
+//!
+//! Whoever may do nothing here can still call. So that they cannot fill the log, or push out of it
+//! what others did, only some such calls of each user and minute are recorded; the others are
+//! counted, and the count is recorded when the minute is over. Callers without a certificate share
+//! one count, because addresses cost nothing.
+
+use std::collections::BTreeMap;
+
+/// How many of one user are recorded in one minute.
+pub const PER_MINUTE: u32 = 10;
+
+/// How many of all callers without a certificate are recorded in one minute.
+pub const STRANGERS_PER_MINUTE: u32 = 20;
+
+/// How many users are told apart; the others share a count. Each has a certificate of its own.
+pub const USERS_MAX: usize = 1_000;
+
+/// What all users beyond [`USERS_MAX`] are called.
+pub const OTHERS: &str = "other users";
+
+/// What callers without a certificate are called.
+pub const STRANGERS: &str = "callers without a certificate";
+
+/// Counts calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    minute: u64,
+    users: BTreeMap<String, u32>,
+    others: u32,
+    strangers: u32,
+}
+
+/// Calls that were not recorded one by one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct More {
+    /// Whose.
+    pub caller: String,
+    /// How many.
+    pub count: u32,
+}
+
+impl Quota {
+    /// Counts a call of `user`, or of somebody without a certificate; true if it is to be
+    /// recorded.
+    pub fn admit(&mut self, user: Option<&str>) -> bool {
+        let is_known = |user| self.users.contains_key(user) || self.users.len() < USERS_MAX;
+        let (count, most) = match user {
+            None => (&mut self.strangers, STRANGERS_PER_MINUTE),
+            Some(user) if is_known(user) => {
+                (self.users.entry(user.to_owned()).or_default(), PER_MINUTE)
+            }
+            Some(_) => (&mut self.others, PER_MINUTE),
+        };
+        *count = count.saturating_add(1);
+        *count <= most
+    }
+
+    /// True if no more calls of `user` are recorded in this minute.
+    #[must_use]
+    pub fn is_spent(&self, user: Option<&str>) -> bool {
+        match user {
+            None => self.strangers >= STRANGERS_PER_MINUTE,
+            Some(user) => match self.users.get(user) {
+                Some(count) => *count >= PER_MINUTE,
+                None => self.users.len() >= USERS_MAX && self.others >= PER_MINUTE,
+            },
+        }
+    }
+
+    /// Takes note of the time, as minutes since some moment. When a minute has passed, gives what
+    /// was counted in it and not recorded.
+    pub fn tick(&mut self, minute: u64) -> Vec<More> {
+        if minute == self.minute {
+            return Vec::new();
+        }
+        let counted = std::mem::replace(self, Self { minute, ..Self::default() });
+        let users = counted.users.into_iter().map(|(user, count)| (user, count, PER_MINUTE));
+        let shared = [
+            (OTHERS, counted.others, PER_MINUTE),
+            (STRANGERS, counted.strangers, STRANGERS_PER_MINUTE),
+        ];
+        let shared = shared.map(|(caller, count, most)| (caller.to_owned(), count, most));
+        users
+            .chain(shared)
+            .filter(|(_, count, most)| count > most)
+            .map(|(caller, count, most)| More { caller, count: count - most })
+            .collect()
+    }
+}

@@ -1,0 +1,119 @@
+//! Every method that one daemon offers to another, with its request and reply; how they are
+//! encoded; and who may call them.
+//!
+//! [`method::Method`] is what each method implements, [`codec`] the two encodings, [`fault`] what a
+//! server answers instead of a reply. [`access`] decides who may call, by what a [`certificate`] says
+//! of its holder. [`audit`] is the format of the audit log.
+//!
+//! `docs/PROTOCOL.md` lists the methods. Names of later releases are reserved here, so that powers in
+//! certificates and access rules need not change when they come. Everything here is a function of its
+//! arguments: `rpc` carries the calls.
+
+pub mod access;
+pub mod audit;
+pub mod certificate;
+pub mod codec;
+pub mod dominator;
+pub mod fault;
+pub mod image_server;
+pub mod mdb;
+pub mod method;
+pub mod object_server;
+pub mod object_stream;
+pub mod planning;
+pub mod subd;
+
+use access::Access;
+use method::MethodInfo;
+
+/// The version of the protocol that this release speaks.
+pub const PROTOCOL: u32 = 1;
+
+/// The oldest version that this release still answers.
+pub const PROTOCOL_OLDEST: u32 = 1;
+
+/// The header that carries the protocol version on every call and reply.
+pub const PROTOCOL_HEADER: &str = "dominator-protocol";
+
+/// A reply that says no more than that it was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Done {}
+
+/// All methods, the reserved ones included, sorted by name.
+#[must_use]
+pub fn methods() -> Vec<MethodInfo> {
+    use Access::{Authenticated, Power};
+    let reserve = MethodInfo::reserve;
+    let mut methods = vec![
+        MethodInfo::of::<subd::Poll>(),
+        MethodInfo::of::<subd::GetDirectories>(),
+        MethodInfo::of::<subd::Fetch>(),
+        MethodInfo::of::<subd::Prepare>(),
+        MethodInfo::of::<subd::Commit>(),
+        MethodInfo::of::<subd::Cleanup>(),
+        MethodInfo::of::<subd::GetConfiguration>(),
+        MethodInfo::of::<subd::SetConfiguration>(),
+        MethodInfo::of::<subd::ScanNow>(),
+        MethodInfo::of::<subd::Pause>(),
+        MethodInfo::of::<subd::Resume>(),
+        MethodInfo::of::<subd::GetFiles>(),
+        MethodInfo::of::<subd::CheckHealth>(),
+        MethodInfo::of::<subd::OfferImage>(),
+        reserve("Subd.AddObjects", Power),
+        MethodInfo::of::<image_server::AddImage>(),
+        MethodInfo::of::<image_server::GetImage>(),
+        MethodInfo::of::<image_server::ListImages>(),
+        MethodInfo::of::<image_server::DeleteImage>(),
+        MethodInfo::of::<image_server::collection::Collect>(),
+        MethodInfo::of::<image_server::estimate::EstimateImage>(),
+        MethodInfo::of::<image_server::expiry::AcceptClock>(),
+        MethodInfo::of::<image_server::expiry::ChangeExpiry>(),
+        MethodInfo::of::<image_server::holds::HoldImages>(),
+        MethodInfo::of::<image_server::directories::ChangeOwner>(),
+        MethodInfo::of::<image_server::directories::ListDirectories>(),
+        MethodInfo::of::<image_server::directories::MakeDirectory>(),
+        MethodInfo::of::<image_server::directories::RemoveDirectory>(),
+        MethodInfo::of::<image_server::notes::ChangeTags>(),
+        MethodInfo::of::<image_server::notes::CopyImage>(),
+        MethodInfo::of::<image_server::notes::FindLatestImage>(),
+        MethodInfo::of::<image_server::signatures::ChangeSignatures>(),
+        MethodInfo::of::<image_server::replication::GetImageUpdates>(),
+        MethodInfo::of::<image_server::replication::directories::GetMadeDirectories>(),
+        MethodInfo::of::<image_server::replication::Forward>(),
+        MethodInfo::of::<image_server::replication::GetReplication>(),
+        MethodInfo::of::<image_server::replication::DropCopy>(),
+        MethodInfo::of::<object_server::AddObjects>(),
+        MethodInfo::of::<object_server::CheckObjects>(),
+        MethodInfo::of::<object_server::GetObjects>(),
+        MethodInfo::of::<dominator::ListSubs>(),
+        MethodInfo::of::<dominator::ShowSub>(),
+        MethodInfo::of::<dominator::GetStatus>(),
+        MethodInfo::of::<dominator::DisableUpdates>(),
+        MethodInfo::of::<dominator::EnableUpdates>(),
+        MethodInfo::of::<dominator::ClearSafetyShutoff>(),
+        MethodInfo::of::<dominator::Retry>(),
+        MethodInfo::of::<dominator::identity::Trust>(),
+        MethodInfo::of::<dominator::budgets::ResumeImage>(),
+        MethodInfo::of::<dominator::machine_database::ShowMdb>(),
+        MethodInfo::of::<dominator::machine_database::AcceptMdb>(),
+        MethodInfo::of::<dominator::events::ListEvents>(),
+        MethodInfo::of::<dominator::events::Backup>(),
+        MethodInfo::of::<dominator::explain::Explain>(),
+        MethodInfo::of::<dominator::orders::PauseUpdates>(),
+        MethodInfo::of::<dominator::orders::ResumeUpdates>(),
+        MethodInfo::of::<dominator::orders::ForceDisruptiveUpdate>(),
+        MethodInfo::of::<dominator::orders::FastUpdate>(),
+        MethodInfo::of::<dominator::orders::WatchSub>(),
+        MethodInfo::of::<dominator::orders::SetDefaultImage>(),
+        MethodInfo::of::<dominator::plan::PlanMachine>(),
+        MethodInfo::of::<dominator::plan::PlanMachines>(),
+        MethodInfo::of::<dominator::plan::CheckMdb>(),
+        MethodInfo::of::<dominator::settings::SetSubConfiguration>(),
+        MethodInfo::of::<dominator::settings::GetSubConfiguration>(),
+        reserve("FileGenerator.Generate", Power),
+        MethodInfo::of::<mdb::GetMdb>(),
+        reserve("MdbServer.GetMdbUpdates", Authenticated),
+    ];
+    methods.sort_by_key(|method| method.name);
+    methods
+}

@@ -1,0 +1,98 @@
+//! The key that signs: a private key of OpenSSH.
+// tidy: core
+
+use ssh_key::{Algorithm, HashAlg, LineEnding, PrivateKey};
+
+use model::signing::signature::{Signature, fingerprint};
+use model::signing::statement::{NAMESPACE, Statement};
+
+/// A private key, ready to sign.
+#[derive(Clone)]
+pub struct SigningKey(PrivateKey);
+
+/// A file from which no key can be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// It holds no private key of OpenSSH.
+    #[error("it is no private key of OpenSSH, as `ssh-keygen -t ed25519` makes it: {why}")]
+    Format {
+        /// What is wrong.
+        why: String,
+    },
+    /// It is of another kind.
+    #[error("it is a key of the kind {kind}: images are signed with ssh-ed25519")]
+    Kind {
+        /// Which.
+        kind: String,
+    },
+    /// It is closed by a passphrase, and none was given.
+    #[error("the key is closed by a passphrase")]
+    Closed,
+    /// The passphrase is wrong.
+    #[error("the passphrase does not open the key")]
+    Passphrase,
+    /// It would not sign.
+    #[error("the key does not sign: {why}")]
+    Sign {
+        /// Why.
+        why: String,
+    },
+}
+
+impl SigningKey {
+    /// Reads the text of a key file; `passphrase` opens it if it is closed.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`]; [`KeyError::Closed`] if a passphrase is needed and none was given.
+    pub fn read(text: &str, passphrase: Option<&str>) -> Result<Self, KeyError> {
+        let key = PrivateKey::from_openssh(text)
+            .map_err(|error| KeyError::Format { why: error.to_string() })?;
+        if key.algorithm() != Algorithm::Ed25519 {
+            return Err(KeyError::Kind { kind: key.algorithm().to_string() });
+        }
+        match (key.is_encrypted(), passphrase) {
+            (false, _) => Ok(Self(key)),
+            (true, None) => Err(KeyError::Closed),
+            (true, Some(passphrase)) => {
+                key.decrypt(passphrase).map(Self).map_err(|_| KeyError::Passphrase)
+            }
+        }
+    }
+
+    /// Signs `statement`.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError::Sign`].
+    pub fn sign(&self, statement: &Statement) -> Result<Signature, KeyError> {
+        let text = statement.to_string();
+        let failed = |error: ssh_key::Error| KeyError::Sign { why: error.to_string() };
+        let signature = self.0.sign(NAMESPACE, HashAlg::Sha512, text.as_bytes()).map_err(failed)?;
+        let signature = signature.to_pem(LineEnding::LF).map_err(failed)?;
+        Ok(Signature { statement: text, signature })
+    }
+
+    /// The fingerprint of the key, as `ssh-keygen -l` shows it.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        fingerprint(self.0.public_key().key_data())
+    }
+
+    /// The line for a file of trusted keys.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError::Sign`] if its comment is not text.
+    pub fn public_line(&self) -> Result<String, KeyError> {
+        let line = self.0.public_key().to_openssh();
+        line.map_err(|error| KeyError::Sign { why: error.to_string() })
+    }
+}
+
+impl std::fmt::Debug for SigningKey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "SigningKey({})", self.fingerprint())
+    }
+}

@@ -1,0 +1,219 @@
+//! Runs an operator's program: gives it something to read, and takes what it prints.
+//!
+//! The program gets a process group of its own, which is killed as a whole when
+//! it takes too long or nobody waits for it any more. It must not leave anything in the background
+//! that holds its output: that is waited for.
+
+use std::io;
+use std::process::{ExitStatus, Stdio};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, Command};
+
+/// How much is kept of the end of what it says on standard error, in bytes.
+const COMPLAINT_BYTES_MAX: usize = 2 << 10;
+
+/// A command that gave nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommandError {
+    /// It cannot be started.
+    #[error("cannot run {program}")]
+    Start {
+        /// The program.
+        program: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It cannot be given anything to read, or its output cannot be read.
+    #[error("cannot talk with {program}")]
+    Read {
+        /// The program.
+        program: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It prints too much.
+    #[error("{program} prints more than {limit} bytes")]
+    TooLarge {
+        /// The program.
+        program: String,
+        /// How much it may print, in bytes.
+        limit: usize,
+    },
+    /// It failed.
+    #[error("{program}: {status}{}", last_words(complaint))]
+    Failed {
+        /// The program.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// The last line that it wrote on standard error.
+        complaint: String,
+    },
+}
+
+fn last_words(complaint: &str) -> String {
+    if complaint.is_empty() { String::new() } else { format!(": {complaint}") }
+}
+
+/// What the program `line[0]` prints, with the other words as its arguments and `input` to read, at
+/// most `limit` bytes. It need not read. Kills it, and what it started, if it is dropped before.
+///
+/// # Errors
+///
+/// [`CommandError`].
+pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u8>, CommandError> {
+    let (program, arguments) = match line.split_first() {
+        Some((program, arguments)) => (program.as_str(), arguments),
+        None => ("", line),
+    };
+    let named = || program.to_owned();
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true);
+    let start = |source| CommandError::Start { program: named(), source };
+    let mut running = Running(command.spawn().map_err(start)?);
+    let pipes = (running.0.stdin.take(), running.0.stdout.take(), running.0.stderr.take());
+    let (Some(mut stdin), Some(stdout), Some(stderr)) = pipes else {
+        return Err(start(io::Error::other("it has no output")));
+    };
+    let failed = |source| CommandError::Read { program: named(), source };
+    let length_max = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+    let mut printed = Vec::new();
+    let print = async {
+        stdout.take(length_max).read_to_end(&mut printed).await.map_err(failed)?;
+        match printed.len() {
+            length if length > limit => Err(CommandError::TooLarge { program: named(), limit }),
+            _ => Ok(()),
+        }
+    };
+    let complain = async { tail(stderr).await.map_err(failed) };
+    // Moved in, so that it is closed in the end.
+    let give = async move {
+        match stdin.write_all(input).await {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(error)),
+            // It need not read all of it, or any.
+            _ => Ok(()),
+        }
+    };
+    let ((), (), complaint) = tokio::try_join!(give, print, complain)?;
+    // Only now is it buried: until then its number is that of its group and of nothing else.
+    let status = running.0.wait().await.map_err(failed)?;
+    if status.success() {
+        return Ok(printed);
+    }
+    let complaint = String::from_utf8_lossy(&complaint);
+    let last = complaint.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let complaint = model::words::plain(last.trim(), COMPLAINT_BYTES_MAX);
+    Err(CommandError::Failed { program: named(), status, complaint })
+}
+
+/// The last [`COMPLAINT_BYTES_MAX`] bytes of `stream`.
+async fn tail(mut stream: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
+    let mut kept = Vec::new();
+    let mut buffer = [0; COMPLAINT_BYTES_MAX];
+    loop {
+        match stream.read(&mut buffer).await? {
+            0 => return Ok(kept),
+            length => kept.extend_from_slice(&buffer[..length]),
+        }
+        let surplus = kept.len().saturating_sub(COMPLAINT_BYTES_MAX);
+        kept.drain(..surplus);
+    }
+}
+
+/// A command; its group is killed when this is dropped before the command was buried.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let Some(group) = self.0.id().and_then(|id| i32::try_from(id).ok()) else { return };
+        if let Err(error) = killpg(Pid::from_raw(group), Signal::SIGKILL) {
+            tracing::warn!(%error, group, "cannot kill a command");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use model::report::report;
+
+    use super::*;
+
+    async fn shell(script: &str) -> Result<String, String> {
+        let line = ["/bin/sh", "-c", script].map(str::to_owned);
+        match output(&line, b"read", 1_000).await {
+            Ok(bytes) => Ok(String::from_utf8(bytes).unwrap()),
+            Err(error) => Err(report(&error)),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_printed_counts_only_after_a_good_end() {
+        let table = [
+            ("echo a; echo noise >&2", Ok("a\n")),
+            ("cat", Ok("read")),
+            ("exec <&-; echo deaf", Ok("deaf\n")),
+            ("pwd", Ok("/\n")),
+            ("echo a; exit 3", Err("/bin/sh: exit status: 3")),
+            (
+                "echo first >&2; echo ' last' >&2; echo >&2; exit 1",
+                Err("/bin/sh: exit status: 1: last"),
+            ),
+            ("kill -9 $$", Err("/bin/sh: signal: 9 (SIGKILL)")),
+            (
+                "head -c 100000 /dev/zero | tr '\\0' x >&2; echo >&2; echo end >&2; exit 1",
+                Err("/bin/sh: exit status: 1: end"),
+            ),
+        ];
+        for (script, expected) in table {
+            let got = shell(script).await;
+            assert_eq!(got.as_deref().map_err(String::as_str), expected, "{script}");
+        }
+        let large = shell("head -c 1001 /dev/zero").await;
+        assert_eq!(large, Err("/bin/sh prints more than 1000 bytes".to_owned()));
+        let error = output(&["/no/such".to_owned()], b"", 1).await.unwrap_err();
+        assert_eq!(report(&error), "cannot run /no/such: No such file or directory (os error 2)");
+    }
+
+    #[tokio::test]
+    async fn a_command_that_is_late_is_killed_with_what_it_started() {
+        let directory = tempfile::tempdir().unwrap();
+        let pids = directory.path().join("pids");
+        let file = pids.display();
+        let script = format!("sleep 600 & echo $! $$ > {file}.new; mv {file}.new {file}; wait");
+        let line = ["/bin/sh".to_owned(), "-c".to_owned(), script];
+        let deadline = Instant::now() + Duration::from_secs(20);
+        tokio::select! {
+            result = output(&line, b"", 1) => panic!("{result:?}"),
+            () = async {
+                while !pids.exists() {
+                    assert!(Instant::now() < deadline);
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            } => {}
+        }
+        let runs = |pid: &str| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let state = stat.rsplit(')').next().unwrap_or_default().trim().chars().next();
+            state.is_some_and(|state| state != 'Z')
+        };
+        for pid in std::fs::read_to_string(&pids).unwrap().split_whitespace() {
+            while runs(pid) {
+                assert!(Instant::now() < deadline, "{pid} still runs");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+}

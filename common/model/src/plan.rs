@@ -1,0 +1,271 @@
+//! Plans: what a sub must change so that its tree equals the one that is required.
+//!
+//! [`diff`] makes a plan from two trees, [`apply()`] carries one out on a tree in memory, subd
+//! carries one out on a real file-system. A plan is a flat list of operations on paths, each with
+//! its reason, made to be read, sent, journalled and checked.
+//!
+//! # Invariants
+//!
+//! * `plan(t, t)` is empty.
+//! * Applying `plan(have, want)` to `have` gives `want`, kept paths aside.
+//! * No operation touches a kept path, and nothing that holds one is removed or replaced.
+//! * Nothing is removed that the plan does not name: a directory goes only when it is empty.
+//! * An operation needs nothing that a later one provides.
+
+pub mod apply;
+pub mod diff;
+mod order;
+pub mod safety;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::object::ObjectId;
+use crate::path::TreePath;
+use crate::tree::{Leaf, Node};
+
+pub use apply::{ApplyError, apply};
+pub use diff::{Have, plan};
+
+/// One change of one path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operation {
+    /// Where.
+    pub path: TreePath,
+    /// What is done.
+    pub action: Action,
+    /// In what the path differs from what is required; never empty.
+    pub reason: Vec<Difference>,
+}
+
+/// What is done to a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// Nothing is there; put this there. A directory is made empty: what it holds follows.
+    Create(Node),
+    /// Something is there; exchange it, in one step, for this.
+    Replace {
+        /// What takes the place. Never a directory in place of a directory.
+        node: Node,
+        /// If a directory makes way: all that it holds, in component order, so that nothing else
+        /// goes with it.
+        displaced: Vec<TreePath>,
+    },
+    /// Set owner, mode, extended attributes, and of a file or special file its mtime, to those of
+    /// this node, leaving the inode and its content. Never of a symlink, nor of a file that has
+    /// or gets a set-id bit or capabilities: those are replaced.
+    Change(Node),
+    /// Take it away; a directory is empty by then.
+    Remove,
+}
+
+/// In what a path differs from what is required.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Difference {
+    /// It is not there.
+    Missing,
+    /// It should not be there.
+    Extra,
+    /// It is of another kind.
+    Kind,
+    /// It has other content.
+    Content,
+    /// It has another mode.
+    Mode,
+    /// It has another owner or group.
+    Owner,
+    /// It has other extended attributes.
+    Xattrs,
+    /// It has another modification time.
+    Mtime,
+    /// It points elsewhere.
+    Target,
+    /// It is another device.
+    Device,
+    /// It shares its inode with other paths than it should.
+    Links,
+}
+
+impl Difference {
+    /// The word for reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Extra => "extra",
+            Self::Kind => "kind",
+            Self::Content => "content",
+            Self::Mode => "mode",
+            Self::Owner => "owner",
+            Self::Xattrs => "xattrs",
+            Self::Mtime => "mtime",
+            Self::Target => "target",
+            Self::Device => "device",
+            Self::Links => "links",
+        }
+    }
+}
+
+/// A path that must change and cannot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocked {
+    /// The path.
+    pub path: TreePath,
+    /// Why.
+    pub why: Obstacle,
+}
+
+/// Why a path cannot be changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Obstacle {
+    /// Something else than a directory is required where a directory holds kept content.
+    HoldsKept {
+        /// The directory that holds it directly.
+        directory: TreePath,
+    },
+    /// The content of a computed file was not filled in.
+    NotComputed {
+        /// `host:port` of the filegen-server that should.
+        source: String,
+    },
+    /// The path is or holds a mount point.
+    MountPoint,
+    /// The path is or holds an active swap file.
+    SwapFile,
+}
+
+impl std::fmt::Display for Obstacle {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::HoldsKept { directory } => {
+                write!(formatter, "{directory} holds content that the machine keeps")
+            }
+            Self::NotComputed { source } => {
+                write!(formatter, "the content that {source} should compute is missing")
+            }
+            Self::MountPoint => formatter.write_str("it is or holds a mount point"),
+            Self::SwapFile => formatter.write_str("it is or holds an active swap file"),
+        }
+    }
+}
+
+/// What the kernel uses a path for, so that it cannot be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Occupant {
+    /// Another file-system is mounted upon it.
+    MountPoint,
+    /// The machine swaps to it.
+    SwapFile,
+}
+
+impl Occupant {
+    /// The obstacle that it is for whatever would be moved with it.
+    #[must_use]
+    pub fn obstacle(self) -> Obstacle {
+        match self {
+            Self::MountPoint => Obstacle::MountPoint,
+            Self::SwapFile => Obstacle::SwapFile,
+        }
+    }
+}
+
+/// What to change, in order, and what cannot be changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The operations, in the order in which they are carried out.
+    pub operations: Vec<Operation>,
+    /// Paths that are in the way; a plan that has any must not be carried out.
+    pub blocked: Vec<Blocked>,
+}
+
+impl Plan {
+    /// True if there is nothing to change: the machine complies.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty() && self.blocked.is_empty()
+    }
+
+    /// The objects that new files need: id, size in bytes and how many files have it.
+    #[must_use]
+    pub fn objects(&self) -> BTreeMap<ObjectId, Need> {
+        let mut needs: BTreeMap<ObjectId, Need> = BTreeMap::new();
+        for operation in &self.operations {
+            if let Action::Create(Node::Leaf(Leaf::File(file)))
+            | Action::Replace { node: Node::Leaf(Leaf::File(file)), .. } = &operation.action
+            {
+                let need = needs
+                    .entry(file.object)
+                    .or_insert(Need { size_bytes: file.size_bytes, files: 0 });
+                need.files += 1;
+            }
+        }
+        needs
+    }
+
+    /// How many paths the plan takes away, those inside replaced directories included.
+    #[must_use]
+    pub fn removals(&self) -> u64 {
+        self.operations
+            .iter()
+            .map(|operation| match &operation.action {
+                Action::Remove => 1,
+                Action::Replace { displaced, .. } => displaced.len() as u64,
+                Action::Create(_) | Action::Change(_) => 0,
+            })
+            .sum()
+    }
+
+    /// The paths whose change may fire triggers: all but those that differ in mtime alone.
+    pub fn changed_paths(&self) -> impl Iterator<Item = &TreePath> {
+        self.operations.iter().filter(|operation| operation.reason != [Difference::Mtime]).flat_map(
+            |operation| {
+                let displaced: &[TreePath] = match &operation.action {
+                    Action::Replace { displaced, .. } => displaced,
+                    _ => &[],
+                };
+                std::iter::once(&operation.path).chain(displaced)
+            },
+        )
+    }
+}
+
+/// An object that a plan needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Need {
+    /// Its length, in bytes.
+    #[serde(with = "crate::wide")]
+    pub size_bytes: u64,
+    /// How many new files have it as their content.
+    pub files: u32,
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use crate::tree::text::line_of;
+        match &self.action {
+            Action::Create(node) => write!(formatter, "create {}", line_of(&self.path, node))?,
+            Action::Replace { node, displaced } => {
+                write!(formatter, "replace {}", line_of(&self.path, node))?;
+                if !displaced.is_empty() {
+                    write!(formatter, " [displaces {} paths]", displaced.len())?;
+                }
+            }
+            Action::Change(node) => write!(formatter, "change {}", line_of(&self.path, node))?,
+            Action::Remove => write!(formatter, "remove {}", self.path)?,
+        }
+        formatter.write_str(" (")?;
+        for (index, difference) in self.reason.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(formatter, "{separator}{}", difference.name())?;
+        }
+        formatter.write_str(")")
+    }
+}
+
+#[cfg(test)]
+mod tests;

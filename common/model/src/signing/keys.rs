@@ -1,0 +1,172 @@
+//! The keys that a machine trusts: a text, one key on each line.
+//!
+//! ```text
+//! # who may sign what
+//! ssh-ed25519 AAAAC3Nz... release@example.com
+//! images="web/,base/debian-12" ssh-ed25519 AAAAC3Nz... web-team@example.com
+//! ```
+//!
+//! A key without `images` may sign every image. With it only those that are named: a name is one
+//! image, a name with a slash at its end a directory with all below it.
+
+use ssh_key::public::KeyData;
+use ssh_key::{Algorithm, PublicKey};
+
+use super::signature::fingerprint;
+use crate::image::ImageName;
+
+/// The most keys in one text.
+pub const KEYS_MAX: usize = 256;
+
+/// The longest text, in bytes.
+pub const TEXT_BYTES_MAX: usize = 256 << 10;
+
+/// A key that is trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TrustedKey {
+    key: KeyData,
+    comment: String,
+    /// What it may sign; everything if `None`.
+    images: Option<Vec<String>>,
+}
+
+impl TrustedKey {
+    fn may_sign(&self, image: &ImageName) -> bool {
+        let covers = |text: &String| {
+            *text == image.as_str() || (text.ends_with('/') && image.as_str().starts_with(text))
+        };
+        self.images.as_ref().is_none_or(|images| images.iter().any(covers))
+    }
+}
+
+/// The keys that are trusted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrustedKeys(Vec<TrustedKey>);
+
+/// A text that is no list of trusted keys.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeysError {
+    /// A line is no key.
+    #[error("line {number}: {why}")]
+    Line {
+        /// Which, from 1 on.
+        number: usize,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There are too many.
+    #[error("at most {KEYS_MAX} keys in {TEXT_BYTES_MAX} bytes can be trusted")]
+    TooMany,
+    /// There are fewer than must sign.
+    #[error("{needed} keys must sign, but only {keys} are trusted")]
+    TooFew {
+        /// How many must sign.
+        needed: u32,
+        /// How many there are.
+        keys: usize,
+    },
+}
+
+/// What a trusted key says to one image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is trusted for it.
+    Trusted,
+    /// It is trusted, but not for images of that name.
+    OtherImages,
+    /// Nobody trusts it.
+    Unknown,
+}
+
+impl TrustedKeys {
+    /// Reads the text, of which `needed` keys must sign an image.
+    ///
+    /// # Errors
+    ///
+    /// [`KeysError`] names the line.
+    pub fn read(text: &str, needed: u32) -> Result<Self, KeysError> {
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(KeysError::TooMany);
+        }
+        let mut keys: Vec<TrustedKey> = Vec::new();
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let bad = |why: String| KeysError::Line { number: index + 1, why };
+            let key = read_line(line).map_err(bad)?;
+            if keys.iter().any(|other| other.key == key.key) {
+                return Err(bad("the key is named twice".to_owned()));
+            }
+            keys.push(key);
+        }
+        if keys.len() > KEYS_MAX {
+            return Err(KeysError::TooMany);
+        }
+        if keys.len() < usize::try_from(needed.max(1)).unwrap_or(usize::MAX) {
+            return Err(KeysError::TooFew { needed: needed.max(1), keys: keys.len() });
+        }
+        Ok(Self(keys))
+    }
+
+    /// How many keys there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What `key` says to images of that name.
+    pub(super) fn standing(&self, key: &KeyData, image: &ImageName) -> Standing {
+        match self.0.iter().find(|trusted| trusted.key == *key) {
+            None => Standing::Unknown,
+            Some(trusted) if trusted.may_sign(image) => Standing::Trusted,
+            Some(_) => Standing::OtherImages,
+        }
+    }
+
+    /// Their fingerprints and comments, for people.
+    pub fn names(&self) -> impl Iterator<Item = (String, &str)> {
+        self.0.iter().map(|trusted| (fingerprint(&trusted.key), trusted.comment.as_str()))
+    }
+}
+
+fn read_line(line: &str) -> Result<TrustedKey, String> {
+    let (images, rest) = match line.strip_prefix("images=") {
+        None => (None, line),
+        Some(rest) => {
+            let cut = match rest.strip_prefix('"') {
+                Some(quoted) => quoted.split_once("\" "),
+                None => rest.split_once(' '),
+            };
+            let (list, rest) = cut.ok_or("after images=\"NAME,DIRECTORY/\" comes a key")?;
+            (Some(image_list(list)?), rest.trim_start())
+        }
+    };
+    let key = PublicKey::from_openssh(rest).map_err(|error| {
+        format!("it is no ed25519 key as `ssh-keygen` writes it to a .pub file: {error}")
+    })?;
+    if key.algorithm() != Algorithm::Ed25519 {
+        return Err(format!("a key of the kind {}: only ssh-ed25519 counts", key.algorithm()));
+    }
+    Ok(TrustedKey { key: key.key_data().clone(), comment: key.comment().to_owned(), images })
+}
+
+fn image_list(list: &str) -> Result<Vec<String>, String> {
+    let entry = |entry: &str| {
+        let name = entry.strip_suffix('/').unwrap_or(entry);
+        match ImageName::new(name) {
+            Ok(parsed) if parsed.as_str() == name => Ok(entry.to_owned()),
+            Ok(_) => Err(format!("`{entry}` begins with a slash: names of images do not")),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    list.split(',').map(entry).collect()
+}

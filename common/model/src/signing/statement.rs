@@ -1,0 +1,166 @@
+//! The statement: the text that is signed.
+//!
+//! ```text
+//! dominator-image-v1
+//! image web/8
+//! digest blake3:<hex>
+//! signed 1795337000
+//! expires never
+//! ```
+//!
+//! Five lines, each with a newline at its end. There is one text for each statement: any other
+//! spelling is refused, so that nobody can be shown another text than was signed.
+
+use std::fmt;
+
+use crate::image::ImageName;
+use crate::object::ObjectId;
+
+/// The first line, and the namespace of the signature: no signature that was made for anything
+/// else counts for an image.
+pub const NAMESPACE: &str = "dominator-image-v1";
+
+/// The longest statement, in bytes.
+pub const STATEMENT_BYTES_MAX: usize = 2_048;
+
+/// The latest moment that a statement can name: the end of the year 9999.
+const SECONDS_MAX: u64 = 253_402_300_799;
+
+/// What is signed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statement {
+    /// The name of the image.
+    pub image: ImageName,
+    /// The digest of its signed part.
+    pub digest: ObjectId,
+    /// When it was signed, in seconds after 1970-01-01 UTC. Of two images the one that was signed
+    /// later is the newer one.
+    pub signed: u64,
+    /// From when on the statement moves no machine to the image any more; `None` for never.
+    pub expires: Option<u64>,
+}
+
+/// A text that is no statement.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StatementError {
+    /// It is too long.
+    #[error("a statement has at most {STATEMENT_BYTES_MAX} bytes, this has {length}")]
+    TooLong {
+        /// Its length, in bytes.
+        length: usize,
+    },
+    /// A line is not what it should be.
+    #[error("line {number} of the statement is not `{expected}`")]
+    Line {
+        /// Which line, from 1 on.
+        number: usize,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// It means something, but is not spelled as it must be.
+    #[error("the statement is not spelled as this release does it")]
+    Spelling,
+    /// It expires before it was signed.
+    #[error("the statement expires before it was signed")]
+    Expired,
+}
+
+impl fmt::Display for Statement {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { image, digest, signed, expires } = self;
+        write!(formatter, "{NAMESPACE}\nimage {image}\ndigest {digest}\nsigned {signed}\n")?;
+        match expires {
+            Some(expires) => writeln!(formatter, "expires {expires}"),
+            None => writeln!(formatter, "expires never"),
+        }
+    }
+}
+
+impl std::str::FromStr for Statement {
+    type Err = StatementError;
+
+    fn from_str(text: &str) -> Result<Self, StatementError> {
+        if text.len() > STATEMENT_BYTES_MAX {
+            return Err(StatementError::TooLong { length: text.len() });
+        }
+        let mut lines = text.lines();
+        let mut line = |number, start, expected| {
+            let line = lines.next().and_then(|line| line.strip_prefix(start));
+            line.ok_or(StatementError::Line { number, expected })
+        };
+        line(1, NAMESPACE, NAMESPACE)?;
+        let (image, digest) = (line(2, "image ", "image NAME")?, line(3, "digest ", "digest ID")?);
+        let signed = line(4, "signed ", "signed SECONDS")?;
+        let expires = line(5, "expires ", "expires SECONDS or never")?;
+        let bad = |number, expected| StatementError::Line { number, expected };
+        let seconds = |text: &str| text.parse().ok().filter(|&seconds| seconds <= SECONDS_MAX);
+        let statement = Self {
+            image: image.parse().map_err(|_| bad(2, "image NAME"))?,
+            digest: digest.parse().map_err(|_| bad(3, "digest ID"))?,
+            signed: seconds(signed).ok_or(bad(4, "signed SECONDS"))?,
+            expires: match expires {
+                "never" => None,
+                text => Some(seconds(text).ok_or(bad(5, "expires SECONDS or never"))?),
+            },
+        };
+        if statement.expires.is_some_and(|expires| expires <= statement.signed) {
+            return Err(StatementError::Expired);
+        }
+        // Signs, leading zeros, other line ends, more lines.
+        if statement.to_string() != text {
+            return Err(StatementError::Spelling);
+        }
+        Ok(statement)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::Algorithm;
+
+    fn statement(expires: Option<u64>) -> Statement {
+        Statement {
+            image: ImageName::new("web/8").unwrap(),
+            digest: Algorithm::Blake3.digest(b"web"),
+            signed: 1_795_337_000,
+            expires,
+        }
+    }
+
+    #[test]
+    fn there_is_one_text_for_each_statement() {
+        let digest = Algorithm::Blake3.digest(b"web");
+        let text = format!(
+            "dominator-image-v1\nimage web/8\ndigest {digest}\nsigned 1795337000\nexpires never\n"
+        );
+        assert_eq!(statement(None).to_string(), text);
+        for expires in [None, Some(1_795_337_001)] {
+            let statement = statement(expires);
+            assert_eq!(statement.to_string().parse(), Ok(statement));
+        }
+        let line = |number, expected| Err(StatementError::Line { number, expected });
+        let table = [
+            (text.replace("v1", "v2"), line(1, "dominator-image-v1")),
+            (text.replace("v1\n", "v1 \n"), Err(StatementError::Spelling)),
+            (text.replace("web/8", "/web/8"), Err(StatementError::Spelling)),
+            (text.replace("web/8", "a/../b"), line(2, "image NAME")),
+            (text.replace("blake3", "md5"), line(3, "digest ID")),
+            (text.replace("signed 1", "signed +1"), Err(StatementError::Spelling)),
+            (text.replace("signed 1", "signed 01"), Err(StatementError::Spelling)),
+            (text.replace("signed 1", "signed -1"), line(4, "signed SECONDS")),
+            (text.replace("signed 1", "signed 999999999"), line(4, "signed SECONDS")),
+            (text.replace("never", "ever"), line(5, "expires SECONDS or never")),
+            (text.replace("never", "1795337000"), Err(StatementError::Expired)),
+            (text.replace('\n', "\r\n"), Err(StatementError::Spelling)),
+            (text.clone() + "x\n", Err(StatementError::Spelling)),
+            (text.trim_end().to_owned(), Err(StatementError::Spelling)),
+            (String::new(), line(1, "dominator-image-v1")),
+            ("x".repeat(2_049), Err(StatementError::TooLong { length: 2_049 })),
+        ];
+        for (text, error) in table {
+            assert_eq!(text.parse::<Statement>(), error, "{text}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! What can be at one path of a tree, with the attributes that are managed.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::escape::ByteText;
+use crate::object::ObjectId;
+use crate::path::TreePath;
+
+/// The bits of a mode that are managed: permissions, set-id and sticky.
+pub const MODE_BITS: u32 = 0o7777;
+
+/// The mode that every symlink has.
+pub const SYMLINK_MODE: u32 = 0o777;
+
+/// Extended attributes by name, such as `user.origin` or `security.capability`.
+///
+/// Nearly all files have none, so none costs one word.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::box_collection, reason = "one word instead of three, in every entry of a tree")]
+pub struct Xattrs(Option<Box<BTreeMap<ByteText, ByteText>>>);
+
+impl Xattrs {
+    /// No attributes.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, |map| map.len())
+    }
+
+    /// The value of the attribute called `name`.
+    #[must_use]
+    pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
+        self.0.as_ref()?.get(&ByteText(name.to_owned())).map(|value| &value.0[..])
+    }
+
+    /// Names and values, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.0.iter().flat_map(|map| map.iter()).map(|(name, value)| (&name.0[..], &value.0[..]))
+    }
+
+    /// True if the file has capabilities: they are lost when its owner is set.
+    #[must_use]
+    pub fn has_capability(&self) -> bool {
+        self.get(b"security.capability").is_some()
+    }
+}
+
+impl FromIterator<(Vec<u8>, Vec<u8>)> for Xattrs {
+    fn from_iter<I: IntoIterator<Item = (Vec<u8>, Vec<u8>)>>(attributes: I) -> Self {
+        let map: BTreeMap<_, _> =
+            attributes.into_iter().map(|(name, value)| (ByteText(name), ByteText(value))).collect();
+        Self(if map.is_empty() { None } else { Some(Box::new(map)) })
+    }
+}
+
+/// Mode, owner and extended attributes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metadata {
+    /// Permission, set-id and sticky bits: at most `0o7777`; of a symlink always `0o777`.
+    pub mode: u32,
+    /// Numeric owner.
+    pub uid: u32,
+    /// Numeric group.
+    pub gid: u32,
+    /// Managed extended attributes.
+    pub xattrs: Xattrs,
+}
+
+impl Metadata {
+    /// Metadata without extended attributes.
+    #[must_use]
+    pub fn new(mode: u32, uid: u32, gid: u32) -> Self {
+        Self { mode, uid, gid, xattrs: Xattrs::none() }
+    }
+
+    /// True if changing the owner in place would lose a set-id bit or capabilities, so that the
+    /// file has to be replaced instead.
+    #[must_use]
+    pub fn is_privileged(&self) -> bool {
+        self.mode & 0o6000 != 0 || self.xattrs.has_capability()
+    }
+}
+
+/// A modification time.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Time {
+    /// Seconds since 1970-01-01 UTC; may be negative.
+    #[serde(with = "crate::wide")]
+    pub seconds: i64,
+    /// Nanoseconds within the second: below 1,000,000,000.
+    pub nanoseconds: u32,
+}
+
+/// A regular file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct File {
+    /// Mode, owner, extended attributes.
+    pub metadata: Metadata,
+    /// Time of the last modification.
+    pub mtime: Time,
+    /// Length of the content, in bytes.
+    #[serde(with = "crate::wide")]
+    pub size_bytes: u64,
+    /// The content.
+    pub object: ObjectId,
+}
+
+/// A regular file whose content a filegen-server computes for each machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Computed {
+    /// Mode, owner, extended attributes.
+    pub metadata: Metadata,
+    /// `host:port` of the filegen-server.
+    pub source: String,
+}
+
+/// A symbolic link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Symlink {
+    /// Owner and extended attributes; the mode is always `0o777`.
+    pub metadata: Metadata,
+    /// What it points to: 1 to 4,095 bytes.
+    pub target: ByteText,
+}
+
+/// A device or a fifo.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Special {
+    /// Mode, owner, extended attributes.
+    pub metadata: Metadata,
+    /// Time of the last modification.
+    pub mtime: Time,
+    /// Which one.
+    pub device: Device,
+}
+
+/// The kind of a special file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Device {
+    /// A block device.
+    Block {
+        /// Major number.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+    /// A character device.
+    Character {
+        /// Major number.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+    /// A named pipe.
+    Fifo,
+}
+
+/// Anything but a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Leaf {
+    /// A regular file.
+    File(File),
+    /// A regular file with content computed for each machine.
+    Computed(Computed),
+    /// A symbolic link.
+    Symlink(Symlink),
+    /// A device or fifo.
+    Special(Special),
+    /// A further name of the regular file at that path.
+    HardLink(TreePath),
+}
+
+/// What is at one path, without what a directory holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Node {
+    /// A directory.
+    Directory(Metadata),
+    /// Anything else.
+    Leaf(Leaf),
+}
+
+impl Node {
+    /// A word for the kind, as reports use it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Directory(_) => "directory",
+            Self::Leaf(Leaf::File(_)) => "file",
+            Self::Leaf(Leaf::Computed(_)) => "computed file",
+            Self::Leaf(Leaf::Symlink(_)) => "symlink",
+            Self::Leaf(Leaf::Special(special)) => match special.device {
+                Device::Block { .. } => "block device",
+                Device::Character { .. } => "character device",
+                Device::Fifo => "fifo",
+            },
+            Self::Leaf(Leaf::HardLink(_)) => "hard link",
+        }
+    }
+
+    /// True for a directory.
+    #[must_use]
+    pub fn is_directory(&self) -> bool {
+        matches!(self, Self::Directory(_))
+    }
+
+    /// Mode, owner and extended attributes; `None` for a hard link, whose file holds them.
+    #[must_use]
+    pub fn metadata(&self) -> Option<&Metadata> {
+        match self {
+            Self::Directory(metadata) => Some(metadata),
+            Self::Leaf(Leaf::File(file)) => Some(&file.metadata),
+            Self::Leaf(Leaf::Computed(computed)) => Some(&computed.metadata),
+            Self::Leaf(Leaf::Symlink(symlink)) => Some(&symlink.metadata),
+            Self::Leaf(Leaf::Special(special)) => Some(&special.metadata),
+            Self::Leaf(Leaf::HardLink(_)) => None,
+        }
+    }
+    /// As [`Node::metadata`], to be changed.
+    pub fn metadata_mut(&mut self) -> Option<&mut Metadata> {
+        match self {
+            Self::Directory(metadata) => Some(metadata),
+            Self::Leaf(Leaf::File(file)) => Some(&mut file.metadata),
+            Self::Leaf(Leaf::Computed(computed)) => Some(&mut computed.metadata),
+            Self::Leaf(Leaf::Symlink(symlink)) => Some(&mut symlink.metadata),
+            Self::Leaf(Leaf::Special(special)) => Some(&mut special.metadata),
+            Self::Leaf(Leaf::HardLink(_)) => None,
+        }
+    }
+}

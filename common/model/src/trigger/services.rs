@@ -1,0 +1,225 @@
+//! Decides what is done to which services around an update: for subd, which does it, and for those
+//! who tell beforehand what it would do.
+//!
+//! The triggers of the old and of the new image are taken together: a service is concerned if a
+//! trigger of either that names it fires. Those concerned are stopped before the tree changes; what
+//! the new image knows of them is started after it. A service of which all triggers that fire only
+//! reload is reloaded instead. If a trigger of the new image reboots the machine nothing is stopped
+//! or started one by one, because the reboot does both, save services whose own trigger asks for
+//! the reboot: these are started before it. Services are taken in the order of their sort names,
+//! the new image's before the old one's, both for stopping and for starting.
+//!
+//! # Differences from the founding implementation
+//!
+//! * The sort name counts for stopping too; there it is lost when triggers are merged.
+//! * A service that only the new image names is stopped as there, because it may run already when
+//!   a machine gets its first image; but if that fails it is no failure of the update, because the
+//!   service may not be there yet.
+//! * A service that was stopped is started if the new image names it at all; there only if a
+//!   trigger of the new image fires.
+//! * A reload stays a reload when triggers are merged; there a merged trigger restarts.
+//! * A trigger of the old image does not reboot; there it keeps services from being stopped.
+//! * A trigger is of high impact by itself; there its service is, with all its triggers.
+//! * Triggers without a service are refused; there they fail when they fire.
+//!
+//! # Invariants
+//!
+//! * No service is named twice before the change, or twice after it.
+//! * The service `reboot` and subd itself are never stopped or started.
+//! * A service that was stopped is started again if any trigger of the new image knows it, fired
+//!   or not.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::{REBOOT, Trigger, Triggers, compare_versions};
+use crate::path::TreePath;
+
+/// The name of subd's own service, unless a machine gives it another.
+pub const OWN_SERVICE: &str = "subd";
+
+/// What is done to a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verb {
+    /// Stop it, before the change.
+    Stop,
+    /// Start it, after the change.
+    Start,
+    /// Make it read its configuration again.
+    Reload,
+    /// Stop and start it at once: only for subd itself.
+    Restart,
+    /// Reboot the machine.
+    Reboot,
+}
+
+impl Verb {
+    /// The word, as commands and reports know it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Start => "start",
+            Self::Reload => "reload",
+            Self::Restart => "restart",
+            Self::Reboot => "reboot",
+        }
+    }
+}
+
+/// One thing to do to one service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceCall {
+    /// The service.
+    pub service: String,
+    /// What to do.
+    pub verb: Verb,
+    /// True if nothing is wrong when it fails.
+    #[serde(default)]
+    pub may_fail: bool,
+}
+
+impl ServiceCall {
+    /// A call that must succeed.
+    #[must_use]
+    pub fn new(service: &str, verb: Verb) -> Self {
+        Self { service: service.to_owned(), verb, may_fail: false }
+    }
+}
+
+/// What to do around an update, each list in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceCalls {
+    /// Before the tree changes.
+    pub before: Vec<ServiceCall>,
+    /// After it changed.
+    pub after: Vec<ServiceCall>,
+    /// After all that, when the update is over and noted: restart subd itself.
+    #[serde(default)]
+    pub own: bool,
+    /// At the very end, if nothing failed: reboot.
+    pub reboot: bool,
+    /// True if any of it disturbs the machine's users, as a reboot always does.
+    #[serde(default)]
+    pub high_impact: bool,
+}
+
+impl ServiceCalls {
+    /// What undoes the calls before the change, if the change did not happen.
+    #[must_use]
+    pub fn restart(&self) -> Vec<ServiceCall> {
+        let start = |call: &ServiceCall| ServiceCall { verb: Verb::Start, ..call.clone() };
+        self.before.iter().map(start).collect()
+    }
+
+    /// What is to be done if nobody knows how far the change came: everything that was stopped
+    /// runs again, and everything that the change was for has heard of it. Nothing is rebooted.
+    #[must_use]
+    pub fn resume(&self) -> Vec<ServiceCall> {
+        let mut calls = self.restart();
+        let stopped = calls.len();
+        let is_new = |call: &&ServiceCall| {
+            !calls[..stopped].iter().any(|stopped| stopped.service == call.service)
+        };
+        let after: Vec<ServiceCall> = self.after.iter().filter(is_new).cloned().collect();
+        calls.extend(after);
+        calls
+    }
+
+    /// What is done around the way back, if the change happened and is not wanted after all: what
+    /// was started is stopped and what was stopped is started, and who has heard of the change
+    /// hears of its end. After an update with a reboot the way back needs one too.
+    #[must_use]
+    pub fn undo(&self) -> Self {
+        let is_start = |call: &&ServiceCall| call.verb == Verb::Start;
+        let stop = |call: &ServiceCall| ServiceCall { verb: Verb::Stop, ..call.clone() };
+        let back = Self {
+            own: self.own,
+            reboot: self.reboot,
+            high_impact: self.high_impact,
+            ..Self::default()
+        };
+        if self.reboot {
+            return back;
+        }
+        let before = self.after.iter().filter(is_start).map(stop).collect();
+        Self { before, after: self.resume(), ..back }
+    }
+}
+
+/// Decides from the triggers of the old and of the new image and the paths that change. `own` is
+/// the name of subd's own service.
+#[must_use]
+pub fn service_calls<'path>(
+    old: &Triggers,
+    new: &Triggers,
+    paths: impl Iterator<Item = &'path TreePath> + Clone,
+    own: &str,
+) -> ServiceCalls {
+    let old_fired = old.fired(paths.clone());
+    let new_fired = new.fired(paths);
+    let fired = || new_fired.iter().chain(&old_fired);
+    let reboot = new_fired.iter().any(Trigger::reboots);
+    let mut calls = ServiceCalls {
+        own: !reboot && fired().any(|trigger| is_own(&trigger.service, own)),
+        reboot,
+        high_impact: reboot || fired().any(|trigger| trigger.high_impact),
+        ..ServiceCalls::default()
+    };
+    let is_driven = |service: &&str| *service != REBOOT && !is_own(service, own);
+    if reboot {
+        let starts = new_fired.iter().filter(|trigger| trigger.do_reboot).map(service);
+        let starts = starts.filter(is_driven).map(|service| ServiceCall::new(service, Verb::Start));
+        push_each_once(&mut calls.after, starts);
+        return calls;
+    }
+    let restarted: BTreeSet<&str> =
+        fired().filter(|trigger| !trigger.do_reload).map(service).collect();
+    let of_old: BTreeSet<&str> = old.0.iter().map(service).collect();
+    let of_new: BTreeSet<&str> = new.0.iter().map(service).collect();
+    let concerned = in_order(fired().filter(|trigger| is_driven(&service(trigger))), new);
+    let stops = concerned.iter().filter(|service| restarted.contains(*service)).map(|service| {
+        let may_fail = !of_old.contains(service);
+        ServiceCall { may_fail, ..ServiceCall::new(service, Verb::Stop) }
+    });
+    push_each_once(&mut calls.before, stops);
+    let verb = |service| if restarted.contains(service) { Verb::Start } else { Verb::Reload };
+    let known = concerned.iter().filter(|service| of_new.contains(*service));
+    push_each_once(&mut calls.after, known.map(|service| ServiceCall::new(service, verb(service))));
+    calls
+}
+
+/// The services of `triggers`, by the sort names that `new` gives them, or else by their own.
+fn in_order<'a>(triggers: impl Iterator<Item = &'a Trigger>, new: &'a Triggers) -> Vec<&'a str> {
+    let order = |trigger: &'a Trigger| {
+        let mut of_new = new.0.iter().filter(|one| one.service == trigger.service);
+        of_new.find(|one| !one.sort_name.is_empty()).unwrap_or(trigger).order()
+    };
+    let mut services: Vec<(&str, &str)> =
+        triggers.map(|trigger| (order(trigger), service(trigger))).collect();
+    services.sort_by(|(left, _), (right, _)| compare_versions(left, right));
+    services.into_iter().map(|(_, service)| service).collect()
+}
+
+/// True if `service` is subd's own, also by the full name of its unit.
+fn is_own(service: &str, own: &str) -> bool {
+    service.strip_suffix(".service").unwrap_or(service)
+        == own.strip_suffix(".service").unwrap_or(own)
+}
+
+fn service(trigger: &Trigger) -> &str {
+    &trigger.service
+}
+
+fn push_each_once(calls: &mut Vec<ServiceCall>, wanted: impl Iterator<Item = ServiceCall>) {
+    for call in wanted {
+        if !calls.iter().any(|known| known.service == call.service) {
+            calls.push(call);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! Durations and times as operators write them.
+
+use core::time::Duration;
+
+use jiff::civil::DateTime;
+use jiff::{Timestamp, Zoned};
+
+use crate::tree::Time;
+
+/// The forms of a duration, for error messages.
+const DURATION_FORMS: &str = "expected a number with a unit, such as 90s, 15m, 2h or 3d";
+
+/// The forms of a time, for error messages.
+const TIME_FORMS: &str = "expected a time such as 18:30, 2030-01-31T18:30 or 2030-01-31T18:30:00Z";
+
+/// The forms of a moment that lies behind, for error messages.
+const PAST_FORMS: &str =
+    "expected a duration such as 12h or 1d, or a time such as 18:30 or 2030-01-31T18:30";
+
+/// Reads `90s`, `15m`, `2h`, `3d`, or several of them in a row such as `1h30m`.
+///
+/// # Errors
+///
+/// The text for people.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("`{text}` is no duration: {DURATION_FORMS}");
+    let mut seconds: u64 = 0;
+    let mut number = String::new();
+    for character in text.chars() {
+        let unit = match character {
+            '0'..='9' => {
+                number.push(character);
+                continue;
+            }
+            's' => 1,
+            'm' => 60,
+            'h' => 3_600,
+            'd' => 86_400,
+            _ => return Err(bad()),
+        };
+        let count: u64 = number.parse().map_err(|_| bad())?;
+        let part = count.checked_mul(unit).ok_or_else(bad)?;
+        seconds = seconds.checked_add(part).ok_or_else(bad)?;
+        number.clear();
+    }
+    match (text.is_empty(), number.is_empty()) {
+        (false, true) => Ok(Duration::from_secs(seconds)),
+        _ => Err(bad()),
+    }
+}
+
+/// Reads a moment: RFC 3339 with a zone, a date and time in the zone of `now`, or a time of day,
+/// which is the next one after `now`.
+///
+/// # Errors
+///
+/// The text for people.
+pub fn time(text: &str, now: &Zoned) -> Result<Time, String> {
+    let bad = || format!("`{text}` is no time: {TIME_FORMS}");
+    let of = |stamp: Timestamp| {
+        let nanoseconds = u32::try_from(stamp.subsec_nanosecond()).map_err(|_| bad())?;
+        Ok(Time { seconds: stamp.as_second(), nanoseconds })
+    };
+    if let Ok(stamp) = text.parse::<Timestamp>() {
+        return of(stamp);
+    }
+    let zoned = |civil: DateTime| civil.to_zoned(now.time_zone().clone()).map_err(|_| bad());
+    if let Ok(time) = jiff::civil::Time::strptime("%H:%M", text) {
+        let today = zoned(now.date().to_datetime(time))?;
+        if today > *now {
+            return of(today.timestamp());
+        }
+        let tomorrow = now.date().tomorrow().map_err(|_| bad())?;
+        return of(zoned(tomorrow.to_datetime(time))?.timestamp());
+    }
+    let civil: DateTime = text.parse().map_err(|_| bad())?;
+    of(zoned(civil)?.timestamp())
+}
+
+/// Reads a moment that lies behind: a duration before `now`, or a time as by [`time()`], but a time
+/// of day is the last one until `now`.
+///
+/// # Errors
+///
+/// The text for people.
+pub fn past(text: &str, now: &Zoned) -> Result<Time, String> {
+    let bad = || format!("`{text}` is no time: {PAST_FORMS}");
+    if let Ok(before) = duration(text) {
+        let then = now.timestamp().checked_sub(before).map_err(|_| bad())?;
+        let nanoseconds = u32::try_from(then.subsec_nanosecond()).map_err(|_| bad())?;
+        return Ok(Time { seconds: then.as_second(), nanoseconds });
+    }
+    // The next time of day after this time of yesterday is the last one until now.
+    let yesterday = now.yesterday().map_err(|_| bad())?;
+    time(text, &yesterday).map_err(|_| bad())
+}
+
+/// `time` and `more` later.
+#[must_use]
+pub fn later(time: Time, more: Duration) -> Time {
+    let seconds = i64::try_from(more.as_secs()).unwrap_or(i64::MAX);
+    Time { seconds: time.seconds.saturating_add(seconds), ..time }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        let table = [("90s", 90), ("15m", 900), ("2h", 7_200), ("3d", 259_200), ("1h30m", 5_400)];
+        for (text, seconds) in table {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "90", "h", "1x", "-1s", "1.5h", "99999999999999999999s", "9e9d"] {
+            let error = duration(text).unwrap_err();
+            assert_eq!(error, format!("`{text}` is no duration: {DURATION_FORMS}"));
+        }
+    }
+
+    #[test]
+    fn what_lies_behind_is_a_duration_or_the_last_time_of_day() {
+        let now: Zoned = "2030-01-31T12:00:00.5+02:00[+02:00]".parse().unwrap();
+        let table = [
+            ("1d", "2030-01-30T10:00:00Z"),
+            ("12h", "2030-01-30T22:00:00Z"),
+            ("1d12h", "2030-01-29T22:00:00Z"),
+            ("90s", "2030-01-31T09:58:30Z"),
+            ("0s", "2030-01-31T10:00:00Z"),
+            ("2030-01-31T18:30:00Z", "2030-01-31T18:30:00Z"),
+            ("2030-01-30T18:30", "2030-01-30T16:30:00Z"),
+            ("2030-01-30", "2030-01-29T22:00:00Z"),
+            ("11:59", "2030-01-31T09:59:00Z"),
+            ("12:00", "2030-01-31T10:00:00Z"),
+            ("12:01", "2030-01-30T10:01:00Z"),
+        ];
+        for (text, expected) in table {
+            let got = past(text, &now).map(crate::when::moment);
+            assert_eq!(got.as_deref(), Ok(expected), "{text}");
+        }
+        for text in ["", "noon", "1x", "90", "2030-02-30", "25:00", "99999999d"] {
+            let error = past(text, &now).unwrap_err();
+            assert_eq!(error, format!("`{text}` is no time: {PAST_FORMS}"));
+        }
+    }
+
+    #[test]
+    fn times_are_absolute_or_the_next_of_the_day() {
+        let now: Zoned = "2030-01-31T12:00:00+02:00[+02:00]".parse().unwrap();
+        let table = [
+            ("2030-01-31T18:30:00Z", "2030-01-31T18:30:00Z"),
+            ("2030-01-31T18:30:00+01:00", "2030-01-31T17:30:00Z"),
+            ("2030-01-31T18:30", "2030-01-31T16:30:00Z"),
+            ("2030-01-31 18:30:15", "2030-01-31T16:30:15Z"),
+            ("2030-02-01", "2030-01-31T22:00:00Z"),
+            ("18:30", "2030-01-31T16:30:00Z"),
+            ("11:59", "2030-02-01T09:59:00Z"),
+            ("12:00", "2030-02-01T10:00:00Z"),
+        ];
+        for (text, expected) in table {
+            let got = time(text, &now).map(crate::when::moment);
+            assert_eq!(got.as_deref(), Ok(expected), "{text}");
+        }
+        for text in ["", "noon", "25:00", "2030-02-30T00:00"] {
+            assert!(time(text, &now).unwrap_err().contains("is no time"), "{text}");
+        }
+    }
+}

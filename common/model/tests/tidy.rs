@@ -1,0 +1,379 @@
+//! Rules of the workspace that the compiler does not know.
+//!
+//! Each rule is a function from text to complaints, so that it can be seen to fail.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// The folders of the crates of this workspace, in the order of their layers: a crate may depend only
+/// on those that are named behind it.
+const MAY_DEPEND: [(&str, &[&str]); 18] = [
+    ("common/model", &[]),
+    ("common/api", &["model"]),
+    ("common/system", &["model"]),
+    ("common/certs", &["api", "model", "system"]),
+    ("common/rpc", &["api", "model", "system"]),
+    ("common/daemon", &["api", "model", "rpc", "system"]),
+    ("common/tool", &["api", "daemon", "model", "rpc", "system"]),
+    ("common/testing", &["api", "model", "rpc", "system"]),
+    ("dominator", DAEMON),
+    ("dominator/domtool", TOOL),
+    ("dominator/mdbd", DAEMON),
+    ("fuzz", &["api", "imagetool", "model", "rpc"]),
+    ("imageserver", DAEMON),
+    ("imagetool", TOOL),
+    ("localfleet", EVERYTHING),
+    ("subd", DAEMON),
+    ("subd/fs2objectcache", &["api", "daemon", "model", "rpc", "subd", "system", "tool"]),
+    ("subd/subtool", TOOL),
+];
+
+/// What a daemon may depend on. It makes no certificates and no manual pages.
+const DAEMON: &[&str] = &["api", "daemon", "model", "rpc", "system"];
+
+/// What a tool may depend on.
+const TOOL: &[&str] = &["api", "certs", "daemon", "model", "rpc", "system", "tool"];
+
+/// What the crate that sees everything may depend on.
+const EVERYTHING: &[&str] = &[
+    "api",
+    "certs",
+    "daemon",
+    "dominator",
+    "domtool",
+    "fs2objectcache",
+    "imageserver",
+    "imagetool",
+    "mdbd",
+    "model",
+    "rpc",
+    "subd",
+    "subtool",
+    "system",
+    "tool",
+];
+
+/// What tests may depend on besides.
+const TESTS: &[&str] = &["certs", "daemon", "domtool", "testing"];
+
+/// Crates that decide and do not act, whole: every file of theirs is a core.
+const PURE_CRATES: [&str; 2] = ["common/api/src/", "common/model/src/"];
+
+/// What pure crates must not depend on.
+const BANNED_IN_PURE_CRATES: [&str; 9] =
+    ["fs-err", "governor", "h2", "hyper", "nix", "rustix", "rustls", "tokio", "tracing"];
+
+/// The mark of a module that decides and does not act.
+const MARK: &str = "// tidy: core";
+
+/// What a core must not name.
+const BANNED_IN_CORES: [&str; 15] = [
+    "tokio",
+    "std::fs",
+    "fs_err",
+    "std::net",
+    "std::process",
+    "std::env",
+    "std::thread",
+    "Instant::now",
+    "SystemTime",
+    "rand",
+    "tracing",
+    "HashMap",
+    "HashSet",
+    "hyper",
+    "nix",
+];
+
+/// Modules that must be cores, with all below them; so must everything in a folder `core`.
+const CORES: &[&str] = &[
+    "imageserver/src/check/finding",
+    "imageserver/src/directories",
+    "imageserver/src/scrub/course",
+    "imageserver/src/scrub/repairs",
+    "imageserver/src/store/layout",
+    "imageserver/src/store/needs",
+    "imageserver/src/store/record",
+    "subd/src/fetch/request",
+    "subd/src/fetch/space",
+    "subd/src/fetch/trouble",
+    "subd/src/limits/meter",
+    "subd/src/limits/rates",
+    "subd/src/root/occupied",
+    "subd/src/trust/judge",
+    "subd/src/trust/record",
+];
+
+/// Names of files that have no subject.
+const NO_SUBJECT: [&str; 5] = ["utils.rs", "util.rs", "helpers.rs", "misc.rs", "mod.rs"];
+
+const FILE_LINES_MAX: usize = 900;
+
+const LINE_COLUMNS_MAX: usize = 100;
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+/// All Rust files of the workspace by their path in it.
+fn sources() -> BTreeMap<String, String> {
+    let root = workspace();
+    let mut sources = BTreeMap::new();
+    let skip = |name: &str| name == "target" || (name.starts_with('.') && name.len() > 1);
+    let walk = walkdir::WalkDir::new(&root)
+        .into_iter()
+        .filter_entry(|entry| entry.depth() == 0 || !skip(&entry.file_name().to_string_lossy()));
+    for entry in walk {
+        let entry = entry.unwrap();
+        if entry.path().extension().is_some_and(|extension| extension == "rs") {
+            let path = entry.path().strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+            sources.insert(path, std::fs::read_to_string(entry.path()).unwrap());
+        }
+    }
+    assert!(sources.contains_key("common/model/tests/tidy.rs"), "{:?}", sources.keys());
+    sources
+}
+
+/// Complaints of `rule` over all sources.
+fn complaints(rule: impl Fn(&str, &str) -> Vec<String>) -> Vec<String> {
+    sources().iter().flat_map(|(path, text)| rule(path, text)).collect()
+}
+
+/// Rules of dependencies: `manifest` is the text of the `Cargo.toml` in `folder`.
+fn dependencies(folder: &str, manifest: &str) -> Vec<String> {
+    let manifest: toml::Table = manifest.parse().unwrap();
+    let Some((_, allowed)) = MAY_DEPEND.iter().find(|(known, _)| *known == folder) else {
+        return vec![format!("{folder}: add this crate to MAY_DEPEND")];
+    };
+    let name = |folder: &str| folder.rsplit('/').next().unwrap().to_owned();
+    let crates: BTreeSet<String> = MAY_DEPEND.iter().map(|(folder, _)| name(folder)).collect();
+    let is_pure = PURE_CRATES.iter().any(|pure| pure.strip_suffix("/src/") == Some(folder));
+    let mut complaints = Vec::new();
+    for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+        let Some(table) = manifest.get(section).and_then(toml::Value::as_table) else { continue };
+        let of_tests = if section == "dev-dependencies" { TESTS } else { &[] };
+        for (key, value) in table {
+            let package = value.get("package").and_then(toml::Value::as_str).unwrap_or(key);
+            let is_allowed = allowed.contains(&package) || of_tests.contains(&package);
+            if crates.contains(package) && !is_allowed {
+                complaints.push(format!("{folder} must not depend on {package}"));
+            }
+            let acts = section == "dependencies" && BANNED_IN_PURE_CRATES.contains(&package);
+            if is_pure && acts {
+                complaints.push(format!("{folder} decides only, and must not depend on {package}"));
+            }
+        }
+    }
+    complaints
+}
+
+/// `text` without comments; string literals stay.
+fn code_of(text: &str) -> String {
+    let mut code = String::new();
+    for line in text.lines() {
+        let mut quoted = false;
+        let mut before = ' ';
+        let mut end = line.len();
+        for (at, character) in line.char_indices() {
+            match character {
+                '"' if before != '\\' && before != '\'' => quoted = !quoted,
+                '/' if !quoted && line[at + 1..].starts_with('/') => {
+                    end = at;
+                    break;
+                }
+                _ => {}
+            }
+            before = character;
+        }
+        code.push_str(&line[..end]);
+        code.push('\n');
+    }
+    code
+}
+
+/// True if `code` has `word` and neither side of it goes on.
+fn names(code: &str, word: &str) -> bool {
+    let inside = |character: char| character.is_alphanumeric() || character == '_';
+    code.match_indices(word).any(|(at, _)| {
+        let before = code[..at].chars().next_back();
+        let after = code[at + word.len()..].chars().next();
+        !before.is_some_and(inside) && !after.is_some_and(inside)
+    })
+}
+
+fn is_marked(text: &str) -> bool {
+    text.lines().any(|line| line == MARK)
+}
+
+fn core_names_no_world(path: &str, text: &str) -> Vec<String> {
+    let is_pure = PURE_CRATES.iter().any(|pure| path.starts_with(pure));
+    if !is_marked(text) && !is_pure {
+        return Vec::new();
+    }
+    // `use std::{fs, ..}` would slip through the whole words.
+    let code = code_of(text).replace("use std::{", "std::{");
+    let grouped = code.contains("std::{").then_some("std::{");
+    let banned = BANNED_IN_CORES.into_iter().filter(|word| names(&code, word));
+    banned.chain(grouped).map(|word| format!("{path} is a core and names {word}")).collect()
+}
+
+fn must_be_core(path: &str) -> bool {
+    let tests = path.ends_with("/tests.rs") || path.ends_with("/generate.rs");
+    let listed = CORES.iter().any(|core| {
+        path.strip_prefix(core).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+    });
+    let folder = path.contains("/core/") || path.ends_with("/core.rs");
+    (listed || folder) && !tests
+}
+
+fn cores_are_marked(path: &str, text: &str) -> Vec<String> {
+    let missing = must_be_core(path) && !is_marked(text);
+    missing.then(|| format!("{path} must have the line `{MARK}`")).into_iter().collect()
+}
+
+fn has_header(path: &str, text: &str) -> Vec<String> {
+    let missing = !text.starts_with("//!");
+    missing.then(|| format!("{path} must begin with //!")).into_iter().collect()
+}
+
+fn has_subject(path: &str, _text: &str) -> Vec<String> {
+    let name = path.rsplit('/').next().unwrap();
+    let bad = NO_SUBJECT.contains(&name);
+    bad.then(|| format!("{path}: name the file by its subject")).into_iter().collect()
+}
+
+fn is_short(path: &str, text: &str) -> Vec<String> {
+    let lines = text.lines().count();
+    let long = lines > FILE_LINES_MAX;
+    long.then(|| format!("{path} has {lines} lines")).into_iter().collect()
+}
+
+fn is_narrow(path: &str, text: &str) -> Vec<String> {
+    // Tables, which rustfmt leaves alone, may be wide.
+    let mut skipped = false;
+    let mut complaints = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        if line.trim() == "#[rustfmt::skip]" {
+            skipped = true;
+        }
+        let columns = line.chars().count();
+        if columns > LINE_COLUMNS_MAX && !skipped {
+            complaints.push(format!("{path}:{} has {columns} columns", index + 1));
+        }
+        if skipped && (line.trim() == "];" || line.trim_end().ends_with("];")) {
+            skipped = false;
+        }
+    }
+    complaints
+}
+
+#[track_caller]
+fn assert_none(complaints: &[String]) {
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    let root: toml::Table =
+        std::fs::read_to_string(workspace().join("Cargo.toml")).unwrap().parse().unwrap();
+    let mut folders = BTreeSet::new();
+    for member in root["workspace"]["members"].as_array().unwrap() {
+        match member.as_str().unwrap().strip_suffix("/*") {
+            None => {
+                folders.insert(member.as_str().unwrap().to_owned());
+            }
+            Some(parent) => {
+                for entry in std::fs::read_dir(workspace().join(parent)).unwrap() {
+                    let name = entry.unwrap().file_name().into_string().unwrap();
+                    folders.insert(format!("{parent}/{name}"));
+                }
+            }
+        }
+    }
+    let known: BTreeSet<String> =
+        MAY_DEPEND.iter().map(|(folder, _)| (*folder).to_owned()).collect();
+    assert_eq!(folders, known);
+    for folder in folders {
+        let manifest = workspace().join(&folder).join("Cargo.toml");
+        assert_none(&dependencies(&folder, &std::fs::read_to_string(manifest).unwrap()));
+    }
+}
+
+#[test]
+fn cores_name_no_clock_disk_network_or_chance() {
+    assert_none(&complaints(core_names_no_world));
+    assert_none(&complaints(cores_are_marked));
+    let all = sources();
+    for core in CORES {
+        assert!(all.contains_key(&format!("{core}.rs")), "{core} is listed and does not exist");
+    }
+}
+
+#[test]
+fn files_have_a_header_and_a_subject_and_a_limit() {
+    let rules: [fn(&str, &str) -> Vec<String>; 4] = [has_header, has_subject, is_short, is_narrow];
+    assert_none(&complaints(|path, text| rules.iter().flat_map(|rule| rule(path, text)).collect()));
+}
+
+#[test]
+fn each_rule_is_seen_to_fail() {
+    let one = |text: &str| vec![text.to_owned()];
+    assert_eq!(
+        dependencies("subd", "[dependencies]\nrpc.workspace = true\ndominator.workspace = true"),
+        one("subd must not depend on dominator")
+    );
+    assert_eq!(
+        dependencies("subd", "[dependencies]\ncerts.workspace = true"),
+        one("subd must not depend on certs")
+    );
+    assert_eq!(dependencies("subd", "[dev-dependencies]\ncerts.workspace = true"), [""; 0]);
+    assert_eq!(
+        dependencies(
+            "common/api",
+            "[dev-dependencies]\nx = { package = \"subd\", path = \"../subd\" }"
+        ),
+        one("common/api must not depend on subd")
+    );
+    assert_eq!(
+        dependencies("common/model", "[dependencies]\ntokio.workspace = true"),
+        one("common/model decides only, and must not depend on tokio")
+    );
+    assert_eq!(
+        dependencies("newcomer", "[dependencies]"),
+        one("newcomer: add this crate to MAY_DEPEND")
+    );
+
+    let core = |code: &str| core_names_no_world("a.rs", &format!("//! A.\n{MARK}\n{code}\n"));
+    for word in BANNED_IN_CORES {
+        assert_eq!(
+            core(&format!("use {word}::x;")),
+            one(&format!("a.rs is a core and names {word}"))
+        );
+    }
+    assert_eq!(
+        core_names_no_world("common/model/src/a.rs", "use tokio::x;"),
+        one("common/model/src/a.rs is a core and names tokio")
+    );
+    assert_eq!(core("use std::{fs, io};"), one("a.rs is a core and names std::{"));
+    assert_eq!(core("let a = \"//\"; tokio::x();"), one("a.rs is a core and names tokio"));
+    for harmless in ["// tokio", "let operand = 1;", "/// Of `std::fs`.", "x(); // rand", "unix"] {
+        assert_eq!(core(harmless), Vec::<String>::new(), "{harmless}");
+    }
+    assert_eq!(core_names_no_world("a.rs", "//! A.\nuse tokio::x;"), Vec::<String>::new());
+
+    for path in ["subd/src/root/occupied.rs", "subd/src/core/scan.rs"] {
+        assert_eq!(
+            cores_are_marked(path, "//! A.\n"),
+            one(&format!("{path} must have the line `{MARK}`"))
+        );
+        assert_eq!(cores_are_marked(path, &format!("//! A.\n{MARK}\n")), Vec::<String>::new());
+    }
+    assert_eq!(cores_are_marked("subd/src/root/occupied_by.rs", "//! A.\n"), Vec::<String>::new());
+
+    assert_eq!(has_header("a.rs", "use x;"), one("a.rs must begin with //!"));
+    assert_eq!(has_subject("a/utils.rs", ""), one("a/utils.rs: name the file by its subject"));
+    assert_eq!(has_subject("a/mod.rs", ""), one("a/mod.rs: name the file by its subject"));
+    assert_eq!(is_short("a.rs", &"\n".repeat(901)), one("a.rs has 901 lines"));
+    assert_eq!(is_narrow("a.rs", &"x".repeat(101)), one("a.rs:1 has 101 columns"));
+    assert_eq!(is_narrow("a.rs", &"ä".repeat(100)), Vec::<String>::new());
+}

@@ -1,0 +1,536 @@
+//! Writes the audit log of a daemon ([`api::audit`]).
+//!
+//! One task writes, so that there is one order. It takes all that waits at one time in one write
+//! and one `fdatasync`, so that many callers at once cost little more than one.
+
+mod files;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use tokio::sync::{mpsc, oneshot};
+
+pub use files::{Keep, Settings, files_of, read_line};
+
+use api::audit::brief::{ARGUMENTS_BYTES_MAX, WHY_BYTES_MAX, short};
+use api::audit::quota::Quota;
+use api::audit::record::{Event, Head};
+use files::Files;
+use model::lock::locked;
+use model::report::report;
+use model::when::written;
+
+/// How many records may wait to be written; who has more waits.
+const WAITING_MAX: usize = 1_024;
+
+/// How many records are written at once.
+const BATCH_MAX: usize = 256;
+
+/// How often it is looked whether something is to be told.
+const TICK: Duration = Duration::from_secs(20);
+
+/// How often the head is logged while it changes.
+const TELL_HEAD_INTERVAL: Duration = Duration::from_secs(3_600);
+
+/// Where the audit log is, and how long it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct AuditArgs {
+    /// File of the audit log: every change, with who asked for it and what became of it. By
+    /// default it is audit/audit.log where this daemon keeps what it remembers. See it with
+    /// `domtool audit show`, and check it with `domtool audit verify`
+    #[arg(long, value_name = "FILE", help_heading = "Audit log")]
+    pub audit_log: Option<PathBuf>,
+
+    /// When another file is begun, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 16, help_heading = "Audit log",
+          value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub audit_max_size: u64,
+
+    /// How many of the files before are kept, such as 20; or for how long, such as 400d
+    #[arg(long, value_name = "FILES|DURATION", default_value = "20", value_parser = keep,
+          help_heading = "Audit log")]
+    pub audit_keep: Keep,
+}
+
+fn keep(text: &str) -> Result<Keep, String> {
+    let bad = |_| format!("`{text}` is neither a number of files nor a duration such as 400d");
+    match text.parse() {
+        Ok(files) => Ok(Keep::Files(files)),
+        Err(_) => written::duration(text).map(Keep::For).map_err(bad),
+    }
+}
+
+impl AuditArgs {
+    /// What they mean for a daemon that remembers things in `directory`.
+    #[must_use]
+    pub fn settings(&self, directory: &Path) -> Settings {
+        let path = self.audit_log.clone().unwrap_or_else(|| directory.join("audit/audit.log"));
+        Settings { path, bytes_max: self.audit_max_size << 20, keep: self.audit_keep }
+    }
+}
+
+/// Why something is not in the audit log.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AuditError {
+    /// It cannot be opened.
+    #[error("cannot use the audit log `{}`", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Another process writes it.
+    #[error(
+        "another process writes the audit log `{}`: give each daemon its own with --audit-log",
+        path.display()
+    )]
+    Locked {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It cannot be written.
+    #[error("cannot write the audit log `{}`: {text}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        text: String,
+        /// True if there is no space.
+        is_full: bool,
+    },
+    /// The daemon stops.
+    #[error("the audit log is closed: the daemon stops")]
+    Closed,
+}
+
+/// How the log is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditStatus {
+    /// The file that is written.
+    pub path: PathBuf,
+    /// Its number.
+    pub file: u64,
+    /// The newest record.
+    pub head: Option<Head>,
+    /// Records that could not be written since the start.
+    pub missed: u64,
+    /// Why, if the last one could not.
+    pub error: Option<String>,
+}
+
+/// Where changes are recorded; nowhere, of a server that has no log. A clone is the same log.
+#[derive(Clone, Default)]
+pub struct AuditLog(Option<Arc<Inner>>);
+
+struct Inner {
+    jobs: mpsc::Sender<Job>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    status: Mutex<AuditStatus>,
+    quota: Mutex<Quota>,
+    started: Instant,
+}
+
+/// What the writer is to do, and who waits for it.
+enum Job {
+    /// To say that the daemon has started.
+    Start(oneshot::Sender<()>),
+    Record(Event, Option<oneshot::Sender<Result<u64, Failure>>>),
+    /// To end.
+    Close(oneshot::Sender<()>),
+}
+
+/// Why a write failed; each that waits for it is told.
+#[derive(Clone)]
+struct Failure {
+    text: Arc<str>,
+    is_full: bool,
+}
+
+impl fmt::Debug for AuditLog {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("AuditLog").field(&self.status()).finish()
+    }
+}
+
+impl AuditLog {
+    /// No log: nothing is recorded.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// Opens the log of `daemon`, and records that it has started. On a disk that is full or
+    /// read-only it is as if it had become so later: the daemon can be asked, and what must be
+    /// recorded is refused until there is room.
+    ///
+    /// # Errors
+    ///
+    /// [`AuditError::Open`] and [`AuditError::Locked`].
+    pub async fn open(settings: Settings, daemon: &'static str) -> Result<Self, AuditError> {
+        let (path, known) = (settings.path.clone(), settings.clone());
+        let opening = tokio::task::spawn_blocking(move || Files::open(known, daemon)).await;
+        let opened = opening.map_err(|lost| AuditError::Open {
+            path: path.clone(),
+            source: io::Error::other(lost),
+        })?;
+        let files = match opened {
+            Ok(files) => Ok(files),
+            Err(AuditError::Open { path, source }) if may_pass(&source) => {
+                Err(report(&AuditError::Open { path, source }))
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self::begin(settings, daemon, files).await)
+    }
+
+    /// As [`AuditLog::open`], of a daemon that runs whatever is wrong with its log: until that is
+    /// mended, what must be recorded is refused.
+    pub async fn open_some_time(settings: Settings, daemon: &'static str) -> Self {
+        match Self::open(settings.clone(), daemon).await {
+            Ok(log) => log,
+            Err(error) => Self::begin(settings, daemon, Err(report(&error))).await,
+        }
+    }
+
+    async fn begin(settings: Settings, daemon: &'static str, files: Result<Files, String>) -> Self {
+        let (files, error) = match files {
+            Ok(files) => (Some(files), None),
+            Err(error) => {
+                tracing::error!("{error}: changes are refused");
+                (None, Some(error))
+            }
+        };
+        let (file, head) = files.as_ref().map_or((0, None), |open| (open.number(), open.head()));
+        let path = settings.path.clone();
+        let shared = Arc::new(Shared {
+            status: Mutex::new(AuditStatus { path, file, head, missed: 0, error }),
+            quota: Mutex::default(),
+            started: Instant::now(),
+        });
+        let (jobs, receiver) = mpsc::channel(WAITING_MAX);
+        let (is_started, told, missed) = (false, None, 0);
+        let known = Arc::clone(&shared);
+        let writer = Writer { files, settings, daemon, is_started, shared: known, told, missed };
+        tokio::spawn(writer.run(receiver));
+        let log = Self(Some(Arc::new(Inner { jobs, shared })));
+        let (done, written) = oneshot::channel();
+        if log.0.as_ref().is_some_and(|inner| inner.jobs.try_send(Job::Start(done)).is_ok()) {
+            // That it could not be written has been logged by the writer.
+            let _written = written.await;
+        }
+        log.tell_head();
+        log
+    }
+
+    /// Records `event`, and waits until it is on the medium. Gives its number; 0 without a log.
+    ///
+    /// # Errors
+    ///
+    /// [`AuditError::Write`] or [`AuditError::Closed`].
+    pub async fn record(&self, event: Event) -> Result<u64, AuditError> {
+        let Some(inner) = &self.0 else { return Ok(0) };
+        let (done, result) = oneshot::channel();
+        inner.jobs.send(Job::Record(event, Some(done))).await.map_err(|_| inner.closed())?;
+        inner.result(result.await)
+    }
+
+    /// As [`AuditLog::record`], on a thread that may wait. What cannot be recorded is logged.
+    pub fn record_blocking(&self, event: Event) {
+        let Some(inner) = &self.0 else { return };
+        let (done, result) = oneshot::channel();
+        // That it could not be written has been logged by the writer.
+        if inner.jobs.blocking_send(Job::Record(event, Some(done))).is_ok() {
+            let _written = result.blocking_recv();
+        }
+    }
+
+    /// Records `event` soon; nobody waits for it. It is lost, and logged, if too many wait.
+    pub fn record_soon(&self, event: Event) {
+        let Some(inner) = &self.0 else { return };
+        match inner.jobs.try_reserve() {
+            Ok(place) => place.send(Job::Record(event, None)),
+            Err(_) => {
+                tracing::error!(?event, "this is not in the audit log");
+                locked(&inner.shared.status).missed += 1;
+            }
+        }
+    }
+
+    /// Records that the daemon itself decides something, on a thread that may wait.
+    pub fn decided(&self, decision: &str, arguments: &str, why: &str) {
+        let (decision, arguments) = (decision.into(), short(arguments, ARGUMENTS_BYTES_MAX));
+        let why = short(why, WHY_BYTES_MAX);
+        self.record_blocking(Event::Decided { decision, arguments, why });
+    }
+
+    /// Counts a call of `user`, or of somebody without a certificate, that came to nothing; true
+    /// if it is to be recorded by itself.
+    #[must_use]
+    pub fn admits(&self, user: Option<&str>) -> bool {
+        let Some(inner) = &self.0 else { return false };
+        for event in inner.shared.refused() {
+            self.record_soon(event);
+        }
+        locked(&inner.shared.quota).admit(user)
+    }
+
+    /// True if no more such calls of `user` are recorded for now.
+    #[must_use]
+    pub fn is_spent(&self, user: Option<&str>) -> bool {
+        let Some(inner) = &self.0 else { return false };
+        for event in inner.shared.refused() {
+            self.record_soon(event);
+        }
+        locked(&inner.shared.quota).is_spent(user)
+    }
+
+    /// How it is doing; `None` without a log.
+    #[must_use]
+    pub fn status(&self) -> Option<AuditStatus> {
+        self.0.as_ref().map(|inner| locked(&inner.shared.status).clone())
+    }
+
+    /// Waits until all that was to be recorded so far is, closes the files, and logs the head: the
+    /// last thing that a daemon does with it.
+    pub async fn close(&self) {
+        let Some(inner) = &self.0 else { return };
+        let (done, result) = oneshot::channel();
+        if inner.jobs.send(Job::Close(done)).await.is_ok() {
+            let _closed = result.await;
+        }
+        self.tell_head();
+    }
+
+    fn tell_head(&self) {
+        if let Some(AuditStatus { head: Some(head), path, .. }) = self.status() {
+            tell_head(&path, head);
+        }
+    }
+}
+
+/// So that the head of the log is known elsewhere, too.
+fn tell_head(path: &Path, head: Head) {
+    tracing::info!(file = %path.display(), "the head of the audit log is {head}");
+}
+
+impl Inner {
+    /// Why nothing is written any more.
+    fn closed(&self) -> AuditError {
+        let status = locked(&self.shared.status);
+        match &status.error {
+            None => AuditError::Closed,
+            Some(text) => {
+                let (path, text) = (status.path.clone(), text.clone());
+                AuditError::Write { path, text, is_full: false }
+            }
+        }
+    }
+
+    fn result(
+        &self,
+        result: Result<Result<u64, Failure>, oneshot::error::RecvError>,
+    ) -> Result<u64, AuditError> {
+        let written = result.map_err(|_| self.closed())?;
+        written.map_err(|Failure { text, is_full }| {
+            let path = locked(&self.shared.status).path.clone();
+            AuditError::Write { path, text: text.to_string(), is_full }
+        })
+    }
+}
+
+impl Shared {
+    /// What is to be said of refused calls, once in a minute.
+    fn refused(&self) -> Vec<Event> {
+        let minute = self.started.elapsed().as_secs() / 60;
+        let more = locked(&self.quota).tick(minute).into_iter();
+        more.map(|more| Event::DeniedMore { caller: more.caller, count: more.count }).collect()
+    }
+}
+
+/// True if the disk may be as it was again: then it is tried again.
+fn may_pass(error: &io::Error) -> bool {
+    is_full(error) || error.kind() == io::ErrorKind::ReadOnlyFilesystem
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// What writes.
+struct Writer {
+    /// `None` as long as they could not be opened.
+    files: Option<Files>,
+    settings: Settings,
+    daemon: &'static str,
+    /// That the daemon has started is in the log.
+    is_started: bool,
+    shared: Arc<Shared>,
+    /// The head that was logged last, and when.
+    told: Option<(Instant, Option<Head>)>,
+    /// How many records that could not be written are told of in the log.
+    missed: u64,
+}
+
+impl Writer {
+    async fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let mut batch = Vec::new();
+            tokio::select! {
+                count = jobs.recv_many(&mut batch, BATCH_MAX) => if count == 0 { return },
+                _ = ticks.tick() => {
+                    let events = self.shared.refused().into_iter();
+                    batch.extend(events.map(|event| Job::Record(event, None)));
+                    self.tell();
+                }
+            }
+            let (mut begun, mut ended, mut records) = (None, None, Vec::new());
+            for job in batch {
+                match job {
+                    Job::Start(done) => begun = Some(done),
+                    Job::Close(done) => ended = Some(done),
+                    Job::Record(event, done) => records.push((event, done)),
+                }
+            }
+            if begun.is_some() || !records.is_empty() {
+                match tokio::task::spawn_blocking(move || self.write(records)).await {
+                    Ok(writer) => self = writer,
+                    // Without a writer every change is refused.
+                    Err(error) => return tracing::error!("the audit log is lost: {error}"),
+                }
+            }
+            // Whoever waited may have gone.
+            let _heard = begun.map(|done| done.send(()));
+            if let Some(done) = ended {
+                // So that the files are free when that is heard.
+                drop(self);
+                let _heard = done.send(());
+                return;
+            }
+        }
+    }
+
+    /// Logs the head from time to time.
+    fn tell(&mut self) {
+        let (head, now) = (self.files.as_ref().and_then(Files::head), Instant::now());
+        let is_due = self
+            .told
+            .is_none_or(|(at, told)| told != head && now.duration_since(at) >= TELL_HEAD_INTERVAL);
+        if is_due {
+            if let (Some(head), Some(_)) = (head, self.told) {
+                tell_head(&locked(&self.shared.status).path, head);
+            }
+            self.told = Some((now, head));
+        }
+    }
+
+    fn write(mut self, batch: Vec<Waiting>) -> Self {
+        let (missed, text) = {
+            let status = locked(&self.shared.status);
+            (status.missed, status.error.clone())
+        };
+        let mut events = Vec::new();
+        if !self.is_started {
+            events.push(Event::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
+        }
+        if missed > self.missed {
+            let text = text.clone().unwrap_or_else(|| "too many at one time".to_owned());
+            events.push(Event::Missed { count: missed - self.missed, text });
+        }
+        let offset = events.len() as u64;
+        events.extend(batch.iter().map(|(event, _)| event.clone()));
+        let result = self.files().and_then(|files| {
+            files.append(events).map_err(|error| Failure {
+                is_full: is_full(&error),
+                text: error.to_string().into(),
+            })
+        });
+        let mut status = locked(&self.shared.status);
+        if let Some(files) = &self.files {
+            (status.file, status.head) = (files.number(), files.head());
+        }
+        match &result {
+            Ok(_) => {
+                (self.is_started, self.missed, status.error) = (true, missed, None);
+                if text.is_some() {
+                    tracing::info!("the audit log can be written again");
+                }
+            }
+            Err(Failure { text, .. }) => {
+                for (event, _) in &batch {
+                    tracing::error!(error = %text, ?event, "this is not in the audit log");
+                }
+                status.missed += batch.len() as u64;
+                status.error = Some(text.to_string());
+            }
+        }
+        drop(status);
+        for (index, (_, done)) in (0..).zip(batch) {
+            let answer = result.clone().map(|first| first + offset + index);
+            // Who does not wait any more need not know.
+            done.map(|done| done.send(answer));
+        }
+        self
+    }
+
+    /// The files, which are opened if they could not be before.
+    fn files(&mut self) -> Result<&mut Files, Failure> {
+        let files = match self.files.take() {
+            Some(files) => files,
+            None => Files::open(self.settings.clone(), self.daemon).map_err(|error| Failure {
+                is_full: matches!(&error, AuditError::Open { source, .. } if is_full(source)),
+                text: report(&error).into(),
+            })?,
+        };
+        Ok(self.files.insert(files))
+    }
+}
+
+/// A record, and who waits for it.
+type Waiting = (Event, Option<oneshot::Sender<Result<u64, Failure>>>);
+
+/// The metrics of a log.
+#[derive(Debug)]
+pub struct AuditCollector(pub AuditLog);
+
+impl Collector for AuditCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(status) = self.0.status() else { return Ok(()) };
+        let number = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+        let head = status.head;
+        let gauges = [
+            ("audit_sequence", "The number of the newest record", head.map(|head| head.sequence)),
+            (
+                "audit_head_prefix",
+                "The first 12 hex digits of its hash, as a number",
+                head.map(|head| head.hash.prefix()),
+            ),
+            ("audit_failing", "1 if the last record could not be written", {
+                Some(u64::from(status.error.is_some()))
+            }),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = number(value.unwrap_or(0));
+            let encoder = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+            gauge.encode(encoder)?;
+        }
+        let missed = ConstCounter::new(status.missed);
+        let help = "Records that could not be written since the start";
+        let encoder =
+            encoder.encode_descriptor("audit_missed", help, None, missed.metric_type())?;
+        missed.encode(encoder)
+    }
+}

@@ -1,0 +1,384 @@
+//! Calls methods of another daemon.
+//!
+//! A [`Client`] keeps one HTTP/2 connection to one server, made when first needed and made again
+//! when it was lost; any number of calls run on it at the same time. Every call has a limit of
+//! time and of size. A call whose future is dropped is cancelled, at the server too.
+
+mod connection;
+mod download;
+mod error;
+mod exchange;
+mod keep_alive;
+mod peer;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
+use hyper::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+
+pub use download::{Download, Extent};
+pub use error::{CallError, Remedy};
+pub use peer::{Peer, PeerError};
+
+use super::body::{self, Body, BoxError, ReadError};
+pub use super::object_reader::{ObjectReader, StreamError};
+use super::pace::Pace;
+use super::packing;
+use super::tls::Security;
+use api::codec::{self, CodecError, Encoding};
+use api::fault::Fault;
+use api::method::Method;
+use api::object_server::{GetObjects, GetObjectsRequest};
+use api::{PROTOCOL, PROTOCOL_HEADER, object_stream};
+use connection::Connection;
+use exchange::{Failure, Reply};
+
+/// How long a call may take if its caller does not say.
+pub const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long an upload may make no progress, its reply included.
+pub const UPLOAD_STALL_MAX: Duration = Duration::from_secs(120);
+
+/// The largest page that [`Client::get`] takes, in bytes.
+const PAGE_BYTES_MAX: usize = 16 << 20;
+
+/// The longest text of a fault that is accepted, in bytes.
+const FAULT_BYTES_MAX: usize = 64 << 10;
+
+/// A client of one server. A clone shares its connection.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    peer: Peer,
+    security: Security,
+    /// True if objects may be packed on their way.
+    packs: bool,
+    /// True if the server has said that it takes packed objects.
+    is_packing_known: AtomicBool,
+    connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Client({})", self.inner.peer)
+    }
+}
+
+impl Client {
+    /// A client of `peer`; connects when first used. Objects are packed on their way
+    /// ([`super::packing`]), unless `peer` is this very machine, where nothing is gained by it.
+    /// The connection is protected by `security`.
+    #[must_use]
+    pub fn new(peer: Peer, security: &Security) -> Self {
+        let packs = !peer.is_local();
+        Self::packing(peer, security, packs)
+    }
+
+    /// As [`Client::new`], but objects are packed or not as `packs` says, wherever `peer` is.
+    #[must_use]
+    pub fn packing(peer: Peer, security: &Security, packs: bool) -> Self {
+        let security = security.clone();
+        let connection = tokio::sync::Mutex::new(None);
+        let is_packing_known = AtomicBool::new(false);
+        Self { inner: Arc::new(Inner { peer, security, packs, is_packing_known, connection }) }
+    }
+
+    /// True if objects of an upload may be packed: the server has said in an earlier reply that it
+    /// takes them.
+    #[must_use]
+    pub fn may_pack(&self) -> bool {
+        self.inner.packs && self.inner.is_packing_known.load(Ordering::Relaxed)
+    }
+
+    /// The server.
+    #[must_use]
+    pub fn peer(&self) -> &Peer {
+        &self.inner.peer
+    }
+
+    /// Calls `M`, within [`CALL_LIMIT`].
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn call<M: Method>(&self, request: &M::Request) -> Result<M::Reply, CallError> {
+        self.call_within::<M>(request, CALL_LIMIT).await
+    }
+
+    /// Calls `M`, within `limit`, connecting included.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn call_within<M: Method>(
+        &self,
+        request: &M::Request,
+        limit: Duration,
+    ) -> Result<M::Reply, CallError> {
+        let request = self.encoded::<M>(request)?;
+        // Made where it is awaited: a future that is handed over has a place on either side.
+        let call = tokio::time::timeout(limit, async {
+            let (response, _connection) = self.send(M::NAME, request).await?;
+            let reply = self.accept(M::NAME, response).await?;
+            self.decode_reply::<M>(reply, limit).await
+        });
+        call.await.unwrap_or_else(|_| Err(self.timed_out(M::NAME, limit)))
+    }
+
+    /// Streams an object stream to `M`; `body` is asked for one chunk after the other. There is
+    /// no limit on the whole, but none of its parts may take [`UPLOAD_STALL_MAX`].
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn upload<M: Method>(
+        &self,
+        body: impl Stream<Item = Result<Bytes, io::Error>> + Send + 'static,
+    ) -> Result<M::Reply, CallError> {
+        let progress = Arc::new(AtomicU64::new(0));
+        let failure = Arc::new(Mutex::new(None));
+        let (count, failed) = (Arc::clone(&progress), Arc::clone(&failure));
+        let body = body.map(move |chunk| {
+            count.fetch_add(1, Ordering::Relaxed);
+            chunk.map_err(|error| {
+                let again = io::Error::new(error.kind(), error.to_string());
+                *failed.lock().expect("no holder panics") = Some(error);
+                again
+            })
+        });
+        let request = self.request(M::NAME, object_stream::CONTENT_TYPE, body::streamed(body))?;
+        let call = async {
+            let (response, _connection) = self.send(M::NAME, request).await?;
+            let reply = self.accept(M::NAME, response).await?;
+            self.decode_reply::<M>(reply, UPLOAD_STALL_MAX).await
+        };
+        let mut call = std::pin::pin!(call);
+        let result = loop {
+            let before = progress.load(Ordering::Relaxed);
+            match tokio::time::timeout(UPLOAD_STALL_MAX, &mut call).await {
+                Ok(result) => break result,
+                Err(_) if progress.load(Ordering::Relaxed) != before => {}
+                Err(_) => break Err(self.timed_out(M::NAME, UPLOAD_STALL_MAX)),
+            }
+        };
+        let failure = failure.lock().expect("no holder panics").take();
+        match failure {
+            Some(source) if result.is_err() => {
+                Err(CallError::Source { method: M::NAME, peer: self.name(), source })
+            }
+            _ => result,
+        }
+    }
+
+    /// Asks for objects; they come one after the other, their hashes not yet checked.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn get_objects(
+        &self,
+        request: &GetObjectsRequest,
+    ) -> Result<ObjectReader, CallError> {
+        let method = GetObjects::NAME;
+        let mut request = self.encoded::<GetObjects>(request)?;
+        if self.inner.packs {
+            let encoding = HeaderValue::from_static(packing::ENCODING);
+            request.headers_mut().insert(ACCEPT_ENCODING, encoding);
+        }
+        let call = async {
+            let (response, connection) = self.send(method, request).await?;
+            let response = self.accept(method, response).await?;
+            let kind = response.headers().get(CONTENT_TYPE).cloned();
+            if kind.as_ref().map(HeaderValue::as_bytes)
+                != Some(object_stream::CONTENT_TYPE.as_bytes())
+            {
+                return Err(self.odd(method, "the reply is not a stream of objects".to_owned()));
+            }
+            Ok(ObjectReader::of_body(response.into_body()).keeping(connection))
+        };
+        self.within(method, CALL_LIMIT, call).await
+    }
+
+    /// Gets a page: its status and its body, which must be small.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn get(&self, path_and_query: &str) -> Result<(u16, Bytes), CallError> {
+        let method = "GET";
+        let request = Request::get(self.uri(path_and_query))
+            .body(body::full(Bytes::new()))
+            .map_err(|error| self.odd(method, error.to_string()))?;
+        let call = async {
+            let (response, _connection) = self.send(method, request).await?;
+            let status = response.status().as_u16();
+            let bytes =
+                body::read(response.into_body(), PAGE_BYTES_MAX, CALL_LIMIT, Pace::any()).await;
+            Ok((status, bytes.map_err(|error| self.unread(method, error))?))
+        };
+        self.within(method, CALL_LIMIT, call).await
+    }
+
+    fn encoded<M: Method>(&self, request: &M::Request) -> Result<Request<Body>, CallError> {
+        let codec = |source| CallError::Codec { method: M::NAME, peer: self.name(), source };
+        let bytes = codec::encode(Encoding::Bincode, "request", request).map_err(codec)?;
+        if bytes.len() > M::REQUEST_BYTES_MAX {
+            let (length, limit) = (bytes.len(), M::REQUEST_BYTES_MAX);
+            return Err(codec(CodecError::TooLarge { what: "request", length, limit }));
+        }
+        self.request(M::NAME, Encoding::Bincode.content_type(), body::full(bytes))
+    }
+
+    fn request(
+        &self,
+        method: &'static str,
+        content_type: &'static str,
+        body: Body,
+    ) -> Result<Request<Body>, CallError> {
+        Request::post(self.uri(&format!("/rpc/{method}")))
+            .header(PROTOCOL_HEADER, PROTOCOL)
+            .header(CONTENT_TYPE, content_type)
+            .body(body)
+            .map_err(|error| self.odd(method, error.to_string()))
+    }
+
+    fn uri(&self, path_and_query: &str) -> String {
+        let scheme = self.inner.security.scheme();
+        format!("{scheme}://{}{path_and_query}", self.inner.peer.authority())
+    }
+
+    /// Sends `request` and waits for the head of the response. The connection must be held until
+    /// the body has been read.
+    async fn send(
+        &self,
+        method: &'static str,
+        request: Request<Body>,
+    ) -> Result<(Response<Reply>, Arc<Connection>), CallError> {
+        let mut request = request;
+        let mut again = true;
+        loop {
+            let connection = self.connection().await?;
+            match connection.send(request).await {
+                Ok(response) => return Ok((response, connection)),
+                // The connection had just ended.
+                Err(Failure::Unsent(unsent)) if again => {
+                    again = false;
+                    request = *unsent;
+                }
+                Err(Failure::Unsent(_)) => return Err(self.lost(method, "it ended at once".into())),
+                Err(Failure::Lost(error)) => return Err(self.lost(method, error)),
+            }
+            self.forget(&connection).await;
+        }
+    }
+
+    async fn connection(&self) -> Result<Arc<Connection>, CallError> {
+        let mut kept = self.inner.connection.lock().await;
+        if let Some(connection) = kept.as_ref()
+            && !connection.is_closed()
+        {
+            return Ok(Arc::clone(connection));
+        }
+        *kept = None;
+        // Boxed, because every call has a place for it, and most connect to nothing.
+        let connection = Box::pin(Connection::open(&self.inner.peer, &self.inner.security))
+            .await
+            .map_err(|source| CallError::Connect { peer: self.name(), source })?;
+        let connection = Arc::new(connection);
+        *kept = Some(Arc::clone(&connection));
+        Ok(connection)
+    }
+
+    /// Does not use `connection` again.
+    async fn forget(&self, connection: &Arc<Connection>) {
+        let mut kept = self.inner.connection.lock().await;
+        if kept.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, connection)) {
+            *kept = None;
+        }
+    }
+
+    /// Gives the response if it is one, and else the fault.
+    async fn accept(
+        &self,
+        method: &'static str,
+        response: Response<Reply>,
+    ) -> Result<Response<Reply>, CallError> {
+        let status = response.status();
+        if !response.headers().contains_key(PROTOCOL_HEADER) {
+            let what = format!("what answers is no daemon of this kind (status {status})");
+            return Err(self.odd(method, what));
+        }
+        if body::takes_packed(response.headers()) {
+            self.inner.is_packing_known.store(true, Ordering::Relaxed);
+        }
+        if status == StatusCode::OK {
+            return Ok(response);
+        }
+        let kind = response.headers().get(CONTENT_TYPE);
+        let json = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+        let encoding = if json { Encoding::Json } else { Encoding::Bincode };
+        let bytes = body::read(response.into_body(), FAULT_BYTES_MAX, CALL_LIMIT, Pace::any())
+            .await
+            .map_err(|error| self.unread(method, error))?;
+        let fault: Fault = codec::decode(encoding, "fault", &bytes, FAULT_BYTES_MAX)
+            .map_err(|source| CallError::Codec { method, peer: self.name(), source })?;
+        Err(CallError::Fault { method, peer: self.name(), source: fault })
+    }
+
+    async fn decode_reply<M: Method>(
+        &self,
+        response: Response<Reply>,
+        stall: Duration,
+    ) -> Result<M::Reply, CallError> {
+        let bytes = body::read(response.into_body(), M::REPLY_BYTES_MAX, stall, Pace::any())
+            .await
+            .map_err(|error| self.unread(M::NAME, error))?;
+        codec::decode(Encoding::Bincode, "reply", &bytes, M::REPLY_BYTES_MAX)
+            .map_err(|source| CallError::Codec { method: M::NAME, peer: self.name(), source })
+    }
+
+    async fn within<T>(
+        &self,
+        method: &'static str,
+        limit: Duration,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Result<T, CallError> {
+        match tokio::time::timeout(limit, call).await {
+            Ok(result) => result,
+            Err(_) => Err(self.timed_out(method, limit)),
+        }
+    }
+
+    fn name(&self) -> String {
+        self.inner.peer.to_string()
+    }
+
+    fn timed_out(&self, method: &'static str, limit: Duration) -> CallError {
+        CallError::TimedOut { method, peer: self.name(), limit }
+    }
+
+    fn lost(&self, method: &'static str, source: BoxError) -> CallError {
+        CallError::Lost { method, peer: self.name(), source }
+    }
+
+    fn odd(&self, method: &'static str, what: String) -> CallError {
+        CallError::Protocol { method, peer: self.name(), what }
+    }
+
+    fn unread(&self, method: &'static str, error: ReadError) -> CallError {
+        match error {
+            ReadError::TooLarge { .. } => self.odd(method, format!("the reply is {error}")),
+            ReadError::Cut(error) => self.lost(method, error),
+            ReadError::Stalled { limit } => self.timed_out(method, limit),
+            ReadError::Slow => self.lost(method, error.into()),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! One HTTP/2 connection of a client.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use hyper::{Request, Response};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::super::body::Body;
+use super::super::tls::{Security, Standing};
+use super::exchange::{Failure, Reply, exchange};
+use super::keep_alive::{Heard, silence};
+use super::peer::Peer;
+use model::report::report;
+
+/// How long a connection may take to come about, all addresses of the host together.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Names that are resolved at one time. Each holds a thread of the pool that all blocking work of
+/// the process shares (512 threads in tokio), for as long as a name server does not answer.
+const LOOKUPS: usize = 128;
+
+static LOOKUP_PLACES: Semaphore = Semaphore::const_new(LOOKUPS);
+
+/// The most that a server may send ahead on one stream, in bytes.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+
+/// The most that a server may send ahead on all streams, in bytes. Larger than one stream's, so
+/// that objects that nobody reads do not hold up calls.
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
+
+/// The most that waits to be sent on one stream, in bytes.
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+
+/// A connection. It ends when this is dropped.
+///
+/// Made with h2, which is what hyper makes HTTP/2 with: hyper's client puts a queue of 32 requests,
+/// one more task, and a task for each call around it. For ten thousand subs, of which each is asked
+/// one thing all the time, these are 140 MB.
+pub(super) struct Connection {
+    sender: SendRequest<Bytes>,
+    heard: Arc<Heard>,
+    task: AbortOnDropHandle<()>,
+}
+
+impl Connection {
+    /// Connects to `peer`, and makes sure that it is `peer`.
+    pub(super) async fn open(peer: &Peer, security: &Security) -> io::Result<Self> {
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 10 s");
+        let name = peer.to_string();
+        let open = async {
+            let stream = connect(peer).await?;
+            match security {
+                Security::Insecure => Self::over(stream, name, None).await,
+                Security::Tls(keeper) => {
+                    let (stream, standing) = keeper.connect(stream, &peer.host).await?;
+                    Self::over(stream, name, Some(standing)).await
+                }
+            }
+        };
+        tokio::time::timeout(CONNECT_TIMEOUT, open).await.map_err(|_| late())?
+    }
+
+    /// Speaks to the server called `name`, which is at the other end of `stream`, as long as it
+    /// stands as it does.
+    async fn over(
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        name: String,
+        standing: Option<Standing>,
+    ) -> io::Result<Self> {
+        let (sender, mut connection) = h2::client::Builder::new()
+            .enable_push(false)
+            .initial_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_frame_size(super::super::FRAME_BYTES_MAX)
+            .max_header_list_size(super::super::HEADER_BYTES_MAX)
+            .max_send_buffer_size(SEND_BUFFER_BYTES)
+            .handshake(stream)
+            .await
+            .map_err(io::Error::other)?;
+        let pings = connection.ping_pong().ok_or_else(|| io::Error::other("no pings"))?;
+        let heard = Arc::new(Heard::new());
+        let listening = Arc::clone(&heard);
+        let lost = async {
+            match standing {
+                Some(standing) => standing.lost().await,
+                None => std::future::pending().await,
+            }
+        };
+        // Boxed, because each layer of a task has a place for it.
+        let task = Box::pin(async move {
+            tokio::select! {
+                why = lost => tracing::info!("connection to {name} cut: {why}"),
+                result = &mut connection => if let Err(error) = result {
+                    tracing::debug!("connection to {name}: {}", report(&error));
+                },
+                () = silence(pings, &listening) => {
+                    tracing::debug!("connection to {name}: a ping was not answered");
+                }
+            }
+        });
+        Ok(Self { sender, heard, task: AbortOnDropHandle::new(tokio::spawn(task)) })
+    }
+
+    /// True if it has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.task.is_finished()
+    }
+
+    /// Sends `request`; see [`exchange`].
+    pub(super) async fn send(&self, request: Request<Body>) -> Result<Response<Reply>, Failure> {
+        exchange(self.sender.clone(), request, &self.heard).await
+    }
+}
+
+/// Makes the stream of bytes to `peer`.
+async fn connect(peer: &Peer) -> io::Result<TcpStream> {
+    let addresses: Vec<SocketAddr> = match peer.address {
+        Some(address) => vec![SocketAddr::new(address, peer.port)],
+        None => resolve(peer).await?,
+    };
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        match TcpStream::connect(address).await {
+            Ok(stream) => {
+                super::super::socket::prepare(&stream)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Asks the system's resolver. Its thread keeps the place until it has answered, however long
+/// the caller waits.
+async fn resolve(peer: &Peer) -> io::Result<Vec<SocketAddr>> {
+    let place = LOOKUP_PLACES.acquire().await.map_err(io::Error::other)?;
+    let (host, port) = (peer.host.clone(), peer.port);
+    let look_up = move || {
+        let _place = place;
+        (host.as_str(), port).to_socket_addrs().map(Iterator::collect)
+    };
+    tokio::task::spawn_blocking(look_up).await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::body::full;
+    use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+    use tokio::time::Instant;
+
+    /// The types of the frames that a client has sent.
+    fn frames(mut said: &[u8]) -> Vec<u8> {
+        let mut types = Vec::new();
+        said = said.strip_prefix(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        while let [a, b, c, kind, ..] = said {
+            types.push(*kind);
+            said = &said[9 + u32::from_be_bytes([0, *a, *b, *c]) as usize..];
+        }
+        types
+    }
+
+    const PING: u8 = 6;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_answers_no_ping_is_given_up() {
+        let (near, mut far) = tokio::io::duplex(1 << 16);
+        let server = tokio::spawn(async move {
+            let settings_of_a_server = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+            far.write_all(&settings_of_a_server).await.unwrap();
+            let mut said = Vec::new();
+            far.read_to_end(&mut said).await.unwrap();
+            said
+        });
+        let start = Instant::now();
+        let connection = Connection::over(near, "mute".to_owned(), None).await.unwrap();
+        let frames = frames(&server.await.unwrap());
+        assert_eq!(start.elapsed().as_secs(), 100);
+        let pings = frames.iter().filter(|kind| **kind == PING).count();
+        assert_eq!((connection.is_closed(), pings), (true, 1), "{frames:?}");
+    }
+
+    /// Passes on what a client says, and keeps it.
+    async fn overhear(mut client: DuplexStream, mut server: DuplexStream) -> Vec<u8> {
+        let (mut said, mut answered) = (vec![0; 4_096], vec![0; 4_096]);
+        let mut all = Vec::new();
+        loop {
+            tokio::select! {
+                Ok(count) = client.read(&mut said) => match count {
+                    0 => return all,
+                    count => {
+                        all.extend_from_slice(&said[..count]);
+                        server.write_all(&said[..count]).await.unwrap();
+                    }
+                },
+                Ok(count) = server.read(&mut answered) => {
+                    client.write_all(&answered[..count]).await.unwrap();
+                }
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_is_pinged_only_when_it_says_nothing() {
+        let (near, client) = tokio::io::duplex(1 << 16);
+        let (server, far) = tokio::io::duplex(1 << 16);
+        let overheard = tokio::spawn(overhear(client, server));
+        tokio::spawn(async move {
+            let mut connection = h2::server::handshake(far).await.unwrap();
+            while let Some(Ok((_request, mut respond))) = connection.accept().await {
+                respond.send_response(Response::new(()), true).unwrap();
+            }
+        });
+        let connection = Connection::over(near, "busy".to_owned(), None).await.unwrap();
+        for pause in [60, 60, 60, 90, 60] {
+            tokio::time::sleep(Duration::from_secs(pause)).await;
+            let request = Request::post("http://host/").body(full("x")).unwrap();
+            connection.send(request).await.map_err(drop).unwrap();
+        }
+        assert!(!connection.is_closed());
+        drop(connection);
+        let frames = frames(&overheard.await.unwrap());
+        let pings = frames.iter().filter(|kind| **kind == PING).count();
+        assert_eq!(pings, 1, "{frames:?}");
+    }
+}

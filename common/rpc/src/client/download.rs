@@ -1,0 +1,170 @@
+//! Gets a page of any length from one of its bytes on, as it arrives.
+//!
+//! What the server says of the part is told as it is, and not compared with what was asked for:
+//! who stores the bytes decides what to do about a server that sends others.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
+use hyper::{HeaderMap, Request, StatusCode};
+use tokio::time::Instant;
+
+use super::super::body;
+use super::super::object_reader::{CHUNK_WAIT_MAX, StreamError};
+use super::super::pace::{Pace, STREAM_PACE_BYTES};
+use super::connection::Connection;
+use super::exchange::Reply;
+use super::{CALL_LIMIT, CallError, Client};
+use api::fault::{Fault, FaultCode};
+
+/// Which part of a whole a server says that it sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it: the range was not honoured. The length in bytes, if the server says it.
+    Whole(Option<u64>),
+    /// From the first byte to before the end.
+    Part {
+        /// The first byte.
+        first: u64,
+        /// The byte after the last.
+        end: u64,
+        /// The length of the whole, in bytes, if the server says it.
+        total_bytes: Option<u64>,
+    },
+    /// A part, but nobody can tell which one.
+    Unclear,
+}
+
+/// A page that is being read.
+pub struct Download {
+    extent: Extent,
+    body: Reply,
+    pace: Pace,
+    _connection: Arc<Connection>,
+}
+
+impl std::fmt::Debug for Download {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Download").field("extent", &self.extent).finish_non_exhaustive()
+    }
+}
+
+impl Download {
+    /// What the server says that it sends.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        self.extent
+    }
+
+    /// The next bytes, at least one; `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// [`StreamError`] if the connection breaks, the body has another length than the server has
+    /// said, or nothing comes for [`CHUNK_WAIT_MAX`].
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, StreamError> {
+        loop {
+            let begun = Instant::now();
+            let frame = match tokio::time::timeout(CHUNK_WAIT_MAX, self.body.frame()).await {
+                Err(_) => return Err(StreamError::Stalled { limit: CHUNK_WAIT_MAX }),
+                Ok(None) => return Ok(None),
+                Ok(Some(frame)) => {
+                    frame.map_err(|source| StreamError::Transport { source: source.into() })?
+                }
+            };
+            let data = frame.into_data().unwrap_or_default();
+            if !self.pace.came(data.len(), begun.elapsed()) {
+                return Err(StreamError::Slow);
+            }
+            if !data.is_empty() {
+                return Ok(Some(data));
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Asks for the page from byte `first` on; `None` if the server does not have it.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`]; a server that is too busy for it is a fault with `Unavailable`.
+    pub async fn download(&self, path: &str, first: u64) -> Result<Option<Download>, CallError> {
+        let method = "GET";
+        let request = Request::get(self.uri(path))
+            .header(RANGE, format!("bytes={first}-"))
+            .body(body::full(Bytes::new()))
+            .map_err(|error| self.odd(method, error.to_string()))?;
+        let call = async {
+            let (response, connection) = self.send(method, request).await?;
+            let extent = match response.status() {
+                StatusCode::OK => Extent::Whole(length_of(response.headers())),
+                StatusCode::PARTIAL_CONTENT => extent_of(response.headers()),
+                StatusCode::NOT_FOUND => return Ok(None),
+                StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                    let source = Fault::new(FaultCode::Unavailable, "it is too busy");
+                    return Err(CallError::Fault { method, peer: self.name(), source });
+                }
+                status => return Err(self.odd(method, format!("the answer has status {status}"))),
+            };
+            let (body, pace) = (response.into_body(), Pace::new(STREAM_PACE_BYTES));
+            Ok(Some(Download { extent, body, pace, _connection: connection }))
+        };
+        self.within(method, CALL_LIMIT, call).await
+    }
+}
+
+fn length_of(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn extent_of(headers: &HeaderMap) -> Extent {
+    let value = headers.get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+    value.and_then(parse).unwrap_or(Extent::Unclear)
+}
+
+/// Reads the value of the header `Content-Range` of an answer with status 206.
+fn parse(value: &str) -> Option<Extent> {
+    let number = |text: &str| -> Option<u64> {
+        text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+    };
+    let (range, total) = value.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (first, end) = (number(first)?, number(last)?.checked_add(1)?);
+    let total_bytes = match total {
+        "*" => None,
+        total => Some(number(total)?),
+    };
+    let fits = first < end && total_bytes.is_none_or(|total| end <= total);
+    fits.then_some(Extent::Part { first, end, total_bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges_are_read() {
+        let part = |first, end, total_bytes| Some(Extent::Part { first, end, total_bytes });
+        #[rustfmt::skip]
+        let table = [
+            ("bytes 2-4/7",    part(2, 5, Some(7))),
+            ("bytes 2-6/7",    part(2, 7, Some(7))),
+            (" bytes 0-0/*",   part(0, 1, None)),
+            ("bytes 2-7/7",    None),
+            ("bytes 4-2/7",    None),
+            ("bytes */7",      None),
+            ("bytes -4/7",     None),
+            ("bytes 2-4",      None),
+            ("bytes +2-4/7",   None),
+            ("bytes 0-18446744073709551615/*", None),
+            ("items 2-4/7",    None),
+            ("",               None),
+        ];
+        for (value, expected) in table {
+            assert_eq!(parse(value), expected, "{value}");
+        }
+    }
+}

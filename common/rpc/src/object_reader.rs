@@ -1,0 +1,279 @@
+//! Reads batches of objects as they arrive, and makes the chunks that a sender sends.
+//!
+//! [`ObjectReader`] is a pull parser: nothing is read before it is asked for, and it never holds
+//! more than one chunk of the transport and one head. A stream that ends without its end mark
+//! was cut, and that is an error. Packed content is unpacked, at most one chunk ahead. The reader
+//! does not hash: whoever stores the content does.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use futures_util::Stream;
+use http_body_util::BodyExt as _;
+use tokio::time::Instant;
+
+use super::body::{Body, BoxError, streamed};
+use super::pace::{PACE_WINDOW, Pace, STREAM_PACE_BYTES};
+use super::packing::{CHUNK_HEAD_BYTES, ChunkHead, UnpackError, Unpacker};
+use api::object_stream::{Form, HEAD_BYTES_MAX, Head, HeadError};
+use model::object::ObjectId;
+
+/// The longest pause between two chunks of a stream.
+pub const CHUNK_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// A stream of objects that cannot be read on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The transport failed.
+    #[error("the object stream broke")]
+    Transport {
+        /// What it said.
+        source: BoxError,
+    },
+    /// The stream ended before its end mark.
+    #[error("the object stream was cut: {expected}")]
+    Cut {
+        /// What should have followed.
+        expected: &'static str,
+    },
+    /// Something follows the end mark.
+    #[error("the object stream goes on after its end mark")]
+    Trailing,
+    /// A head cannot be understood.
+    #[error("the object stream is garbled")]
+    Head {
+        /// What is wrong with it.
+        source: HeadError,
+    },
+    /// Packed content cannot be unpacked.
+    #[error("the object stream is garbled")]
+    Unpack {
+        /// What is wrong with it.
+        #[from]
+        source: UnpackError,
+    },
+    /// What came was too little for too long.
+    #[error(
+        "the object stream is too slow: {STREAM_PACE_BYTES} bytes have to come within {} s",
+        PACE_WINDOW.as_secs()
+    )]
+    Slow,
+    /// Nothing came for too long.
+    #[error("the object stream stalled: nothing came for {} s", .limit.as_secs())]
+    Stalled {
+        /// How long was waited.
+        limit: Duration,
+    },
+}
+
+/// Reads a stream of objects, one after the other.
+pub struct ObjectReader {
+    body: Body,
+    /// The rest of the chunk that was read last.
+    chunk: Bytes,
+    /// What is still to come of the current object's content, in bytes.
+    rest: u64,
+    /// How it comes.
+    form: Form,
+    unpacker: Unpacker,
+    /// What has come since somebody asked.
+    wire_bytes: u64,
+    pace: Pace,
+    ended: bool,
+    /// Keeps the connection alive while the stream is read.
+    keep: Option<Box<dyn Send + Sync>>,
+}
+
+impl std::fmt::Debug for ObjectReader {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("ObjectReader")
+            .field("rest", &self.rest)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ObjectReader {
+    fn new(body: Body) -> Self {
+        Self {
+            body,
+            chunk: Bytes::new(),
+            rest: 0,
+            form: Form::Plain,
+            unpacker: Unpacker::default(),
+            wire_bytes: 0,
+            pace: Pace::new(STREAM_PACE_BYTES),
+            ended: false,
+            keep: None,
+        }
+    }
+
+    pub(super) fn of_body<B>(body: B) -> Self
+    where
+        B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        Self::new(body.map_err(Into::into).boxed_unsync())
+    }
+
+    /// Holds `keep` until the reader is dropped.
+    pub(super) fn keeping(mut self, keep: impl Send + Sync + 'static) -> Self {
+        self.keep = Some(Box::new(keep));
+        self
+    }
+
+    /// Reads a stream of chunks, such as one that is stored in a file.
+    pub fn of_stream<S>(stream: S) -> Self
+    where
+        S: Stream<Item = io::Result<Bytes>> + Send + 'static,
+    {
+        Self::new(streamed(stream))
+    }
+
+    /// Reads the head of the next frame; what was not read of the object before is skipped.
+    /// After [`Head::End`] it gives that again.
+    ///
+    /// # Errors
+    ///
+    /// [`StreamError`] if the stream is cut, garbled or stalls.
+    pub async fn head(&mut self) -> Result<Head, StreamError> {
+        while self.chunk().await?.is_some() {}
+        if self.ended {
+            return Ok(Head::End);
+        }
+        let mut bytes: Vec<u8> = Vec::with_capacity(HEAD_BYTES_MAX);
+        loop {
+            if self.chunk.is_empty() {
+                self.chunk = self
+                    .next()
+                    .await?
+                    .ok_or(StreamError::Cut { expected: "its end mark is missing" })?;
+            }
+            let had = bytes.len();
+            let take = (HEAD_BYTES_MAX - had).min(self.chunk.len());
+            bytes.extend_from_slice(&self.chunk[..take]);
+            let decoded = Head::decode(&bytes).map_err(|source| StreamError::Head { source })?;
+            let Some((head, form, used)) = decoded else {
+                self.chunk.advance(take);
+                continue;
+            };
+            self.chunk.advance(used - had);
+            match head {
+                Head::Object { size_bytes, .. } => (self.rest, self.form) = (size_bytes, form),
+                Head::Absent(_) => {}
+                Head::End => self.end().await?,
+            }
+            return Ok(head);
+        }
+    }
+
+    /// Reads a part of the current object's content; `None` at its end.
+    ///
+    /// # Errors
+    ///
+    /// [`StreamError`] if the stream is cut or stalls.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, StreamError> {
+        if self.rest == 0 {
+            return Ok(None);
+        }
+        let part = match self.form {
+            Form::Plain => {
+                self.fill().await?;
+                let rest = usize::try_from(self.rest).unwrap_or(usize::MAX);
+                self.chunk.split_to(rest.min(self.chunk.len()))
+            }
+            Form::Packed => self.unpacked().await?,
+        };
+        self.rest -= part.len() as u64;
+        Ok(Some(part))
+    }
+
+    /// How many bytes have come over the wire since this was last asked. Packed content is longer.
+    pub fn take_wire_bytes(&mut self) -> u64 {
+        std::mem::take(&mut self.wire_bytes)
+    }
+
+    /// Unpacks the next chunk of the current object.
+    async fn unpacked(&mut self) -> Result<Bytes, StreamError> {
+        let head = self.exactly(CHUNK_HEAD_BYTES).await?;
+        let head = head.as_ref().try_into().expect("as many were taken");
+        let head = ChunkHead::decode(head, self.rest)?;
+        let packed = self.exactly(head.packed_bytes).await?;
+        if head.is_plain() {
+            return Ok(packed);
+        }
+        Ok(self.unpacker.unpack(head, &packed)?)
+    }
+
+    /// The next `length` bytes: few enough that the caller would hold them in memory.
+    async fn exactly(&mut self, length: usize) -> Result<Bytes, StreamError> {
+        self.fill().await?;
+        if self.chunk.len() >= length {
+            return Ok(self.chunk.split_to(length));
+        }
+        let mut bytes = BytesMut::with_capacity(length);
+        while bytes.len() < length {
+            self.fill().await?;
+            let part = self.chunk.split_to((length - bytes.len()).min(self.chunk.len()));
+            bytes.extend_from_slice(&part);
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// Sees to it that there is something of the content of the current object to be read.
+    async fn fill(&mut self) -> Result<(), StreamError> {
+        if self.chunk.is_empty() {
+            self.chunk = self
+                .next()
+                .await?
+                .ok_or(StreamError::Cut { expected: "the content of an object is incomplete" })?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that nothing follows the end mark.
+    async fn end(&mut self) -> Result<(), StreamError> {
+        self.ended = true;
+        if !self.chunk.is_empty() || self.next().await?.is_some() {
+            return Err(StreamError::Trailing);
+        }
+        self.keep = None;
+        Ok(())
+    }
+
+    /// The next chunk that is not empty; `None` at the end of the body.
+    async fn next(&mut self) -> Result<Option<Bytes>, StreamError> {
+        loop {
+            let begun = Instant::now();
+            let frame = match tokio::time::timeout(CHUNK_WAIT_MAX, self.body.frame()).await {
+                Err(_) => return Err(StreamError::Stalled { limit: CHUNK_WAIT_MAX }),
+                Ok(None) => return Ok(None),
+                Ok(Some(frame)) => frame.map_err(|source| StreamError::Transport { source })?,
+            };
+            let data = frame.into_data().unwrap_or_default();
+            if !self.pace.came(data.len(), begun.elapsed()) {
+                return Err(StreamError::Slow);
+            }
+            if !data.is_empty() {
+                self.wire_bytes += data.len() as u64;
+                return Ok(Some(data));
+            }
+        }
+    }
+}
+
+/// The bytes of `head`, for a sender.
+#[must_use]
+pub fn head_bytes(head: &Head) -> Bytes {
+    let mut bytes = Vec::with_capacity(HEAD_BYTES_MAX);
+    head.encode(&mut bytes);
+    bytes.into()
+}
+
+/// The chunks of an object whose content is in memory.
+#[must_use]
+pub fn object_chunks(id: ObjectId, content: Bytes) -> [Bytes; 2] {
+    [head_bytes(&Head::Object { id, size_bytes: content.len() as u64 }), content]
+}

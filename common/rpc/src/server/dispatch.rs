@@ -1,0 +1,444 @@
+//! From an HTTP request to the handler and back.
+
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method as Verb, Request, Response, StatusCode};
+
+use super::super::body::{self, Body, ReadError};
+use super::super::object_reader::ObjectReader;
+use super::super::pace::{MESSAGE_PACE_BYTES, Pace};
+use super::super::packing;
+use super::admission::Refusal;
+use super::door::Door;
+use super::metrics::CONTENT_TYPE;
+use super::page::{self, Page, PageRequest, html_response, set, small};
+use super::range::ByteRange;
+use super::replies::Replies;
+use super::shares::{Share, Shares};
+use super::{Caller, Entry, Kind, PageHandler, Router};
+use api::access::judge;
+use api::codec::{self, Encoding};
+use api::fault::{Fault, FaultCode};
+use api::{PROTOCOL, PROTOCOL_HEADER, PROTOCOL_OLDEST, object_stream};
+
+/// The longest pause within the body of a request.
+const BODY_STALL_MAX: Duration = Duration::from_secs(30);
+
+/// Requests up to this length are not counted against [`LARGE_BYTES_MAX`].
+const SMALL_BYTES_MAX: usize = 64 << 10;
+
+/// The most bytes of large requests that are held at one time, all callers together: twice the
+/// largest request there is.
+const LARGE_BYTES_MAX: usize = 256 << 20;
+
+/// The most bytes of replies in memory that wait for their callers to read them, of those who have
+/// shown who they are, and of strangers. What is streamed from a disk is not in memory. One caller
+/// has half of it at most.
+const REPLIES_BYTES_MAX: usize = 512 << 20;
+const STRANGER_REPLIES_BYTES_MAX: usize = 64 << 20;
+
+/// How many bytes of replies each connection may have waiting that are not counted among these.
+const FREE_BYTES_MAX: usize = 256 << 10;
+const STRANGER_FREE_BYTES_MAX: usize = 64 << 10;
+
+/// The longest path that is looked at, in bytes.
+const PATH_BYTES_MAX: usize = 8 << 10;
+
+/// The name under which calls of unknown methods are counted.
+const UNKNOWN: &str = "unknown";
+
+/// A router at work.
+pub(super) struct Service {
+    pub(super) router: Router,
+    /// One for each [`SMALL_BYTES_MAX`] of large requests.
+    large: Arc<Shares>,
+    /// One for each [`SMALL_BYTES_MAX`] of replies.
+    replies: Arc<Shares>,
+    stranger_replies: Arc<Shares>,
+}
+
+/// How a call is encoded both ways.
+#[derive(Clone, Copy)]
+struct Form {
+    request: Encoding,
+    reply: Encoding,
+}
+
+impl Service {
+    pub(super) fn new(router: Router) -> Self {
+        // One who takes all of their half leaves as much to the others.
+        let shares = |bytes: usize| {
+            let all = bytes / SMALL_BYTES_MAX;
+            Shares::new(all, all / 2)
+        };
+        Self {
+            router,
+            large: shares(LARGE_BYTES_MAX),
+            replies: shares(REPLIES_BYTES_MAX),
+            stranger_replies: shares(STRANGER_REPLIES_BYTES_MAX),
+        }
+    }
+
+    /// Counts, and tells from time to time, that a connection from `address` is not let in.
+    pub(super) fn refuse(&self, door: Option<&Door>, address: SocketAddr, refusal: Refusal) {
+        self.router.metrics.refused(refusal);
+        let why = refusal.describe();
+        if door.is_some_and(Door::tells) {
+            tracing::warn!(%address, "connection refused: {why} (more are counted, not told)");
+        } else {
+            tracing::debug!(%address, "connection refused: {why}");
+        }
+    }
+
+    /// The response as it is sent: watched, because its caller may not read it.
+    pub(super) fn send(
+        &self,
+        response: Response<Body>,
+        caller: &Caller,
+        replies: &Arc<Replies>,
+        is_stranger: bool,
+    ) -> Response<Body> {
+        use hyper::body::Body as _;
+        let (shares, free, most) = match is_stranger {
+            true => (&self.stranger_replies, STRANGER_FREE_BYTES_MAX, STRANGER_REPLIES_BYTES_MAX),
+            false => (&self.replies, FREE_BYTES_MAX, REPLIES_BYTES_MAX),
+        };
+        // What is streamed has no length here.
+        let length = response.body().size_hint().exact().unwrap_or(0);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if replies.bytes().saturating_add(length) <= free {
+            return response.map(|body| replies.watch(body, length, None));
+        }
+        // What is longer than all there is has all that one may have.
+        let count = length.min(most / 2).div_ceil(SMALL_BYTES_MAX);
+        match shares.take(caller, count) {
+            Some(held) => response.map(|body| replies.watch(body, 0, Some(held))),
+            None => self.too_many_replies(&response),
+        }
+    }
+
+    fn too_many_replies(&self, response: &Response<Body>) -> Response<Body> {
+        let text = "too many large replies wait to be read: try again in a moment";
+        let headers = response.headers();
+        if !headers.contains_key(PROTOCOL_HEADER) {
+            return self.error_page(StatusCode::SERVICE_UNAVAILABLE, text);
+        }
+        let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let is_json = kind == Some(Encoding::Json.content_type().as_bytes());
+        let encoding = if is_json { Encoding::Json } else { Encoding::Bincode };
+        let mut refusal = fault_response(encoding, &Fault::new(FaultCode::Unavailable, text));
+        refusal.headers_mut().insert(PROTOCOL_HEADER, PROTOCOL.into());
+        refusal
+    }
+
+    /// Answers one request.
+    pub(super) async fn answer(
+        self: Arc<Self>,
+        caller: Caller,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
+        let mut response = self.routed(caller, request).await;
+        page::protect(&mut response);
+        response
+    }
+
+    async fn routed(&self, caller: Caller, request: Request<Incoming>) -> Response<Body> {
+        let raw = request.uri().path();
+        if raw.len() > PATH_BYTES_MAX {
+            return self.error_page(StatusCode::URI_TOO_LONG, "The path is too long.");
+        }
+        if let Some(method) = raw.strip_prefix("/rpc/") {
+            if request.method() != Verb::POST {
+                let text = "Methods are called with POST; see docs/PROTOCOL.md.";
+                return self.wrong_verb("POST", text);
+            }
+            if page::is_foreign(request.headers()) {
+                let text = "A page of another site must not call methods here.";
+                return self.error_page(StatusCode::FORBIDDEN, text);
+            }
+            let name = method.to_owned();
+            return self.call(caller, &name, request).await;
+        }
+        let Some(path) = page::unescape(raw) else {
+            return self.error_page(StatusCode::BAD_REQUEST, "The path has wrong escapes.");
+        };
+        if !matches!(*request.method(), Verb::GET | Verb::HEAD) {
+            return self.wrong_verb("GET, HEAD", "Pages are only read, with GET or HEAD.");
+        }
+        if self.router.private_pages && path != "/healthz" && caller.identity.user.is_none() {
+            let text = "This daemon shows its pages only to those who have a certificate that its \
+                        authorities signed (--private-pages). Give one to the browser, to curl \
+                        (--cert, --key) or to Prometheus (tls_config); `domtool cert issue` makes \
+                        one.";
+            return self.error_page(StatusCode::FORBIDDEN, text);
+        }
+        let head = request.method() == Verb::HEAD;
+        let mut response = self.page(caller, path, &request).await;
+        if head {
+            *response.body_mut() = body::full(Bytes::new());
+        }
+        response
+    }
+
+    async fn page(
+        &self,
+        caller: Caller,
+        path: String,
+        request: &Request<Incoming>,
+    ) -> Response<Body> {
+        let Some((handler, below)) = self.page_handler(&path) else {
+            return match path.as_str() {
+                "/healthz" => Page::Text("ok\n".to_owned()).into_response(None),
+                "/metrics" => small(CONTENT_TYPE, self.router.metrics.text().into_bytes()),
+                _ => self.error_page(StatusCode::NOT_FOUND, "There is no such page."),
+            };
+        };
+        let text = |name| {
+            let value = request.headers().get(name).and_then(|value| value.to_str().ok());
+            value.map(str::to_owned)
+        };
+        let if_none_match = text(header::IF_NONE_MATCH);
+        let page = PageRequest {
+            caller,
+            path,
+            below,
+            query: page::parameters(request.uri().query().unwrap_or_default()),
+            range: text(header::RANGE).and_then(|value| ByteRange::parse(&value)),
+            if_none_match: if_none_match.clone(),
+        };
+        match guarded("page", async { handler(page).await }).await {
+            Ok(page) => page.into_response(if_none_match.as_deref()),
+            Err(fault) => {
+                let status = StatusCode::from_u16(fault.code.status())
+                    .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                self.error_page(status, &fault.message)
+            }
+        }
+    }
+
+    fn page_handler(&self, path: &str) -> Option<(PageHandler, String)> {
+        if let Some(handler) = self.router.pages.get(path) {
+            return Some((Arc::clone(handler), String::new()));
+        }
+        self.router.below.iter().rev().find_map(|(prefix, handler)| {
+            let below = path.strip_prefix(prefix)?;
+            Some((Arc::clone(handler), below.to_owned()))
+        })
+    }
+
+    async fn call(&self, caller: Caller, name: &str, request: Request<Incoming>) -> Response<Body> {
+        let begun = Instant::now();
+        let running = self.router.metrics.begin();
+        let entry = self.router.methods.get(name);
+        let label = entry.map_or(UNKNOWN, |entry| entry.name);
+        let upload = entry.is_some_and(|entry| matches!(entry.kind, Kind::Upload(_)));
+        let (form, result) = match form(request.headers(), upload) {
+            Err(fault) => (Form { request: Encoding::Json, reply: Encoding::Json }, Err(fault)),
+            Ok(form) => {
+                let result = match (version(request.headers(), form), entry) {
+                    (Err(fault), _) => Err(fault),
+                    (Ok(()), None) => Err(self.no_method(name)),
+                    (Ok(()), Some(entry)) => match self.admit(&caller, entry).await {
+                        Ok(()) => guarded(label, self.run(caller, entry, form, request)).await,
+                        Err(fault) => Err(fault),
+                    },
+                };
+                (form, result)
+            }
+        };
+        let fault = result.as_ref().err().map(|fault| fault.code);
+        self.router.metrics.ended(label, begun.elapsed(), fault);
+        drop(running);
+        if let Err(fault) = &result {
+            tracing::debug!(method = label, code = ?fault.code, "{}", fault.message);
+        }
+        let mut response = result.unwrap_or_else(|fault| fault_response(form.reply, &fault));
+        let headers = response.headers_mut();
+        headers.insert(PROTOCOL_HEADER, PROTOCOL.into());
+        // A caller that uploads may pack.
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(packing::ENCODING));
+        response
+    }
+
+    /// Refuses callers that no handler need be asked about.
+    async fn admit(&self, caller: &Caller, entry: &Entry) -> Result<(), Fault> {
+        let judged = judge(entry.name, entry.access, &caller.identity, "", &[]);
+        let Err(error) = judged else { return Ok(()) };
+        let fault = Fault::new(FaultCode::Denied, error.to_string());
+        self.router.recorder.denied(caller, entry.name, entry.effect, &fault);
+        Err(fault)
+    }
+
+    async fn run(
+        &self,
+        caller: Caller,
+        entry: &Entry,
+        form: Form,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Fault> {
+        let body = request.into_body();
+        match &entry.kind {
+            Kind::Upload(handler) => {
+                let reader = ObjectReader::of_body(body);
+                let reply = handler(caller, form.reply, reader).await?;
+                Ok(small(form.reply.content_type(), reply))
+            }
+            Kind::Unary(handler) => {
+                let (bytes, _held) = self.read(&caller, entry, body).await?;
+                let answer = handler(caller, form.request, bytes).await?;
+                Ok(small(form.reply.content_type(), answer))
+            }
+            Kind::Download(handler) => {
+                let (bytes, _held) = self.read(&caller, entry, body).await?;
+                let mut response = Response::new(handler(caller, form.request, bytes).await?);
+                set(&mut response, header::CONTENT_TYPE, object_stream::CONTENT_TYPE);
+                Ok(response)
+            }
+        }
+    }
+
+    /// Reads a request. Large ones share a limit until they are answered, because their handlers
+    /// may wait with all that was decoded.
+    async fn read(
+        &self,
+        caller: &Caller,
+        entry: &Entry,
+        body: Incoming,
+    ) -> Result<(Bytes, Option<Share>), Fault> {
+        use hyper::body::Body as _;
+        let limit = entry.request_bytes_max;
+        let hint = body.size_hint();
+        let claimed = hint.upper().and_then(|upper| usize::try_from(upper).ok());
+        let most = claimed.unwrap_or(usize::MAX).min(limit);
+        let permits = most / SMALL_BYTES_MAX;
+        let held = match permits {
+            0 => None,
+            _ => Some(self.large.take(caller, permits).ok_or_else(|| {
+                let text = "too many large requests at one time: try again in a moment";
+                Fault::new(FaultCode::Unavailable, text)
+            })?),
+        };
+        let pace = Pace::new(MESSAGE_PACE_BYTES);
+        let bytes = body::read(body, limit, BODY_STALL_MAX, pace).await.map_err(|error| {
+            let code = match error {
+                ReadError::TooLarge { .. } => FaultCode::TooLarge,
+                _ => FaultCode::BadRequest,
+            };
+            Fault::new(code, format!("{}: {}", entry.name, model::report::report(&error)))
+        })?;
+        Ok((bytes, held))
+    }
+
+    fn no_method(&self, name: &str) -> Fault {
+        let daemon = self.router.frame.daemon();
+        let known = api::methods().into_iter().find(|method| method.name == name);
+        let text = match known {
+            Some(method) if method.reserved => {
+                format!("{} comes with a later release", method.name)
+            }
+            Some(method) => format!("{} is not a method of this daemon ({daemon})", method.name),
+            None => {
+                let name = model::escape::escape(&name.as_bytes()[..name.len().min(100)]);
+                format!("there is no method `{name}`; see docs/PROTOCOL.md")
+            }
+        };
+        Fault::new(FaultCode::NoMethod, text)
+    }
+
+    fn error_page(&self, status: StatusCode, text: &str) -> Response<Body> {
+        html_response(status, self.router.frame.error(status.as_u16(), text))
+    }
+
+    fn wrong_verb(&self, allowed: &str, text: &str) -> Response<Body> {
+        let mut response = self.error_page(StatusCode::METHOD_NOT_ALLOWED, text);
+        set(&mut response, header::ALLOW, allowed);
+        response
+    }
+}
+
+/// Runs a handler so that its panic fails this call only.
+async fn guarded<T>(
+    what: &str,
+    handler: impl Future<Output = Result<T, Fault>>,
+) -> Result<T, Fault> {
+    match AssertUnwindSafe(handler).catch_unwind().await {
+        Ok(result) => result,
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("no text");
+            tracing::error!("handler of {what} panicked: {text}");
+            Err(Fault::new(FaultCode::Internal, format!("{what}: the handler panicked: {text}")))
+        }
+    }
+}
+
+/// Finds out how the call is encoded.
+fn form(headers: &HeaderMap, upload: bool) -> Result<Form, Fault> {
+    let kind = match headers.get(header::CONTENT_TYPE) {
+        None => "",
+        Some(value) => value.to_str().unwrap_or("?"),
+    };
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    if upload {
+        if kind != object_stream::CONTENT_TYPE {
+            let text = format!("the content-type must be {}", object_stream::CONTENT_TYPE);
+            return Err(Fault::new(FaultCode::BadRequest, text));
+        }
+        let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        let json = accept.is_some_and(|accept| accept.contains("application/json"));
+        let reply = if json { Encoding::Json } else { Encoding::Bincode };
+        return Ok(Form { request: Encoding::Bincode, reply });
+    }
+    match kind {
+        "application/json" => Ok(Form { request: Encoding::Json, reply: Encoding::Json }),
+        "" | "application/octet-stream" => {
+            Ok(Form { request: Encoding::Bincode, reply: Encoding::Bincode })
+        }
+        _ => Err(Fault::new(
+            FaultCode::BadRequest,
+            "the content-type must be application/json or application/octet-stream",
+        )),
+    }
+}
+
+/// Checks the version of the protocol. People who send JSON need not know it.
+fn version(headers: &HeaderMap, form: Form) -> Result<(), Fault> {
+    let served = if PROTOCOL == PROTOCOL_OLDEST {
+        format!("this server speaks version {PROTOCOL}")
+    } else {
+        format!("this server speaks versions {PROTOCOL_OLDEST} to {PROTOCOL}")
+    };
+    let fault = |text| Err(Fault::new(FaultCode::Version, text));
+    match headers.get(PROTOCOL_HEADER) {
+        None if form.request == Encoding::Json => Ok(()),
+        None => fault(format!("the header {PROTOCOL_HEADER} is missing: {served}")),
+        Some(value) => {
+            let text = value.to_str().unwrap_or("?");
+            match text.trim().parse::<u32>() {
+                Ok(version) if (PROTOCOL_OLDEST..=PROTOCOL).contains(&version) => Ok(()),
+                _ => {
+                    let text = model::escape::escape(&text.as_bytes()[..text.len().min(20)]);
+                    fault(format!("protocol version {text} is not served: {served}"))
+                }
+            }
+        }
+    }
+}
+
+fn fault_response(encoding: Encoding, fault: &Fault) -> Response<Body> {
+    let bytes = codec::encode(encoding, "fault", fault).expect("a fault is a code and a text");
+    let mut response = small(encoding.content_type(), bytes);
+    *response.status_mut() =
+        StatusCode::from_u16(fault.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response
+}

@@ -1,0 +1,168 @@
+//! What a server counts, in the text form of OpenMetrics.
+
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use super::super::tls::Security;
+use super::admission::Refusal;
+use api::fault::FaultCode;
+
+/// The content type of the text.
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Upper bounds of the histogram of durations, in seconds. Long polls take a minute.
+const SECONDS: [f64; 12] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 90.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MethodLabels {
+    method: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusalLabels {
+    why: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FaultLabels {
+    method: &'static str,
+    code: &'static str,
+}
+
+/// The metrics of one server.
+pub(super) struct Metrics {
+    registry: Registry,
+    calls: Family<MethodLabels, Counter>,
+    faults: Family<FaultLabels, Counter>,
+    seconds: Family<MethodLabels, Histogram, fn() -> Histogram>,
+    running: Gauge,
+    /// Connections that are open.
+    pub(super) connections: Gauge,
+    /// Connections that were accepted.
+    pub(super) accepted: Counter,
+    refused: Family<RefusalLabels, Counter>,
+    /// Connections that were cut because nothing came of them.
+    pub(super) cut: Counter,
+}
+
+impl Metrics {
+    pub(super) fn new(daemon: &'static str, security: &Security) -> Self {
+        let mut registry = Registry::with_prefix("dominator");
+        let histogram: fn() -> Histogram = || Histogram::new(SECONDS);
+        let metrics = Self {
+            calls: Family::default(),
+            faults: Family::default(),
+            seconds: Family::new_with_constructor(histogram),
+            running: Gauge::default(),
+            connections: Gauge::default(),
+            accepted: Counter::default(),
+            refused: Family::default(),
+            cut: Counter::default(),
+            registry: Registry::default(),
+        };
+        let build = Info::new(vec![("daemon", daemon), ("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The program that answers", build);
+        registry.register("rpc_calls", "Calls, by method", metrics.calls.clone());
+        registry.register(
+            "rpc_faults",
+            "Calls that were refused or failed",
+            metrics.faults.clone(),
+        );
+        registry.register("rpc_seconds", "How long calls took", metrics.seconds.clone());
+        registry.register("rpc_running", "Calls that run now", metrics.running.clone());
+        registry.register("connections", "Connections that are open", metrics.connections.clone());
+        registry.register(
+            "connections_accepted",
+            "Connections since the start",
+            metrics.accepted.clone(),
+        );
+        for refusal in Refusal::ALL {
+            // Monitoring sees what grows only if it was there before.
+            drop(metrics.refused.get_or_create(&RefusalLabels { why: refusal.name() }));
+        }
+        registry.register(
+            "connections_refused",
+            "Connections that were not let in, by the reason",
+            metrics.refused.clone(),
+        );
+        registry.register(
+            "connections_cut",
+            "Connections that were ended because their callers asked for nothing or read nothing",
+            metrics.cut.clone(),
+        );
+        registry.register_collector(Box::new(CertificateEnd(security.clone())));
+        Self { registry, ..metrics }
+    }
+
+    pub(super) fn registry(&mut self) -> &mut Registry {
+        &mut self.registry
+    }
+
+    /// Counts a connection that is not let in.
+    pub(super) fn refused(&self, refusal: Refusal) {
+        self.refused.get_or_create(&RefusalLabels { why: refusal.name() }).inc();
+    }
+
+    /// Counts a call that begins, until the guard is dropped.
+    pub(super) fn begin(&self) -> Running {
+        self.running.inc();
+        Running(self.running.clone())
+    }
+
+    /// Counts a call that ended. `method` must be one of a fixed list, not what a caller wrote.
+    pub(super) fn ended(&self, method: &'static str, took: Duration, fault: Option<FaultCode>) {
+        self.calls.get_or_create(&MethodLabels { method }).inc();
+        self.seconds.get_or_create(&MethodLabels { method }).observe(took.as_secs_f64());
+        if let Some(code) = fault {
+            self.faults.get_or_create(&FaultLabels { method, code: code.name() }).inc();
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("writing to a String cannot fail");
+        text
+    }
+}
+
+/// When the program's certificate ends, asked when metrics are.
+#[derive(Debug)]
+struct CertificateEnd(Security);
+
+impl Collector for CertificateEnd {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        // Zero tells monitoring that there is none.
+        let gauge = ConstGauge::new(self.0.ends().unwrap_or_default());
+        let help = "When the certificate of this program ends, in Unix seconds; 0 for none";
+        let of_gauge =
+            encoder.encode_descriptor("certificate_end_seconds", help, None, MetricType::Gauge)?;
+        gauge.encode(of_gauge)
+    }
+}
+
+/// A call or a connection that is counted as long as this lives.
+pub(super) struct Running(Gauge);
+
+impl Running {
+    pub(super) fn of(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

@@ -1,0 +1,314 @@
+//! Pages: what browsers, curl and Prometheus ask for with GET.
+
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Response, StatusCode};
+
+use super::super::body::{self, Body};
+use super::super::packing;
+use super::Caller;
+use super::range::ByteRange;
+use crate::page_frame::STYLE_HASH;
+
+/// The most parameters of a query that are looked at.
+const PARAMETERS_MAX: usize = 64;
+
+/// What keeps a page from loading or sending anything by itself: it has one style, which is known
+/// by its hash, forms that ask this server, and nothing else.
+fn page_policy() -> String {
+    format!(
+        "default-src 'none'; style-src '{STYLE_HASH}'; form-action 'self'; base-uri 'none'; \
+         frame-ancestors 'none'"
+    )
+}
+
+/// The same for all that is no page.
+const CONTENT_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
+
+/// What every response says to browsers: guess no types, send no address of this server to others,
+/// give no other site what is here, and use nothing of the machine.
+const PROTECTION: [(&str, &str); 6] = [
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("x-frame-options", "DENY"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("permissions-policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
+];
+
+/// Gives a response the headers that keep it harmless in a browser.
+pub(super) fn protect(response: &mut Response<Body>) {
+    let headers = response.headers_mut();
+    for (name, value) in PROTECTION {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    headers
+        .entry(header::CONTENT_SECURITY_POLICY)
+        .or_insert(HeaderValue::from_static(CONTENT_POLICY));
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+}
+
+/// True if a browser says that a page of another site asks. Without certificates a browser inside
+/// of the network could otherwise be made to call methods.
+pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    site.is_some_and(|site| site != b"same-origin" && site != b"none")
+}
+
+/// A page that is asked for.
+#[derive(Clone, Debug)]
+pub struct PageRequest {
+    /// Who asks.
+    pub caller: Caller,
+    /// The path, with its `%` escapes undone.
+    pub path: String,
+    /// What follows the prefix of `pages_below`; empty for a page of an exact path.
+    pub below: String,
+    /// The parameters of the query.
+    pub query: Query,
+    /// The part that is wanted, if not all is.
+    pub range: Option<ByteRange>,
+    /// The value of `If-None-Match`.
+    pub if_none_match: Option<String>,
+}
+
+/// The parameters of a query, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// The value of this parameter; the last one if it is repeated.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.pairs().rev().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    /// All values of this parameter, without empty ones: a form sends its fields that were left
+    /// empty, too.
+    #[must_use]
+    pub fn all(&self, name: &str) -> Vec<String> {
+        let values = self.pairs().filter(|(known, value)| *known == name && !value.is_empty());
+        values.map(|(_, value)| value.to_owned()).collect()
+    }
+
+    /// Names and values.
+    pub fn pairs(&self) -> impl DoubleEndedIterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+}
+
+/// A body that is asked for one chunk after the other.
+pub type PageBody = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
+
+/// Bytes of a known length, all or a part of them.
+pub struct Content {
+    /// The type of the bytes.
+    pub content_type: &'static str,
+    /// The length of the whole, in bytes.
+    pub total_bytes: u64,
+    /// The part that `body` gives; `None` if it gives the whole.
+    pub part: Option<Range<u64>>,
+    /// What tells this version from others, without quotes.
+    pub etag: Option<String>,
+    /// True if the path never gives anything else, so that caches may keep it for ever.
+    pub immutable: bool,
+    /// True if `body` is packed: zstd frames of the whole, one after the other.
+    pub is_packed: bool,
+    /// The bytes.
+    pub body: PageBody,
+}
+
+impl std::fmt::Debug for Content {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Content")
+            .field("content_type", &self.content_type)
+            .field("total_bytes", &self.total_bytes)
+            .field("part", &self.part)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a page is.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Page {
+    /// A whole HTML document.
+    Html(String),
+    /// Plain text.
+    Text(String),
+    /// JSON.
+    Json(Vec<u8>),
+    /// Bytes of another kind, as they are read.
+    Stream(Content),
+    /// The range that was asked for begins behind the end.
+    RangeNotSatisfiable {
+        /// The length of the whole, in bytes.
+        total_bytes: u64,
+    },
+    /// The page is elsewhere on this server.
+    Redirect(String),
+}
+
+impl Page {
+    /// Makes the response; `if_none_match` is the request's.
+    pub(super) fn into_response(self, if_none_match: Option<&str>) -> Response<Body> {
+        match self {
+            Self::Html(html) => html_response(StatusCode::OK, html),
+            Self::Text(text) => small("text/plain; charset=utf-8", text.into_bytes()),
+            Self::Json(json) => small("application/json", json),
+            Self::Stream(content) => content.into_response(if_none_match),
+            Self::RangeNotSatisfiable { total_bytes } => {
+                let mut response = Response::new(body::full(Bytes::new()));
+                *response.status_mut() = StatusCode::RANGE_NOT_SATISFIABLE;
+                set(&mut response, header::CONTENT_RANGE, &format!("bytes */{total_bytes}"));
+                response
+            }
+            Self::Redirect(to) => {
+                let mut response = Response::new(body::full(Bytes::new()));
+                *response.status_mut() = StatusCode::SEE_OTHER;
+                set(&mut response, header::LOCATION, &to);
+                response
+            }
+        }
+    }
+}
+
+impl Content {
+    fn into_response(self, if_none_match: Option<&str>) -> Response<Body> {
+        // What is packed is another thing to a cache, though it stands for the same.
+        let packed = if self.is_packed { "-zstd" } else { "" };
+        let etag = self.etag.map(|etag| format!("\"{etag}{packed}\""));
+        let known = match (&etag, if_none_match) {
+            (Some(etag), Some(have)) => have.split(',').any(|have| {
+                let have = have.trim();
+                have == "*" || have.strip_prefix("W/").unwrap_or(have) == etag
+            }),
+            _ => false,
+        };
+        let length = self.part.as_ref().map_or(self.total_bytes, |part| part.end - part.start);
+        let mut response = if known {
+            Response::new(body::full(Bytes::new()))
+        } else {
+            Response::new(body::streamed(self.body))
+        };
+        if known {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+        } else {
+            set(&mut response, header::CONTENT_TYPE, self.content_type);
+            if self.is_packed {
+                set(&mut response, header::CONTENT_ENCODING, packing::ENCODING);
+            } else {
+                set(&mut response, header::CONTENT_LENGTH, &length.to_string());
+                set(&mut response, header::ACCEPT_RANGES, "bytes");
+            }
+            if let Some(part) = self.part {
+                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                let (start, last) = (part.start, part.end.saturating_sub(1));
+                let range = format!("bytes {start}-{last}/{}", self.total_bytes);
+                set(&mut response, header::CONTENT_RANGE, &range);
+            }
+        }
+        set(&mut response, header::VARY, "accept-encoding");
+        let caching =
+            if self.immutable { "public, max-age=31536000, immutable" } else { "no-cache" };
+        set(&mut response, header::CACHE_CONTROL, caching);
+        if let Some(etag) = etag {
+            set(&mut response, header::ETAG, &etag);
+        }
+        response
+    }
+}
+
+/// An HTML document with the headers that keep it harmless.
+pub(super) fn html_response(status: StatusCode, html: String) -> Response<Body> {
+    let mut response = small("text/html; charset=utf-8", html.into_bytes());
+    *response.status_mut() = status;
+    set(&mut response, header::CONTENT_SECURITY_POLICY, &page_policy());
+    response
+}
+
+/// A response of bytes in memory that no cache keeps.
+pub(super) fn small(content_type: &str, bytes: Vec<u8>) -> Response<Body> {
+    let length = bytes.len().to_string();
+    let mut response = Response::new(body::full(bytes));
+    set(&mut response, header::CONTENT_TYPE, content_type);
+    set(&mut response, header::CONTENT_LENGTH, &length);
+    response
+}
+
+/// Sets a header; one whose value no header can have is left out.
+pub(super) fn set(response: &mut Response<Body>, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        response.headers_mut().insert(name, value);
+    }
+}
+
+/// Undoes `%` escapes; `None` if they are wrong or the result is no UTF-8.
+pub(super) fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut source = text.bytes();
+    while let Some(byte) = source.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let high = char::from(source.next()?).to_digit(16)?;
+        let low = char::from(source.next()?).to_digit(16)?;
+        bytes.push(u8::try_from(high * 16 + low).ok()?);
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The parameters of a query; ones with wrong escapes are left out.
+pub(super) fn parameters(query: &str) -> Query {
+    let pairs = query
+        .split('&')
+        .take(PARAMETERS_MAX)
+        .filter_map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            Some((unescape(&name.replace('+', " "))?, unescape(&value.replace('+', " "))?))
+        })
+        .filter(|(name, _)| !name.is_empty());
+    Query(pairs.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_of_paths_are_undone() {
+        #[rustfmt::skip]
+        let table = [
+            ("/a",      Some("/a")),
+            ("/a%20b",  Some("/a b")),
+            ("/%2e%2E", Some("/..")),
+            ("/%",      None),
+            ("/%a",     None),
+            ("/%ag",    None),
+            ("/%ff",    None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(unescape(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_split() {
+        let query = parameters("a=1&b=x+y%26&c&=z&a=2&a=");
+        let pairs: Vec<_> = query.pairs().collect();
+        assert_eq!(pairs, [("a", "1"), ("b", "x y&"), ("c", ""), ("a", "2"), ("a", "")]);
+        assert_eq!(
+            (query.get("b"), query.get("c"), query.get("d")),
+            (Some("x y&"), Some(""), None)
+        );
+        assert_eq!((query.get("a"), query.all("a")), (Some(""), vec!["1".into(), "2".into()]));
+        assert_eq!(query.all("c"), Vec::<String>::new());
+    }
+}

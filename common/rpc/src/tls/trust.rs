@@ -1,0 +1,229 @@
+//! Whom a program trusts: the decision about a peer's certificates.
+
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{CertificateError, DistinguishedName, RootCertStore};
+
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::lists::{self, Chosen, ListError};
+use super::zones::{self, Zone, ZonesError};
+use api::access::Identity;
+use api::certificate::Certificate;
+
+/// The most certificates that a peer may show.
+const CHAIN_MAX: usize = 8;
+
+/// Who a peer is, and until when it can be believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Vouched {
+    pub(super) identity: Identity,
+    /// When the first certificate of its chain ends, in Unix seconds.
+    pub(super) until: u64,
+}
+
+/// The authorities, with what they have revoked and what they may vouch for.
+#[derive(Debug)]
+pub(super) struct Trust {
+    authorities: Vec<Authority>,
+    provider: Arc<CryptoProvider>,
+}
+
+#[derive(Debug)]
+struct Authority {
+    der: CertificateDer<'static>,
+    /// True if there are lists of its name, by another key.
+    has_namesake: bool,
+    subject: DistinguishedName,
+    callers: Arc<dyn ClientCertVerifier>,
+    servers: Arc<WebPkiServerVerifier>,
+    zone: Option<Zone>,
+}
+
+/// Why authorities cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TrustError {
+    #[error("certificate {number} is none that can be read: {what}")]
+    Authority { number: usize, what: String },
+    #[error(transparent)]
+    List(#[from] ListError),
+    #[error("a list in it cannot be used: {0}")]
+    Lists(rustls::server::VerifierBuilderError),
+    #[error(transparent)]
+    Zones(#[from] ZonesError),
+}
+
+impl Trust {
+    pub(super) fn new<'a>(
+        authorities: &'a [CertificateDer<'static>],
+        revoked: &[CertificateRevocationListDer<'static>],
+        zones: Option<&str>,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Self, TrustError> {
+        let bad = |number: usize, error: &dyn std::fmt::Display| TrustError::Authority {
+            number: number + 1,
+            what: error.to_string(),
+        };
+        let read = |(number, der): (usize, &CertificateDer)| {
+            Certificate::read(der).map_err(|error| bad(number, &error))
+        };
+        let known = authorities.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+        let zones = match zones.map(zones::parse).transpose()? {
+            Some(zones) if zones.is_empty() => return Err(ZonesError::Nothing.into()),
+            zones => zones::assign(&zones.unwrap_or_default(), &known)?,
+        };
+        let revoked = lists::read(revoked)?;
+        let parse = |(number, der): (usize, &'a CertificateDer<'static>)| {
+            let parsed = X509Certificate::from_der(der);
+            parsed.map(|(_, x509)| x509).map_err(|error| bad(number, &error))
+        };
+        let parsed = authorities.iter().enumerate().map(parse).collect::<Result<Vec<_>, _>>()?;
+        let make = |(number, (der, zone)): (usize, (&CertificateDer<'static>, Option<Zone>))| {
+            let mut roots = RootCertStore::empty();
+            roots.add(der.clone()).map_err(|error| bad(number, &error))?;
+            let subject = roots.subjects().remove(0);
+            let Chosen { lists, has_namesake } = lists::choose(&revoked, &parsed[number], &parsed);
+            let (callers, servers) =
+                verifiers(roots, &lists, &provider).map_err(TrustError::Lists)?;
+            Ok(Authority { der: der.clone(), has_namesake, subject, callers, servers, zone })
+        };
+        let made = authorities.iter().zip(zones).enumerate().map(make);
+        let authorities = made.collect::<Result<_, TrustError>>()?;
+        Ok(Self { authorities, provider })
+    }
+
+    pub(super) fn provider(&self) -> &CryptoProvider {
+        &self.provider
+    }
+
+    pub(super) fn subjects(&self) -> Vec<DistinguishedName> {
+        self.authorities.iter().map(|authority| authority.subject.clone()).collect()
+    }
+
+    /// Who the caller is that shows `chain`.
+    pub(super) fn caller(
+        &self,
+        chain: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<Vouched, rustls::Error> {
+        let (leaf, between) = split(chain)?;
+        let authority = self.first(|authority| {
+            authority.callers.verify_client_cert(leaf, between, now)?;
+            authority.expect_no_namesake(between)?;
+            Ok(authority)
+        })?;
+        let mut vouched = vouched(chain)?;
+        vouched.identity.zone = authority.zone.as_ref().map(|zone| zone.methods.clone());
+        Ok(vouched)
+    }
+
+    /// Whether what shows `chain` is the server `name`.
+    pub(super) fn server(
+        &self,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<Vouched, rustls::Error> {
+        let (leaf, between) = split(chain)?;
+        self.first(|authority| {
+            authority.servers.verify_server_cert(leaf, between, name, &[], now)?;
+            authority.expect_no_namesake(between)?;
+            let may = |zone: &Zone| zone.has_server(&name.to_str());
+            if authority.zone.as_ref().is_none_or(may) {
+                return Ok(());
+            }
+            let what = format!("its authority may not vouch for servers called {}", name.to_str());
+            Err(rustls::Error::General(what))
+        })?;
+        vouched(chain)
+    }
+
+    /// What the first authority says that agrees; else the error that tells most.
+    fn first<'a, T>(
+        &'a self,
+        ask: impl Fn(&'a Authority) -> Result<T, rustls::Error>,
+    ) -> Result<T, rustls::Error> {
+        let mut telling = CertificateError::UnknownIssuer.into();
+        for authority in &self.authorities {
+            match ask(authority) {
+                Ok(good) => return Ok(good),
+                Err(error) if tells(&error) >= tells(&telling) => telling = error,
+                Err(_) => {}
+            }
+        }
+        Err(telling)
+    }
+}
+
+/// How much an error tells: one of an authority that has not issued the certificate tells less
+/// than one of that which has, also if both have one name.
+fn tells(error: &rustls::Error) -> u8 {
+    match error {
+        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => 0,
+        rustls::Error::InvalidCertificate(CertificateError::BadSignature) => 1,
+        _ => 2,
+    }
+}
+
+impl Authority {
+    /// Refuses an authority below this one that has its name, if there are lists of that name which
+    /// may be its: they were left out.
+    fn expect_no_namesake(&self, between: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
+        if !(self.has_namesake && lists::has_namesake(&self.der, between)) {
+            return Ok(());
+        }
+        let what = "an authority below a root has the root's name, and crl.pem holds lists of both";
+        Err(rustls::Error::General(what.to_owned()))
+    }
+}
+
+fn verifiers(
+    roots: RootCertStore,
+    revoked: &[CertificateRevocationListDer<'static>],
+    provider: &Arc<CryptoProvider>,
+) -> Result<
+    (Arc<dyn ClientCertVerifier>, Arc<WebPkiServerVerifier>),
+    rustls::server::VerifierBuilderError,
+> {
+    let roots = Arc::new(roots);
+    let callers =
+        WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider))
+            .with_crls(revoked.iter().cloned())
+            .allow_unknown_revocation_status()
+            .build()?;
+    let servers = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(provider))
+        .with_crls(revoked.iter().cloned())
+        .allow_unknown_revocation_status()
+        .build()?;
+    Ok((callers, servers))
+}
+
+fn split<'a, 'b>(
+    chain: &'a [CertificateDer<'b>],
+) -> Result<(&'a CertificateDer<'b>, &'a [CertificateDer<'b>]), rustls::Error> {
+    if chain.len() > CHAIN_MAX {
+        return Err(rustls::Error::General(format!("{} certificates were shown", chain.len())));
+    }
+    chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)
+}
+
+fn vouched(chain: &[CertificateDer<'_>]) -> Result<Vouched, rustls::Error> {
+    let read = |der: &CertificateDer<'_>| {
+        Certificate::read(der).map_err(|error| rustls::Error::General(error.to_string()))
+    };
+    let leaf = read(&chain[0])?;
+    let mut until = leaf.not_after;
+    for between in &chain[1..] {
+        until = until.min(read(between)?.not_after);
+    }
+    Ok(Vouched { identity: leaf.identity, until: u64::try_from(until).unwrap_or_default() })
+}
+
+#[cfg(test)]
+mod tests;

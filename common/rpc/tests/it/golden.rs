@@ -1,0 +1,252 @@
+//! The bytes of everything that travels or is digested, pinned.
+//!
+//! A change of these files is a change of the protocol or of the image format: peers and images
+//! of earlier releases must be thought of. `UPDATE_EXPECT=1 cargo test -p common` writes them.
+
+use std::fmt::{Debug, Write as _};
+
+use api::audit::brief::Brief;
+use api::codec::{Encoding, decode, encode};
+use api::object_stream::{Form, Head};
+use api::{dominator, image_server, mdb, object_server, subd};
+use api::{
+    fault::{Fault, FaultCode},
+    method::{Effect, Method},
+};
+use expect_test::{ExpectFile, expect_file};
+use model::object::Algorithm;
+use model::tree::{Child, Directory, text};
+use rpc::packing;
+use rpc::server::head_bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::samples;
+
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for line in bytes.chunks(40) {
+        text.push_str("  ");
+        for byte in line {
+            write!(text, "{byte:02x}").unwrap();
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Both encodings of `value`, each seen to decode to the same value again.
+fn both<T: Serialize + DeserializeOwned>(text: &mut String, what: &'static str, value: &T) {
+    let bincode = encode(Encoding::Bincode, what, value).unwrap();
+    let json = encode(Encoding::Json, what, value).unwrap();
+    let limit = 1 << 20;
+    let again: T = decode(Encoding::Bincode, what, &bincode, limit).unwrap();
+    assert_eq!(encode(Encoding::Json, what, &again).unwrap(), json);
+    let again: T = decode(Encoding::Json, what, &json, limit).unwrap();
+    assert_eq!(encode(Encoding::Bincode, what, &again).unwrap(), bincode);
+    // Whatever is cut off, what is left is refused.
+    for length in 0..bincode.len() {
+        assert!(decode::<T>(Encoding::Bincode, what, &bincode[..length], limit).is_err());
+    }
+    write!(text, "{what}, bincode:\n{}", hex(&bincode)).unwrap();
+    writeln!(text, "{what}, JSON:\n  {}", String::from_utf8(json).unwrap()).unwrap();
+}
+
+/// The names of the methods that were pinned, and their text.
+#[derive(Default)]
+struct Pinned {
+    names: Vec<&'static str>,
+    text: String,
+}
+
+impl Pinned {
+    fn method<M: Method>(&mut self, (request, reply): (M::Request, M::Reply)) {
+        self.names.push(M::NAME);
+        writeln!(self.text, "== {}", M::NAME).unwrap();
+        both(&mut self.text, "request", &request);
+        both(&mut self.text, "reply", &reply);
+        if M::EFFECT != Effect::Tells {
+            let Brief { arguments, why, who } = M::brief(&request);
+            writeln!(self.text, "audit:\n  {arguments} | {why} | {who}").unwrap();
+        }
+        self.text.push('\n');
+    }
+
+    fn check(self, service: &str, file: ExpectFile) {
+        let mut names = self.names;
+        names.sort_unstable();
+        let served: Vec<&str> = api::methods()
+            .into_iter()
+            .filter(|method| !method.reserved && method.name.starts_with(service))
+            .map(|method| method.name)
+            .collect();
+        assert_eq!(names, served);
+        file.assert_eq(&self.text);
+    }
+}
+
+#[test]
+fn methods_of_subd_have_these_bytes() {
+    let mut pinned = Pinned::default();
+    pinned.method::<subd::Poll>(samples::poll());
+    pinned.method::<subd::GetDirectories>(samples::get_directories());
+    pinned.method::<subd::Fetch>(samples::fetch());
+    pinned.method::<subd::Prepare>(samples::prepare());
+    pinned.method::<subd::Commit>(samples::commit());
+    pinned.method::<subd::Cleanup>(samples::cleanup());
+    pinned.method::<subd::GetConfiguration>(((), samples::configuration()));
+    pinned.method::<subd::SetConfiguration>((samples::set_configuration(), Default::default()));
+    pinned.method::<subd::ScanNow>((samples::scan_now(), Default::default()));
+    pinned.method::<subd::Pause>((samples::paused(), Default::default()));
+    pinned.method::<subd::Resume>(((), Default::default()));
+    pinned.method::<subd::GetFiles>(samples::get_files());
+    pinned.method::<subd::CheckHealth>(((), samples::check_health()));
+    pinned.method::<subd::OfferImage>((samples::offer_image(), Default::default()));
+    pinned.check("Subd.", expect_file!["golden/subd.txt"]);
+}
+
+#[test]
+fn methods_of_the_image_server_have_these_bytes() {
+    let mut pinned = Pinned::default();
+    pinned.method::<image_server::AddImage>(samples::add_image());
+    pinned.method::<image_server::GetImage>(samples::get_image());
+    pinned.method::<image_server::ListImages>(samples::list_images());
+    pinned.method::<image_server::DeleteImage>(samples::delete_image());
+    pinned.method::<image_server::collection::Collect>(samples::collect());
+    pinned.method::<image_server::notes::CopyImage>(samples::copy_image());
+    pinned.method::<image_server::notes::ChangeTags>(samples::change_tags());
+    pinned.method::<image_server::notes::FindLatestImage>(samples::find_latest_image());
+    pinned.method::<image_server::directories::MakeDirectory>(samples::make_directory());
+    pinned.method::<image_server::directories::RemoveDirectory>(samples::remove_directory());
+    pinned.method::<image_server::directories::ChangeOwner>(samples::change_owner());
+    pinned.method::<image_server::directories::ListDirectories>(samples::list_directories());
+    pinned.method::<image_server::estimate::EstimateImage>(samples::estimate_image());
+    pinned.method::<image_server::expiry::ChangeExpiry>(samples::change_expiry());
+    pinned.method::<image_server::expiry::AcceptClock>(samples::accept_clock());
+    pinned.method::<image_server::holds::HoldImages>(samples::hold_images());
+    pinned.method::<image_server::signatures::ChangeSignatures>(samples::change_signatures());
+    use image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
+    pinned.method::<GetImageUpdates>(samples::get_image_updates());
+    use image_server::replication::directories::GetMadeDirectories;
+    pinned.method::<GetMadeDirectories>(samples::get_made_directories());
+    pinned.method::<Forward>(samples::forward());
+    pinned.method::<GetReplication>(samples::get_replication());
+    pinned.method::<DropCopy>(samples::drop_copy());
+    pinned.check("ImageServer.", expect_file!["golden/image_server.txt"]);
+}
+
+#[test]
+fn methods_of_the_object_server_have_these_bytes() {
+    let mut pinned = Pinned::default();
+    pinned.method::<object_server::AddObjects>(samples::add_objects());
+    pinned.method::<object_server::CheckObjects>(samples::check_objects());
+    pinned.method::<object_server::GetObjects>(samples::get_objects());
+    pinned.check("ObjectServer.", expect_file!["golden/object_server.txt"]);
+}
+
+#[test]
+fn methods_of_the_dominator_have_these_bytes() {
+    let mut pinned = Pinned::default();
+    pinned.method::<dominator::ListSubs>(samples::list_subs());
+    pinned.method::<dominator::ShowSub>(samples::show_sub());
+    pinned.method::<dominator::GetStatus>(samples::get_status());
+    pinned.method::<dominator::DisableUpdates>(samples::disable_updates());
+    pinned.method::<dominator::EnableUpdates>(samples::enable_updates());
+    pinned.method::<dominator::ClearSafetyShutoff>(samples::clear_safety_shutoff());
+    pinned.method::<dominator::Retry>(samples::retry());
+    pinned.method::<dominator::identity::Trust>(samples::trust());
+    pinned.method::<dominator::budgets::ResumeImage>(samples::resume_image());
+    pinned.method::<dominator::machine_database::ShowMdb>(samples::show_mdb());
+    pinned.method::<dominator::machine_database::AcceptMdb>(samples::accept_mdb());
+    pinned.method::<dominator::events::ListEvents>(samples::list_events());
+    pinned.method::<dominator::events::Backup>(samples::backup());
+    pinned.method::<dominator::explain::Explain>(samples::explain());
+    pinned.method::<dominator::orders::PauseUpdates>(samples::pause_updates());
+    pinned.method::<dominator::orders::ResumeUpdates>(samples::resume_updates());
+    pinned.method::<dominator::orders::ForceDisruptiveUpdate>(samples::force_disruptive_update());
+    pinned.method::<dominator::orders::FastUpdate>(samples::fast_update());
+    pinned.method::<dominator::orders::WatchSub>(samples::watch_sub());
+    pinned.method::<dominator::orders::SetDefaultImage>(samples::set_default_image());
+    pinned.method::<dominator::plan::PlanMachine>(samples::plan_machine());
+    pinned.method::<dominator::plan::PlanMachines>(samples::plan_machines());
+    pinned.method::<dominator::plan::CheckMdb>(samples::check_mdb());
+    pinned.method::<dominator::settings::SetSubConfiguration>(samples::set_sub_configuration());
+    pinned.method::<dominator::settings::GetSubConfiguration>(samples::get_sub_configuration());
+    pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
+}
+
+#[test]
+fn methods_of_the_mdb_server_have_these_bytes() {
+    let mut pinned = Pinned::default();
+    pinned.method::<mdb::GetMdb>(samples::get_mdb());
+    pinned.check("MdbServer.", expect_file!["golden/mdb.txt"]);
+}
+
+#[test]
+fn every_service_is_pinned() {
+    let services = ["Subd.", "ImageServer.", "ObjectServer.", "Dominator.", "MdbServer."];
+    for method in api::methods() {
+        let pinned = services.iter().any(|service| method.name.starts_with(service));
+        assert!(method.reserved || pinned, "{}", method.name);
+    }
+}
+
+#[test]
+fn faults_have_these_bytes() {
+    let mut text = String::new();
+    for code in FaultCode::ALL {
+        let fault = Fault::new(code, "why");
+        let json = serde_json::to_value(code).unwrap();
+        assert_eq!(json.as_str(), Some(code.name()));
+        writeln!(text, "== {} {}", code.status(), code.name()).unwrap();
+        both(&mut text, "fault", &fault);
+    }
+    expect_file!["golden/faults.txt"].assert_eq(&text);
+}
+
+#[test]
+fn object_streams_have_these_bytes() {
+    let mut text = String::new();
+    for algorithm in [Algorithm::Blake3, Algorithm::Sha512] {
+        let id = algorithm.digest(b"content");
+        for head in [Head::Object { id, size_bytes: 7 }, Head::Absent(id)] {
+            writeln!(text, "== {algorithm} {}", kind(&head)).unwrap();
+            text.push_str(&hex(&head_bytes(&head)));
+        }
+        let mut packed = Vec::new();
+        Head::Object { id, size_bytes: 7 }.encode_as(Form::Packed, &mut packed);
+        packing::append(&mut packed, b"content", None);
+        writeln!(text, "== {algorithm} packed object, a chunk as it is").unwrap();
+        text.push_str(&hex(&packed));
+    }
+    writeln!(text, "== end\n{}", hex(&head_bytes(&Head::End)).trim_end()).unwrap();
+    expect_file!["golden/object_stream.txt"].assert_eq(&text);
+}
+
+fn kind(head: &impl Debug) -> String {
+    let text = format!("{head:?}");
+    text.split([' ', '(']).next().unwrap().to_lowercase()
+}
+
+#[test]
+fn trees_have_these_bytes() {
+    let mut out = String::new();
+    for algorithm in [Algorithm::Blake3, Algorithm::Sha512] {
+        let tree = samples::tree(algorithm);
+        writeln!(out, "== {algorithm}").unwrap();
+        out.push_str(&text::to_text(&tree));
+        dump(&mut out, "/", tree.root());
+        out.push('\n');
+    }
+    expect_file!["golden/trees.txt"].assert_eq(&out);
+}
+
+fn dump(out: &mut String, path: &str, directory: &Directory) {
+    writeln!(out, "{path} {}:\n{}", directory.digest(), hex(&directory.encode()).trim_end())
+        .unwrap();
+    for entry in directory.entries() {
+        if let Child::Directory(below) = &entry.child {
+            dump(out, &format!("{path}{}/", entry.name), below);
+        }
+    }
+}

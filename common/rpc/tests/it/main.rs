@@ -1,0 +1,12 @@
+//! Tests of calls over real sockets, and of the golden bytes of everything that travels.
+
+#![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
+
+mod audit;
+mod golden;
+mod hostile;
+mod pages;
+mod protocol;
+mod samples;
+mod tls;
+mod wire;

@@ -1,0 +1,107 @@
+//! `docs/PROTOCOL.md` says what the code does.
+
+use api::{dominator, image_server, mdb, object_server, subd};
+use api::{fault::FaultCode, method::Method};
+
+fn document() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/PROTOCOL.md");
+    std::fs::read_to_string(path).unwrap()
+}
+
+fn size(bytes: usize) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+fn row<M: Method>() -> String {
+    let (request, reply) = (size(M::REQUEST_BYTES_MAX), size(M::REPLY_BYTES_MAX));
+    format!("| `{}` | {} | {request} | {reply} |", M::NAME, M::ACCESS.describe())
+}
+
+#[test]
+fn every_method_is_in_the_table_with_its_access_and_limits() {
+    let rows = [
+        row::<subd::Poll>(),
+        row::<subd::GetDirectories>(),
+        row::<subd::Fetch>(),
+        row::<subd::Prepare>(),
+        row::<subd::Commit>(),
+        row::<subd::Cleanup>(),
+        row::<subd::GetConfiguration>(),
+        row::<subd::SetConfiguration>(),
+        row::<subd::ScanNow>(),
+        row::<subd::Pause>(),
+        row::<subd::Resume>(),
+        row::<subd::GetFiles>(),
+        row::<subd::CheckHealth>(),
+        row::<image_server::AddImage>(),
+        row::<image_server::GetImage>(),
+        row::<image_server::ListImages>(),
+        row::<image_server::DeleteImage>(),
+        row::<image_server::collection::Collect>(),
+        row::<image_server::notes::CopyImage>(),
+        row::<image_server::notes::ChangeTags>(),
+        row::<image_server::notes::FindLatestImage>(),
+        row::<image_server::expiry::ChangeExpiry>(),
+        row::<image_server::expiry::AcceptClock>(),
+        row::<image_server::directories::MakeDirectory>(),
+        row::<image_server::directories::RemoveDirectory>(),
+        row::<image_server::directories::ChangeOwner>(),
+        row::<image_server::directories::ListDirectories>(),
+        row::<image_server::estimate::EstimateImage>(),
+        row::<image_server::holds::HoldImages>(),
+        row::<image_server::replication::GetImageUpdates>(),
+        row::<image_server::replication::directories::GetMadeDirectories>(),
+        row::<image_server::replication::Forward>(),
+        row::<image_server::replication::GetReplication>(),
+        row::<image_server::replication::DropCopy>(),
+        row::<object_server::CheckObjects>(),
+        row::<dominator::ListSubs>(),
+        row::<dominator::ShowSub>(),
+        row::<dominator::GetStatus>(),
+        row::<dominator::DisableUpdates>(),
+        row::<dominator::EnableUpdates>(),
+        row::<dominator::ClearSafetyShutoff>(),
+        row::<dominator::Retry>(),
+        row::<dominator::identity::Trust>(),
+        row::<dominator::budgets::ResumeImage>(),
+        row::<dominator::machine_database::ShowMdb>(),
+        row::<dominator::machine_database::AcceptMdb>(),
+        row::<dominator::events::ListEvents>(),
+        row::<dominator::events::Backup>(),
+        row::<dominator::explain::Explain>(),
+        row::<dominator::orders::PauseUpdates>(),
+        row::<dominator::orders::ResumeUpdates>(),
+        row::<dominator::orders::ForceDisruptiveUpdate>(),
+        row::<dominator::orders::FastUpdate>(),
+        row::<dominator::orders::WatchSub>(),
+        row::<dominator::orders::SetDefaultImage>(),
+        row::<dominator::plan::PlanMachine>(),
+        row::<dominator::plan::PlanMachines>(),
+        row::<dominator::plan::CheckMdb>(),
+        row::<dominator::settings::SetSubConfiguration>(),
+        row::<dominator::settings::GetSubConfiguration>(),
+        row::<mdb::GetMdb>(),
+        row::<subd::OfferImage>(),
+        row::<image_server::signatures::ChangeSignatures>(),
+    ];
+    let document = document();
+    for method in api::methods() {
+        let name = format!("| `{}` | {} |", method.name, method.access.describe());
+        assert!(document.contains(&name), "PROTOCOL.md lacks the row {name}");
+        let streams = ["ObjectServer.AddObjects", "ObjectServer.GetObjects"];
+        let pinned = rows.iter().any(|row| row.contains(&name));
+        assert!(method.reserved || streams.contains(&method.name) || pinned, "{}", method.name);
+    }
+    for row in rows {
+        assert!(document.contains(&row), "PROTOCOL.md lacks the row {row}");
+    }
+}
+
+#[test]
+fn every_fault_is_in_the_document_with_its_status() {
+    let document = document();
+    for code in FaultCode::ALL {
+        let row = format!("| `{}` | {} |", code.name(), code.status());
+        assert!(document.contains(&row), "PROTOCOL.md lacks the row {row}");
+    }
+}

@@ -1,0 +1,36 @@
+//! Programs of other crates of the workspace, and what they print.
+
+use std::path::Path;
+use std::process::Output;
+
+/// Returns the path of the program `name`, which another crate of the workspace builds. It lies
+/// beside the test: `cargo test --workspace` builds all programs.
+///
+/// # Panics
+///
+/// If the program is missing or older than its sources, with the command that builds it.
+#[must_use]
+pub fn program(name: &str) -> String {
+    let test = std::env::current_exe().unwrap();
+    // target/PROFILE/deps/TEST
+    let program = test.parent().unwrap().parent().unwrap().join(name);
+    let changed = |path: &Path| path.metadata().and_then(|metadata| metadata.modified());
+    let built = changed(&program)
+        .unwrap_or_else(|_| panic!("{name} is not built: run `cargo build -p {name}` first"));
+    let sources = std::fs::read_to_string(program.with_extension("d")).unwrap_or_default();
+    let newer = sources
+        .split_whitespace()
+        .skip(1)
+        .find(|source| changed(Path::new(source)).is_ok_and(|changed| changed > built));
+    if let Some(newer) = newer {
+        panic!("{name} is older than {newer}: run `cargo build -p {name}` first");
+    }
+    program.into_os_string().into_string().unwrap()
+}
+
+/// Returns the exit code of a program, and what it printed on stdout and stderr.
+#[must_use]
+pub fn said(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}

@@ -1,0 +1,224 @@
+//! `domtool cert show`: a certificate in words.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use api::certificate::Certificate;
+use certs::authority::now;
+use certs::pem::{certificates_of, is_signed_by, key_belongs, revocation_lists_of};
+use certs::sets::{allowed, allowed_to_all};
+use clap::Args;
+use daemon::EXIT_DONE;
+use model::words::counted;
+use serde::Serialize;
+use tool::{EXIT_DIFFERENT, Format, Output, json};
+
+use super::judgement::{Chain, Facts, Key, Link, faults};
+use super::{CertError, until};
+use crate::columns;
+
+/// The longest chain of authorities that is followed.
+const LINKS_MAX: usize = 8;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// A file of certificates, or a directory with cert.pem or of an authority
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+}
+
+/// What is printed as JSON.
+#[derive(Debug, Serialize)]
+struct Shown {
+    name: String,
+    user: Option<String>,
+    is_authority: bool,
+    powers: Vec<String>,
+    methods: Vec<&'static str>,
+    groups: Vec<String>,
+    hosts: Vec<String>,
+    not_before: i64,
+    not_after: i64,
+    days_left: i64,
+    issuer: String,
+    chain: Vec<String>,
+    serial: String,
+    fingerprint: String,
+    key: String,
+    faults: Vec<String>,
+}
+
+pub(super) fn run(format: Format, arguments: &Arguments) -> Result<Output, CertError> {
+    let facts = look(&arguments.path)?;
+    let now = now();
+    let faults = faults(&facts, now);
+    let code = if faults.is_empty() { EXIT_DONE } else { EXIT_DIFFERENT };
+    let text = match format {
+        Format::Table => table(&facts, &faults, now),
+        Format::Json => json(&shown(facts, faults, now)),
+    };
+    Ok(Output { text, code })
+}
+
+/// Looks at a certificate, and at what is beside it.
+fn look(path: &Path) -> Result<Facts, CertError> {
+    if !fs_err::metadata(path)?.is_dir() {
+        return facts(path, None, false);
+    }
+    let there = |name: &str| Some(path.join(name)).filter(|path| path.exists());
+    match (there("cert.pem"), there("ca.key"), there("chain.pem"), there("ca.pem")) {
+        (Some(certificate), ..) => facts(&certificate, Some(path), false),
+        (None, Some(_), Some(chain), _) => facts(&chain, Some(path), true),
+        (None, _, _, Some(root)) => facts(&root, Some(path), true),
+        (None, ..) => Err(CertError::NothingToShow { path: path.display().to_string() }),
+    }
+}
+
+fn facts(file: &Path, directory: Option<&Path>, as_authority: bool) -> Result<Facts, CertError> {
+    let all = certificates_of(file)?;
+    let read = |der: &[u8]| {
+        Certificate::read(der)
+            .map_err(|source| CertError::Certificate { path: file.display().to_string(), source })
+    };
+    let der = &all[0];
+    let certificate = read(der)?;
+    let roots = match directory.map(|directory| directory.join("ca.pem")) {
+        Some(path) if path.exists() => Some(certificates_of(&path)?),
+        _ => None,
+    };
+    let key = match directory {
+        None => Key::NotLookedFor,
+        Some(directory) => {
+            look_at_key(&directory.join(if as_authority { "ca.key" } else { "key.pem" }), der)
+        }
+    };
+    // A list in the directory of an authority is about what it has issued.
+    let lists = directory.filter(|_| !as_authority).map(|directory| directory.join("crl.pem"));
+    let lists = match lists {
+        Some(path) if path.exists() => revocation_lists_of(&path)?,
+        _ => Vec::new(),
+    };
+    Ok(Facts {
+        key,
+        chain: chain(der, &all[1..], roots.as_deref()),
+        is_revoked: lists.iter().any(|list| list.lists(der)),
+        list_until: lists.iter().filter_map(|list| list.next_update).min(),
+        as_authority: as_authority || (directory.is_none() && certificate.is_authority),
+        certificate,
+    })
+}
+
+fn look_at_key(path: &Path, der: &[u8]) -> Key {
+    let mode = match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Key::Missing,
+        Err(error) => return Key::Unreadable { why: error.to_string() },
+        Ok(metadata) => metadata.permissions().mode(),
+    };
+    match key_belongs(path, der) {
+        Ok(true) => Key::Belongs { mode },
+        Ok(false) => Key::Other { mode },
+        Err(error) => Key::Unreadable { why: error.to_string() },
+    }
+}
+
+/// Who vouches for `der`: one of `others`, and so on until one of `roots`.
+fn chain(der: &[u8], others: &[Vec<u8>], roots: Option<&[Vec<u8>]>) -> Chain {
+    let mut links = Vec::new();
+    let mut last = der.to_vec();
+    let is_root = |der: &Vec<u8>| roots.is_some_and(|roots| roots.contains(der));
+    while !is_root(&last) && links.len() < LINKS_MAX {
+        let above = roots.unwrap_or_default().iter().chain(others);
+        let Some(next) = above.clone().find(|one| **one != last && is_signed_by(&last, one)) else {
+            break;
+        };
+        let Ok(certificate) = Certificate::read(next) else { break };
+        links.push(Link { name: certificate.common_name, not_after: certificate.not_after });
+        last.clone_from(next);
+    }
+    Chain { links, is_trusted: roots.map(|_| is_root(&last)) }
+}
+
+fn table(facts: &Facts, faults: &[String], now: i64) -> String {
+    let certificate = &facts.certificate;
+    let identity = &certificate.identity;
+    let mut table = columns(&[]);
+    let mut row = |name: &str, value: String| {
+        table.add_row([name.to_owned(), value]);
+    };
+    let kind = if certificate.is_authority { "authority" } else { "holder" };
+    let user = identity.user.clone().unwrap_or_else(|| "nobody: it has no name".to_owned());
+    let holder = if certificate.is_authority { certificate.common_name.clone() } else { user };
+    row(kind, holder);
+    if !certificate.is_authority {
+        let powers: Vec<&str> = identity.powers.patterns().collect();
+        let any = counted(allowed_to_all().len() as u64, "method");
+        let mut lines = by_service(&allowed(powers.iter().copied()));
+        lines.push(match lines.len() {
+            0 => format!("only the {any} that any certificate may"),
+            _ => format!("and the {any} that any certificate may"),
+        });
+        row("may call", lines.join("\n"));
+        if !powers.is_empty() {
+            row("by", powers.join(", "));
+        }
+        if !identity.groups.is_empty() {
+            row("groups", identity.groups.iter().cloned().collect::<Vec<_>>().join(", "));
+        }
+        let hosts = match certificate.hosts.as_slice() {
+            [] => "none: for a person or a program, not for a daemon".to_owned(),
+            hosts => hosts.join(", "),
+        };
+        row("hosts", hosts);
+    }
+    row("valid until", until(now, certificate.not_after));
+    let links: Vec<&str> = facts.chain.links.iter().map(|link| link.name.as_str()).collect();
+    row(
+        "issued by",
+        if links.is_empty() { certificate.issuer.clone() } else { links.join(", by ") },
+    );
+    row("serial", certificate.serial.clone());
+    row("fingerprint", certificate.fingerprint.clone());
+    let mut text = format!("{}\n", table.trim_fmt());
+    for fault in faults {
+        text.push_str(&format!("WRONG: {fault}\n"));
+    }
+    text
+}
+
+/// `methods` in a line for each service.
+fn by_service(methods: &[&str]) -> Vec<String> {
+    let mut services: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (service, name) in methods.iter().filter_map(|method| method.split_once('.')) {
+        services.entry(service).or_default().push(name);
+    }
+    let all = |service: &str| allowed([format!("{service}.*")]).len();
+    let line = |(service, names): (&str, Vec<&str>)| match names.len() {
+        count if count == all(service) => format!("{service}: everything"),
+        _ => format!("{service}: {}", names.join(", ")),
+    };
+    services.into_iter().map(line).collect()
+}
+
+fn shown(facts: Facts, faults: Vec<String>, now: i64) -> Shown {
+    let certificate = facts.certificate;
+    let powers: Vec<String> = certificate.identity.powers.patterns().map(str::to_owned).collect();
+    Shown {
+        name: certificate.common_name,
+        user: certificate.identity.user,
+        is_authority: certificate.is_authority,
+        methods: allowed(powers.iter().cloned()),
+        powers,
+        groups: certificate.identity.groups.into_iter().collect(),
+        hosts: certificate.hosts,
+        not_before: certificate.not_before,
+        not_after: certificate.not_after,
+        days_left: certificate.not_after.saturating_sub(now) / 86_400,
+        issuer: certificate.issuer,
+        chain: facts.chain.links.into_iter().map(|link| link.name).collect(),
+        serial: certificate.serial,
+        fingerprint: certificate.fingerprint,
+        key: certificate.key,
+        faults,
+    }
+}

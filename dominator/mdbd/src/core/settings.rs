@@ -1,0 +1,303 @@
+//! The `[[source]]` tables of mdbd's configuration file.
+// tidy: core
+
+use core::fmt;
+use core::time::Duration;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use model::object::{Algorithm, ObjectId};
+use serde::Deserialize;
+
+use super::address::{AddressError, WebAddress};
+use super::board::Rules;
+use super::data::Format;
+use super::hosts::{HostFilter, PatternError};
+
+/// The key of the tables.
+pub const KEY: &str = "source";
+
+/// The most sources.
+const SOURCES_MAX: usize = 64;
+
+/// The longest name of a source, in bytes: it becomes the name of a file.
+const NAME_BYTES_MAX: usize = 64;
+
+/// How long a source may take if its table does not say, in seconds.
+const TIMEOUT_SECONDS: u64 = 30;
+
+/// The longest that a source may be allowed to take, in seconds.
+const TIMEOUT_SECONDS_MAX: u64 = 3_600;
+
+/// Tables that are not understood.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingsError {
+    /// There are none.
+    #[error("there is no [[source]]: say where machines come from")]
+    None,
+    /// There are too many.
+    #[error("{count} sources, of at most {SOURCES_MAX}")]
+    TooMany {
+        /// How many there are.
+        count: usize,
+    },
+    /// The key is no list of tables.
+    #[error("source must be a list of tables, each under a line [[source]]")]
+    Kind,
+    /// A table has a wrong key or value.
+    #[error("[[source]] number {number} is wrong")]
+    Table {
+        /// Which, from 1.
+        number: usize,
+        /// What is wrong.
+        source: Box<toml::de::Error>,
+    },
+    /// A name is none, or is taken.
+    #[error(
+        "[[source]] number {number}: `{name}` is no name for it: expected up to {NAME_BYTES_MAX} \
+         letters, digits, `-` and `_`, and another name for each source"
+    )]
+    Name {
+        /// Which, from 1.
+        number: usize,
+        /// The name.
+        name: String,
+    },
+    /// It does not say where from, or says it twice.
+    #[error("source {name}: expected one of file, url and command")]
+    Origin {
+        /// The source.
+        name: String,
+    },
+    /// The command has no program.
+    #[error("source {name}: command must be a list: the program and its arguments")]
+    Command {
+        /// The source.
+        name: String,
+    },
+    /// The address is none.
+    #[error("source {name}: bad url")]
+    Address {
+        /// The source.
+        name: String,
+        /// What is wrong.
+        source: AddressError,
+    },
+    /// The time is none.
+    #[error("source {name}: timeout must be 1 to {TIMEOUT_SECONDS_MAX} seconds")]
+    Timeout {
+        /// The source.
+        name: String,
+    },
+    /// A pattern is none.
+    #[error("source {name}")]
+    Pattern {
+        /// The source.
+        name: String,
+        /// What is wrong.
+        source: PatternError,
+    },
+}
+
+/// Where machines come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A file.
+    File(PathBuf),
+    /// A document on a web server.
+    Web(WebAddress),
+    /// What a program prints: the program, and its arguments.
+    Command(Vec<String>),
+}
+
+impl Origin {
+    /// What tells this origin from every other, and nothing of its secrets.
+    #[must_use]
+    pub fn identity(&self) -> ObjectId {
+        let text = match self {
+            Self::File(path) => format!("file {}", path.display()),
+            Self::Web(address) => format!("url {address} {}", address.target),
+            Self::Command(line) => format!("command {}", line.join("\n")),
+        };
+        Algorithm::Blake3.digest(text.as_bytes())
+    }
+}
+
+impl fmt::Display for Origin {
+    /// Without what may be secret: queries and arguments.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(formatter, "file {}", path.display()),
+            Self::Web(address) => write!(formatter, "url {address}"),
+            Self::Command(line) => {
+                write!(formatter, "command {}", line.first().map_or("", String::as_str))
+            }
+        }
+    }
+}
+
+/// One source.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Where its data come from.
+    pub origin: Origin,
+    /// How long that may take.
+    pub timeout: Duration,
+    /// What is made of them.
+    pub rules: Rules,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Table {
+    name: String,
+    file: Option<PathBuf>,
+    url: Option<String>,
+    command: Option<Vec<String>>,
+    #[serde(default)]
+    format: Format,
+    hosts: Option<String>,
+    exclude_hosts: Option<String>,
+    timeout: Option<u64>,
+}
+
+/// Reads what a configuration file has under [`KEY`]; gives the sources in their order, at least
+/// one.
+///
+/// # Errors
+///
+/// [`SettingsError`] names the table.
+pub fn sources(value: Option<&toml::Value>) -> Result<Vec<Source>, SettingsError> {
+    let tables = match value {
+        None => return Err(SettingsError::None),
+        Some(value) => value.as_array().ok_or(SettingsError::Kind)?,
+    };
+    match tables.len() {
+        0 => return Err(SettingsError::None),
+        count if count > SOURCES_MAX => return Err(SettingsError::TooMany { count }),
+        _ => {}
+    }
+    let mut names = BTreeSet::new();
+    let mut sources = Vec::new();
+    for (index, table) in tables.iter().enumerate() {
+        let number = index + 1;
+        let table: Table = table
+            .clone()
+            .try_into()
+            .map_err(|source| SettingsError::Table { number, source: Box::new(source) })?;
+        if !is_name(&table.name) || !names.insert(table.name.clone()) {
+            return Err(SettingsError::Name { number, name: table.name });
+        }
+        sources.push(source_of(table)?);
+    }
+    Ok(sources)
+}
+
+fn is_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(plain)
+}
+
+fn source_of(table: Table) -> Result<Source, SettingsError> {
+    let name = table.name;
+    let origin = match (table.file, table.url, table.command) {
+        (Some(path), None, None) => Origin::File(path),
+        (None, Some(url), None) => match WebAddress::parse(&url) {
+            Ok(address) => Origin::Web(address),
+            Err(source) => return Err(SettingsError::Address { name, source }),
+        },
+        (None, None, Some(line)) => match line.first() {
+            Some(program) if !program.is_empty() => Origin::Command(line),
+            _ => return Err(SettingsError::Command { name }),
+        },
+        _ => return Err(SettingsError::Origin { name }),
+    };
+    let seconds = table.timeout.unwrap_or(TIMEOUT_SECONDS);
+    if !(1..=TIMEOUT_SECONDS_MAX).contains(&seconds) {
+        return Err(SettingsError::Timeout { name });
+    }
+    let filter = HostFilter::new(table.hosts.as_deref(), table.exclude_hosts.as_deref());
+    let filter = match filter {
+        Ok(filter) => filter,
+        Err(source) => return Err(SettingsError::Pattern { name, source }),
+    };
+    let rules = Rules { name, format: table.format, filter };
+    Ok(Source { origin, timeout: Duration::from_secs(seconds), rules })
+}
+
+#[cfg(test)]
+mod tests {
+    use model::report::report;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Vec<Source>, SettingsError> {
+        let table: toml::Table = text.parse().unwrap();
+        sources(table.get(KEY))
+    }
+
+    #[test]
+    fn sources_are_read_in_their_order() {
+        let text = r#"
+            [[source]]
+            name = "inventory"
+            url = "https://inventory/machines.json?key=secret"
+            exclude-hosts = "test-.*"
+            timeout = 5
+            [[source]]
+            name = "racks"
+            command = ["/usr/bin/racks", "--password", "secret"]
+            format = "hosts"
+            [[source]]
+            name = "by-hand"
+            file = "/etc/fleet.json"
+        "#;
+        let sources = read(text).unwrap();
+        let shown: Vec<String> = sources
+            .iter()
+            .map(|source| {
+                let (rules, seconds) = (&source.rules, source.timeout.as_secs());
+                format!("{} {:?} {seconds} s: {}", rules.name, rules.format, source.origin)
+            })
+            .collect();
+        let expected = [
+            "inventory Json 5 s: url https://inventory/machines.json",
+            "racks Hosts 30 s: command /usr/bin/racks",
+            "by-hand Json 30 s: file /etc/fleet.json",
+        ];
+        assert_eq!(shown, expected);
+        let takes = |index: usize| sources[index].rules.filter.takes("test-1");
+        assert_eq!((takes(0), takes(1)), (false, true));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_table() {
+        let one = |rest: &str| format!("[[source]]\nname = \"a\"\n{rest}");
+        let table = [
+            (String::new(), "there is no [[source]]"),
+            ("source = []".to_owned(), "there is no [[source]]"),
+            ("source = 1".to_owned(), "source must be a list of tables"),
+            ("source = [1]".to_owned(), "[[source]] number 1 is wrong: "),
+            ("[[source]]\nfile = \"/a\"".to_owned(), "number 1 is wrong: missing field `name`"),
+            (one("fil = \"/a\""), "unknown field `fil`, expected one of `name`, `file`, "),
+            (one("file = \"/a\"\nformat = \"yaml\""), "unknown variant `yaml`"),
+            (one(""), "source a: expected one of file, url and command"),
+            (one("file = \"/a\"\nurl = \"http://a\""), "source a: expected one of"),
+            (one("command = []"), "source a: command must be a list: the program"),
+            (one("url = \"ftp://a\""), "source a: bad url: `ftp://a` does not begin with"),
+            (one("file = \"/a\"\ntimeout = 0"), "source a: timeout must be 1 to 3600 seconds"),
+            (one("file = \"/a\"\nhosts = \"(\""), "source a: `(` is no pattern of host names: "),
+            (format!("{0}\n{0}", one("file = \"/a\"")), "number 2: `a` is no name for it"),
+            ("[[source]]\nname = \"a/b\"\nfile = \"/a\"".to_owned(), "`a/b` is no name for it"),
+            ("[[source]]\nname = \"\"\nfile = \"/a\"".to_owned(), "number 1: `` is no name"),
+        ];
+        for (text, part) in table {
+            let error = report(&read(&text).unwrap_err());
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let one = |number| format!("[[source]]\nname = \"s{number}\"\nfile = \"/a\"\n");
+        let many: String = (0..65).map(one).collect();
+        assert_eq!(read(&many).unwrap_err().to_string(), "65 sources, of at most 64");
+    }
+}

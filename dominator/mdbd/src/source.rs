@@ -1,0 +1,101 @@
+//! Reads one source again and again, and tells what it gave.
+
+pub mod file;
+pub mod web;
+
+use std::time::Duration;
+
+use model::report::report;
+use tokio::sync::mpsc;
+
+use super::core::settings::{Origin, Source};
+use super::disk::DATA_BYTES_MAX;
+use daemon::program::{CommandError, output};
+use file::{File, FileError};
+use model::backoff::{doubled, jittered};
+use system::random::random;
+use web::WebError;
+
+/// The first pause after a failed reading, before jitter.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+
+/// What a source gave, or why it did not.
+#[derive(Debug)]
+pub struct News {
+    /// Which source, from 0.
+    pub index: usize,
+    /// The data, or an error in words.
+    pub data: Result<Vec<u8>, String>,
+}
+
+/// A source that gave nothing.
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error(transparent)]
+    File(FileError),
+    #[error(transparent)]
+    Web(WebError),
+    #[error(transparent)]
+    Command(CommandError),
+    #[error("not done within {} s", .0.as_secs())]
+    TimedOut(Duration),
+}
+
+/// Reads `source`, number `index`, every `interval`, 20 % more or less; sooner after a failure,
+/// and a file as soon as it changes. Ends when nobody takes news any more.
+pub async fn follow(index: usize, source: Source, interval: Duration, news: mpsc::Sender<News>) {
+    let mut reader = Reader::new(source.origin);
+    let mut failures = 0;
+    loop {
+        let limit = source.timeout;
+        let read = tokio::time::timeout(limit, reader.read()).await;
+        let data = read.unwrap_or(Err(ReadError::TimedOut(limit)));
+        let data = data.map_err(|error| report(&error));
+        let pause = if data.is_ok() {
+            failures = 0;
+            interval
+        } else {
+            failures += 1;
+            doubled(RETRY_FIRST, interval, failures)
+        };
+        if news.send(News { index, data }).await.is_err() {
+            return;
+        }
+        let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
+        let _due = tokio::time::timeout(jittered(pause, jitter), reader.changed()).await;
+    }
+}
+
+enum Reader {
+    File(File),
+    Web(super::core::address::WebAddress),
+    Command(Vec<String>),
+}
+
+impl Reader {
+    fn new(origin: Origin) -> Self {
+        match origin {
+            Origin::File(path) => Self::File(File::new(path)),
+            Origin::Web(address) => Self::Web(address),
+            Origin::Command(line) => Self::Command(line),
+        }
+    }
+
+    async fn read(&mut self) -> Result<Vec<u8>, ReadError> {
+        match self {
+            Self::File(file) => file.read().await.map_err(ReadError::File),
+            Self::Web(address) => web::get(address).await.map_err(ReadError::Web),
+            Self::Command(line) => {
+                output(line, b"", DATA_BYTES_MAX).await.map_err(ReadError::Command)
+            }
+        }
+    }
+
+    /// Returns when it is known that there is something else to read; for most never.
+    async fn changed(&self) {
+        match self {
+            Self::File(file) => file.changed().await,
+            Self::Web(_) | Self::Command(_) => std::future::pending().await,
+        }
+    }
+}

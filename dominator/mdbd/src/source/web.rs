@@ -1,0 +1,229 @@
+//! Gets a document from a foreign web server: HTTP/1.1, with TLS where the address says so.
+//!
+//! Servers are verified by the authorities that the system trusts. Calls between daemons do not go
+//! this way: they are `rpc`.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{ACCEPT, HOST, LOCATION, TRANSFER_ENCODING, USER_AGENT};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::core::address::{AddressError, WebAddress};
+use crate::disk::DATA_BYTES_MAX;
+
+/// How many redirections are followed.
+const REDIRECTIONS_MAX: usize = 5;
+
+/// The most bytes of the head of a response.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// A document that was not got.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WebError {
+    /// The server cannot be reached.
+    #[error("cannot connect to {address}")]
+    Connect {
+        /// What was asked for.
+        address: String,
+        /// What the kernel or the resolver said.
+        source: io::Error,
+    },
+    /// The authorities that the system trusts cannot be used.
+    #[error("cannot read the certificates of the authorities that this system trusts: {why}")]
+    Authorities {
+        /// Why.
+        why: String,
+    },
+    /// The server does not prove to be the one that was asked for.
+    #[error("no TLS with {address}")]
+    Tls {
+        /// What was asked for.
+        address: String,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// The connection broke, or what came over it is no HTTP.
+    #[error("{address} gave no whole answer")]
+    Lost {
+        /// What was asked for.
+        address: String,
+        /// What is wrong.
+        source: hyper::Error,
+    },
+    /// The address cannot be asked for.
+    #[error("{address} cannot be asked for")]
+    Request {
+        /// What was asked for.
+        address: String,
+        /// What is wrong.
+        source: hyper::http::Error,
+    },
+    /// The server has no such document, or does not give it.
+    #[error("{address} answers {status}")]
+    Status {
+        /// What was asked for.
+        address: String,
+        /// What it answered.
+        status: StatusCode,
+    },
+    /// The server sends us elsewhere.
+    #[error("{address} leads where we do not follow")]
+    Redirection {
+        /// What was asked for.
+        address: String,
+        /// Why not.
+        source: AddressError,
+    },
+    /// The server sends us on and on.
+    #[error("{address} leads to more than {REDIRECTIONS_MAX} other addresses")]
+    Redirections {
+        /// What was asked for first.
+        address: String,
+    },
+    /// Nobody could tell if the document were cut.
+    #[error("{address} gives a document without saying how long it is")]
+    Endless {
+        /// What was asked for.
+        address: String,
+    },
+    /// The document is too long.
+    #[error("{address} has more than {DATA_BYTES_MAX} bytes")]
+    TooLarge {
+        /// What was asked for.
+        address: String,
+    },
+}
+
+/// What a server answers.
+enum Answer {
+    Document(Vec<u8>),
+    Elsewhere(WebAddress),
+}
+
+/// The document at `address`.
+///
+/// # Errors
+///
+/// [`WebError`].
+pub async fn get(address: &WebAddress) -> Result<Vec<u8>, WebError> {
+    let mut at = address.clone();
+    for _ in 0..=REDIRECTIONS_MAX {
+        match ask(&at).await? {
+            Answer::Document(bytes) => return Ok(bytes),
+            Answer::Elsewhere(there) => at = there,
+        }
+    }
+    Err(WebError::Redirections { address: address.to_string() })
+}
+
+async fn ask(at: &WebAddress) -> Result<Answer, WebError> {
+    let stream = connect(at).await;
+    let stream = stream.map_err(|source| WebError::Connect { address: at.to_string(), source })?;
+    if !at.secure {
+        return exchange(at, stream).await;
+    }
+    let tls = |source| WebError::Tls { address: at.to_string(), source };
+    let name = ServerName::try_from(at.peer.host.clone())
+        .map_err(|error| tls(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
+    let connector = TlsConnector::from(Arc::new(trust().await?));
+    exchange(at, connector.connect(name, stream).await.map_err(tls)?).await
+}
+
+async fn connect(at: &WebAddress) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((at.peer.host.as_str(), at.peer.port)).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// What the system trusts now. It is read each time, so that a new authority needs no restart.
+async fn trust() -> Result<ClientConfig, WebError> {
+    let authorities = |why: String| WebError::Authorities { why };
+    let found = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await;
+    let found = found.map_err(|error| authorities(error.to_string()))?;
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    if added == 0 {
+        let why: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
+        let why = if why.is_empty() { "there are none".to_owned() } else { why.join("; ") };
+        return Err(authorities(why));
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| authorities(error.to_string()))?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+async fn exchange(
+    at: &WebAddress,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+) -> Result<Answer, WebError> {
+    let lost = |source| WebError::Lost { address: at.to_string(), source };
+    let request = Request::get(at.target.as_str())
+        .header(HOST, at.host())
+        .header(USER_AGENT, concat!("mdbd/", env!("CARGO_PKG_VERSION")))
+        .header(ACCEPT, "application/json, text/plain, */*;q=0.1")
+        .body(Empty::<Bytes>::new())
+        .map_err(|source| WebError::Request { address: at.to_string(), source })?;
+    let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+        .max_buf_size(HEAD_BYTES_MAX)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(lost)?;
+    let answer = async {
+        let response = sender.send_request(request).await.map_err(lost)?;
+        accept(at, response).await
+    };
+    // The connection makes the answer come; it may end first, when all has come.
+    match select(std::pin::pin!(answer), std::pin::pin!(connection)).await {
+        Either::Left((answer, _)) => answer,
+        Either::Right((_, answer)) => answer.await,
+    }
+}
+
+async fn accept(at: &WebAddress, response: Response<Incoming>) -> Result<Answer, WebError> {
+    let address = || at.to_string();
+    let status = response.status();
+    let location = response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
+    if matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+        && let Some(location) = location
+    {
+        let there = at.follow(location);
+        let refused = |source| WebError::Redirection { address: address(), source };
+        return there.map(Answer::Elsewhere).map_err(refused);
+    }
+    if status != StatusCode::OK {
+        return Err(WebError::Status { address: address(), status });
+    }
+    let is_chunked = response.headers().contains_key(TRANSFER_ENCODING);
+    let mut body = response.into_body();
+    if body.size_hint().exact().is_none() && !is_chunked {
+        return Err(WebError::Endless { address: address() });
+    }
+    let claimed = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    let mut bytes = Vec::new();
+    if claimed > DATA_BYTES_MAX {
+        return Err(WebError::TooLarge { address: address() });
+    }
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|source| WebError::Lost { address: address(), source })?;
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > DATA_BYTES_MAX {
+            return Err(WebError::TooLarge { address: address() });
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Answer::Document(bytes))
+}

@@ -1,7 +1,0 @@
-//! `dominator`: keeps every machine of a fleet equal to its image.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    dominator::command::dominator()
-}

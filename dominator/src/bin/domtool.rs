@@ -1,7 +1,0 @@
-//! `domtool`: asks the dominator what the machines are doing, and gives it orders.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    dominator::command::domtool()
-}

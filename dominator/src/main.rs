@@ -1,0 +1,7 @@
+//! `dominator`: keeps every machine of a fleet equal to its image.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    dominator::command::main()
+}

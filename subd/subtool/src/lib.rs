@@ -1,0 +1,248 @@
+//! `subtool`: looks at one machine and brings it up to date by hand, with no dominator.
+//!
+//! Data goes to stdout, talk to stderr.
+
+pub mod error;
+pub mod facts;
+pub mod file;
+pub mod machine;
+pub mod push;
+mod run;
+pub mod talk;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use api::subd::Limits;
+use clap::{Args, Parser, Subcommand};
+use daemon::{EXIT_FAILED, SecurityArgs, config, exit};
+use model::image::ImageName;
+use model::path::TreePath;
+use model::report::report;
+use model::when::written;
+use tool::Format;
+use tool::documents::{self, Documents};
+
+/// Looks at one machine and brings it up to date by hand, with no dominator.
+#[derive(Debug, Parser)]
+#[command(
+    name = "subtool",
+    version,
+    after_help = "Examples:\n  \
+        subtool --subd web1 poll\n  \
+        subtool --subd web1 pause --for 2h --reason 'database migration'\n  \
+        subtool --subd web1 --imageserver images show-update base/debian-12\n  \
+        subtool --subd web1 --imageserver images push-image base/debian-12\n\n\
+        Defaults for --subd, --imageserver, --tls and others may stand in\n\
+        ~/.config/dominator/config.toml.\n\n\
+        Exit codes: 0 done, 1 failed, 2 misuse, 3 done but for triggers or the health check;\n\
+        of show-update: 0 the machine equals the image, 3 it differs."
+)]
+pub struct Arguments {
+    /// The machine, as HOST or HOST:PORT of its subd
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "DOMINATOR_SUBD",
+        default_value = "localhost:6969",
+        global = true
+    )]
+    subd: String,
+
+    /// The imageserver, as HOST or HOST:PORT: for what needs an image
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "DOMINATOR_IMAGESERVER",
+        default_value = "localhost:6971",
+        global = true
+    )]
+    imageserver: String,
+
+    /// How to print data
+    #[arg(long, value_enum, default_value_t = Format::Table, global = true)]
+    format: Format,
+
+    /// How long to wait for what takes its time, such as 90s, 15m or 2h
+    #[arg(long, value_name = "DURATION", default_value = "1h", global = true)]
+    #[arg(value_parser = written::duration)]
+    timeout: Duration,
+
+    #[command(flatten)]
+    security: SecurityArgs,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what the machine reports
+    #[command(after_help = "Example: subtool --subd web1 poll --format json")]
+    Poll {
+        /// Wait until there is news first, for up to two minutes
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Scan now, without the usual limits, and wait for the end
+    ///
+    /// A metadata pass is always made: it finds all that moved a time stamp.
+    Scan {
+        /// Hash every file too, through the page cache
+        #[arg(long)]
+        content: bool,
+        /// Hash every file as the medium has it, around the page cache
+        #[arg(long)]
+        media: bool,
+    },
+    /// Print the scanned tree, one line for each path
+    ///
+    /// The lines are those of imagetool show, so that the two can be compared with diff.
+    Show,
+    /// Show how the machine scans and what limits it was given
+    GetConfig,
+    /// Limit what subd takes of the machine, until told otherwise
+    ///
+    /// The machine's own configuration is a ceiling: over the wire limits can only be lowered, and
+    /// a higher one changes nothing. What is not named stays as it is.
+    #[command(after_help = "Example: subtool --subd web1 set-config --scan-percent 1")]
+    SetConfig(LimitArgs),
+    /// Refuse every update until a time, also over restarts of subd
+    ///
+    /// It works with the dominator down, and whatever the dominator wants. An update that has
+    /// begun is finished. A pause lasts at most 30 days; it replaces an earlier one.
+    #[command(after_help = "Examples:\n  subtool --subd web1 pause --for 2h \
+        --reason 'disk swap'\n  \
+        subtool --subd web1 pause --until 18:30 --reason 'release in progress'")]
+    Pause(PauseArgs),
+    /// End a pause
+    Resume,
+    /// Show what an update to an image would change, and why; nothing is changed
+    ///
+    /// Exits with 0 if the machine equals the image, and with 3 if it differs.
+    ShowUpdate {
+        /// The image
+        image: ImageName,
+        /// Tell the machine to scan as the image asks, if it does not
+        #[arg(long)]
+        rescan: bool,
+    },
+    /// Update the machine to an image: the whole cycle of a dominator, once
+    ///
+    /// If a dominator looks after the machine, it takes it back to the image of its database.
+    PushImage {
+        /// The image
+        image: ImageName,
+        /// Go on although the update removes half of the machine, or subd, init or the kernel
+        #[arg(long)]
+        force_unsafe: bool,
+        /// Do work of high impact without asking the machine's disruption command
+        #[arg(long)]
+        force_disruption: bool,
+        /// Object server as the machine reaches it, instead of the imageserver; may be repeated
+        #[arg(long, value_name = "ADDR")]
+        source: Vec<String>,
+    },
+    /// Copy a regular file of the machine
+    GetFile {
+        /// Its path on the machine
+        path: TreePath,
+        /// Where to put it; without it, it is printed
+        file: Option<PathBuf>,
+    },
+    /// Remove objects that nobody needs from the machine's cache
+    ///
+    /// Those that the machine's image has are kept, for a repair that is on its way.
+    Cleanup {
+        /// Remove all
+        #[arg(long)]
+        all: bool,
+    },
+    /// Wait until the machine was updated to an image, and that is verified
+    #[command(after_help = "Example: subtool --subd web1 wait-for-image base/1 --timeout 10m")]
+    WaitForImage {
+        /// The image
+        image: ImageName,
+    },
+    /// Run the health check of the machine's image now; nothing is undone if it fails
+    CheckHealth,
+    #[command(flatten)]
+    Documents(Documents),
+}
+
+/// What a machine may be limited to.
+#[derive(Clone, Copy, Debug, Args)]
+#[group(required = true, multiple = true)]
+struct LimitArgs {
+    /// Of one core, for the content and media passes
+    #[arg(long, value_name = "1-100", value_parser = clap::value_parser!(u8).range(1..=100))]
+    cpu_percent: Option<u8>,
+    /// Of the device's speed, for reading it
+    #[arg(long, value_name = "1-100", value_parser = clap::value_parser!(u8).range(1..=100))]
+    scan_percent: Option<u8>,
+    /// Of the device's speed, for writing what is fetched
+    #[arg(long, value_name = "1-100", value_parser = clap::value_parser!(u8).range(1..=100))]
+    write_percent: Option<u8>,
+    /// Of the network's speed, for fetching
+    #[arg(long, value_name = "1-100", value_parser = clap::value_parser!(u8).range(1..=100))]
+    network_percent: Option<u8>,
+    /// Forget all limits that were given over the wire first
+    #[arg(long)]
+    reset: bool,
+}
+
+impl LimitArgs {
+    /// The limits that are in force after `old`.
+    fn after(self, old: Limits) -> Limits {
+        let old = if self.reset { Limits::default() } else { old };
+        Limits {
+            cpu_percent: self.cpu_percent.or(old.cpu_percent),
+            scan_percent: self.scan_percent.or(old.scan_percent),
+            write_percent: self.write_percent.or(old.write_percent),
+            network_percent: self.network_percent.or(old.network_percent),
+        }
+    }
+}
+
+/// Until when, and why.
+#[derive(Clone, Debug, Args)]
+struct PauseArgs {
+    #[command(flatten)]
+    end: PauseEnd,
+    /// Why: it is shown to everyone who looks
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+}
+
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+struct PauseEnd {
+    /// Until when: 18:30, 2030-01-31T18:30 or 2030-01-31T18:30:00Z
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// For how long, by the machine's clock: 90s, 15m, 2h or 3d
+    #[arg(long = "for", value_name = "DURATION", value_parser = written::duration)]
+    lasting: Option<Duration>,
+}
+
+/// Runs the program, with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let arguments: Arguments = config::parse_tool();
+    if let Command::Documents(documents) = &arguments.command {
+        return documents::run::<Arguments>(documents);
+    }
+    let security = match arguments.security.of_tool("subtool") {
+        Ok(security) => security,
+        Err(error) => return error.exit(),
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return exit(EXIT_FAILED, &format!("cannot start: {error}"), &[]),
+    };
+    match runtime.block_on(run::run(&arguments, &security)) {
+        Ok(output) => output.print(),
+        Err(error) => exit(error.exit_code(), &report(&error), &error.hints()),
+    }
+}

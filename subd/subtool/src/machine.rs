@@ -1,0 +1,214 @@
+//! One machine, as subtool sees it: asked, waited for, compared with an image.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::method::Method;
+use api::planning::{PlanJob, PlanKey, Planned};
+use api::subd::{Poll, PollReply, PollRequest, SetConfiguration};
+use api::subd::{ScanReport, SetConfigurationRequest};
+use model::filter::Patterns;
+use model::image::required::RequiredImage;
+use model::scope::Scope;
+use model::tree::Tree;
+use rpc::client::{CallError, Client};
+use rpc::trees::{ReadError, Reader};
+use tokio::time::Instant;
+
+use super::error::ToolError;
+
+/// How long the machine may take to accept a call.
+const ACCEPT_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long one wait for news lasts.
+const NEWS_WAIT: Duration = Duration::from_secs(5);
+
+/// How long to wait before an unreachable machine is asked again.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often a tree that changes while it is read is read again.
+const READS_MAX: usize = 10;
+
+/// A machine.
+#[derive(Debug)]
+pub struct Machine {
+    client: Client,
+    reader: Arc<Reader>,
+    deadline: Instant,
+    patience: Duration,
+}
+
+/// What a machine differs in from an image.
+#[derive(Debug)]
+pub struct Comparison {
+    /// The report that the plan is based on; it has a scan.
+    pub reply: PollReply,
+    /// That scan.
+    pub scan: Arc<ScanReport>,
+    /// The plan.
+    pub planned: Planned,
+}
+
+impl Machine {
+    /// The machine behind `client`; nothing is waited for longer than `patience` from now.
+    #[must_use]
+    pub fn new(client: Client, reader: Arc<Reader>, patience: Duration) -> Self {
+        Self { client, reader, deadline: Instant::now() + patience, patience }
+    }
+
+    /// What calls it.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Asks for something that is answered at once.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn call<M: Method>(&self, request: &M::Request) -> Result<M::Reply, CallError> {
+        self.client.call_within::<M>(request, ACCEPT_LIMIT).await
+    }
+
+    /// Its whole report.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn poll(&self) -> Result<PollReply, CallError> {
+        self.call::<Poll>(&PollRequest::default()).await
+    }
+
+    /// Its whole report, when there is news since `reply`, or after `wait`.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn news(&self, reply: &PollReply, wait: Duration) -> Result<PollReply, CallError> {
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        self.call::<Poll>(&PollRequest { have: Some(reply.version), wait_ms }).await?;
+        self.poll().await
+    }
+
+    /// The error of waiting for `what` too long.
+    #[must_use]
+    pub fn too_long(&self, what: &str) -> ToolError {
+        ToolError::TooLong { seconds: self.patience.as_secs(), what: what.to_owned() }
+    }
+
+    /// True if there is no time left.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+
+    /// Waits until the report is `enough`, looking at each with `look`. A machine that is not
+    /// there is waited for too: it may be restarting.
+    ///
+    /// # Errors
+    ///
+    /// [`ToolError::TooLong`] names `what`; the last error if the machine was not there.
+    pub async fn wait_until(
+        &self,
+        what: &str,
+        mut look: impl FnMut(&PollReply),
+        enough: impl Fn(&PollReply) -> bool,
+    ) -> Result<PollReply, ToolError> {
+        let mut last: Option<PollReply> = None;
+        loop {
+            let asked = match &last {
+                None => self.poll().await,
+                Some(reply) => self.news(reply, NEWS_WAIT).await,
+            };
+            match asked {
+                Ok(reply) => {
+                    look(&reply);
+                    if enough(&reply) {
+                        return Ok(reply);
+                    }
+                    last = Some(reply);
+                }
+                Err(
+                    error @ (CallError::Connect { .. }
+                    | CallError::Lost { .. }
+                    | CallError::TimedOut { .. }),
+                ) => {
+                    if self.is_late() {
+                        return Err(error.into());
+                    }
+                    last = None;
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+            if self.is_late() {
+                return Err(self.too_long(what));
+            }
+        }
+    }
+
+    /// The tree that it scanned, and the report that told of it.
+    ///
+    /// # Errors
+    ///
+    /// [`ToolError`].
+    pub async fn tree(&self) -> Result<(PollReply, Arc<ScanReport>, Tree), ToolError> {
+        let what = "the first scan is not complete";
+        for _ in 0..READS_MAX {
+            let reply = self.wait_until(what, |_| (), |reply| reply.scan.is_some()).await?;
+            let scan = Arc::new(reply.scan.clone().expect("it was waited for"));
+            match self.reader.from_sub(&self.client, scan.root).await {
+                Ok(tree) => return Ok((reply, scan, tree)),
+                Err(ReadError::Changed) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(ReadError::Changed.into())
+    }
+
+    /// True if the machine that gave `reply` scans as `image` asks.
+    ///
+    /// # Errors
+    ///
+    /// [`ToolError::Exclusions`].
+    pub fn scans_for(image: &RequiredImage, reply: &PollReply) -> Result<bool, ToolError> {
+        let exclusions = Patterns::new(&reply.exclusions)?;
+        Ok(reply.scope == Scope::of(&image.scan, exclusions.lines()))
+    }
+
+    /// Tells the machine to scan as `image` asks.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`].
+    pub async fn scan_for(&self, image: &RequiredImage) -> Result<(), CallError> {
+        let scan = Some(image.scan.clone());
+        let request = SetConfigurationRequest { scan, limits: None };
+        self.call::<SetConfiguration>(&request).await.map(|_| ())
+    }
+
+    /// Plans what makes it equal to `image`; `None` if it does not scan as the image asks.
+    ///
+    /// # Errors
+    ///
+    /// [`ToolError`].
+    pub async fn compare(
+        &self,
+        image: &Arc<RequiredImage>,
+    ) -> Result<Option<Comparison>, ToolError> {
+        let (reply, scan, tree) = self.tree().await?;
+        if !Self::scans_for(image, &reply)? {
+            return Ok(None);
+        }
+        let job = PlanJob {
+            key: PlanKey { image: image.digest, scan: 0 },
+            tree,
+            scan: Arc::clone(&scan),
+            exclusions: Patterns::new(&reply.exclusions)?,
+            image: Arc::clone(image),
+        };
+        let planned = self.reader.compute(move || job.run()).await??;
+        Ok(Some(Comparison { reply, scan, planned }))
+    }
+}

@@ -1,0 +1,7 @@
+//! `subtool`: see [`subtool`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    subtool::main()
+}

@@ -1,0 +1,344 @@
+//! `push-image`: the whole cycle of an update, without a dominator.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::Arc;
+
+use api::fault::FaultCode;
+use api::object_server::IDS_MAX;
+use api::subd::{
+    Activity, Cleanup, CleanupRequest, Commit, CommitRequest, Expects, Fetch, FetchObject,
+    FetchRequest, Health, LastUpdate, OfferImage, OfferImageRequest, Outcome, PollReply, Prepare,
+    PrepareRequest, TriggerFailure,
+};
+use model::image::ImageName;
+use model::image::required::RequiredImage;
+use model::object::ObjectId;
+use model::plan::Plan;
+use model::words::{counted, size};
+use rpc::client::CallError;
+use serde::Serialize;
+
+use super::error::ToolError;
+use super::facts::cached;
+use super::machine::{Comparison, Machine};
+use super::talk::Talk;
+
+/// How long a staged update waits for its Commit, in seconds.
+const EXPIRES_SECONDS: u32 = 300;
+
+/// How many updates are made before the machine is said not to converge.
+const ROUNDS_MAX: u32 = 5;
+
+/// How many paths an error names.
+const PATHS_NAMED: usize = 3;
+
+/// What the operator ordered.
+#[derive(Debug)]
+pub struct Order {
+    /// The image.
+    pub image: Arc<RequiredImage>,
+    /// `host:port` of object servers, as the machine reaches them.
+    pub sources: Vec<String>,
+    /// Update even if that is unsafe.
+    pub force_unsafe: bool,
+    /// Do not ask the machine's disruption command.
+    pub force_disruption: bool,
+}
+
+/// What was done.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// The image that the machine has now.
+    pub image: Option<ImageName>,
+    /// How many updates were made; none if there was nothing to do.
+    pub updates: u32,
+    /// Operations of their plans.
+    pub operations: u64,
+    /// Objects that were fetched.
+    pub fetched_objects: u64,
+    /// Bytes that were fetched.
+    pub fetched_bytes: u64,
+    /// Objects that were on the machine in another file.
+    pub reused_objects: u64,
+    /// How long the tree was neither old nor new, in nanoseconds.
+    pub window_ns: u64,
+    /// Triggers that failed.
+    pub trigger_failures: Vec<TriggerFailure>,
+    /// How the health check ended, if there was one.
+    pub health: Option<Health>,
+}
+
+impl Report {
+    /// True if nothing but the tree went well.
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        !self.trigger_failures.is_empty() || matches!(self.health, Some(Health::Failed(_)))
+    }
+}
+
+/// What to do after a call.
+enum Next {
+    GoOn,
+    /// The machine has changed meanwhile: look again.
+    LookAgain,
+}
+
+/// Makes the machine equal to the image of `order`.
+///
+/// # Errors
+///
+/// [`ToolError`]; an update that was committed is finished by the machine all the same.
+pub async fn push(machine: &Machine, order: &Order, talk: &mut Talk) -> Result<Report, ToolError> {
+    let mut report = Report::default();
+    loop {
+        if machine.is_late() {
+            return Err(machine.too_long("the machine keeps changing"));
+        }
+        wait_for_others(machine, talk).await?;
+        let Some(comparison) = machine.compare(&order.image).await? else {
+            talk.stage("The machine is told to scan as the image asks.");
+            machine.scan_for(&order.image).await?;
+            continue;
+        };
+        let plan = Arc::clone(&comparison.planned.plan);
+        let is_known = comparison.reply.last_image.as_ref() == Some(order.image.name());
+        if plan.is_empty() && is_known {
+            report.image = Some(order.image.name().clone());
+            clean(machine, &comparison.reply).await?;
+            return Ok(report);
+        }
+        refuse(order, &comparison)?;
+        if report.updates == ROUNDS_MAX {
+            let paths = named(&plan);
+            return Err(ToolError::NotConverging { rounds: ROUNDS_MAX, paths });
+        }
+        if let Next::LookAgain = fetch(machine, order, &comparison, &mut report, talk).await? {
+            continue;
+        }
+        let last = match carry_out(machine, order, &comparison, talk).await? {
+            Some(last) => last,
+            None => continue,
+        };
+        report.updates += 1;
+        report.operations += u64::from(last.operations);
+        report.window_ns += last.window_ns;
+        report.trigger_failures = last.trigger_failures;
+        report.health = last.health;
+    }
+}
+
+/// Refuses what must not be carried out.
+fn refuse(order: &Order, comparison: &Comparison) -> Result<(), ToolError> {
+    let planned = &comparison.planned;
+    if !planned.plan.blocked.is_empty() {
+        let blocked = planned.plan.blocked.iter().take(PATHS_NAMED);
+        let mut texts: Vec<String> =
+            blocked.map(|blocked| format!("{}: {}", blocked.path, blocked.why)).collect();
+        let more = planned.plan.blocked.len() - texts.len();
+        if more > 0 {
+            texts.push(format!("and {more} more"));
+        }
+        return Err(ToolError::Blocked(texts));
+    }
+    if !planned.dangers.is_empty() && !order.force_unsafe {
+        return Err(ToolError::Unsafe(planned.dangers.clone()));
+    }
+    Ok(())
+}
+
+/// Waits until nobody else changes the machine.
+async fn wait_for_others(machine: &Machine, talk: &mut Talk) -> Result<(), ToolError> {
+    let is_free =
+        |reply: &PollReply| matches!(reply.activity, Activity::Idle | Activity::Prepared { .. });
+    let look = |reply: &PollReply| {
+        if !is_free(reply) {
+            talk.stage("The machine is busy with another update; waiting for its end.");
+        }
+    };
+    machine.wait_until("another update or fetch is under way", look, is_free).await?;
+    Ok(())
+}
+
+/// Lets the machine get the objects that it lacks.
+async fn fetch(
+    machine: &Machine,
+    order: &Order,
+    comparison: &Comparison,
+    report: &mut Report,
+    talk: &mut Talk,
+) -> Result<Next, ToolError> {
+    let have: BTreeSet<ObjectId> = cached(&comparison.reply).iter().copied().collect();
+    let missing: Vec<FetchObject> = comparison
+        .planned
+        .needs
+        .iter()
+        .filter(|(id, _)| !have.contains(id))
+        .map(|(id, need)| FetchObject { id: *id, size_bytes: need.size_bytes })
+        .collect();
+    let total: u64 = missing.iter().map(|object| object.size_bytes).sum();
+    if !missing.is_empty() {
+        let objects = counted(missing.len() as u64, "object");
+        talk.stage(&format!("Fetching {objects} ({}).", size(total)));
+    }
+    for batch in missing.chunks(IDS_MAX) {
+        let fetch_id = new_id();
+        let sources = order.sources.clone();
+        let request = FetchRequest { fetch_id, sources, objects: batch.to_vec(), ahead: false };
+        if let Next::LookAgain = accepted(machine.call::<Fetch>(&request).await)? {
+            return Ok(Next::LookAgain);
+        }
+        let look = |reply: &PollReply| {
+            if let Activity::Fetching { objects, bytes, .. } = reply.activity {
+                talk.progress(&format!("{objects} of {} ({})", batch.len(), size(bytes)));
+            }
+        };
+        let instance = comparison.reply.version.instance;
+        let is_over = |reply: &PollReply| {
+            // A machine that was restarted has forgotten the fetch.
+            reply.version.instance != instance
+                || reply.last_fetch.as_ref().is_some_and(|last| last.fetch_id == fetch_id)
+        };
+        let reply = machine.wait_until("the objects have not all arrived", look, is_over).await?;
+        let Some(last) = reply.last_fetch.filter(|last| last.fetch_id == fetch_id) else {
+            return Ok(Next::LookAgain);
+        };
+        for complaint in &last.complaints {
+            talk.stage(&format!("warning: source {}: {}", complaint.source, complaint.text));
+        }
+        report.fetched_objects += last.objects;
+        report.fetched_bytes += last.bytes;
+        report.reused_objects += last.reused;
+        if let Some(error) = last.error {
+            return Err(ToolError::Fetch(error));
+        }
+    }
+    Ok(Next::GoOn)
+}
+
+/// Prepares and commits; the update as it ended, or `None` if the machine has changed before.
+async fn carry_out(
+    machine: &Machine,
+    order: &Order,
+    comparison: &Comparison,
+    talk: &mut Talk,
+) -> Result<Option<LastUpdate>, ToolError> {
+    let update_id = new_id();
+    let content = &order.image.content;
+    let plan = Plan::clone(&comparison.planned.plan);
+    let changes = match plan.operations.len() as u64 {
+        0 => "no change but the name of the image and its triggers".to_owned(),
+        count => counted(count, "change"),
+    };
+    if !order.image.signatures.is_empty() {
+        let request = OfferImageRequest {
+            content: content.clone(),
+            signatures: order.image.signatures.clone(),
+            sources: order.sources.clone(),
+        };
+        match machine.call::<OfferImage>(&request).await {
+            // One that does not know the call takes images that nobody has signed.
+            Err(error) if error.code() == Some(FaultCode::NoMethod) => {}
+            other => {
+                if let Next::LookAgain = accepted(other)? {
+                    return Ok(None);
+                }
+            }
+        }
+    }
+    talk.stage(&format!("Staging {changes}."));
+    let request = PrepareRequest {
+        update_id,
+        expects: Expects {
+            instance: comparison.reply.version.instance,
+            root: comparison.scan.root,
+            scope: comparison.scan.scope,
+        },
+        image: order.image.name().clone(),
+        image_digest: order.image.digest,
+        plan,
+        triggers: content.triggers.clone(),
+        health_check: content.health_check.clone(),
+        force_disruption: order.force_disruption,
+        expires_seconds: EXPIRES_SECONDS,
+    };
+    if let Next::LookAgain = accepted(machine.call::<Prepare>(&request).await)? {
+        return Ok(None);
+    }
+    let ended =
+        |reply: &PollReply| reply.last_update.clone().filter(|last| last.update_id == update_id);
+    let instance = comparison.reply.version.instance;
+    let is_staged = |reply: &PollReply| {
+        reply.version.instance != instance
+            || reply.activity == Activity::Prepared { update_id }
+            || ended(reply).is_some()
+    };
+    let reply = machine.wait_until("the update is not staged", |_| (), is_staged).await?;
+    if reply.version.instance != instance {
+        return Ok(None);
+    }
+    if let Some(last) = ended(&reply) {
+        return Err(ToolError::Update(last.outcome));
+    }
+    talk.stage("Updating.");
+    let commit = machine.call::<Commit>(&CommitRequest { update_id }).await;
+    match commit {
+        // Whether it was heard is told by what the machine does.
+        Err(CallError::Lost { .. } | CallError::TimedOut { .. }) => {}
+        other => {
+            if let Next::LookAgain = accepted(other)? {
+                return Ok(None);
+            }
+        }
+    }
+    let look = |reply: &PollReply| match ended(reply) {
+        Some(last) if last.awaits_boot => talk.stage("Waiting for the machine to boot."),
+        Some(_) => talk.stage("Verifying."),
+        None => {}
+    };
+    let is_over = |reply: &PollReply| {
+        let is_complete = |last: LastUpdate| {
+            last.outcome != Outcome::Done
+                || (last.verified_generation.is_some() && !last.awaits_boot)
+        };
+        reply.activity == Activity::Idle && ended(reply).is_some_and(is_complete)
+    };
+    let reply = machine.wait_until("the update has not ended", look, is_over).await?;
+    let last = ended(&reply).expect("it was waited for");
+    match last.outcome {
+        Outcome::Done => Ok(Some(last)),
+        outcome => Err(ToolError::Update(outcome)),
+    }
+}
+
+/// Takes what is cached out of the cache: the machine has its image, so it needs none of it.
+async fn clean(machine: &Machine, reply: &PollReply) -> Result<(), ToolError> {
+    for batch in cached(reply).chunks(IDS_MAX) {
+        machine.call::<Cleanup>(&CleanupRequest { objects: batch.to_vec() }).await?;
+    }
+    Ok(())
+}
+
+/// What a refusal means for the cycle.
+fn accepted<T>(result: Result<T, CallError>) -> Result<Next, ToolError> {
+    match result {
+        Ok(_) => Ok(Next::GoOn),
+        Err(error) => match error.code() {
+            Some(FaultCode::Stale | FaultCode::Busy) => Ok(Next::LookAgain),
+            _ => Err(error.into()),
+        },
+    }
+}
+
+/// The first paths of a plan.
+fn named(plan: &Plan) -> String {
+    let paths: Vec<String> =
+        plan.operations.iter().take(PATHS_NAMED).map(|one| one.path.to_string()).collect();
+    let dots = if plan.operations.len() > PATHS_NAMED { " ..." } else { "" };
+    format!("{}{dots}", paths.join(", "))
+}
+
+/// A number that no other order has. The standard library seeds its hash maps from the kernel.
+fn new_id() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,326 @@
+//! Each command of subtool.
+
+use rpc::tls::Security;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::object_server::IDS_MAX;
+use api::planning::preview::{Former, Preview};
+use api::subd::{
+    CheckHealth, Cleanup, CleanupRequest, GetConfiguration, Health, POLL_WAIT_MS_MAX, Pause,
+    Paused, Poll, PollRequest, Resume, ScanNow, ScanNowRequest, SetConfiguration,
+    SetConfigurationRequest,
+};
+use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD_PORT};
+use model::image::ImageName;
+use model::image::required::RequiredImage;
+use model::object::ObjectId;
+use model::report::report;
+use model::tree::text::to_text;
+use model::tree::{Leaf, Node};
+use model::when::written;
+use model::words::{counted, size};
+use rpc::client::{Client, Peer};
+use rpc::trees::Reader;
+use serde::Serialize;
+use tool::{EXIT_DIFFERENT, Format, Output, json};
+
+use super::error::ToolError;
+use super::facts::{self, Facts, cached, of_configuration, of_poll};
+use super::machine::Machine;
+use super::push::{Order, Report, push};
+use super::talk::Talk;
+use super::{Arguments, Command, LimitArgs, PauseArgs, file};
+
+/// How often counters are looked at, which are no news by themselves.
+const COUNTER_LOOK: Duration = Duration::from_millis(200);
+
+/// What the commands work with.
+struct Session<'a> {
+    arguments: &'a Arguments,
+    machine: Machine,
+    reader: Arc<Reader>,
+    images: Client,
+}
+
+/// Carries the command out.
+pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Output, ToolError> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let reader = Arc::new(Reader::new(processors));
+    let client = Client::new(Peer::parse(&arguments.subd, SUBD_PORT)?, security);
+    let images = Client::new(Peer::parse(&arguments.imageserver, IMAGESERVER_PORT)?, security);
+    let machine = Machine::new(client, Arc::clone(&reader), arguments.timeout);
+    let session = Session { arguments, machine, reader, images };
+    let mut talk = Talk::default();
+    match &arguments.command {
+        Command::Poll { wait } => session.poll(*wait).await,
+        Command::Scan { content, media } => session.scan(*content, *media, &mut talk).await,
+        Command::Show => session.show().await,
+        Command::GetConfig => session.get_config().await,
+        Command::SetConfig(limits) => session.set_config(*limits).await,
+        Command::Pause(pause) => session.pause(pause).await,
+        Command::Resume => {
+            let done = session.machine.call::<Resume>(&()).await?;
+            eprintln!("Updates go on.");
+            Ok(session.data(&done, String::new).into())
+        }
+        Command::ShowUpdate { image, rescan } => {
+            session.show_update(image, *rescan, &mut talk).await
+        }
+        Command::PushImage { image, force_unsafe, force_disruption, source } => {
+            let sources = match source.as_slice() {
+                [] => vec![session.images.peer().authority()],
+                given => given.to_vec(),
+            };
+            let order = Order {
+                image: session.image(image).await?,
+                sources,
+                force_unsafe: *force_unsafe,
+                force_disruption: *force_disruption,
+            };
+            let report = push(&session.machine, &order, &mut talk).await?;
+            talk.close();
+            let code = if report.is_partial() { EXIT_PARTLY } else { EXIT_DONE };
+            Ok(Output { text: session.data(&report, || table(pushed(&report))), code })
+        }
+        Command::GetFile { path, file } => {
+            file::get(&session.machine, path, file.as_deref(), &mut talk).await?;
+            Ok(String::new().into())
+        }
+        Command::Documents(_) => unreachable!("they are made before a machine is asked"),
+        Command::Cleanup { all } => session.cleanup(*all).await,
+        Command::WaitForImage { image } => session.wait_for(image, &mut talk).await,
+        Command::CheckHealth => session.check_health().await,
+    }
+}
+
+impl Session<'_> {
+    /// `value` in the format that was asked for.
+    fn data(&self, value: &impl Serialize, text: impl FnOnce() -> String) -> String {
+        match self.arguments.format {
+            Format::Table => text(),
+            Format::Json => json(value),
+        }
+    }
+
+    async fn image(&self, name: &ImageName) -> Result<Arc<RequiredImage>, ToolError> {
+        Ok(self.reader.image(&self.images, name, Duration::ZERO).await?)
+    }
+
+    async fn poll(&self, wait: bool) -> Result<Output, ToolError> {
+        let mut reply = self.machine.poll().await?;
+        if wait {
+            let (have, wait_ms) = (Some(reply.version), POLL_WAIT_MS_MAX);
+            let limit = Duration::from_millis(u64::from(wait_ms) * 2);
+            let request = PollRequest { have, wait_ms };
+            self.machine.client().call_within::<Poll>(&request, limit).await?;
+            reply = self.machine.poll().await?;
+        }
+        Ok(self.data(&reply, || table(of_poll(&reply))).into())
+    }
+
+    async fn scan(&self, content: bool, media: bool, talk: &mut Talk) -> Result<Output, ToolError> {
+        let before = self.machine.poll().await?.counters;
+        self.machine.call::<ScanNow>(&ScanNowRequest { content, media }).await?;
+        talk.stage("Scanning.");
+        let reply = loop {
+            let reply = self.machine.poll().await?;
+            let now = &reply.counters;
+            let is_done = now.metadata_passes > before.metadata_passes
+                && (!content || now.content_passes > before.content_passes)
+                && (!media || now.media_passes > before.media_passes);
+            if is_done {
+                break reply;
+            }
+            if self.machine.is_late() {
+                return Err(self.machine.too_long("the passes have not come to their end"));
+            }
+            let hashed = now.hashed_bytes.saturating_sub(before.hashed_bytes);
+            talk.progress(&format!("{} hashed", size(hashed)));
+            tokio::time::sleep(COUNTER_LOOK).await;
+        };
+        talk.close();
+        let counters = reply.counters.clone();
+        let text = || {
+            let mut facts: Facts =
+                vec![("hashed", size(counters.hashed_bytes.saturating_sub(before.hashed_bytes)))];
+            let mut pass = |name, made: bool, took_ms: u64| {
+                if made {
+                    facts.push((name, format!("{took_ms} ms")));
+                }
+            };
+            pass("metadata pass", true, counters.metadata_pass_ms);
+            pass("content pass", content, counters.content_pass_ms);
+            pass("media pass", media, counters.media_pass_ms);
+            if let Some(scan) = &reply.scan {
+                let entries = counted(scan.totals.entries, "path");
+                facts.push(("tree", scan.root.to_string()));
+                facts.push(("holds", format!("{entries}, {}", size(scan.totals.bytes))));
+            }
+            table(facts)
+        };
+        Ok(self.data(&reply.counters, text).into())
+    }
+
+    async fn show(&self) -> Result<Output, ToolError> {
+        let (_, _, tree) = self.machine.tree().await?;
+        let nodes = || tree.nodes().collect::<Vec<_>>();
+        Ok(match self.arguments.format {
+            Format::Table => to_text(&tree),
+            Format::Json => json(&nodes()),
+        }
+        .into())
+    }
+
+    async fn get_config(&self) -> Result<Output, ToolError> {
+        let configuration = self.machine.call::<GetConfiguration>(&()).await?;
+        Ok(self.data(&configuration, || table(of_configuration(&configuration))).into())
+    }
+
+    async fn set_config(&self, limits: LimitArgs) -> Result<Output, ToolError> {
+        let old = self.machine.call::<GetConfiguration>(&()).await?.limits;
+        let limits = Some(limits.after(old));
+        let request = SetConfigurationRequest { scan: None, limits };
+        self.machine.call::<SetConfiguration>(&request).await?;
+        eprintln!("The machine's own configuration is a ceiling: a higher limit changes nothing.");
+        self.get_config().await
+    }
+
+    async fn pause(&self, pause: &PauseArgs) -> Result<Output, ToolError> {
+        let until = match (&pause.end.until, pause.end.lasting) {
+            (Some(text), _) => {
+                written::time(text, &jiff::Zoned::now()).map_err(ToolError::Misuse)?
+            }
+            (None, lasting) => {
+                let clock = self.machine.poll().await?.clock;
+                written::later(clock, lasting.unwrap_or_default())
+            }
+        };
+        let paused = Paused { until, reason: pause.reason.clone() };
+        self.machine.call::<Pause>(&paused).await?;
+        let until = model::when::moment(until);
+        eprintln!("No update is made until {until}. One that had begun is finished.");
+        Ok(self.data(&paused, String::new).into())
+    }
+
+    async fn show_update(
+        &self,
+        name: &ImageName,
+        rescan: bool,
+        talk: &mut Talk,
+    ) -> Result<Output, ToolError> {
+        let image = self.image(name).await?;
+        let mut compared = self.machine.compare(&image).await?;
+        if compared.is_none() && rescan {
+            talk.stage("The machine is told to scan as the image asks.");
+            self.machine.scan_for(&image).await?;
+            compared = self.machine.compare(&image).await?;
+        }
+        let comparison = compared.ok_or(ToolError::OtherScope { image: name.clone() })?;
+        let mut former = Former { image: comparison.reply.last_image.clone(), ..Former::default() };
+        match &former.image {
+            Some(last) if last != name => match self.image(last).await {
+                Ok(image) => former.triggers = image.content.triggers.clone(),
+                Err(error) => former.unknown = Some(report(&error)),
+            },
+            Some(_) => former.triggers = image.content.triggers.clone(),
+            None => {}
+        }
+        let cached = cached(&comparison.reply).iter().copied().collect();
+        let preview = Preview::new(&image, &comparison.planned, &cached, &former);
+        let code = if preview.same { EXIT_DONE } else { EXIT_DIFFERENT };
+        Ok(Output { text: self.data(&preview, || preview.text()), code })
+    }
+
+    async fn cleanup(&self, all: bool) -> Result<Output, ToolError> {
+        let reply = self.machine.poll().await?;
+        let needed: BTreeSet<ObjectId> = match (all, &reply.last_image) {
+            (true, _) => BTreeSet::new(),
+            (false, None) => return Err(ToolError::NoImage),
+            (false, Some(name)) => {
+                let image = self.image(name).await?;
+                let object = |node: Node| match node {
+                    Node::Leaf(Leaf::File(file)) => Some(file.object),
+                    _ => None,
+                };
+                image.tree.nodes().filter_map(|(_, node)| object(node)).collect()
+            }
+        };
+        let unneeded: Vec<ObjectId> =
+            cached(&reply).iter().filter(|id| !needed.contains(id)).copied().collect();
+        for batch in unneeded.chunks(IDS_MAX) {
+            self.machine.call::<Cleanup>(&CleanupRequest { objects: batch.to_vec() }).await?;
+        }
+        let kept = cached(&reply).len() - unneeded.len();
+        let removed = counted(unneeded.len() as u64, "object");
+        eprintln!("Removed {removed}, kept {kept}.");
+        Ok(self.data(&unneeded, String::new).into())
+    }
+
+    async fn wait_for(&self, image: &ImageName, talk: &mut Talk) -> Result<Output, ToolError> {
+        let is_there = |reply: &api::subd::PollReply| {
+            let last = reply.last_update.as_ref();
+            reply.last_image.as_ref() == Some(image)
+                && last.is_some_and(|last| {
+                    last.image == *image && last.verified_generation.is_some() && !last.awaits_boot
+                })
+        };
+        talk.stage(&format!("Waiting for {image}."));
+        let what = format!("the machine does not have {image}");
+        let reply = self.machine.wait_until(&what, |_| (), is_there).await?;
+        Ok(self.data(&reply.last_update, String::new).into())
+    }
+
+    async fn check_health(&self) -> Result<Output, ToolError> {
+        let limit = self.arguments.timeout;
+        let client = self.machine.client();
+        let reply = client.call_within::<CheckHealth>(&(), limit).await?;
+        match (&reply.health, self.arguments.format) {
+            (Some(Health::Failed(why)), Format::Table) => Err(ToolError::Unhealthy(why.clone())),
+            (Some(Health::Failed(_)), Format::Json) => {
+                Ok(Output { text: json(&reply), code: EXIT_FAILED })
+            }
+            (health, _) => {
+                let none = || "its image names no health check".to_owned();
+                let text = health.as_ref().map_or_else(none, facts::health);
+                Ok(self.data(&reply, || format!("{text}\n")).into())
+            }
+        }
+    }
+}
+
+/// What `push-image` did, in words.
+fn pushed(report: &Report) -> Facts {
+    let mut facts: Facts = vec![
+        ("image", report.image.as_ref().map(ToString::to_string).unwrap_or_default()),
+        ("updates", report.updates.to_string()),
+        ("changes", report.operations.to_string()),
+        (
+            "fetched",
+            format!(
+                "{}, {}; {} were on the machine",
+                counted(report.fetched_objects, "object"),
+                size(report.fetched_bytes),
+                report.reused_objects
+            ),
+        ),
+        (
+            "window",
+            format!("{}.{:03} ms", report.window_ns / 1_000_000, report.window_ns / 1_000 % 1_000),
+        ),
+    ];
+    for failure in &report.trigger_failures {
+        let end = failure.output.trim_end().lines().last().unwrap_or_default();
+        facts.push(("failed trigger", format!("{} {}: {end}", failure.verb, failure.service)));
+    }
+    facts.extend(report.health.as_ref().map(|health| ("health check", facts::health(health))));
+    facts
+}
+
+fn table(facts: Facts) -> String {
+    let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let line = |(name, value): (&str, String)| format!("{name:width$}  {value}");
+    let lines = facts.into_iter().map(|fact| line(fact).trim_end().to_owned() + "\n");
+    lines.collect()
+}
