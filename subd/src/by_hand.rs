@@ -91,13 +91,7 @@ pub fn add_methods(router: Router, service: &Arc<Service>) -> Router {
 ///
 /// `Held` says until when, and why.
 pub fn refuse_if_paused(board: &Board) -> Result<(), Fault> {
-    let paused = board.read(|state| state.saved.paused.clone());
-    match paused {
-        Some(paused) if !pause::left(&paused, now(), Duration::ZERO).is_zero() => {
-            Err(pause::refusal(&paused))
-        }
-        _ => Ok(()),
-    }
+    board.read(|state| pause::refuse_if_paused(state.saved.paused.as_ref(), now()))
 }
 
 async fn set_pause(

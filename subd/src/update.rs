@@ -61,6 +61,7 @@ use self::arrange::Arrangement;
 use self::prepared::{Bench, Order, Prepared};
 use self::stage::StageError;
 use crate::board::{Board, UpdatePhase, note_reboot, note_update};
+use crate::by_hand::pause::refuse_if_paused;
 use crate::cache::Cache;
 use crate::disruption::DisruptionGate;
 use crate::home::Home;
@@ -155,6 +156,7 @@ impl Updater {
         self.check_objects(&arrangement)?;
         let snapshot = self.board.try_change(|state| {
             let snapshot = admit(state, &request)?;
+            refuse_if_paused(state.saved.paused.as_ref(), now())?;
             if snapshot.is_some() {
                 state.update = UpdatePhase::Preparing(request.update_id);
             }
@@ -300,7 +302,7 @@ impl Updater {
     /// # Errors
     ///
     /// `NotFound` if it is not staged, `Busy` during another update, `Stale` if the scan settings
-    /// have changed since it was staged.
+    /// have changed since it was staged, `Held` during a pause.
     pub fn commit(self: &Arc<Self>, update_id: u64) -> Result<(), Fault> {
         let scope = self.lock_prepared().as_ref().map(|prepared| prepared.scope);
         let begun = self.board.try_change(|state| {
@@ -312,6 +314,9 @@ impl Updater {
                         let text = "the scan settings changed since the update was staged";
                         return Err(Fault::new(FaultCode::Stale, text));
                     }
+                    // The caller may have waited for a permission since it looked at the pause.
+                    // Here the state is locked: no update begins after `Pause` has answered.
+                    refuse_if_paused(state.saved.paused.as_ref(), now())?;
                     state.update = UpdatePhase::Updating(update_id);
                     Ok(Some(()))
                 }
