@@ -99,14 +99,13 @@ async fn set_pause(
     state: &Arc<StateDirectory>,
     paused: Option<Paused>,
 ) -> Result<Done, Fault> {
-    if board.read(|state| state.saved.paused == paused) {
-        return Ok(Done {});
-    }
-    board.change(|state| state.saved.paused = paused);
-    match board.keep(state).await {
-        Ok(()) => Ok(Done {}),
-        Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),
-    }
+    let (board, state) = (Arc::clone(board), Arc::clone(state));
+    blocking(move || {
+        let persisted = board.persist(&state, |saved| saved.paused.clone_from(&paused));
+        persisted.map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
+        Ok(Done {})
+    })
+    .await
 }
 
 /// Ends pauses when their time is over, until `stop` is cancelled.
@@ -125,8 +124,15 @@ pub async fn end_pauses(board: Arc<Board>, state: Arc<StateDirectory>, stop: Can
             in_force.as_ref().map(|(paused, since)| pause::left(paused, now(), since.elapsed()));
         if left == Some(Duration::ZERO) {
             tracing::info!("the pause is over: updates go on");
-            if let Err(fault) = set_pause(&board, &state, None).await {
-                tracing::warn!("the end of the pause is not on the disk: {fault}");
+            board.change(|state| {
+                // Another pause may have been set meanwhile.
+                state
+                    .saved
+                    .paused
+                    .take_if(|paused| in_force.as_ref().is_some_and(|(ended, _)| paused == ended));
+            });
+            if let Err(error) = board.keep(&state).await {
+                tracing::warn!("the end of the pause is not on the disk: {}", report(&error));
             }
             continue;
         }

@@ -332,7 +332,7 @@ impl Daemon {
             fetched_bytes,
             stop: stop.clone(),
             index: Mutex::new(None),
-            configuring: tokio::sync::Mutex::new(()),
+            configuring: Mutex::new(()),
             giving_files: Arc::new(tokio::sync::Semaphore::new(1)),
         });
         tasks.spawn(end_pauses(Arc::clone(&board), Arc::clone(&state), stop.clone()));

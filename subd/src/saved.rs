@@ -96,7 +96,8 @@ pub struct StateDirectory {
     directory: Directory,
     /// The one in `/.subd`, if the state is elsewhere.
     home: Option<Directory>,
-    writing: Mutex<()>,
+    /// Held while a file is written; true if the last write of the state failed.
+    writing: Mutex<bool>,
     _lock: Flock<File>,
 }
 
@@ -120,7 +121,7 @@ impl StateDirectory {
                 SavedError::Content { operation: "lock", source: errno.into() }
             }
         })?;
-        Ok(Self { directory, home: None, writing: Mutex::new(()), _lock: lock })
+        Ok(Self { directory, home: None, writing: Mutex::new(false), _lock: lock })
     }
 
     /// The same lock, with the state itself in `elsewhere`.
@@ -154,15 +155,36 @@ impl StateDirectory {
         }
     }
 
-    /// Writes the state that `latest` gives, durably. It is asked when it is this caller's turn,
-    /// so that no older state is written over a newer one.
+    /// Writes the state that `latest` returns, durably. One caller at a time, and `latest` is
+    /// called when it is this caller's turn, so that no older state is written over a newer one.
     ///
     /// # Errors
     ///
-    /// [`SavedError`]; what was there before is still there.
+    /// [`SavedError`]; the former state is still on the medium.
     pub fn store(&self, latest: impl FnOnce() -> Saved) -> Result<(), SavedError> {
-        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        replace(&self.directory, STATE, TEMPORARY, &latest())
+        self.store_before(|_| Some(latest()), || ())
+    }
+
+    /// Writes the state that `latest` returns, durably, and then calls `after`, in the same turn.
+    /// Does neither if `latest` returns `None`. The argument of `latest` is true if the last write
+    /// failed, so that it is not known what is on the medium.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`]; the former state is still on the medium, and `after` was not called.
+    pub fn store_before(
+        &self,
+        latest: impl FnOnce(bool) -> Option<Saved>,
+        after: impl FnOnce(),
+    ) -> Result<(), SavedError> {
+        let mut failed = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(saved) = latest(*failed) {
+            *failed = true;
+            replace(&self.directory, STATE, TEMPORARY, &saved)?;
+            *failed = false;
+            after();
+        }
+        Ok(())
     }
 
     /// Reads which image was accepted last; `None` if none was yet.

@@ -30,7 +30,7 @@ use crate::fetch::Fetcher;
 use crate::limits::Budgets;
 use crate::page;
 use crate::root::Root;
-use crate::saved::StateDirectory;
+use crate::saved::{Saved, StateDirectory};
 use crate::scan::Scanner;
 use crate::update::{Updater, now};
 
@@ -64,7 +64,7 @@ pub struct Service {
     /// The directories of the latest tree that was asked for, by digest.
     pub index: Mutex<Option<(ObjectId, Arc<DirectoryIndex>)>>,
     /// Lets one change of the configuration be done at a time.
-    pub configuring: tokio::sync::Mutex<()>,
+    pub configuring: Mutex<()>,
     /// Lets files be given to one caller at a time.
     pub giving_files: Arc<tokio::sync::Semaphore>,
 }
@@ -126,7 +126,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router {
         })
         .method::<SetConfiguration, _, _>(move |_, configuration| {
             let service = Arc::clone(&set);
-            async move { service.configure(configuration).await }
+            async move { blocking(move || service.configure(configuration)).await }
         })
 }
 
@@ -219,21 +219,20 @@ impl Service {
         }
     }
 
-    async fn configure(&self, request: SetConfigurationRequest) -> Result<Done, Fault> {
-        let _turn = self.configuring.lock().await;
+    /// Writes the configuration, and then puts it in force. Blocks.
+    fn configure(&self, request: SetConfigurationRequest) -> Result<Done, Fault> {
+        let _turn = self.configuring.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.board.read(|state| state.saved.configuration.clone());
         let scan = request.scan.unwrap_or_else(|| old.scan.clone());
         let limits = request.limits.unwrap_or(old.limits);
         let configuration = Configuration { scan, limits };
-        if configuration == old {
-            return Ok(Done {});
-        }
-        self.board.configure(&configuration);
-        self.budgets.set_limits(configuration.limits);
-        self.scanner.set_settings(configuration.scan);
-        match self.board.keep(&self.state).await {
-            Ok(()) => Ok(Done {}),
-            Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),
+        let change = |saved: &mut Saved| saved.configuration.clone_from(&configuration);
+        Ok(Done {})
+        let persisted = self.board.persist(&self.state, change);
+        persisted.map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
+        if configuration != old {
+            self.budgets.set_limits(configuration.limits);
+            self.scanner.set_settings(configuration.scan);
         }
     }
 }
