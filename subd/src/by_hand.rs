@@ -27,11 +27,12 @@ use rpc::server::Router;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking;
 use crate::board::Board;
 use crate::root::{Kind, Root, RootError, Status};
 use crate::saved::StateDirectory;
-use crate::server::{Service, blocking, too_many};
-use crate::update::now;
+use crate::server::{Service, too_many};
+use system::clock::wall;
 
 /// How much of files one reply carries before it stops, in bytes.
 const FILES_BYTES_MAX: usize = 8 << 20;
@@ -53,7 +54,7 @@ pub fn add_methods(router: Router, service: &Arc<Service>) -> Router {
         .method::<Pause, _, _>(move |_, paused| {
             let service = Arc::clone(&stopper);
             async move {
-                pause::check(&paused, now())?;
+                pause::check(&paused, wall())?;
                 let until = model::when::moment(paused.until);
                 tracing::warn!(until, reason = paused.reason, "updates are paused");
                 set_pause(&service.board, &service.state, Some(paused)).await
@@ -91,7 +92,7 @@ pub fn add_methods(router: Router, service: &Arc<Service>) -> Router {
 ///
 /// `Held` says until when, and why.
 pub fn refuse_if_paused(board: &Board) -> Result<(), Fault> {
-    board.read(|state| pause::refuse_if_paused(state.saved.paused.as_ref(), now()))
+    board.read(|state| pause::refuse_if_paused(state.saved.paused.as_ref(), wall()))
 }
 
 async fn set_pause(
@@ -121,7 +122,7 @@ pub async fn end_pauses(board: Arc<Board>, state: Arc<StateDirectory>, stop: Can
             (None, _) => None,
         };
         let left =
-            in_force.as_ref().map(|(paused, since)| pause::left(paused, now(), since.elapsed()));
+            in_force.as_ref().map(|(paused, since)| pause::left(paused, wall(), since.elapsed()));
         if left == Some(Duration::ZERO) {
             tracing::info!("the pause is over: updates go on");
             board.change(|state| {

@@ -19,6 +19,7 @@ use model::trigger::services::OWN_SERVICE;
 use rpc::audit_log::{AuditArgs, AuditLog};
 use rpc::page_frame::PageArgs;
 use rpc::server::{Router, serve};
+use system::random::random;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -45,7 +46,7 @@ use crate::trust::{Trust, TrustArgs};
 use crate::update::Updater;
 use crate::update::conduct::Driven;
 use crate::update::executor::Executor;
-use crate::update::recovery::Resumed;
+use crate::update::recovery::{Resumed, remove_leftovers};
 use crate::watchdog;
 
 /// Keeps this machine equal to its image.
@@ -256,8 +257,7 @@ impl Daemon {
         })??;
         let Opened { root, home, state, saved, cache, resumed, audit } = opened;
         let audit = open_audit(&options, &audit, &resumed).await;
-        let instance = random_number()
-            .map_err(|source| StartError::System { what: "read random bytes", source })?;
+        let instance = random();
         let settings = saved.configuration.scan.clone();
         let budgets = Arc::new(budgets(&options.limits, &saved));
         let who = identity.read(&root);
@@ -526,7 +526,7 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     let executor = Executor { root: &root, home: &home, services: Some(&services), boot_id };
     let resumed = Resumed::at_start(&executor);
     if !matches!(resumed, Resumed::Lost(_)) {
-        let count = home.clear(resumed.update_id()).map_err(no_root)?;
+        let count = remove_leftovers(&home, resumed.update_id()).map_err(no_root)?;
         if count > 0 {
             tracing::info!(count, "cleared what updates of a former run had left");
         }
@@ -572,14 +572,6 @@ fn manages_this_machine(options: &Options) -> bool {
 
 fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
-}
-
-/// A number that nobody can guess, and that no other start has.
-fn random_number() -> io::Result<u64> {
-    use std::io::Read;
-    let mut bytes = [0; 8];
-    fs_err::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// Says what an operator can do about `error`.

@@ -40,3 +40,13 @@ pub mod speed;
 pub mod trust;
 pub mod update;
 pub mod watchdog;
+
+use api::fault::{Fault, FaultCode};
+
+/// Runs `work`, which waits for the disk, in a thread where that delays nothing else.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    let result = tokio::task::spawn_blocking(work).await;
+    result.unwrap_or_else(|error| Err(Fault::new(FaultCode::Internal, error.to_string())))
+}

@@ -10,6 +10,7 @@
 //! machine is part of the tree: see `handle`. subd's own directories are reached through it too,
 //! because nothing can be renamed from one mount to another.
 
+pub mod aligned_buffer;
 mod change;
 mod directory;
 mod error;

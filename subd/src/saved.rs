@@ -15,7 +15,6 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::root::{Directory, RootError};
-use crate::speed::DeviceSpeed;
 use crate::trust::record::Accepted;
 
 const STATE: &[u8] = b"state.json";
@@ -55,6 +54,15 @@ pub struct Saved {
     pub health_check: Option<HealthCheck>,
     /// How fast the network is, in bytes per second, if fetching has shown it.
     pub network_speed: Option<u64>,
+}
+
+/// A device that was measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceSpeed {
+    /// Which device: another one is measured anew.
+    pub device: String,
+    /// How fast it can be read.
+    pub bytes_per_second: u64,
 }
 
 /// State that cannot be kept.

@@ -23,6 +23,7 @@ use rpc::server::Router;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking;
 use crate::board::{Board, Measured};
 use crate::by_hand::{self, refuse_if_paused};
 use crate::cache::Cache;
@@ -32,7 +33,8 @@ use crate::page;
 use crate::root::Root;
 use crate::saved::{Saved, StateDirectory};
 use crate::scan::Scanner;
-use crate::update::{Updater, now};
+use crate::update::Updater;
+use system::clock::wall;
 
 /// How much of directories one reply carries before it stops, in bytes.
 const DIRECTORIES_BYTES_MAX: usize = 16 << 20;
@@ -130,14 +132,6 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router {
         })
 }
 
-/// Runs what waits for the disk where it holds nobody up.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
-) -> Result<T, Fault> {
-    let result = tokio::task::spawn_blocking(work).await;
-    result.unwrap_or_else(|error| Err(Fault::new(FaultCode::Internal, error.to_string())))
-}
-
 pub(crate) fn too_many(count: usize, max: usize, what: &str) -> Fault {
     Fault::new(FaultCode::TooLarge, format!("{count} {what}: at most {max} are accepted"))
 }
@@ -168,7 +162,7 @@ impl Service {
         let fetched_bytes = self.fetched_bytes.load(Ordering::Relaxed);
         let counters = ScanCounters { fetched_bytes, ..self.scanner.counters() };
         let (load, ceilings) = (self.budgets.load(), self.budgets.ceilings());
-        Measured { space, counters, load, ceilings, clock: now() }
+        Measured { space, counters, load, ceilings, clock: wall() }
     }
 
     fn directories(&self, digests: &[ObjectId]) -> Result<GetDirectoriesReply, Fault> {
@@ -227,13 +221,13 @@ impl Service {
         let limits = request.limits.unwrap_or(old.limits);
         let configuration = Configuration { scan, limits };
         let change = |saved: &mut Saved| saved.configuration.clone_from(&configuration);
-        Ok(Done {})
         let persisted = self.board.persist(&self.state, change);
         persisted.map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
         if configuration != old {
             self.budgets.set_limits(configuration.limits);
             self.scanner.set_settings(configuration.scan);
         }
+        Ok(Done {})
     }
 }
 

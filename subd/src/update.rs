@@ -45,14 +45,14 @@ pub mod stage;
 pub mod step;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{LastUpdate, PrepareRequest};
 use model::report::report;
 use model::scope::Scope;
-use model::tree::Time;
 use model::trigger::Triggers;
+use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -156,7 +156,7 @@ impl Updater {
         self.check_objects(&arrangement)?;
         let snapshot = self.board.try_change(|state| {
             let snapshot = admit(state, &request)?;
-            refuse_if_paused(state.saved.paused.as_ref(), now())?;
+            refuse_if_paused(state.saved.paused.as_ref(), wall())?;
             if snapshot.is_some() {
                 state.update = UpdatePhase::Preparing(request.update_id);
             }
@@ -316,7 +316,7 @@ impl Updater {
                     }
                     // The caller may have waited for a permission since it looked at the pause.
                     // Here the state is locked: no update begins after `Pause` has answered.
-                    refuse_if_paused(state.saved.paused.as_ref(), now())?;
+                    refuse_if_paused(state.saved.paused.as_ref(), wall())?;
                     state.update = UpdatePhase::Updating(update_id);
                     Ok(Some(()))
                 }
@@ -394,17 +394,4 @@ impl Updater {
 
 fn internal(error: &dyn std::error::Error) -> Fault {
     Fault::new(FaultCode::Internal, report(error))
-}
-
-/// The machine's clock.
-#[must_use]
-pub fn now() -> Time {
-    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => Time {
-            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            nanoseconds: since.subsec_nanos(),
-        },
-        // A clock before 1970 is a clock that was not set.
-        Err(_) => Time::default(),
-    }
 }

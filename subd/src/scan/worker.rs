@@ -20,13 +20,14 @@ use super::medium::OnMedium;
 use super::memory::DirectoryMemory;
 use super::pace::REST_MIN;
 use super::pass::{self, Found, PassError, Task};
-use super::reading::{AlignedBuffer, CHUNK_BYTES, Via};
+use super::reading::{CHUNK_BYTES, Via};
 use super::sight::Sight;
 use super::stall::Pass;
 use super::taken::Taken;
 use super::thread::{Mailbox, Shared};
 use super::{Pace, Snapshot};
 use crate::root::Root;
+use crate::root::aligned_buffer::AlignedBuffer;
 
 /// How far the thread steps back behind others (`nice`).
 const NICENESS: i32 = 15;

@@ -16,7 +16,6 @@ use model::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
 use super::arrange::Arrangement;
 use super::executor::Undertaking;
 use super::journal::{Head, Journal};
-use super::now;
 use super::phase::Phase;
 use super::stage::{self, StageError, Taken, Workshop};
 use super::step::Script;
@@ -25,6 +24,7 @@ use crate::home::{Home, directory_name, remove_all};
 use crate::root::Root;
 use crate::trust::judge::Judged;
 use crate::trust::record::Accepted;
+use system::clock::wall;
 
 /// What is known of an update besides its steps.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ impl Order {
     #[must_use]
     pub fn not_prepared(&self, why: String) -> LastUpdate {
         let last = LastUpdate::new(self.update_id, self.image.clone(), Outcome::NotPrepared(why));
-        LastUpdate { operations: self.operations, ended: now(), ..last }
+        LastUpdate { operations: self.operations, ended: wall(), ..last }
     }
 }
 
