@@ -19,7 +19,6 @@
 //! * What is judged is the scan that the plan is staged upon.
 
 pub mod judge;
-pub mod record;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -43,8 +42,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::judge::{Case, Judged, Law, Refusal};
-use crate::saved::StateDirectory;
-use crate::scan::Snapshot;
+use crate::state::accepted_image::Accepted;
+use crate::state::persisted_state::StateDirectory;
+use crate::state::snapshot::Snapshot;
 use system::clock::wall;
 
 /// How long an offer waits for the directories of the tree before it answers that they come.
@@ -99,7 +99,7 @@ pub struct Trust {
 /// What the local configuration and the record say now.
 struct Standing {
     keys: TrustedKeys,
-    last: Option<record::Accepted>,
+    last: Option<Accepted>,
     now: u64,
 }
 

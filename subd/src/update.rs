@@ -30,19 +30,20 @@
 
 pub mod activate;
 mod admission;
-pub mod arrange;
-pub mod conduct;
 pub mod executor;
 mod guard;
 pub mod journal;
 pub mod locking;
 pub mod metadata;
+pub mod pause;
 pub mod phase;
 pub mod prepared;
 mod reboot;
 pub mod recovery;
 pub mod stage;
 pub mod step;
+pub mod step_plan;
+pub mod update_task;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -57,22 +58,22 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::admission::{admit, check_plan, was_carried};
-use self::arrange::Arrangement;
 use self::prepared::{Bench, Order, Prepared};
 use self::stage::StageError;
-use crate::board::{Board, UpdatePhase, note_reboot, note_update};
-use crate::by_hand::pause::refuse_if_paused;
 use crate::cache::Cache;
-use crate::disruption::DisruptionGate;
-use crate::home::Home;
-use crate::identity::IdentitySource;
+use crate::machine::command_runner::Outside;
+use crate::machine::disruption::DisruptionGate;
+use crate::machine::identity::IdentitySource;
+use crate::machine::services::ServiceDriver;
 use crate::root::Root;
-use crate::saved::StateDirectory;
-use crate::scan::{Scanner, Snapshot};
-use crate::service::ServiceDriver;
-use crate::service::outside::Outside;
+use crate::state::directories::Home;
+use crate::state::persisted_state::StateDirectory;
+use crate::state::report_state::{Board, UpdatePhase, note_reboot, note_update};
 use crate::trust::Trust;
 use crate::trust::judge::Judged;
+use crate::update::pause::refuse_if_paused;
+use crate::update::step_plan::Arrangement;
+use crate::{scan::Scanner, state::snapshot::Snapshot};
 
 /// The longest that a staged update may wait for its Commit.
 const EXPIRES_MAX: Duration = Duration::from_secs(24 * 3_600);

@@ -26,15 +26,15 @@ use model::tree::{Child, Entry, Leaf, Metadata, Name, Tree, TreeError, Xattrs};
 use nix::errno::Errno;
 
 use self::frame::Frame;
-use super::beat::Beat;
 use super::counters::Counters;
 use super::links::LinkGroups;
 use super::medium::OnMedium;
 use super::memory::{Content, DirectoryMemory, LeafMemory, Memory, Stamp, assemble, leaf_of};
 use super::reading::Reading;
-use super::sight::{Look, Sight};
-use super::taken::cpu_time;
+use crate::limits::usage::cpu_time;
 use crate::root::{Directory, Kind, Root, RootError, Status};
+use crate::scan::coverage::{Look, Sight};
+use crate::scan::progress::Beat;
 use system::clock::wall;
 
 /// How many directories are held open at once; the ones above are opened again when needed.

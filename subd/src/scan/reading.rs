@@ -18,7 +18,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use rustix::fs::{Advice, SeekFrom, fadvise, seek};
 use rustix::io::{Errno as Refusal, ReadWriteFlags, preadv2};
 
-use super::taken::read_bytes;
+use crate::limits::usage::read_bytes;
 use crate::root::aligned_buffer::ALIGNMENT;
 use crate::root::{Directory, OpenedFile, RootError, Status};
 

@@ -9,8 +9,8 @@ use model::report::report;
 
 use super::executor::{Executor, Settled, Stuck, Undertaking};
 use super::phase::Phase;
-use crate::home::{Home, directory_name, remove_all};
 use crate::root::RootError;
+use crate::state::directories::{Home, directory_name, remove_all};
 
 /// What was found of an update at the start.
 #[derive(Debug)]

@@ -27,9 +27,9 @@ use model::tree::Time;
 use model::trigger::Triggers;
 use tokio::sync::watch;
 
-use crate::cache::changes::ChangeLog;
-use crate::saved::{Saved, SavedError, StateDirectory};
-use crate::scan::Snapshot;
+use crate::state::cache_changes::ChangeLog;
+use crate::state::persisted_state::{Saved, SavedError, StateDirectory};
+use crate::state::snapshot::Snapshot;
 
 /// The most trigger failures that are remembered.
 const TRIGGER_FAILURES_MAX: usize = 64;

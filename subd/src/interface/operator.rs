@@ -7,8 +7,6 @@
 //! * A pause outlasts a restart of subd, and ends by itself.
 //! * Only regular files of the managed tree are given, never anything of `/.subd`.
 
-pub mod pause;
-
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,10 +26,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking;
-use crate::board::Board;
+use crate::interface::server::{Service, too_many};
 use crate::root::{Kind, Root, RootError, Status};
-use crate::saved::StateDirectory;
-use crate::server::{Service, too_many};
+use crate::state::persisted_state::StateDirectory;
+use crate::state::report_state::Board;
+use crate::update::pause;
 use system::clock::wall;
 
 /// How much of files one reply carries before it stops, in bytes.

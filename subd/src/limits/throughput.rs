@@ -15,10 +15,10 @@ use model::path::TreePath;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{major, minor};
 
+use crate::limits::usage::read_bytes;
 use crate::root::aligned_buffer::AlignedBuffer;
 use crate::root::{Kind, Root, RootError};
-use crate::saved::DeviceSpeed;
-use crate::scan::taken::read_bytes;
+use crate::state::persisted_state::DeviceSpeed;
 
 /// How much is read at once, in bytes.
 const PIECE_BYTES: usize = 1 << 20;

@@ -24,15 +24,15 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking;
-use crate::board::{Board, Measured};
-use crate::by_hand::{self, refuse_if_paused};
 use crate::cache::Cache;
 use crate::fetch::Fetcher;
+use crate::interface::operator::{self, refuse_if_paused};
+use crate::interface::pages;
 use crate::limits::Budgets;
-use crate::page;
 use crate::root::Root;
-use crate::saved::{Saved, StateDirectory};
 use crate::scan::Scanner;
+use crate::state::persisted_state::{Saved, StateDirectory};
+use crate::state::report_state::{Board, Measured};
 use crate::update::Updater;
 use system::clock::wall;
 
@@ -75,8 +75,8 @@ pub struct Service {
 #[must_use]
 pub fn router(service: &Arc<Service>, security: &Security) -> Router {
     let (router, frame) = (Router::new("subd", security), Frame::new("subd", security));
-    let router = page::add_pages(router, service, frame);
-    let router = by_hand::add_methods(router, service);
+    let router = pages::add_pages(router, service, frame);
+    let router = operator::add_methods(router, service);
     let given = || Arc::clone(service);
     let (poll, directories, fetch, prepare) = (given(), given(), given(), given());
     let (commit, cleanup, get, set) = (given(), given(), given(), given());

@@ -15,7 +15,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::root::{Directory, RootError};
-use crate::trust::record::Accepted;
+use crate::state::accepted_image::Accepted;
 
 const STATE: &[u8] = b"state.json";
 const TEMPORARY: &[u8] = b"state.json.new";
@@ -265,7 +265,7 @@ fn replace(
 ) -> Result<(), SavedError> {
     let fail = |source| SavedError::Content { operation: "write", source };
     let text = serde_json::to_vec_pretty(value).map_err(|error| fail(error.into()))?;
-    crate::home::remove_all(directory, temporary)?;
+    crate::state::directories::remove_all(directory, temporary)?;
     let mut file = directory.create_file(temporary, 0o600)?;
     file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
     directory.rename_over(temporary, directory, name)?;
