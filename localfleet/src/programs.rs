@@ -26,7 +26,7 @@ type Main = fn() -> ExitCode;
 
 /// The programs, by name.
 const PROGRAMS: [(&str, Main); 10] = [
-    ("subd", subd::command::main),
+    ("subd", subd::daemon::command_line::main),
     ("subtool", subtool::main),
     ("fs2objectcache", fs2objectcache::main),
     ("imageserver", imageserver::command::main),

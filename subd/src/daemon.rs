@@ -1,5 +1,7 @@
 //! subd as a whole: its flags, how it starts and how it stops.
 
+pub mod command_line;
+
 use rpc::tls::Security;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,34 +21,35 @@ use model::trigger::services::OWN_SERVICE;
 use rpc::audit_log::{AuditArgs, AuditLog};
 use rpc::page_frame::PageArgs;
 use rpc::server::{Router, serve};
+use system::random::random;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::board::Board;
-use crate::by_hand::end_pauses;
 use crate::cache::{Cache, CacheError};
-use crate::disruption::DisruptionGate;
 use crate::fetch::network::Network;
 use crate::fetch::{Fetcher, STALL_MAX};
-use crate::home::Home;
-use crate::identity::IdentitySource;
+use crate::interface::operator::end_pauses;
+use crate::interface::server::{Service, router};
+use crate::limits::throughput;
 use crate::limits::{Budgets, LimitArgs};
-use crate::notify;
-use crate::probe::Probe;
+use crate::machine::command_runner::Outside;
+use crate::machine::disruption::DisruptionGate;
+use crate::machine::identity::IdentitySource;
+use crate::machine::notify;
+use crate::machine::probe::Probe;
+use crate::machine::services::{ServiceDriver, TIME_MAX};
 use crate::root::{Root, RootError};
-use crate::saved::{Saved, SavedError, StateDirectory};
+use crate::scan::watchdog;
 use crate::scan::{Pace, Scanner};
-use crate::server::{Service, router};
-use crate::service::outside::Outside;
-use crate::service::{ServiceDriver, TIME_MAX};
-use crate::speed;
+use crate::state::directories::Home;
+use crate::state::persisted_state::{Saved, SavedError, StateDirectory};
+use crate::state::report_state::Board;
 use crate::trust::{Trust, TrustArgs};
 use crate::update::Updater;
-use crate::update::conduct::Driven;
 use crate::update::executor::Executor;
-use crate::update::recovery::Resumed;
-use crate::watchdog;
+use crate::update::recovery::{Resumed, remove_leftovers};
+use crate::update::update_task::Driven;
 
 /// Keeps this machine equal to its image.
 ///
@@ -256,8 +259,7 @@ impl Daemon {
         })??;
         let Opened { root, home, state, saved, cache, resumed, audit } = opened;
         let audit = open_audit(&options, &audit, &resumed).await;
-        let instance = random_number()
-            .map_err(|source| StartError::System { what: "read random bytes", source })?;
+        let instance = random();
         let settings = saved.configuration.scan.clone();
         let budgets = Arc::new(budgets(&options.limits, &saved));
         let who = identity.read(&root);
@@ -332,7 +334,7 @@ impl Daemon {
             fetched_bytes,
             stop: stop.clone(),
             index: Mutex::new(None),
-            configuring: tokio::sync::Mutex::new(()),
+            configuring: Mutex::new(()),
             giving_files: Arc::new(tokio::sync::Semaphore::new(1)),
         });
         tasks.spawn(end_pauses(Arc::clone(&board), Arc::clone(&state), stop.clone()));
@@ -415,7 +417,7 @@ async fn open_audit(options: &Options, directory: &Path, resumed: &Resumed) -> A
 /// What subd may take by the flags, and by what a dominator asked for before the restart.
 fn budgets(flags: &LimitArgs, saved: &Saved) -> Budgets {
     let mut speeds = flags.speeds();
-    speeds.network = speeds.network.or_else(speed::network_speed).or(saved.network_speed);
+    speeds.network = speeds.network.or_else(throughput::network_speed).or(saved.network_speed);
     Budgets::new(flags.ceilings(), saved.configuration.limits, speeds)
 }
 
@@ -431,7 +433,7 @@ async fn measure(
     let known = board.read(|state| state.saved.device.clone());
     let before = known.clone();
     let measuring =
-        tokio::task::spawn_blocking(move || speed::measure_device(&root, before.as_ref()));
+        tokio::task::spawn_blocking(move || throughput::measure_device(&root, before.as_ref()));
     let measured = tokio::select! {
         measured = measuring => measured,
         () = stop.cancelled() => return,
@@ -526,7 +528,7 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     let executor = Executor { root: &root, home: &home, services: Some(&services), boot_id };
     let resumed = Resumed::at_start(&executor);
     if !matches!(resumed, Resumed::Lost(_)) {
-        let count = home.clear(resumed.update_id()).map_err(no_root)?;
+        let count = remove_leftovers(&home, resumed.update_id()).map_err(no_root)?;
         if count > 0 {
             tracing::info!(count, "cleared what updates of a former run had left");
         }
@@ -572,14 +574,6 @@ fn manages_this_machine(options: &Options) -> bool {
 
 fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
-}
-
-/// A number that nobody can guess, and that no other start has.
-fn random_number() -> io::Result<u64> {
-    use std::io::Read;
-    let mut bytes = [0; 8];
-    fs_err::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// Says what an operator can do about `error`.

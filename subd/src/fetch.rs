@@ -39,11 +39,11 @@ use model::report::report;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::board::{Board, FetchProgress, State, UpdatePhase};
 use crate::cache::Cache;
 use crate::limits::Budgets;
 use crate::root::Root;
-use crate::saved::StateDirectory;
+use crate::state::persisted_state::StateDirectory;
+use crate::state::report_state::{Board, FetchProgress, State, UpdatePhase};
 use ledger::Ledger;
 use network::Network;
 use reuse::Reuse;

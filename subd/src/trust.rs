@@ -19,7 +19,6 @@
 //! * What is judged is the scan that the plan is staged upon.
 
 pub mod judge;
-pub mod record;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -43,9 +42,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::judge::{Case, Judged, Law, Refusal};
-use crate::saved::StateDirectory;
-use crate::scan::Snapshot;
-use crate::update::now;
+use crate::state::accepted_image::Accepted;
+use crate::state::persisted_state::StateDirectory;
+use crate::state::snapshot::Snapshot;
+use system::clock::wall;
 
 /// How long an offer waits for the directories of the tree before it answers that they come.
 const OFFER_WAIT: Duration = Duration::from_secs(20);
@@ -99,7 +99,7 @@ pub struct Trust {
 /// What the local configuration and the record say now.
 struct Standing {
     keys: TrustedKeys,
-    last: Option<record::Accepted>,
+    last: Option<Accepted>,
     now: u64,
 }
 
@@ -172,7 +172,7 @@ impl Trust {
         })?;
         let last = self.state.load_accepted();
         let last = last.map_err(|error| Refusal::Local { why: report(&error) })?;
-        let now = u64::try_from(now().seconds).unwrap_or_default();
+        let now = u64::try_from(wall().seconds).unwrap_or_default();
         Ok(Standing { keys, last, now })
     }
 
@@ -204,7 +204,7 @@ impl Trust {
             return Err(Fault::new(FaultCode::TooLarge, text));
         }
         let trust = Arc::clone(self);
-        let (content, signatures) = crate::server::blocking(move || {
+        let (content, signatures) = crate::blocking(move || {
             let standing = trust.standing().map_err(|refusal| fault_of(&refusal))?;
             judge::vouched(&content, &signatures, &trust.law(&standing))
                 .map_err(|refusal| fault_of(&refusal))?;
@@ -321,7 +321,7 @@ impl Trust {
 
 /// The image, if content and tree belong together and any machine could have it.
 async fn verified(content: Content, tree: Tree) -> Result<RequiredImage, Fault> {
-    crate::server::blocking(move || match content.verify(&tree) {
+    crate::blocking(move || match content.verify(&tree) {
         Ok(()) => Ok(RequiredImage::new(content, tree)),
         Err(error) => Err(Fault::new(FaultCode::Untrusted, report(&error))),
     })

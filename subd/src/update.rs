@@ -30,48 +30,50 @@
 
 pub mod activate;
 mod admission;
-pub mod arrange;
-pub mod conduct;
 pub mod executor;
 mod guard;
 pub mod journal;
 pub mod locking;
 pub mod metadata;
+pub mod pause;
 pub mod phase;
 pub mod prepared;
 mod reboot;
 pub mod recovery;
 pub mod stage;
 pub mod step;
+pub mod step_plan;
+pub mod update_task;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{LastUpdate, PrepareRequest};
 use model::report::report;
 use model::scope::Scope;
-use model::tree::Time;
 use model::trigger::Triggers;
+use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::admission::{admit, check_plan, was_carried};
-use self::arrange::Arrangement;
 use self::prepared::{Bench, Order, Prepared};
 use self::stage::StageError;
-use crate::board::{Board, UpdatePhase, note_reboot, note_update};
 use crate::cache::Cache;
-use crate::disruption::DisruptionGate;
-use crate::home::Home;
-use crate::identity::IdentitySource;
+use crate::machine::command_runner::Outside;
+use crate::machine::disruption::DisruptionGate;
+use crate::machine::identity::IdentitySource;
+use crate::machine::services::ServiceDriver;
 use crate::root::Root;
-use crate::saved::StateDirectory;
-use crate::scan::{Scanner, Snapshot};
-use crate::service::ServiceDriver;
-use crate::service::outside::Outside;
+use crate::state::directories::Home;
+use crate::state::persisted_state::StateDirectory;
+use crate::state::report_state::{Board, UpdatePhase, note_reboot, note_update};
 use crate::trust::Trust;
 use crate::trust::judge::Judged;
+use crate::update::pause::refuse_if_paused;
+use crate::update::step_plan::Arrangement;
+use crate::{scan::Scanner, state::snapshot::Snapshot};
 
 /// The longest that a staged update may wait for its Commit.
 const EXPIRES_MAX: Duration = Duration::from_secs(24 * 3_600);
@@ -155,6 +157,7 @@ impl Updater {
         self.check_objects(&arrangement)?;
         let snapshot = self.board.try_change(|state| {
             let snapshot = admit(state, &request)?;
+            refuse_if_paused(state.saved.paused.as_ref(), wall())?;
             if snapshot.is_some() {
                 state.update = UpdatePhase::Preparing(request.update_id);
             }
@@ -300,7 +303,7 @@ impl Updater {
     /// # Errors
     ///
     /// `NotFound` if it is not staged, `Busy` during another update, `Stale` if the scan settings
-    /// have changed since it was staged.
+    /// have changed since it was staged, `Held` during a pause.
     pub fn commit(self: &Arc<Self>, update_id: u64) -> Result<(), Fault> {
         let scope = self.lock_prepared().as_ref().map(|prepared| prepared.scope);
         let begun = self.board.try_change(|state| {
@@ -312,6 +315,9 @@ impl Updater {
                         let text = "the scan settings changed since the update was staged";
                         return Err(Fault::new(FaultCode::Stale, text));
                     }
+                    // The caller may have waited for a permission since it looked at the pause.
+                    // Here the state is locked: no update begins after `Pause` has answered.
+                    refuse_if_paused(state.saved.paused.as_ref(), wall())?;
                     state.update = UpdatePhase::Updating(update_id);
                     Ok(Some(()))
                 }
@@ -389,17 +395,4 @@ impl Updater {
 
 fn internal(error: &dyn std::error::Error) -> Fault {
     Fault::new(FaultCode::Internal, report(error))
-}
-
-/// The machine's clock.
-#[must_use]
-pub fn now() -> Time {
-    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => Time {
-            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            nanoseconds: since.subsec_nanos(),
-        },
-        // A clock before 1970 is a clock that was not set.
-        Err(_) => Time::default(),
-    }
 }

@@ -4,7 +4,7 @@
 //! each hashed, are the objects of the new tree. Nothing of the old tree is trusted, because an
 //! object is used only for what it hashes to.
 
-pub mod harvest;
+pub mod import_files;
 pub mod writers;
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
@@ -24,11 +24,11 @@ use model::scope::SUBD_DIRECTORY;
 use model::words::{counted, size};
 use tool::Format;
 
-use harvest::{Harvest, HarvestError, Sums};
+use crate::import_files::{Harvest, HarvestError, Sums};
 use subd::cache::{Cache, CacheError};
-use subd::home::{Home, own_directory};
 use subd::root::{Directory, Root, RootError};
-use subd::saved::{SavedError, StateDirectory};
+use subd::state::directories::{Home, own_directory};
+use subd::state::persisted_state::{SavedError, StateDirectory};
 use subd::update::journal;
 
 /// How often progress is shown.

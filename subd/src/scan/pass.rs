@@ -26,15 +26,16 @@ use model::tree::{Child, Entry, Leaf, Metadata, Name, Tree, TreeError, Xattrs};
 use nix::errno::Errno;
 
 use self::frame::Frame;
-use super::beat::Beat;
 use super::counters::Counters;
 use super::links::LinkGroups;
 use super::medium::OnMedium;
 use super::memory::{Content, DirectoryMemory, LeafMemory, Memory, Stamp, assemble, leaf_of};
-use super::reading::{Reading, now};
-use super::sight::{Look, Sight};
-use super::taken::cpu_time;
+use super::reading::Reading;
+use crate::limits::usage::cpu_time;
 use crate::root::{Directory, Kind, Root, RootError, Status};
+use crate::scan::coverage::{Look, Sight};
+use crate::scan::progress::Beat;
+use system::clock::wall;
 
 /// How many directories are held open at once; the ones above are opened again when needed.
 const OPEN_MAX: usize = 64;
@@ -397,7 +398,7 @@ impl Walk<'_> {
         let (memory, status) = match known {
             Some(memory) if memory.stamp.holds_attributes(&status, attributes) => (memory, status),
             Some(memory) => {
-                let stamp = Stamp::new(&status, now(), attributes, self.task.root.times());
+                let stamp = Stamp::new(&status, wall(), attributes, self.task.root.times());
                 match directory.xattrs(name, attributes) {
                     Ok(xattrs) => {
                         let xattrs = Xattrs::from_iter(xattrs);
@@ -484,7 +485,7 @@ impl Walk<'_> {
         {
             return Seen::Leaf(leaf_of(&status, &memory), Some(memory));
         }
-        let stamp = Stamp::new(&status, now(), settings.attributes, self.task.root.times());
+        let stamp = Stamp::new(&status, wall(), settings.attributes, self.task.root.times());
         let content = match status.kind {
             Kind::Special(device) => match directory.is_mount_point(name) {
                 Ok(false) => Content::Special(device),
@@ -551,7 +552,7 @@ impl Walk<'_> {
         });
         let stamp = match known {
             Some(former) => former.stamp,
-            None => Stamp::new(&status, now(), attributes, self.task.root.times()),
+            None => Stamp::new(&status, wall(), attributes, self.task.root.times()),
         };
         let read = || -> Result<_, RootError> {
             let xattrs = match known {

@@ -12,12 +12,12 @@ use model::path::TreePath;
 use model::scope::{ScanSettings, Scope};
 use tokio::sync::{oneshot, watch};
 
-use super::Snapshot;
-use super::beat::Beat;
 use super::counters::Counters;
 use super::pace::REST_MIN;
-use super::taken::Taken;
 use crate::limits::Budgets;
+use crate::limits::usage::Taken;
+use crate::scan::progress::Beat;
+use crate::state::snapshot::Snapshot;
 
 /// The most paths that are distrusted at once; beyond that all that matters is that they are many,
 /// and the content pass finds the rest again.

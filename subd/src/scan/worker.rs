@@ -15,18 +15,20 @@ use model::scope::ScanSettings;
 use model::tree::{Child, Leaf, Tree};
 use tokio::sync::oneshot;
 
+use super::Pace;
 use super::content::{FilePass, Means, Step};
 use super::medium::OnMedium;
 use super::memory::DirectoryMemory;
 use super::pace::REST_MIN;
 use super::pass::{self, Found, PassError, Task};
-use super::reading::{AlignedBuffer, CHUNK_BYTES, Via};
-use super::sight::Sight;
+use super::reading::{CHUNK_BYTES, Via};
 use super::stall::Pass;
-use super::taken::Taken;
 use super::thread::{Mailbox, Shared};
-use super::{Pace, Snapshot};
+use crate::limits::usage::Taken;
 use crate::root::Root;
+use crate::root::aligned_buffer::AlignedBuffer;
+use crate::scan::coverage::Sight;
+use crate::state::snapshot::Snapshot;
 
 /// How far the thread steps back behind others (`nice`).
 const NICENESS: i32 = 15;

@@ -25,8 +25,8 @@ use model::scope::Scope;
 use model::signing::{Endorsed, Policy, Signature, TrustedKeys, endorse};
 use model::tree::{Child, Leaf, Node, Tree, TreeBuilder, TreeError};
 
-use super::record::{Accepted, at};
-use crate::scan::Snapshot;
+use crate::state::accepted_image::{Accepted, at};
+use crate::state::snapshot::Snapshot;
 
 /// What the machine's own configuration and history ask for.
 #[derive(Clone, Copy, Debug)]

@@ -17,11 +17,11 @@ use model::path::TreePath;
 use model::scope::Attributes;
 use nix::errno::Errno;
 
-use super::arrange::Place;
 use super::metadata::Target;
 use super::stage::{at_place, slot_name};
 use super::step::{Former, Script, Step};
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
+use crate::update::step_plan::Place;
 
 /// What is said of a directory that was to be removed and is not empty.
 const NOT_EMPTY: &str = "it holds something that is not in the scan";

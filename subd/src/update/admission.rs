@@ -9,9 +9,9 @@ use model::filter::Patterns;
 use model::report::report;
 use model::scope::{Coverage, ScanSettings};
 
-use super::arrange::{Arrangement, arrange};
-use crate::board::{State, UpdatePhase};
-use crate::scan::Snapshot;
+use crate::state::report_state::{State, UpdatePhase};
+use crate::state::snapshot::Snapshot;
+use crate::update::step_plan::{Arrangement, arrange};
 
 /// Says whether the update may be staged now: the scan that it is based on, or `None` if it is
 /// known already.

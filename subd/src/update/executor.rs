@@ -40,11 +40,11 @@ use model::trigger::services::ServiceCall;
 
 use super::activate::{Stage, StepError};
 use super::journal::{self, Journal, JournalError};
-use super::now;
 use super::phase::Phase;
-use crate::home::{Home, directory_name, empty};
 use crate::root::{Directory, Root, RootError};
-use crate::saved::SavedError;
+use crate::state::directories::{Home, directory_name, empty};
+use crate::state::persisted_state::SavedError;
+use system::clock::wall;
 
 /// What drives the services of a machine.
 pub trait Services {
@@ -254,7 +254,7 @@ impl Undertaking {
             health: self.health.clone(),
             awaits_boot: false,
             unlocked: self.journal.script.unlocked(),
-            ended: now(),
+            ended: wall(),
         }
     }
 }

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::stage::Taken;
 use super::step::{Script, Step};
 use crate::root::{Directory, RootError};
-use crate::trust::record::Accepted;
+use crate::state::accepted_image::Accepted;
 
 /// The largest journal, in bytes.
 pub const JOURNAL_BYTES_MAX: u64 = 1 << 30;
@@ -243,7 +243,7 @@ pub fn write(directory: &Directory, journal: &Journal) -> Result<(), JournalErro
         Err(error) => return Err(error.into()),
         Ok(_) => return Err(JournalError::Occupied),
     }
-    crate::home::remove_all(directory, TEMPORARY)?;
+    crate::state::directories::remove_all(directory, TEMPORARY)?;
     let mut file = BufWriter::new(directory.create_file(TEMPORARY, 0o600)?);
     journal.write(&mut file)?;
     let file = file.into_inner().map_err(|error| fail(error.into_error()))?;
@@ -271,8 +271,8 @@ pub fn read(directory: &Directory) -> Result<Option<Journal>, JournalError> {
 ///
 /// [`RootError`]; then it may come back with a crash.
 pub fn remove(directory: &Directory) -> Result<(), RootError> {
-    crate::home::remove_all(directory, NAME)?;
-    crate::home::remove_all(directory, TEMPORARY)?;
+    crate::state::directories::remove_all(directory, NAME)?;
+    crate::state::directories::remove_all(directory, TEMPORARY)?;
     directory.sync()
 }
 

@@ -89,9 +89,9 @@ mod tests {
     use model::scope::Attributes;
     use model::tree::{Metadata, Time};
 
-    use super::super::arrange::Place;
     use super::super::step::{Appearance, Former};
     use super::*;
+    use crate::update::step_plan::Place;
 
     fn path(text: &str) -> TreePath {
         text.parse().unwrap()

@@ -13,18 +13,18 @@ use model::tree::Tree;
 use model::trigger::Triggers;
 use model::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
 
-use super::arrange::Arrangement;
 use super::executor::Undertaking;
 use super::journal::{Head, Journal};
-use super::now;
 use super::phase::Phase;
 use super::stage::{self, StageError, Taken, Workshop};
 use super::step::Script;
 use crate::cache::Cache;
-use crate::home::{Home, directory_name, remove_all};
 use crate::root::Root;
+use crate::state::accepted_image::Accepted;
+use crate::state::directories::{Home, directory_name, remove_all};
 use crate::trust::judge::Judged;
-use crate::trust::record::Accepted;
+use crate::update::step_plan::Arrangement;
+use system::clock::wall;
 
 /// What is known of an update besides its steps.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ impl Order {
     #[must_use]
     pub fn not_prepared(&self, why: String) -> LastUpdate {
         let last = LastUpdate::new(self.update_id, self.image.clone(), Outcome::NotPrepared(why));
-        LastUpdate { operations: self.operations, ended: now(), ..last }
+        LastUpdate { operations: self.operations, ended: wall(), ..last }
     }
 }
 

@@ -11,7 +11,7 @@ use model::trigger::REBOOT;
 use model::trigger::services::Verb;
 
 use super::Updater;
-use crate::board::{State, note_failures};
+use crate::state::report_state::{State, note_failures};
 
 impl Updater {
     /// Asks the system to reboot the machine.

@@ -16,14 +16,14 @@ use model::scope::Attributes;
 use model::tree::{Child, File, Leaf, Node, Special, Times, Tree};
 use serde::{Deserialize, Serialize};
 
-use super::arrange::{Arrangement, Outline, Place, What};
 use super::locking::unlock;
 use super::metadata::{Target, appearance_of, visible_difference};
 use super::step::{Former, Script, Step};
 use crate::cache::{Cache, CacheError, Retrieved};
 use crate::fetch::shortage;
-use crate::home::remove_all;
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
+use crate::state::directories::remove_all;
+use crate::update::step_plan::{Arrangement, Outline, Place, What};
 
 /// An update that cannot be staged.
 #[derive(Debug, thiserror::Error)]

@@ -11,8 +11,8 @@ use model::scope::Attributes;
 use model::tree::{Metadata, Time};
 use serde::{Deserialize, Serialize};
 
-use super::arrange::Place;
 use crate::root::Locks;
+use crate::update::step_plan::Place;
 
 /// All steps of one update, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

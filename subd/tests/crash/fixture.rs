@@ -25,7 +25,7 @@ use model::tree::{Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Tr
 use model::trigger::Triggers;
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
 use nix::sys::time::TimeSpec;
-use subd::saved::Saved;
+use subd::state::persisted_state::Saved;
 
 use crate::listing::Listing;
 

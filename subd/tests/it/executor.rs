@@ -13,14 +13,14 @@ use model::tree::{File, Leaf, Metadata, Node, Time, Times, Tree, TreeBuilder};
 use model::trigger::Triggers;
 use model::trigger::services::{ServiceCall, ServiceCalls, Verb};
 use subd::cache::Cache;
-use subd::home::Home;
 use subd::root::Root;
-use subd::saved::SavedError;
-use subd::update::arrange::arrange;
+use subd::state::directories::Home;
+use subd::state::persisted_state::SavedError;
 use subd::update::executor::{Ended, Executor, Machine, Remains, Services, Settled, Undertaking};
 use subd::update::journal::Journal;
 use subd::update::phase::Phase;
 use subd::update::prepared::{Bench, Order, Prepared, free};
+use subd::update::step_plan::arrange;
 
 use crate::fixture::path;
 

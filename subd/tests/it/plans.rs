@@ -27,12 +27,12 @@ use model::trigger::Triggers;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use subd::cache::Cache;
-use subd::home::Home;
 use subd::root::Root;
-use subd::saved::SavedError;
-use subd::update::arrange::arrange;
+use subd::state::directories::Home;
+use subd::state::persisted_state::SavedError;
 use subd::update::executor::{Executor, Machine, Settled};
 use subd::update::prepared::{Bench, Order, Prepared};
+use subd::update::step_plan::arrange;
 
 use crate::fixture::path;
 use crate::scan::{independent, on_demand, start_on};

@@ -6,8 +6,8 @@ use model::trigger::services::{ServiceCall, Verb};
 
 use super::*;
 use crate::root::Root;
-use crate::update::arrange::Place;
 use crate::update::step::{Appearance, Former};
+use crate::update::step_plan::Place;
 
 fn path(text: &str) -> TreePath {
     text.parse().unwrap()

@@ -8,8 +8,8 @@ use api::subd::Outcome;
 use model::scope::ScanSettings;
 use model::tree::text::to_text;
 use model::tree::{Metadata, Times, Tree};
-use subd::home::Home;
 use subd::root::Root;
+use subd::state::directories::Home;
 
 use super::{in_own_mounts, mount_tmpfs, run, unmount};
 use crate::fixture::{Edit, Source, Sub, file, path};

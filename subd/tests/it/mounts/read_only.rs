@@ -13,11 +13,11 @@ use model::filter::Patterns;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use rpc::client::{Client, Peer};
-use subd::board::{Board, Measured};
-use subd::home::Home;
-use subd::probe::Probe;
+use subd::machine::probe::Probe;
 use subd::root::Root;
-use subd::saved::Saved;
+use subd::state::directories::Home;
+use subd::state::persisted_state::Saved;
+use subd::state::report_state::{Board, Measured};
 
 use super::{in_own_mounts, mount_tmpfs, refusal, removal, unmount};
 use crate::fixture::{Edit, PATIENCE, Source, Sub};

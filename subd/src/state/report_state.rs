@@ -16,8 +16,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::subd::{
-    Activity, Alarm, CacheReport, Configuration, Identity, LastFetch, LastUpdate, Limits,
-    LimitsReport, Load, PollReply, ScanCounters, ScanReport, Space, TriggerFailure, Version,
+    Activity, Alarm, CacheReport, Identity, LastFetch, LastUpdate, Limits, LimitsReport, Load,
+    PollReply, ScanCounters, ScanReport, Space, TriggerFailure, Version,
 };
 pub use api::subd::{FetchProgress, UpdatePhase};
 use model::filter::Patterns;
@@ -27,9 +27,9 @@ use model::tree::Time;
 use model::trigger::Triggers;
 use tokio::sync::watch;
 
-use crate::cache::changes::ChangeLog;
-use crate::saved::{Saved, SavedError, StateDirectory};
-use crate::scan::Snapshot;
+use crate::state::cache_changes::ChangeLog;
+use crate::state::persisted_state::{Saved, SavedError, StateDirectory};
+use crate::state::snapshot::Snapshot;
 
 /// The most trigger failures that are remembered.
 const TRIGGER_FAILURES_MAX: usize = 64;
@@ -173,8 +173,47 @@ impl Board {
         self.version.subscribe()
     }
 
-    /// Writes what is to be remembered over restarts, as it is when it is this caller's turn.
-    /// Blocks.
+    /// Changes what is remembered over restarts, write-through: the change is in force only once it
+    /// is on the medium. `change` is called twice, with a copy and with the state in memory, and
+    /// must do the same both times. Writes nothing if nothing changes,
+    /// unless the last write failed. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`]; then the state in memory is unchanged.
+    pub fn persist(
+        &self,
+        directory: &StateDirectory,
+        change: impl Fn(&mut Saved),
+    ) -> Result<(), SavedError> {
+        let changed = |failed| {
+            let before = self.read(|state| state.saved.clone());
+            let mut saved = before.clone();
+            change(&mut saved);
+            (failed || saved != before).then_some(saved)
+        };
+        directory.store_before(changed, || self.change_saved(&change))
+    }
+
+    /// Changes what is remembered in memory, and puts the configuration in it in force.
+    fn change_saved(&self, change: impl FnOnce(&mut Saved)) {
+        let mut inner = self.lock();
+        let state = &mut inner.state;
+        let was_scanned = state.is_scanned();
+        change(&mut state.saved);
+        state.scope = Scope::of(&state.saved.configuration.scan, self.exclusions.lines());
+        // A caller may have been told that there is no scan in this very generation.
+        if state.is_scanned() && !was_scanned {
+            state.version.generation += 1;
+        }
+        state.version.status += 1;
+        self.version.send_replace(state.version);
+    }
+
+    /// Writes what is to be remembered over restarts, as it is when it is this caller's turn. For
+    /// what has happened already, and is therefore in memory even if it cannot be written (the end
+    /// of an update or a pause, a measured speed); the next write carries it. Orders are given by
+    /// [`Board::persist`]. Blocks.
     ///
     /// # Errors
     ///
@@ -300,21 +339,6 @@ impl Board {
             changes.record(state.version.generation, news);
             self.version.send_replace(state.version);
         }
-    }
-
-    /// Puts another configuration in force.
-    pub fn configure(&self, configuration: &Configuration) {
-        let mut inner = self.lock();
-        let state = &mut inner.state;
-        let was_scanned = state.is_scanned();
-        state.saved.configuration = configuration.clone();
-        state.scope = Scope::of(&configuration.scan, self.exclusions.lines());
-        // A caller may have been told that there is no scan in this very generation.
-        if state.is_scanned() && !was_scanned {
-            state.version.generation += 1;
-        }
-        state.version.status += 1;
-        self.version.send_replace(state.version);
     }
 
     /// The reply to a poll of a caller that knows `have`.

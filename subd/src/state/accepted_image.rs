@@ -35,6 +35,6 @@ impl fmt::Display for Accepted {
 }
 
 /// The moment, for people.
-pub(super) fn at(seconds: u64) -> String {
+pub fn at(seconds: u64) -> String {
     moment(Time { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 })
 }

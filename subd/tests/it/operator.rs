@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use api::fault::FaultCode;
 use api::subd::{
-    Commit, CommitRequest, GetFiles, GetFilesRequest, PIECE_BYTES_MAX, PIECES_MAX, Pause, Paused,
-    Piece, Prepare, Resume,
+    Commit, CommitRequest, GetFiles, GetFilesRequest, Limits, PIECE_BYTES_MAX, PIECES_MAX, Pause,
+    Paused, Piece, Prepare, Resume, SetConfiguration, SetConfigurationRequest,
 };
 use model::tree::Time;
 use rpc::client::CallError;
@@ -26,6 +26,46 @@ async fn in_seconds(sub: &Sub, seconds: i64) -> Time {
 fn refusal(error: &CallError) -> (FaultCode, String) {
     let fault = error.fault().unwrap();
     (fault.code, fault.message.clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_cannot_be_written_is_not_in_force_and_its_repetition_is() {
+    let place = tempfile::tempdir().unwrap();
+    let sub = Sub::start_on(place.path(), &[]).await;
+    let paused = pause(in_seconds(&sub, 3_600).await, "disk swap");
+    let limits = Limits { scan_percent: Some(1), ..Limits::default() };
+    let configuration = SetConfigurationRequest { scan: None, limits: Some(limits) };
+    // No file can be renamed over a directory.
+    let state = place.path().join(".subd/state/state.json");
+    if state.exists() {
+        std::fs::remove_file(&state).unwrap();
+    }
+    std::fs::create_dir(&state).unwrap();
+    for _ in 0..2 {
+        let error = sub.client.call::<Pause>(&paused).await.unwrap_err();
+        assert_eq!(refusal(&error).0, FaultCode::Internal);
+        let error = sub.client.call::<SetConfiguration>(&configuration).await.unwrap_err();
+        assert_eq!(refusal(&error).0, FaultCode::Internal);
+        let reply = sub.poll().await;
+        assert_eq!((reply.paused, reply.limits.told), (None, Limits::default()));
+    }
+    std::fs::remove_dir(&state).unwrap();
+    sub.client.call::<Pause>(&paused).await.unwrap();
+    sub.client.call::<SetConfiguration>(&configuration).await.unwrap();
+    sub.stop().await;
+    let sub = Sub::start_on(place.path(), &[]).await;
+    let reply = sub.poll().await;
+    assert_eq!((reply.paused, reply.limits.told), (Some(paused), limits));
+    // The end of a pause is an order, too.
+    std::fs::rename(&state, place.path().join("aside")).unwrap();
+    std::fs::create_dir(&state).unwrap();
+    let error = sub.client.call::<Resume>(&()).await.unwrap_err();
+    assert_eq!(refusal(&error).0, FaultCode::Internal);
+    assert!(sub.poll().await.paused.is_some());
+    std::fs::remove_dir(&state).unwrap();
+    sub.client.call::<Resume>(&()).await.unwrap();
+    assert_eq!(sub.poll().await.paused, None);
+    sub.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,8 +7,6 @@
 //! * A pause outlasts a restart of subd, and ends by itself.
 //! * Only regular files of the managed tree are given, never anything of `/.subd`.
 
-pub mod pause;
-
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,11 +25,13 @@ use rpc::server::Router;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::board::Board;
+use crate::blocking;
+use crate::interface::server::{Service, too_many};
 use crate::root::{Kind, Root, RootError, Status};
-use crate::saved::StateDirectory;
-use crate::server::{Service, blocking, too_many};
-use crate::update::now;
+use crate::state::persisted_state::StateDirectory;
+use crate::state::report_state::Board;
+use crate::update::pause;
+use system::clock::wall;
 
 /// How much of files one reply carries before it stops, in bytes.
 const FILES_BYTES_MAX: usize = 8 << 20;
@@ -53,7 +53,7 @@ pub fn add_methods(router: Router, service: &Arc<Service>) -> Router {
         .method::<Pause, _, _>(move |_, paused| {
             let service = Arc::clone(&stopper);
             async move {
-                pause::check(&paused, now())?;
+                pause::check(&paused, wall())?;
                 let until = model::when::moment(paused.until);
                 tracing::warn!(until, reason = paused.reason, "updates are paused");
                 set_pause(&service.board, &service.state, Some(paused)).await
@@ -91,13 +91,7 @@ pub fn add_methods(router: Router, service: &Arc<Service>) -> Router {
 ///
 /// `Held` says until when, and why.
 pub fn refuse_if_paused(board: &Board) -> Result<(), Fault> {
-    let paused = board.read(|state| state.saved.paused.clone());
-    match paused {
-        Some(paused) if !pause::left(&paused, now(), Duration::ZERO).is_zero() => {
-            Err(pause::refusal(&paused))
-        }
-        _ => Ok(()),
-    }
+    board.read(|state| pause::refuse_if_paused(state.saved.paused.as_ref(), wall()))
 }
 
 async fn set_pause(
@@ -105,14 +99,13 @@ async fn set_pause(
     state: &Arc<StateDirectory>,
     paused: Option<Paused>,
 ) -> Result<Done, Fault> {
-    if board.read(|state| state.saved.paused == paused) {
-        return Ok(Done {});
-    }
-    board.change(|state| state.saved.paused = paused);
-    match board.keep(state).await {
-        Ok(()) => Ok(Done {}),
-        Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),
-    }
+    let (board, state) = (Arc::clone(board), Arc::clone(state));
+    blocking(move || {
+        let persisted = board.persist(&state, |saved| saved.paused.clone_from(&paused));
+        persisted.map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
+        Ok(Done {})
+    })
+    .await
 }
 
 /// Ends pauses when their time is over, until `stop` is cancelled.
@@ -128,11 +121,18 @@ pub async fn end_pauses(board: Arc<Board>, state: Arc<StateDirectory>, stop: Can
             (None, _) => None,
         };
         let left =
-            in_force.as_ref().map(|(paused, since)| pause::left(paused, now(), since.elapsed()));
+            in_force.as_ref().map(|(paused, since)| pause::left(paused, wall(), since.elapsed()));
         if left == Some(Duration::ZERO) {
             tracing::info!("the pause is over: updates go on");
-            if let Err(fault) = set_pause(&board, &state, None).await {
-                tracing::warn!("the end of the pause is not on the disk: {fault}");
+            board.change(|state| {
+                // Another pause may have been set meanwhile.
+                state
+                    .saved
+                    .paused
+                    .take_if(|paused| in_force.as_ref().is_some_and(|(ended, _)| paused == ended));
+            });
+            if let Err(error) = board.keep(&state).await {
+                tracing::warn!("the end of the pause is not on the disk: {}", report(&error));
             }
             continue;
         }

@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::permission::{Disruption, Event, Permission, Question};
-use crate::board::{Board, State, UpdatePhase};
-use crate::service::command::{End, Ended};
-use crate::service::outside::Outside;
+use crate::machine::command::{End, Ended};
+use crate::machine::command_runner::Outside;
+use crate::state::report_state::{Board, State, UpdatePhase};
 
 /// How long the command may take.
 const TIME_MAX: Duration = Duration::from_secs(30);

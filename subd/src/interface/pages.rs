@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use rpc::page_frame::{Cell, Frame, Mark, pairs, table};
 use rpc::server::{Page, Router};
 
-use crate::server::Service;
+use crate::interface::server::Service;
 
 /// Adds the page and the metrics of `service`.
 #[must_use]

@@ -53,11 +53,20 @@ pub fn left(pause: &Paused, now: Time, elapsed: Duration) -> Duration {
     until_end(pause, now).min(PAUSE_MAX.saturating_sub(elapsed))
 }
 
-/// The refusal of an update during `pause`.
-#[must_use]
-pub fn refusal(pause: &Paused) -> Fault {
-    let until = moment(pause.until);
-    Fault::new(FaultCode::Held, format!("updates are paused until {until}: {}", pause.reason))
+/// Refuses an update at `now`, by the machine's clock, if `pause` is in force then.
+///
+/// # Errors
+///
+/// `Held` says until when updates are paused, and why.
+pub fn refuse_if_paused(pause: Option<&Paused>, now: Time) -> Result<(), Fault> {
+    match pause {
+        Some(pause) if !left(pause, now, Duration::ZERO).is_zero() => {
+            let (until, reason) = (moment(pause.until), &pause.reason);
+            let text = format!("updates are paused until {until}: {reason}");
+            Err(Fault::new(FaultCode::Held, text))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// From `now` to the end of `pause`, by one and the same clock.

@@ -12,8 +12,8 @@ use model::report::report;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::board::Board;
 use crate::root::Root;
+use crate::state::report_state::Board;
 
 /// How often it is asked whether the root is read-only.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);

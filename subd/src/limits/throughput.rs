@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use model::path::TreePath;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{major, minor};
-use serde::{Deserialize, Serialize};
 
+use crate::limits::usage::read_bytes;
+use crate::root::aligned_buffer::AlignedBuffer;
 use crate::root::{Kind, Root, RootError};
-use crate::scan::reading::AlignedBuffer;
-use crate::scan::taken::read_bytes;
+use crate::state::persisted_state::DeviceSpeed;
 
 /// How much is read at once, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
@@ -35,15 +35,6 @@ const READ_TIME_MAX: Duration = Duration::from_secs(1);
 /// How many entries are looked at to find large files, and for how long.
 const ENTRIES_MAX: usize = 20_000;
 const LOOK_TIME_MAX: Duration = Duration::from_secs(2);
-
-/// A device that was measured.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceSpeed {
-    /// Which device: another one is measured anew.
-    pub device: String,
-    /// How fast it can be read.
-    pub bytes_per_second: u64,
-}
 
 /// A block device.
 struct BlockDevice {

@@ -23,7 +23,6 @@ use model::scope::SUBD_DIRECTORY;
 use nix::errno::Errno;
 
 use crate::root::{Directory, Kind, Locks, Root, RootError};
-use crate::update::phase::Phase;
 
 /// The deepest that is cleared. Nothing that subd makes is deeper.
 const DEPTH_MAX: usize = 2 * model::path::DEPTH_MAX;
@@ -85,31 +84,6 @@ impl Home {
                 own_directory(&own_directory(&top, &SUBD_DIRECTORY.as_bytes()[1..])?, name)
             }
         }
-    }
-
-    /// Clears what updates of a former run left that are given up or over; all but those of the
-    /// update `kept`. Gives how many there were.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] if something cannot be removed.
-    pub fn clear(&self, kept: Option<u64>) -> Result<usize, RootError> {
-        let mut cleared = 0;
-        let staged = kept.map(directory_name);
-        for name in self.staging.names()? {
-            if staged.as_deref() != Some(&name) {
-                remove_all(&self.staging, &name)?;
-                cleared += 1;
-            }
-        }
-        for name in self.undo.names()? {
-            let update = Phase::of_directory(&name);
-            if update.is_some_and(|(id, phase)| phase.is_over() && Some(id) != kept) {
-                remove_all(&self.undo, &name)?;
-                cleared += 1;
-            }
-        }
-        Ok(cleared)
     }
 }
 
@@ -217,24 +191,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn makes_its_directories_and_clears_what_is_left() {
+    fn makes_its_directories_for_root_alone() {
         let place = tempfile::tempdir().unwrap();
         let root = Root::open(place.path()).unwrap();
-        let home = Home::open(&root).unwrap();
-        home.staging.make_directory(b"7", 0o755).unwrap();
-        let slot = home.staging.open_child(b"7").unwrap();
-        slot.make_directory(b"0", 0o755).unwrap();
-        slot.open_child(b"0").unwrap().create_file(b"\xff", 0o600).unwrap();
-        slot.make_symlink(b"1", b"/etc").unwrap();
-        home.staging.make_directory(b"8", 0o755).unwrap();
-        for name in ["strange", "7", "7.back", "7.done", "8.rolled-back", "9.live.x"] {
-            home.undo.make_directory(name.as_bytes(), 0o700).unwrap();
-        }
-        assert_eq!(home.clear(Some(7)).unwrap(), 2);
-        assert_eq!(home.clear(Some(7)).unwrap(), 0);
-        assert_eq!(home.clear(None).unwrap(), 2);
-        let left = ["7", "7.back", "9.live.x", "strange"].map(|name| Box::from(name.as_bytes()));
-        assert_eq!(home.undo.names().unwrap(), left);
+        Home::open(&root).unwrap();
         let again = Home::open(&root).unwrap();
         assert_eq!(again.objects.status().unwrap().mode, 0o700);
         assert_eq!(Home::state(&root, None).unwrap().names().unwrap(), Vec::<Box<[u8]>>::new());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use api::subd::Health;
 use model::image::HealthCheck;
 
-use crate::service::outside::Outside;
+use crate::machine::command_runner::Outside;
 
 /// How long after a try that failed the next one begins.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);

@@ -20,12 +20,15 @@ use super::executor::{Ended, Executor, Machine, Remains, Services, Settled, Unde
 use super::journal::Head;
 use super::prepared::{forget_taken, free};
 use super::recovery::Resumed;
-use crate::board::{UpdatePhase, note_reboot, note_update};
-use crate::health;
-use crate::saved::SavedError;
-use crate::scan::{Pause, Snapshot, Stopped};
-use crate::service::ServiceDriver;
-use crate::trust::record::Accepted;
+use crate::machine::health;
+use crate::machine::services::ServiceDriver;
+use crate::state::accepted_image::Accepted;
+use crate::state::persisted_state::SavedError;
+use crate::state::report_state::{UpdatePhase, note_reboot, note_update};
+use crate::{
+    scan::{Pause, Stopped},
+    state::snapshot::Snapshot,
+};
 
 /// How many times longer than the first the longest pause between two tries is.
 const RETRY_GROWTH_MAX: u32 = 20;

@@ -7,9 +7,9 @@ use api::subd::Alarm;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::board::Board;
 use crate::scan::Scanner;
 use crate::scan::stall::Watch;
+use crate::state::report_state::Board;
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_secs(2);

@@ -204,7 +204,7 @@ impl<'a> Harvest<'a> {
     fn drain(&mut self) -> Result<(), HarvestError> {
         for old in self.intake.names()? {
             if !old.starts_with(MOVED.as_bytes()) {
-                subd::home::remove_all(self.intake, &old)?;
+                subd::state::directories::remove_all(self.intake, &old)?;
                 continue;
             }
             let name = self.name(COPIED);
@@ -286,7 +286,7 @@ impl<'a> Harvest<'a> {
         }
         let name = self.name(COPIED);
         if let Err(error) = copy(&directory, old, self.intake, &name) {
-            subd::home::remove_all(self.intake, &name)?;
+            subd::state::directories::remove_all(self.intake, &name)?;
             return Err(error);
         }
         Ok((name, true))

@@ -23,16 +23,18 @@ use rpc::server::Router;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::board::{Board, Measured};
-use crate::by_hand::{self, refuse_if_paused};
+use crate::blocking;
 use crate::cache::Cache;
 use crate::fetch::Fetcher;
+use crate::interface::operator::{self, refuse_if_paused};
+use crate::interface::pages;
 use crate::limits::Budgets;
-use crate::page;
 use crate::root::Root;
-use crate::saved::StateDirectory;
 use crate::scan::Scanner;
-use crate::update::{Updater, now};
+use crate::state::persisted_state::{Saved, StateDirectory};
+use crate::state::report_state::{Board, Measured};
+use crate::update::Updater;
+use system::clock::wall;
 
 /// How much of directories one reply carries before it stops, in bytes.
 const DIRECTORIES_BYTES_MAX: usize = 16 << 20;
@@ -64,7 +66,7 @@ pub struct Service {
     /// The directories of the latest tree that was asked for, by digest.
     pub index: Mutex<Option<(ObjectId, Arc<DirectoryIndex>)>>,
     /// Lets one change of the configuration be done at a time.
-    pub configuring: tokio::sync::Mutex<()>,
+    pub configuring: Mutex<()>,
     /// Lets files be given to one caller at a time.
     pub giving_files: Arc<tokio::sync::Semaphore>,
 }
@@ -73,8 +75,8 @@ pub struct Service {
 #[must_use]
 pub fn router(service: &Arc<Service>, security: &Security) -> Router {
     let (router, frame) = (Router::new("subd", security), Frame::new("subd", security));
-    let router = page::add_pages(router, service, frame);
-    let router = by_hand::add_methods(router, service);
+    let router = pages::add_pages(router, service, frame);
+    let router = operator::add_methods(router, service);
     let given = || Arc::clone(service);
     let (poll, directories, fetch, prepare) = (given(), given(), given(), given());
     let (commit, cleanup, get, set) = (given(), given(), given(), given());
@@ -126,16 +128,8 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router {
         })
         .method::<SetConfiguration, _, _>(move |_, configuration| {
             let service = Arc::clone(&set);
-            async move { service.configure(configuration).await }
+            async move { blocking(move || service.configure(configuration)).await }
         })
-}
-
-/// Runs what waits for the disk where it holds nobody up.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
-) -> Result<T, Fault> {
-    let result = tokio::task::spawn_blocking(work).await;
-    result.unwrap_or_else(|error| Err(Fault::new(FaultCode::Internal, error.to_string())))
 }
 
 pub(crate) fn too_many(count: usize, max: usize, what: &str) -> Fault {
@@ -168,7 +162,7 @@ impl Service {
         let fetched_bytes = self.fetched_bytes.load(Ordering::Relaxed);
         let counters = ScanCounters { fetched_bytes, ..self.scanner.counters() };
         let (load, ceilings) = (self.budgets.load(), self.budgets.ceilings());
-        Measured { space, counters, load, ceilings, clock: now() }
+        Measured { space, counters, load, ceilings, clock: wall() }
     }
 
     fn directories(&self, digests: &[ObjectId]) -> Result<GetDirectoriesReply, Fault> {
@@ -219,22 +213,21 @@ impl Service {
         }
     }
 
-    async fn configure(&self, request: SetConfigurationRequest) -> Result<Done, Fault> {
-        let _turn = self.configuring.lock().await;
+    /// Writes the configuration, and then puts it in force. Blocks.
+    fn configure(&self, request: SetConfigurationRequest) -> Result<Done, Fault> {
+        let _turn = self.configuring.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.board.read(|state| state.saved.configuration.clone());
         let scan = request.scan.unwrap_or_else(|| old.scan.clone());
         let limits = request.limits.unwrap_or(old.limits);
         let configuration = Configuration { scan, limits };
-        if configuration == old {
-            return Ok(Done {});
+        let change = |saved: &mut Saved| saved.configuration.clone_from(&configuration);
+        let persisted = self.board.persist(&self.state, change);
+        persisted.map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
+        if configuration != old {
+            self.budgets.set_limits(configuration.limits);
+            self.scanner.set_settings(configuration.scan);
         }
-        self.board.configure(&configuration);
-        self.budgets.set_limits(configuration.limits);
-        self.scanner.set_settings(configuration.scan);
-        match self.board.keep(&self.state).await {
-            Ok(()) => Ok(Done {}),
-            Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),
-        }
+        Ok(Done {})
     }
 }
 

@@ -4,9 +4,6 @@
 //! in [`command`], and what operators give is run [`outside`] of subd. All of it blocks, and makes
 //! no thread.
 
-pub mod command;
-pub mod outside;
-
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -16,8 +13,8 @@ use api::subd::TriggerFailure;
 use model::trigger::REBOOT;
 use model::trigger::services::{ServiceCall, Verb};
 
-use self::command::End;
-use self::outside::Outside;
+use crate::machine::command::{self, End};
+use crate::machine::command_runner::Outside;
 
 /// How long one command may take.
 pub const TIME_MAX: Duration = Duration::from_secs(60);

@@ -15,8 +15,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::root::{Directory, RootError};
-use crate::speed::DeviceSpeed;
-use crate::trust::record::Accepted;
+use crate::state::accepted_image::Accepted;
 
 const STATE: &[u8] = b"state.json";
 const TEMPORARY: &[u8] = b"state.json.new";
@@ -55,6 +54,15 @@ pub struct Saved {
     pub health_check: Option<HealthCheck>,
     /// How fast the network is, in bytes per second, if fetching has shown it.
     pub network_speed: Option<u64>,
+}
+
+/// A device that was measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceSpeed {
+    /// Which device: another one is measured anew.
+    pub device: String,
+    /// How fast it can be read.
+    pub bytes_per_second: u64,
 }
 
 /// State that cannot be kept.
@@ -96,7 +104,8 @@ pub struct StateDirectory {
     directory: Directory,
     /// The one in `/.subd`, if the state is elsewhere.
     home: Option<Directory>,
-    writing: Mutex<()>,
+    /// Held while a file is written; true if the last write of the state failed.
+    writing: Mutex<bool>,
     _lock: Flock<File>,
 }
 
@@ -120,7 +129,7 @@ impl StateDirectory {
                 SavedError::Content { operation: "lock", source: errno.into() }
             }
         })?;
-        Ok(Self { directory, home: None, writing: Mutex::new(()), _lock: lock })
+        Ok(Self { directory, home: None, writing: Mutex::new(false), _lock: lock })
     }
 
     /// The same lock, with the state itself in `elsewhere`.
@@ -154,15 +163,36 @@ impl StateDirectory {
         }
     }
 
-    /// Writes the state that `latest` gives, durably. It is asked when it is this caller's turn,
-    /// so that no older state is written over a newer one.
+    /// Writes the state that `latest` returns, durably. One caller at a time, and `latest` is
+    /// called when it is this caller's turn, so that no older state is written over a newer one.
     ///
     /// # Errors
     ///
-    /// [`SavedError`]; what was there before is still there.
+    /// [`SavedError`]; the former state is still on the medium.
     pub fn store(&self, latest: impl FnOnce() -> Saved) -> Result<(), SavedError> {
-        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        replace(&self.directory, STATE, TEMPORARY, &latest())
+        self.store_before(|_| Some(latest()), || ())
+    }
+
+    /// Writes the state that `latest` returns, durably, and then calls `after`, in the same turn.
+    /// Does neither if `latest` returns `None`. The argument of `latest` is true if the last write
+    /// failed, so that it is not known what is on the medium.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`]; the former state is still on the medium, and `after` was not called.
+    pub fn store_before(
+        &self,
+        latest: impl FnOnce(bool) -> Option<Saved>,
+        after: impl FnOnce(),
+    ) -> Result<(), SavedError> {
+        let mut failed = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(saved) = latest(*failed) {
+            *failed = true;
+            replace(&self.directory, STATE, TEMPORARY, &saved)?;
+            *failed = false;
+            after();
+        }
+        Ok(())
     }
 
     /// Reads which image was accepted last; `None` if none was yet.
@@ -235,7 +265,7 @@ fn replace(
 ) -> Result<(), SavedError> {
     let fail = |source| SavedError::Content { operation: "write", source };
     let text = serde_json::to_vec_pretty(value).map_err(|error| fail(error.into()))?;
-    crate::home::remove_all(directory, temporary)?;
+    crate::state::directories::remove_all(directory, temporary)?;
     let mut file = directory.create_file(temporary, 0o600)?;
     file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
     directory.rename_over(temporary, directory, name)?;
