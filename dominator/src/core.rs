@@ -26,7 +26,3 @@ pub mod sources;
 pub mod sub;
 pub mod trial;
 
-pub use api::planning;
-pub use model::image::required;
-pub use model::plan::safety;
-pub use model::words;
