@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::budgets::{BudgetArgs, sources};
 use crate::clock::Clock;
-use crate::core::herd::EditLimits;
+use crate::core::mdb_diff::EditLimits;
 use crate::core::pauses::Pauses;
 use crate::desk::Desk;
 use crate::driver::Shared;

@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
-use crate::core::budget::Seat;
-use crate::core::claims::{Answer, Claim, Claims, Purpose, Release, Settings};
+use crate::core::budget::ClaimantId;
+use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, ClaimSettings, ClaimTable, Release};
 use crate::core::order::Order;
 use crate::driver::Handle;
 use crate::state::{State, StateError};
@@ -24,8 +24,8 @@ const KEEP_AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Inner {
-    claims: Claims,
-    machines: BTreeMap<Seat, Weak<Handle>>,
+    claims: ClaimTable,
+    machines: BTreeMap<ClaimantId, Weak<Handle>>,
     last: u64,
     /// When [`Desk::run`] wakes.
     wake: Option<Duration>,
@@ -64,12 +64,12 @@ pub struct Desk {
 impl Desk {
     /// Nobody has a claim; updates to `stopped` had stopped before a restart.
     #[must_use]
-    pub fn new(clock: Clock, settings: Settings, stopped: Vec<StoppedImage>) -> Self {
+    pub fn new(clock: Clock, settings: ClaimSettings, stopped: Vec<StoppedImage>) -> Self {
         for stop in &stopped {
             tracing::warn!(image = %stop.image, "updates to it have stopped: {}", stop.why);
         }
         let told = stopped.iter().map(|stop| stop.image.clone()).collect();
-        let claims = Claims::new(settings, stopped, clock.now());
+        let claims = ClaimTable::new(settings, stopped, clock.now());
         let machines = BTreeMap::new();
         let inner = Inner { claims, machines, last: 0, wake: None, told, kept: 0 };
         Self {
@@ -82,23 +82,23 @@ impl Desk {
     }
 
     /// A number for a machine that is looked after from now on.
-    pub fn enroll(&self) -> Seat {
+    pub fn enroll(&self) -> ClaimantId {
         let mut inner = self.locked();
         inner.last += 1;
-        let seat = Seat(inner.last);
-        inner.claims.enroll(seat, self.clock.now());
-        seat
+        let claimant = ClaimantId(inner.last);
+        inner.claims.enroll(claimant, self.clock.now());
+        claimant
     }
 
     /// Nudges `handle` whenever the answer to the claim of its machine changes.
-    pub fn watch(&self, seat: Seat, handle: &Arc<Handle>) {
-        self.locked().machines.insert(seat, Arc::downgrade(handle));
+    pub fn watch(&self, claimant: ClaimantId, handle: &Arc<Handle>) {
+        self.locked().machines.insert(claimant, Arc::downgrade(handle));
     }
 
     /// The machine is looked after no more.
-    pub fn leave(&self, seat: Seat) {
-        self.act(|claims, clock| claims.leave(seat, clock.now()));
-        self.locked().machines.remove(&seat);
+    pub fn leave(&self, claimant: ClaimantId) {
+        self.act(|claims, clock| claims.leave(claimant, clock.now()));
+        self.locked().machines.remove(&claimant);
     }
 
     /// The machines of the database in force.
@@ -115,35 +115,35 @@ impl Desk {
     }
 
     /// Other limits hold from now on. What is granted stays.
-    pub fn set(&self, settings: Settings) {
+    pub fn set(&self, settings: ClaimSettings) {
         self.act(|claims, clock| claims.set(settings, clock.now()));
     }
 
     /// A machine asks for something.
-    pub fn claim(&self, seat: Seat, claim: Claim) {
-        self.act(|claims, clock| claims.claim(seat, claim, clock.now()));
+    pub fn claim(&self, claimant: ClaimantId, claim: Claim) {
+        self.act(|claims, clock| claims.claim(claimant, claim, clock.now()));
     }
 
     /// A machine needs something no more.
-    pub fn release(&self, seat: Seat, what: Release) {
-        self.act(|claims, clock| claims.release(seat, what, clock.now()));
+    pub fn release(&self, claimant: ClaimantId, what: Release) {
+        self.act(|claims, clock| claims.release(claimant, what, clock.now()));
     }
 
     /// What a machine was doing when the dominator started is known.
-    pub fn met(&self, seat: Seat) {
-        self.act(|claims, clock| claims.met(seat, clock.now()));
+    pub fn met(&self, claimant: ClaimantId) {
+        self.act(|claims, clock| claims.met(claimant, clock.now()));
     }
 
     /// A Commit is about to be sent: true if it may be.
     #[must_use]
-    pub fn begin(&self, seat: Seat) -> bool {
-        self.locked().claims.begin(seat)
+    pub fn begin(&self, claimant: ClaimantId) -> bool {
+        self.locked().claims.begin(claimant)
     }
 
     /// What a machine is told about its claim.
     #[must_use]
-    pub fn answer(&self, seat: Seat, purpose: Purpose) -> Option<Answer> {
-        self.locked().claims.answer(seat, purpose, self.clock.now())
+    pub fn answer(&self, claimant: ClaimantId, purpose: ClaimKind) -> Option<ClaimAnswer> {
+        self.locked().claims.answer(claimant, purpose, self.clock.now())
     }
 
     /// What operators are shown.
@@ -256,7 +256,7 @@ impl Desk {
     }
 
     /// Does something with the claims, and tells those machines for which that makes a difference.
-    fn act<T>(&self, act: impl FnOnce(&mut Claims, Clock) -> T) -> T {
+    fn act<T>(&self, act: impl FnOnce(&mut ClaimTable, Clock) -> T) -> T {
         let mut inner = self.locked();
         let before = inner.claims.stops();
         let result = act(&mut inner.claims, self.clock);
@@ -267,7 +267,7 @@ impl Desk {
         let news = inner.claims.take_news();
         let handles: Vec<Arc<Handle>> = news
             .iter()
-            .filter_map(|seat| inner.machines.get(seat).and_then(Weak::upgrade))
+            .filter_map(|claimant| inner.machines.get(claimant).and_then(Weak::upgrade))
             .collect();
         let wake = inner.claims.wake_at(self.clock.now());
         let is_earlier = wake.is_some_and(|at| inner.wake.is_none_or(|known| at < known));
@@ -294,12 +294,12 @@ mod tests {
     use super::*;
     use crate::core::budget::limits::Limits;
     use crate::core::budget::{Class, Demand, Impact};
-    use crate::core::claims::{End, Update};
-    use crate::core::trial::{Failed, FailureLimits};
+    use crate::core::claims::{UpdateClaim, UpdateEnd};
+    use crate::core::image_breaker::{FailureLimits, UpdateFailure};
 
     /// A desk at which updates to an image stop upon the first failure.
     fn desk() -> Arc<Desk> {
-        let settings = Settings {
+        let settings = ClaimSettings {
             updating: Limits::default(),
             high_impact: Limits::default(),
             network: None,
@@ -316,9 +316,9 @@ mod tests {
             since: Duration::ZERO,
         };
         let image = Some(ImageName::new(image).unwrap());
-        let seat = desk.enroll();
-        desk.claim(seat, Claim::UnderWay(Update { demand, image, is_new: true }));
-        desk.release(seat, Release::Update(End::Failed(Failed::Stuck)));
+        let claimant = desk.enroll();
+        desk.claim(claimant, Claim::UnderWay(UpdateClaim { demand, image, is_new: true }));
+        desk.release(claimant, Release::Update(UpdateEnd::Failed(UpdateFailure::Stuck)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,7 +21,7 @@ use crate::core::default_image;
 
 /// A machine as it is known now.
 #[derive(Clone, Debug)]
-pub struct Prospect {
+pub struct WhatIfInput {
     /// The last complete scan.
     pub scan: Arc<ScanReport>,
     /// Its number.
@@ -29,7 +29,7 @@ pub struct Prospect {
     /// The tree that it found, if it was read.
     pub tree: Option<Tree>,
     /// True if what answers is the machine that is meant: another is asked nothing.
-    pub is_recognized: bool,
+    pub is_right_machine: bool,
     /// The machine's own exclusions.
     pub exclusions: Patterns,
     /// What the machine scans.
@@ -44,7 +44,7 @@ impl Sub {
     /// # Errors
     ///
     /// What is missing for a plan, also in words.
-    pub fn prospect(&self) -> Result<Prospect, (Gap, String)> {
+    pub fn what_if(&self) -> Result<WhatIfInput, (Gap, String)> {
         if let Reach::Bad(failure) = &self.reach {
             return Err((Gap::NotReached, failure.text.clone()));
         }
@@ -54,11 +54,11 @@ impl Sub {
         let Some(scan) = &view.scan else {
             return Err((Gap::NotScanned, "its first complete scan is awaited".to_owned()));
         };
-        Ok(Prospect {
+        Ok(WhatIfInput {
             scan: Arc::clone(scan),
             scan_number: view.scan_number,
             tree: self.tree.clone().filter(|tree| tree.digest() == scan.root),
-            is_recognized: self.recognition.is_good(),
+            is_right_machine: self.identity.is_good(),
             exclusions: view.exclusions.clone(),
             scope: view.report.scope,
             last_image: view.report.last_image.clone(),

@@ -20,7 +20,7 @@ use model::image::ImageName;
 use model::tree::Time;
 use model::words::counted;
 
-use super::budget::Seat;
+use super::budget::ClaimantId;
 
 /// See the module's text.
 const CHANCE: f64 = 10_000.0;
@@ -30,7 +30,7 @@ pub const IDLE_STOPS_MAX: usize = 100;
 
 /// How a machine failed after an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Failed {
+pub enum UpdateFailure {
     /// A step failed, and the update was put back.
     Update,
     /// The update could not even be put back.
@@ -47,7 +47,7 @@ pub enum Failed {
     Overdue,
 }
 
-impl Failed {
+impl UpdateFailure {
     const ALL: [Self; 7] = [
         Self::Update,
         Self::Stuck,
@@ -81,18 +81,18 @@ pub struct FailureLimits {
     pub failures_min: u32,
 }
 
-/// Results by kind; those that are good are under `None`.
-type Results = BTreeMap<Option<Failed>, u32>;
+/// ResultCounts by kind; those that are good are under `None`.
+type ResultCounts = BTreeMap<Option<UpdateFailure>, u32>;
 
 /// What is known of the updates to one image.
 #[derive(Clone, Debug, Default)]
-struct Trial {
-    results: BTreeMap<Seat, Option<Failed>>,
+struct ImageResults {
+    results: BTreeMap<ClaimantId, Option<UpdateFailure>>,
     /// The results of all, those that are looked after no more included.
-    counts: Results,
+    counts: ResultCounts,
 }
 
-impl Trial {
+impl ImageResults {
     fn updated(&self) -> u32 {
         self.counts.values().sum()
     }
@@ -101,8 +101,8 @@ impl Trial {
         self.updated() - self.counts.get(&None).copied().unwrap_or_default()
     }
 
-    fn note(&mut self, seat: Seat, result: Option<Failed>) {
-        if let Some(before) = self.results.insert(seat, result)
+    fn note(&mut self, claimant: ClaimantId, result: Option<UpdateFailure>) {
+        if let Some(before) = self.results.insert(claimant, result)
             && let Some(count) = self.counts.get_mut(&before)
         {
             *count -= 1;
@@ -116,7 +116,7 @@ impl Trial {
             let count = self.counts.get(&Some(failed)).copied().filter(|&count| count > 0)?;
             Some(format!("{count} {}", failed.words()))
         };
-        let kinds: Vec<String> = Failed::ALL.into_iter().filter_map(kind).collect();
+        let kinds: Vec<String> = UpdateFailure::ALL.into_iter().filter_map(kind).collect();
         format!(
             "{} of {} failed after the update to it ({})",
             self.failed(),
@@ -128,18 +128,18 @@ impl Trial {
 
 /// See the module's text.
 #[derive(Clone, Debug)]
-pub struct Trials {
+pub struct ImageBreaker {
     limits: FailureLimits,
-    trials: BTreeMap<ImageName, Trial>,
+    breaker: BTreeMap<ImageName, ImageResults>,
     stopped: BTreeMap<ImageName, StoppedImage>,
 }
 
-impl Trials {
+impl ImageBreaker {
     /// Nothing was counted yet; updates to `stopped` had stopped before a restart.
     #[must_use]
     pub fn new(limits: FailureLimits, stopped: Vec<StoppedImage>) -> Self {
         let stopped = stopped.into_iter().map(|stop| (stop.image.clone(), stop)).collect();
-        Self { limits, trials: BTreeMap::new(), stopped }
+        Self { limits, breaker: BTreeMap::new(), stopped }
     }
 
     /// Other limits hold from now on. What has stopped stays so.
@@ -150,12 +150,12 @@ impl Trials {
     /// Notes how an update of a machine to `image` ended. True if updates to it stop upon that.
     pub fn note(
         &mut self,
-        seat: Seat,
+        claimant: ClaimantId,
         image: &ImageName,
-        result: Option<Failed>,
+        result: Option<UpdateFailure>,
         now: Time,
     ) -> bool {
-        self.trials.entry(image.clone()).or_default().note(seat, result);
+        self.breaker.entry(image.clone()).or_default().note(claimant, result);
         if result.is_none() || self.stopped.contains_key(image) {
             return false;
         }
@@ -166,15 +166,15 @@ impl Trials {
 
     /// Why updates to an image must stop, if they must.
     fn verdict(&self, image: &ImageName) -> Option<String> {
-        let trial = self.trials.get(image)?;
-        let (updated, failed) = (trial.updated(), trial.failed());
+        let results = self.breaker.get(image)?;
+        let (updated, failed) = (results.updated(), results.failed());
         if failed < self.limits.failures_min {
             return None;
         }
         if u64::from(failed) * 100 > u64::from(updated) * u64::from(self.limits.percent) {
-            return Some(format!("{}, more than {} %", trial.sentence(), self.limits.percent));
+            return Some(format!("{}, more than {} %", results.sentence(), self.limits.percent));
         }
-        let others = self.trials.iter().filter(|(other, _)| *other != image);
+        let others = self.breaker.iter().filter(|(other, _)| *other != image);
         let (all, bad) = others
             .fold((0, 0), |(all, bad), (_, other)| (all + other.updated(), bad + other.failed()));
         if tail(failed, updated, bad, all) >= 1.0 / CHANCE {
@@ -182,7 +182,7 @@ impl Trials {
         }
         Some(format!(
             "{}, far more often than after updates to other images: {bad} of {all}",
-            trial.sentence()
+            results.sentence()
         ))
     }
 
@@ -202,22 +202,22 @@ impl Trials {
     pub fn resume(&mut self, image: &ImageName) -> bool {
         let was_stopped = self.stopped.remove(image).is_some();
         if was_stopped {
-            self.trials.remove(image);
+            self.breaker.remove(image);
         }
         was_stopped
     }
 
     /// A machine is looked after no more. Its result counts on, but changes no more.
-    pub fn forget(&mut self, seat: Seat) {
-        for trial in self.trials.values_mut() {
-            trial.results.remove(&seat);
+    pub fn forget(&mut self, claimant: ClaimantId) {
+        for results in self.breaker.values_mut() {
+            results.results.remove(&claimant);
         }
     }
 
     /// Forgets what was counted of images that no machine must have any more, and the oldest of
     /// their stops if there are many. True if a stop was forgotten.
     pub fn retain(&mut self, wanted: &BTreeSet<ImageName>) -> bool {
-        self.trials.retain(|image, _| wanted.contains(image));
+        self.breaker.retain(|image, _| wanted.contains(image));
         let mut idle: Vec<(Time, ImageName)> = self
             .stopped
             .values()
@@ -279,13 +279,24 @@ mod tests {
 
     /// Notes so many results of machines numbered from `first`; gives after how many of the
     /// failures updates stopped.
-    fn note(trials: &mut Trials, name: &str, first: u64, good: u64, failed: u64) -> Option<u64> {
-        for seat in first..first + good {
-            assert!(!trials.note(Seat(seat), &image(name), None, Time::default()));
+    fn note(
+        breaker: &mut ImageBreaker,
+        name: &str,
+        first: u64,
+        good: u64,
+        failed: u64,
+    ) -> Option<u64> {
+        for claimant in first..first + good {
+            assert!(!breaker.note(ClaimantId(claimant), &image(name), None, Time::default()));
         }
         let bad = first + good..first + good + failed;
-        let mut stops = bad.map(|seat| {
-            trials.note(Seat(seat), &image(name), Some(Failed::Health), Time::default())
+        let mut stops = bad.map(|claimant| {
+            breaker.note(
+                ClaimantId(claimant),
+                &image(name),
+                Some(UpdateFailure::Health),
+                Time::default(),
+            )
         });
         stops.position(|is_stop| is_stop).map(|at| at as u64 + 1)
     }
@@ -307,40 +318,44 @@ mod tests {
             ((9_000, 90), (900, 90), Some(24)),
         ];
         for ((good, failed), (mine, bad), expected) in table {
-            let mut trials = Trials::new(FailureLimits { percent: 100, ..LIMITS }, Vec::new());
-            assert_eq!(note(&mut trials, "other", 100_000, good, failed), None);
-            trials.limits = LIMITS;
-            let stopped = note(&mut trials, "mine", 0, mine, bad);
+            let mut breaker =
+                ImageBreaker::new(FailureLimits { percent: 100, ..LIMITS }, Vec::new());
+            assert_eq!(note(&mut breaker, "other", 100_000, good, failed), None);
+            breaker.limits = LIMITS;
+            let stopped = note(&mut breaker, "mine", 0, mine, bad);
             assert_eq!(stopped, expected, "{good} {failed}, {mine} {bad}");
-            assert_eq!(trials.stop_of(&image("mine")).is_some(), expected.is_some());
+            assert_eq!(breaker.stop_of(&image("mine")).is_some(), expected.is_some());
         }
     }
 
     #[test]
     fn the_reason_has_numbers_and_a_resumed_image_is_counted_anew() {
-        let mut trials = Trials::new(LIMITS, Vec::new());
+        let mut breaker = ImageBreaker::new(LIMITS, Vec::new());
         let (one, wall) = (image("one"), Time { seconds: 5, nanoseconds: 0 });
-        let results = [Failed::Vanished, Failed::Trigger, Failed::Vanished];
+        let results = [UpdateFailure::Vanished, UpdateFailure::Trigger, UpdateFailure::Vanished];
         // The last result of a machine counts, and whoever is gone counts on.
-        trials.note(Seat(9), &one, Some(Failed::Health), wall);
-        trials.note(Seat(9), &one, None, wall);
+        breaker.note(ClaimantId(9), &one, Some(UpdateFailure::Health), wall);
+        breaker.note(ClaimantId(9), &one, None, wall);
         let mut stops = Vec::new();
-        for (seat, failed) in results.into_iter().enumerate() {
-            stops.push(trials.note(Seat(seat as u64), &one, Some(failed), wall));
-            trials.forget(Seat(seat as u64));
+        for (claimant, failed) in results.into_iter().enumerate() {
+            stops.push(breaker.note(ClaimantId(claimant as u64), &one, Some(failed), wall));
+            breaker.forget(ClaimantId(claimant as u64));
         }
         assert_eq!(stops, [false, false, true]);
         let why = "3 of 4 machines failed after the update to it (1 with failed triggers, 2 \
                    vanished), more than 10 %";
         let stop = StoppedImage { image: one.clone(), why: why.into(), since: wall };
-        assert_eq!(trials.stopped(), std::slice::from_ref(&stop));
-        assert!(!trials.note(Seat(7), &one, Some(Failed::Stuck), wall), "it has stopped already");
+        assert_eq!(breaker.stopped(), std::slice::from_ref(&stop));
+        assert!(
+            !breaker.note(ClaimantId(7), &one, Some(UpdateFailure::Stuck), wall),
+            "it has stopped already"
+        );
         // It outlasts a restart, and that nobody wants it for a while.
-        let mut trials = Trials::new(LIMITS, trials.stopped());
-        assert!(!trials.retain(&BTreeSet::new()));
-        assert_eq!(trials.stop_of(&one), Some(&stop));
-        assert!(trials.resume(&one) && !trials.resume(&one));
-        assert_eq!(note(&mut trials, "one", 0, 0, 3), Some(3));
+        let mut breaker = ImageBreaker::new(LIMITS, breaker.stopped());
+        assert!(!breaker.retain(&BTreeSet::new()));
+        assert_eq!(breaker.stop_of(&one), Some(&stop));
+        assert!(breaker.resume(&one) && !breaker.resume(&one));
+        assert_eq!(note(&mut breaker, "one", 0, 0, 3), Some(3));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Takes note of what happens to one machine. What follows from it is decided afterwards, from all
-//! that is known (`decide`).
+//! that is known (`next_effects`).
 // tidy: core
 
 use core::time::Duration;
@@ -10,22 +10,22 @@ use api::subd::{Activity, FetchFailure, Outcome, PollReply};
 use model::mdb::Machine;
 use model::report::report;
 
-use super::missing::Missing;
-use super::offer::signatures_of;
 use super::{
-    Context, Event, Failure, FailureKind, Hold, ImageState, Now, Pending, Polling, Purpose, Reach,
-    Sub, Ticket, Unusable, View,
+    CallPurpose, Context, Event, Failure, FailureKind, Hold, ImageState, Now, Pending, Polling,
+    Reach, Sub, Ticket, Unusable, View,
 };
-use crate::core::pace::{HELD_PAUSE, HOLD_FIRST, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST};
+use crate::core::sub::missing_objects::Missing;
+use crate::core::sub::signature_offer::signatures_of;
+use crate::core::timing::{HELD_PAUSE, HOLD_FIRST, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST};
 use model::backoff::{doubled, jittered};
 use model::words::size;
 
 impl Sub {
     /// Takes note of `event`.
-    pub(super) fn note(&mut self, now: Now, event: Event, context: &Context<'_>) {
+    pub(super) fn apply_event(&mut self, now: Now, event: Event, context: &Context<'_>) {
         match event {
             Event::Assigned { machine, image, planned } => {
-                if self.ahead.assigned(planned) {
+                if self.prefetch.assigned(planned) {
                     // Other objects are worth keeping.
                     self.cleaned_generation = None;
                 }
@@ -33,18 +33,18 @@ impl Sub {
             }
             Event::Brake(brake) => {
                 if brake.is_none() && self.brake.is_some() {
-                    self.let_go();
+                    self.clear_failures();
                 }
                 self.brake = brake;
             }
-            Event::Recorder(trouble) => self.unrecordable = trouble,
+            Event::HistoryTrouble(trouble) => self.unrecordable = trouble,
             Event::SafetyCleared => {
                 let _there_was_one = self.clear_danger();
             }
             Event::Retried => {
                 let _was_held = self.retry();
             }
-            Event::Recognized(verdict) => self.recognition.take(verdict),
+            Event::IdentityJudged(verdict) => self.identity.take(verdict),
             Event::Pause(pause) => self.pause_updates(pause),
             Event::DefaultImage(default) => self.set_default(default),
             Event::Forced => {
@@ -77,7 +77,7 @@ impl Sub {
                 }
             }
             Event::Planned(ticket, result) => {
-                if self.ahead.planned(ticket, &result) {
+                if self.prefetch.planned(ticket, &result) {
                     return;
                 }
                 if let Some((_, key)) = self.planning.take_if(|(asked, _)| *asked == ticket) {
@@ -90,8 +90,8 @@ impl Sub {
             Event::Accepted(ticket) => {
                 if let Some((_, purpose)) = self.calling.take_if(|(asked, _)| *asked == ticket) {
                     match purpose {
-                        Purpose::Commit(id) => self.await_end(id),
-                        Purpose::Offer => self.offer_taken(),
+                        CallPurpose::Commit(id) => self.await_end(id),
+                        CallPurpose::OfferSignatures => self.offer_taken(),
                         _ => {}
                     }
                     // A poll may have overtaken the answer to the call.
@@ -117,13 +117,13 @@ impl Sub {
     fn assigned(&mut self, machine: Arc<Machine>, image: ImageState) {
         if self.machine != machine {
             self.machine = machine;
-            self.let_go();
+            self.clear_failures();
         }
         if signatures_of(&self.image) != signatures_of(&image) {
-            self.let_go();
+            self.clear_failures();
         }
         if self.image.digest() != image.digest() {
-            self.let_go();
+            self.clear_failures();
             self.done = None;
             self.cleared = None;
             self.forget_force();
@@ -132,7 +132,7 @@ impl Sub {
     }
 
     /// Forgets that something failed, so that it is tried again at once.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn clear_failures(&mut self) {
         self.hold = None;
         self.holds = 0;
         self.call_again = None;
@@ -176,8 +176,8 @@ impl Sub {
             self.hold.take_if(|hold| hold.status == Status::Held);
         }
         self.view = Some(view);
-        self.note_outcome(now, context);
-        self.note_fetch(now, context);
+        self.record_update_end(now, context);
+        self.record_fetch_end(now, context);
     }
 
     fn poll_failed(&mut self, now: Now, context: &Context<'_>, failure: Failure) {
@@ -192,27 +192,33 @@ impl Sub {
         jittered(doubled(RETRY_FIRST, RETRY_LONGEST, failures), context.jitter)
     }
 
-    fn call_failed(&mut self, now: Now, context: &Context<'_>, purpose: Purpose, failure: Failure) {
-        if let Purpose::Ahead(_) = purpose {
-            return self.hold_ahead(failure.text, now, context);
+    fn call_failed(
+        &mut self,
+        now: Now,
+        context: &Context<'_>,
+        purpose: CallPurpose,
+        failure: Failure,
+    ) {
+        if let CallPurpose::Prefetch(_) = purpose {
+            return self.hold_prefetch(failure.text, now, context);
         }
-        if let Purpose::Limits = purpose {
-            return self.not_configured(failure.text);
+        if let CallPurpose::Limits = purpose {
+            return self.limits_refused(failure.text);
         }
-        if purpose == Purpose::Offer && failure.kind == FailureKind::NoMethod {
+        if purpose == CallPurpose::OfferSignatures && failure.kind == FailureKind::NoMethod {
             return self.offer_taken();
         }
         if failure.kind == FailureKind::Untrusted {
             // Whatever it was shown before, it does not have it any more.
             self.offered = None;
         }
-        if let Purpose::Cleanup = purpose {
+        if let CallPurpose::Cleanup = purpose {
             // What was to go may still be there.
             self.cleaned_generation = None;
         }
         self.calls_failed += 1;
         let pause = self.pause(self.calls_failed, context);
-        if let Purpose::Commit(id) = purpose {
+        if let CallPurpose::Commit(id) = purpose {
             if matches!(failure.kind, FailureKind::Braked | FailureKind::Unsent) {
                 self.claims.refused();
                 self.unsent = Some(id);
@@ -242,16 +248,22 @@ impl Sub {
             | FailureKind::Held
             | FailureKind::Garbage => {
                 let what = match purpose {
-                    Purpose::Scan(_) | Purpose::Limits | Purpose::Cleanup => {
+                    CallPurpose::Scan(_) | CallPurpose::Limits | CallPurpose::Cleanup => {
                         self.call_again = Some((now.elapsed + pause, failure.text));
                         return;
                     }
-                    Purpose::Fetch(_) | Purpose::Ahead(_) => {
+                    CallPurpose::Fetch(_) | CallPurpose::Prefetch(_) => {
                         (Status::FetchFailed, "would not fetch")
                     }
-                    Purpose::Prepare(_) => (Status::UpdateFailed, "would not prepare the update"),
-                    Purpose::Offer => (Status::UpdateFailed, "would not look at the signatures"),
-                    Purpose::Commit(_) => (Status::UpdateFailed, "would not carry out the update"),
+                    CallPurpose::Prepare(_) => {
+                        (Status::UpdateFailed, "would not prepare the update")
+                    }
+                    CallPurpose::OfferSignatures => {
+                        (Status::UpdateFailed, "would not look at the signatures")
+                    }
+                    CallPurpose::Commit(_) => {
+                        (Status::UpdateFailed, "would not carry out the update")
+                    }
                 };
                 let status = match failure.kind {
                     FailureKind::NoSpace => Status::InsufficientSpace,
@@ -271,7 +283,7 @@ impl Sub {
     }
 
     /// Takes note of how the update ended that this state machine asked for.
-    fn note_outcome(&mut self, now: Now, context: &Context<'_>) {
+    fn record_update_end(&mut self, now: Now, context: &Context<'_>) {
         let Some(update) = self.update else { return };
         let Some(view) = &self.view else { return };
         let Some(last) = view.outcome_of(update.id) else { return };
@@ -311,7 +323,7 @@ impl Sub {
     }
 
     /// Takes note of how the fetch ended that this state machine asked for.
-    fn note_fetch(&mut self, now: Now, context: &Context<'_>) {
+    fn record_fetch_end(&mut self, now: Now, context: &Context<'_>) {
         let Some(fetch) = self.fetch else { return };
         let Some(view) = &self.view else { return };
         let activity = &view.report.activity;
@@ -380,14 +392,14 @@ impl Sub {
 }
 
 /// True if `view` shows that the call was carried out.
-fn is_shown(purpose: Purpose, view: &View) -> bool {
+fn is_shown(purpose: CallPurpose, view: &View) -> bool {
     match purpose {
-        Purpose::Scan(scope) => view.report.scope == scope,
-        Purpose::Fetch(id) | Purpose::Ahead(id) => {
+        CallPurpose::Scan(scope) => view.report.scope == scope,
+        CallPurpose::Fetch(id) | CallPurpose::Prefetch(id) => {
             matches!(view.report.activity, Activity::Fetching { fetch_id, .. } if fetch_id == id)
                 || view.fetch_of(id).is_some()
         }
-        Purpose::Prepare(id) => {
+        CallPurpose::Prepare(id) => {
             matches!(
                 view.report.activity,
                 Activity::Preparing { update_id }
@@ -395,11 +407,11 @@ fn is_shown(purpose: Purpose, view: &View) -> bool {
                     | Activity::Updating { update_id } if update_id == id
             ) || view.outcome_of(id).is_some()
         }
-        Purpose::Commit(id) => {
+        CallPurpose::Commit(id) => {
             matches!(view.report.activity, Activity::Updating { update_id } if update_id == id)
                 || view.outcome_of(id).is_some()
         }
         // Nothing waits for it.
-        Purpose::Limits | Purpose::Cleanup | Purpose::Offer => true,
+        CallPurpose::Limits | CallPurpose::Cleanup | CallPurpose::OfferSignatures => true,
     }
 }

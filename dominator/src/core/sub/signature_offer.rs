@@ -12,18 +12,18 @@ use api::dominator::Status;
 use api::subd::{OfferImageRequest, SOURCES_MAX};
 use model::signing::Signature;
 
-use super::decide::Stage;
-use super::{Call, Context, Effect, ImageState, Now, Purpose, Sub, View};
+use super::{Call, CallPurpose, Context, Effect, ImageState, Now, Sub, View};
+use crate::core::sub::next_effects::Check;
 use model::image::required::RequiredImage;
 
 /// What was offered, and to which start of the sub.
 #[derive(Clone, Debug)]
-pub(super) struct Offer {
+pub(super) struct SignatureOffer {
     instance: u64,
     image: Arc<RequiredImage>,
 }
 
-impl Offer {
+impl SignatureOffer {
     fn is_of(&self, instance: u64, image: &RequiredImage) -> bool {
         self.instance == instance
             && self.image.digest == image.digest
@@ -41,16 +41,16 @@ pub(super) fn signatures_of(image: &ImageState) -> &[Signature] {
 
 impl Sub {
     /// The machine has seen the signatures of the image, if there are any.
-    pub(super) fn vouched_for(
+    pub(super) fn signatures_offered(
         &mut self,
         view: &View,
         image: &Arc<RequiredImage>,
         now: Now,
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
-    ) -> Stage<()> {
+    ) -> Check<()> {
         let instance = view.report.version.instance;
-        let is_known = |offer: &Offer| offer.is_of(instance, image);
+        let is_known = |offer: &SignatureOffer| offer.is_of(instance, image);
         if image.signatures.is_empty() || self.offered.as_ref().is_some_and(is_known) {
             return Continue(());
         }
@@ -60,8 +60,8 @@ impl Sub {
             sources: context.sources.iter().take(SOURCES_MAX).cloned().collect(),
         };
         let call = Call::Offer(Box::new(request));
-        if self.call(now, Purpose::Offer, call, effects) {
-            self.offering = Some(Offer { instance, image: Arc::clone(image) });
+        if self.call(now, CallPurpose::OfferSignatures, call, effects) {
+            self.offering = Some(SignatureOffer { instance, image: Arc::clone(image) });
         }
         let detail = format!("is shown who has signed {}", image.name());
         self.unless_braked(Status::Preparing, detail)

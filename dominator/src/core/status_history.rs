@@ -11,11 +11,11 @@ pub const CHANGES_MAX: usize = 50;
 
 /// The last changes of the status of one machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct History {
+pub struct StatusHistory {
     changes: VecDeque<(Time, Status, String)>,
 }
 
-impl History {
+impl StatusHistory {
     /// Adds a change; the oldest goes when there are more than [`CHANGES_MAX`].
     pub fn record(&mut self, when: Time, status: Status, detail: &str) {
         if self.changes.len() == CHANGES_MAX {
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn keeps_the_newest_changes() {
-        let mut history = History::default();
+        let mut history = StatusHistory::default();
         for seconds in 0..60 {
             let when = Time { seconds, nanoseconds: 0 };
             history.record(when, Status::Synced, &format!("number {seconds}"));

@@ -6,13 +6,13 @@ use core::time::Duration;
 
 use api::subd::{Limits, SetConfigurationRequest};
 
-use super::{Call, Context, Effect, Now, Purpose, Sub, View};
-use crate::core::pace::{HOLD_FIRST, HOLD_LONGEST};
+use super::{Call, CallPurpose, Context, Effect, Now, Sub, View};
+use crate::core::timing::{HOLD_FIRST, HOLD_LONGEST};
 use model::backoff::{doubled, jittered};
 
 /// What is wanted, and how telling it went.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Bounds {
+pub(super) struct LimitsSync {
     wanted: Limits,
     /// The instance of the sub that was told, and how often in vain.
     told: Option<(u64, u32)>,
@@ -27,9 +27,9 @@ impl Sub {
     /// before.
     #[must_use]
     pub fn configure(&mut self, limits: Limits) -> bool {
-        let is_new = self.bounds.wanted != limits;
+        let is_new = self.limits_sync.wanted != limits;
         if is_new {
-            self.bounds = Bounds { wanted: limits, ..Bounds::default() };
+            self.limits_sync = LimitsSync { wanted: limits, ..LimitsSync::default() };
         }
         is_new
     }
@@ -37,40 +37,40 @@ impl Sub {
     /// Why the sub could not be told its limits, if the last try failed.
     #[must_use]
     pub fn configure_trouble(&self) -> Option<&str> {
-        self.bounds.trouble.as_deref()
+        self.limits_sync.trouble.as_deref()
     }
 
-    pub(super) fn not_configured(&mut self, why: String) {
-        self.bounds.trouble = Some(why.into());
+    pub(super) fn limits_refused(&mut self, why: String) {
+        self.limits_sync.trouble = Some(why.into());
     }
 
     /// Tells the sub its limits, if it was told others last: what its own configuration makes of
     /// them is its own affair.
-    pub(super) fn keep_bounds(
+    pub(super) fn sync_limits(
         &mut self,
         view: &View,
         now: Now,
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        let wanted = self.bounds.wanted;
+        let wanted = self.limits_sync.wanted;
         if view.report.limits.told == wanted {
-            self.bounds = Bounds { wanted, ..Bounds::default() };
+            self.limits_sync = LimitsSync { wanted, ..LimitsSync::default() };
             return;
         }
         let instance = view.report.version.instance;
-        let told = self.bounds.told.filter(|(told, _)| *told == instance);
-        if told.is_some() && now.elapsed < self.bounds.until {
-            self.wake_by(self.bounds.until);
+        let told = self.limits_sync.told.filter(|(told, _)| *told == instance);
+        if told.is_some() && now.elapsed < self.limits_sync.until {
+            self.wake_by(self.limits_sync.until);
             return;
         }
         let request = SetConfigurationRequest { scan: None, limits: Some(wanted) };
-        if self.call(now, Purpose::Limits, Call::SetConfiguration(request), effects) {
+        if self.call(now, CallPurpose::Limits, Call::SetConfiguration(request), effects) {
             let times = told.map_or(1, |(_, times)| times.saturating_add(1));
             let pause = jittered(doubled(HOLD_FIRST, HOLD_LONGEST, times), context.jitter);
-            self.bounds.told = Some((instance, times));
-            self.bounds.until = now.elapsed + pause;
-            self.bounds.trouble = None;
+            self.limits_sync.told = Some((instance, times));
+            self.limits_sync.until = now.elapsed + pause;
+            self.limits_sync.trouble = None;
         }
     }
 }

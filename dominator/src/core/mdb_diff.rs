@@ -19,7 +19,7 @@ pub struct EditLimits {
 
 /// Why a machine database is held until an operator accepts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Doubt {
+pub enum HoldReason {
     /// It is empty, while there are machines.
     #[error("it lists no machine at all, while {machines} are known")]
     AllGone {
@@ -56,7 +56,7 @@ const FLEET_MIN: usize = 10;
 
 /// What has to be done for one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum MdbChange {
     /// The machine is new: start to look after it.
     Start(Arc<Machine>),
     /// Its record has changed.
@@ -67,17 +67,17 @@ pub enum Change {
 
 /// The machines of the database that is in force.
 #[derive(Clone, Debug, Default)]
-pub struct Herd {
+pub struct CurrentMdb {
     machines: BTreeMap<String, Arc<Machine>>,
 }
 
-impl Herd {
+impl CurrentMdb {
     /// Why a new machine database should be held, if it should.
     #[must_use]
-    pub fn doubt(&self, new: &Machines, limits: EditLimits) -> Option<Doubt> {
+    pub fn hold_reason(&self, new: &Machines, limits: EditLimits) -> Option<HoldReason> {
         let machines = self.machines.len();
         if new.is_empty() && machines > 0 {
-            return Some(Doubt::AllGone { machines });
+            return Some(HoldReason::AllGone { machines });
         }
         if machines < FLEET_MIN {
             return None;
@@ -92,14 +92,14 @@ impl Herd {
         let exceeds = |count: usize, percent: u8| count * 100 > machines * usize::from(percent);
         if exceeds(dropped, limits.drop_percent) {
             let percent = limits.drop_percent;
-            return Some(Doubt::TooManyGone { dropped, machines, percent });
+            return Some(HoldReason::TooManyGone { dropped, machines, percent });
         }
         let percent = limits.reimage_percent.filter(|&percent| exceeds(reimaged, percent))?;
-        Some(Doubt::TooManyReimaged { reimaged, machines, percent })
+        Some(HoldReason::TooManyReimaged { reimaged, machines, percent })
     }
 
     /// Takes a new machine database and says what has changed, sorted by host name.
-    pub fn take(&mut self, mut new: Machines) -> Vec<Change> {
+    pub fn take(&mut self, mut new: Machines) -> Vec<MdbChange> {
         let mut changes = Vec::new();
         let hostnames: BTreeSet<String> = self.machines.keys().chain(new.keys()).cloned().collect();
         for hostname in hostnames {
@@ -110,11 +110,15 @@ impl Herd {
                     let is_known = old.is_some();
                     let new = Arc::new(new);
                     self.machines.insert(hostname, Arc::clone(&new));
-                    changes.push(if is_known { Change::Update(new) } else { Change::Start(new) });
+                    changes.push(if is_known {
+                        MdbChange::Update(new)
+                    } else {
+                        MdbChange::Start(new)
+                    });
                 }
                 (_, None) => {
                     self.machines.remove(&hostname);
-                    changes.push(Change::Stop(hostname));
+                    changes.push(MdbChange::Stop(hostname));
                 }
             }
         }
@@ -166,16 +170,16 @@ mod tests {
 
     #[test]
     fn a_new_database_changes_only_what_differs() {
-        let mut herd = Herd::default();
-        let start = |hostname, image| Change::Start(Arc::new(machine(hostname, image)));
-        let update = |hostname, image| Change::Update(Arc::new(machine(hostname, image)));
-        let changes = herd.take(database(&[("b", "x"), ("a", "x"), ("c", "")]));
+        let mut current = CurrentMdb::default();
+        let start = |hostname, image| MdbChange::Start(Arc::new(machine(hostname, image)));
+        let update = |hostname, image| MdbChange::Update(Arc::new(machine(hostname, image)));
+        let changes = current.take(database(&[("b", "x"), ("a", "x"), ("c", "")]));
         assert_eq!(changes, [start("a", "x"), start("b", "x"), start("c", "")]);
-        assert_eq!(herd.images(), BTreeSet::from([ImageName::new("x").unwrap()]));
-        assert_eq!(herd.take(database(&[("a", "x"), ("b", "x"), ("c", "")])), []);
-        let changes = herd.take(database(&[("a", "x"), ("b", "y"), ("d", "z")]));
-        assert_eq!(changes, [update("b", "y"), Change::Stop("c".into()), start("d", "z")]);
-        let images: Vec<String> = herd.images().into_iter().map(String::from).collect();
+        assert_eq!(current.images(), BTreeSet::from([ImageName::new("x").unwrap()]));
+        assert_eq!(current.take(database(&[("a", "x"), ("b", "x"), ("c", "")])), []);
+        let changes = current.take(database(&[("a", "x"), ("b", "y"), ("d", "z")]));
+        assert_eq!(changes, [update("b", "y"), MdbChange::Stop("c".into()), start("d", "z")]);
+        let images: Vec<String> = current.images().into_iter().map(String::from).collect();
         assert_eq!(images, ["x", "y", "z"]);
     }
 
@@ -189,20 +193,21 @@ mod tests {
             machines.map(|(index, name)| (name.clone(), machine(name, image(index)))).collect()
         };
         let known = |count| {
-            let mut herd = Herd::default();
-            herd.take(fleet(count, 0));
-            herd
+            let mut current = CurrentMdb::default();
+            current.take(fleet(count, 0));
+            current
         };
-        let gone = |dropped| Some(Doubt::TooManyGone { dropped, machines: 10, percent: 50 });
-        let moved = |reimaged| Some(Doubt::TooManyReimaged { reimaged, machines: 10, percent: 30 });
+        let gone = |dropped| Some(HoldReason::TooManyGone { dropped, machines: 10, percent: 50 });
+        let moved =
+            |reimaged| Some(HoldReason::TooManyReimaged { reimaged, machines: 10, percent: 30 });
         // Machines that are known; those of the new database, and how many of them are moved.
         let table = [
             ((0, 0, 0), None),
-            ((2, 0, 0), Some(Doubt::AllGone { machines: 2 })),
+            ((2, 0, 0), Some(HoldReason::AllGone { machines: 2 })),
             ((10, 10, 0), None),
             ((10, 5, 0), None),
             ((10, 4, 0), gone(6)),
-            ((10, 0, 0), Some(Doubt::AllGone { machines: 10 })),
+            ((10, 0, 0), Some(HoldReason::AllGone { machines: 10 })),
             ((10, 10, 3), None),
             ((10, 10, 4), moved(4)),
             ((10, 4, 4), gone(6)),
@@ -210,12 +215,16 @@ mod tests {
             ((9, 1, 1), None),
         ];
         let limits = EditLimits { drop_percent: 50, reimage_percent: Some(30) };
-        for ((before, count, changed), doubt) in table {
+        for ((before, count, changed), hold_reason) in table {
             let new = fleet(count, changed);
-            assert_eq!(known(before).doubt(&new, limits), doubt, "{before} {count} {changed}");
+            assert_eq!(
+                known(before).hold_reason(&new, limits),
+                hold_reason,
+                "{before} {count} {changed}"
+            );
         }
         let limits = EditLimits { reimage_percent: None, ..limits };
-        assert_eq!(known(10).doubt(&fleet(10, 10), limits), None);
+        assert_eq!(known(10).hold_reason(&fleet(10, 10), limits), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Claims of one machine: leave to be updated, and to fetch.
+//! OwnClaims of one machine: update to be updated, and to fetch.
 //!
 //! The claim for an update is asked for when all objects are there, before anything is staged, and
 //! is kept until the end of the update is seen: the machine is as it must be, or failed, or has not
@@ -14,12 +14,12 @@ use api::subd::{Activity, Health, LastUpdate, Outcome};
 use model::image::ImageName;
 use model::object::ObjectId;
 
-use super::decide::{Stage, describe, stop};
-use super::{Effect, ImageState, Now, Purpose, Reach, Sub, View};
+use super::{CallPurpose, Effect, ImageState, Now, Reach, Sub, View};
 use crate::core::budget::{Class, Demand, Impact};
-use crate::core::claims::{Answer, Claim, End, Purpose as For, Release, Update};
-use crate::core::network::{Download, Urgency};
-use crate::core::trial::Failed;
+use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release, UpdateClaim, UpdateEnd};
+use crate::core::image_breaker::UpdateFailure;
+use crate::core::network_budget::{Download, Urgency};
+use crate::core::sub::next_effects::{Check, describe, stop};
 use api::planning::Planned;
 use model::image::required::RequiredImage;
 
@@ -37,18 +37,18 @@ pub const UNUSED_LONGEST: Duration = Duration::from_secs(900);
 
 /// Where the claim for an update stands.
 #[derive(Debug, Default)]
-enum Leave {
+enum UpdateClaimState {
     #[default]
     None,
     /// Told, since when; `None` until there is an answer.
-    Asked(Box<Update>, Option<(Answer, Duration)>),
+    Asked(Box<UpdateClaim>, Option<(ClaimAnswer, Duration)>),
     /// The Commit was sent.
-    Begun(Begun),
+    Begun(BegunUpdate),
 }
 
 /// An update that was begun, or is believed to have been.
 #[derive(Clone, Copy, Debug)]
-struct Begun {
+struct BegunUpdate {
     update: u64,
     impact: Impact,
     since: Duration,
@@ -56,18 +56,18 @@ struct Begun {
 
 /// The claim for a fetch.
 #[derive(Debug)]
-struct FetchLeave {
+struct FetchClaim {
     /// The plan that it is for.
     plan: ObjectId,
     download: Download,
-    answer: Option<Answer>,
+    answer: Option<ClaimAnswer>,
 }
 
 /// What is known of the claims of a machine.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
-    leave: Leave,
-    fetch: Option<FetchLeave>,
+pub(super) struct OwnClaims {
+    update: UpdateClaimState,
+    fetch: Option<FetchClaim>,
     /// Since when the machine needs an update to this image.
     needed: Option<(ObjectId, Duration)>,
     /// The last update that failed: it may still be under way, but has no claim any more.
@@ -80,12 +80,12 @@ pub(super) struct Claims {
     is_met: bool,
 }
 
-impl Claims {
+impl OwnClaims {
     /// Takes note of an answer.
-    pub(super) fn answered(&mut self, purpose: For, answer: Answer, now: Now) {
+    pub(super) fn answered(&mut self, purpose: ClaimKind, answer: ClaimAnswer, now: Now) {
         match purpose {
-            For::Update => {
-                if let Leave::Asked(_, told) = &mut self.leave {
+            ClaimKind::Update => {
+                if let UpdateClaimState::Asked(_, told) = &mut self.update {
                     let since = match told {
                         Some((known, since)) if *known == answer => *since,
                         _ => now.elapsed,
@@ -93,7 +93,7 @@ impl Claims {
                     *told = Some((answer, since));
                 }
             }
-            For::Fetch => {
+            ClaimKind::Fetch => {
                 if let Some(fetch) = &mut self.fetch {
                     fetch.answer = Some(answer);
                 }
@@ -108,22 +108,22 @@ impl Claims {
 
     /// The Commit was not sent after all, because that was forbidden in the last moment.
     pub(super) fn refused(&mut self) {
-        if let Leave::Begun(_) = self.leave {
-            self.leave = Leave::Asked(Box::new(unknown()), None);
+        if let UpdateClaimState::Begun(_) = self.update {
+            self.update = UpdateClaimState::Asked(Box::new(unknown()), None);
         }
     }
 
     /// True if nothing keeps an update from being carried out.
     pub(super) fn is_granted(&self) -> bool {
-        match &self.leave {
-            Leave::None => false,
-            Leave::Asked(_, told) => matches!(told, Some((Answer::Granted, _))),
-            Leave::Begun(_) => true,
+        match &self.update {
+            UpdateClaimState::None => false,
+            UpdateClaimState::Asked(_, told) => matches!(told, Some((ClaimAnswer::Granted, _))),
+            UpdateClaimState::Begun(_) => true,
         }
     }
 
-    fn give_back(&mut self, end: End, effects: &mut Vec<Effect>) {
-        self.leave = Leave::None;
+    fn give_back(&mut self, end: UpdateEnd, effects: &mut Vec<Effect>) {
+        self.update = UpdateClaimState::None;
         effects.push(Effect::Release(Release::Update(end)));
     }
 
@@ -134,14 +134,14 @@ impl Claims {
 }
 
 /// What no update is: it is asked for anew.
-fn unknown() -> Update {
+fn unknown() -> UpdateClaim {
     let demand = Demand {
         class: Class::Repair,
         impact: Impact::Plain,
         location: String::new(),
         since: Duration::MAX,
     };
-    Update { demand, image: None, is_new: false }
+    UpdateClaim { demand, image: None, is_new: false }
 }
 
 impl Sub {
@@ -153,58 +153,61 @@ impl Sub {
         planned: &Planned,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Stage<()> {
+    ) -> Check<()> {
         self.claims.is_needed = true;
-        if let Leave::Begun(begun) = self.claims.leave {
+        if let UpdateClaimState::Begun(begun) = self.claims.update {
             let last = view.outcome_of(begun.update);
             let is_same = self.update.is_some_and(|update| update.id == begun.update);
             if last.is_none() && is_same {
                 // The Commit was lost, and is sent again.
                 return Continue(());
             }
-            let end = last.and_then(|last| end_of(last, view, None)).unwrap_or(End::Withdrawn);
+            let end =
+                last.and_then(|last| end_of(last, view, None)).unwrap_or(UpdateEnd::Withdrawn);
             self.end_claim(end, effects);
         }
         let wanted = self.wanted(view, image, planned, now);
         let is_stale = std::mem::take(&mut self.claims.is_stale);
         let todo = describe(&planned.plan);
-        let (ask, verdict) = match &self.claims.leave {
-            Leave::Asked(asked, Some((answer, since))) if **asked == wanted => match answer {
-                Answer::Granted if now.elapsed.saturating_sub(*since) < UNUSED_LONGEST => {
-                    let until = *since + UNUSED_LONGEST;
-                    self.wake_by(until);
-                    return Continue(());
-                }
-                Answer::Granted => {
-                    let why = "its turn has passed, as nothing came of it; asks again";
-                    self.claims.give_back(End::Withdrawn, effects);
-                    self.claims.needed = None;
-                    return stop(Status::WaitingForBudget, format!("{todo}; {why}"));
-                }
-                Answer::Waits(why) => {
-                    (is_stale, (Status::WaitingForBudget, format!("{todo}; {why}")))
-                }
-                Answer::Stopped(why) => {
-                    let name = image.name();
-                    let detail = format!(
-                        "{todo}; updates to {name} have stopped: {why}; another image goes on, or: \
+        let (ask, verdict) = match &self.claims.update {
+            UpdateClaimState::Asked(asked, Some((answer, since))) if **asked == wanted => {
+                match answer {
+                    ClaimAnswer::Granted if now.elapsed.saturating_sub(*since) < UNUSED_LONGEST => {
+                        let until = *since + UNUSED_LONGEST;
+                        self.wake_by(until);
+                        return Continue(());
+                    }
+                    ClaimAnswer::Granted => {
+                        let why = "its turn has passed, as nothing came of it; asks again";
+                        self.claims.give_back(UpdateEnd::Withdrawn, effects);
+                        self.claims.needed = None;
+                        return stop(Status::WaitingForBudget, format!("{todo}; {why}"));
+                    }
+                    ClaimAnswer::Waits(why) => {
+                        (is_stale, (Status::WaitingForBudget, format!("{todo}; {why}")))
+                    }
+                    ClaimAnswer::Stopped(why) => {
+                        let name = image.name();
+                        let detail = format!(
+                            "{todo}; updates to {name} have stopped: {why}; another image goes on, or: \
                          domtool resume-image {name} --why TEXT"
-                    );
-                    (is_stale, (Status::ImageStopped, detail))
+                        );
+                        (is_stale, (Status::ImageStopped, detail))
+                    }
                 }
-            },
-            Leave::Asked(asked, None) if **asked == wanted => {
+            }
+            UpdateClaimState::Asked(asked, None) if **asked == wanted => {
                 (false, (self.status, self.detail.clone()))
             }
             _ => (true, (self.status, self.detail.clone())),
         };
         if ask {
-            let told = match std::mem::take(&mut self.claims.leave) {
-                Leave::Asked(asked, told) if *asked == wanted => told,
+            let told = match std::mem::take(&mut self.claims.update) {
+                UpdateClaimState::Asked(asked, told) if *asked == wanted => told,
                 _ => None,
             };
             effects.push(Effect::Claim(Claim::Update(wanted.clone())));
-            self.claims.leave = Leave::Asked(Box::new(wanted), told);
+            self.claims.update = UpdateClaimState::Asked(Box::new(wanted), told);
         }
         Break(verdict)
     }
@@ -224,7 +227,7 @@ impl Sub {
         image: &RequiredImage,
         planned: &Planned,
         now: Now,
-    ) -> Update {
+    ) -> UpdateClaim {
         let is_new = !self.is_recorded(view, image);
         let demand = Demand {
             class: self.class(view, image),
@@ -232,7 +235,7 @@ impl Sub {
             location: self.machine.location.clone(),
             since: self.needed_since(image, now),
         };
-        Update { demand, image: Some(image.name().clone()), is_new }
+        UpdateClaim { demand, image: Some(image.name().clone()), is_new }
     }
 
     /// What brings a machine back to the image that it has is a repair; so is what failed and is
@@ -254,12 +257,12 @@ impl Sub {
 
     /// The Commit of this update was sent.
     pub(super) fn begun(&mut self, update: u64, now: Now) {
-        match &self.claims.leave {
-            Leave::Asked(asked, _) => {
-                let begun = Begun { update, impact: asked.demand.impact, since: now.elapsed };
-                self.claims.leave = Leave::Begun(begun);
+        match &self.claims.update {
+            UpdateClaimState::Asked(asked, _) => {
+                let begun = BegunUpdate { update, impact: asked.demand.impact, since: now.elapsed };
+                self.claims.update = UpdateClaimState::Begun(begun);
             }
-            Leave::None | Leave::Begun(_) => {}
+            UpdateClaimState::None | UpdateClaimState::Begun(_) => {}
         }
     }
 
@@ -274,17 +277,17 @@ impl Sub {
         effects: &mut Vec<Effect>,
     ) -> Result<(), String> {
         self.claims.is_fetch_needed = true;
-        let is_same = |fetch: &FetchLeave| {
+        let is_same = |fetch: &FetchClaim| {
             fetch.plan == plan && (fetch.download.urgency, fetch.download.bytes) == (urgency, bytes)
         };
         if let Some(fetch) = self.claims.fetch.as_ref().filter(|fetch| is_same(fetch)) {
             let why = match &fetch.answer {
-                Some(Answer::Granted) => {
+                Some(ClaimAnswer::Granted) => {
                     // It is ordered now.
                     self.claims.give_fetch_back(effects);
                     return Ok(());
                 }
-                Some(Answer::Waits(why) | Answer::Stopped(why)) => why.to_string(),
+                Some(ClaimAnswer::Waits(why) | ClaimAnswer::Stopped(why)) => why.to_string(),
                 None => String::new(),
             };
             if !why.is_empty() && std::mem::take(&mut self.claims.is_stale) {
@@ -293,12 +296,12 @@ impl Sub {
             return Err(why);
         }
         let since = match self.claims.needed {
-            Some((_, since)) if urgency != Urgency::Ahead => since,
+            Some((_, since)) if urgency != Urgency::Prefetch => since,
             _ => now.elapsed,
         };
         let download = Download { urgency, since, bytes };
         effects.push(Effect::Claim(Claim::Fetch(download)));
-        self.claims.fetch = Some(FetchLeave { plan, download, answer: None });
+        self.claims.fetch = Some(FetchClaim { plan, download, answer: None });
         Err(String::new())
     }
 
@@ -311,7 +314,7 @@ impl Sub {
         (bytes, wanted): (u64, &str),
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Stage<()> {
+    ) -> Check<()> {
         let urgency = match self.class(view, image) {
             Class::Repair => Urgency::Repair,
             Class::Rollout => Urgency::Rollout,
@@ -332,11 +335,13 @@ impl Sub {
         if self.claims.fetch.is_some() && !is_fetch_needed {
             self.claims.give_fetch_back(effects);
         }
-        match self.claims.leave {
-            Leave::None => self.note_under_way(now, effects),
-            Leave::Asked(..) if !is_needed => self.claims.give_back(End::Withdrawn, effects),
-            Leave::Asked(..) => {}
-            Leave::Begun(begun) => {
+        match self.claims.update {
+            UpdateClaimState::None => self.claim_for_running_update(now, effects),
+            UpdateClaimState::Asked(..) if !is_needed => {
+                self.claims.give_back(UpdateEnd::Withdrawn, effects)
+            }
+            UpdateClaimState::Asked(..) => {}
+            UpdateClaimState::Begun(begun) => {
                 if let Some(end) = self.end_of(begun, is_needed, status, now) {
                     self.end_claim(end, effects);
                 }
@@ -347,22 +352,22 @@ impl Sub {
         }
         if !self.claims.is_met && self.reach != Reach::Unknown {
             self.claims.is_met = true;
-            effects.push(Effect::Met);
+            effects.push(Effect::ActivityKnown);
         }
     }
 
-    fn end_claim(&mut self, end: End, effects: &mut Vec<Effect>) {
-        if let (Leave::Begun(begun), End::Failed(_)) = (&self.claims.leave, end) {
+    fn end_claim(&mut self, end: UpdateEnd, effects: &mut Vec<Effect>) {
+        if let (UpdateClaimState::Begun(begun), UpdateEnd::Failed(_)) = (&self.claims.update, end) {
             self.claims.given_up = Some(begun.update);
         }
-        if end != End::Withdrawn {
+        if end != UpdateEnd::Withdrawn {
             self.claims.needed = None;
         }
         self.claims.give_back(end, effects);
     }
 
     /// Counts an update that was begun before this dominator was, or by hand.
-    fn note_under_way(&mut self, now: Now, effects: &mut Vec<Effect>) {
+    fn claim_for_running_update(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let Some(view) = self.view.as_ref().filter(|_| self.reach == Reach::Good) else { return };
         let last = view.report.last_update.as_ref();
         let (update, impact) = match (&view.report.activity, last) {
@@ -381,12 +386,19 @@ impl Sub {
             since: now.elapsed,
         };
         let image: Option<ImageName> = None;
-        effects.push(Effect::Claim(Claim::UnderWay(Update { demand, image, is_new: false })));
-        self.claims.leave = Leave::Begun(Begun { update, impact, since: now.elapsed });
+        effects.push(Effect::Claim(Claim::UnderWay(UpdateClaim { demand, image, is_new: false })));
+        self.claims.update =
+            UpdateClaimState::Begun(BegunUpdate { update, impact, since: now.elapsed });
     }
 
     /// How an update that was begun has ended, if it has.
-    fn end_of(&mut self, begun: Begun, is_needed: bool, status: Status, now: Now) -> Option<End> {
+    fn end_of(
+        &mut self,
+        begun: BegunUpdate,
+        is_needed: bool,
+        status: Status,
+        now: Now,
+    ) -> Option<UpdateEnd> {
         if let Reach::Bad(_) = self.reach {
             let patience = match begun.impact {
                 Impact::Plain => VANISHED_AFTER,
@@ -394,17 +406,17 @@ impl Sub {
             };
             let until = self.answered.max(begun.since) + patience;
             if now.elapsed >= until {
-                return Some(End::Failed(Failed::Vanished));
+                return Some(UpdateEnd::Failed(UpdateFailure::Vanished));
             }
             self.wake_by(until);
             return None;
         }
         let until = begun.since + UPDATE_LONGEST;
         if now.elapsed >= until {
-            return Some(End::Failed(Failed::Overdue));
+            return Some(UpdateEnd::Failed(UpdateFailure::Overdue));
         }
         let view = self.view.as_ref()?;
-        let is_commit = |purpose: Purpose| matches!(purpose, Purpose::Commit(_));
+        let is_commit = |purpose: CallPurpose| matches!(purpose, CallPurpose::Commit(_));
         let is_told = self.calling.is_some_and(|(_, purpose)| is_commit(purpose))
             || self.pending.is_some_and(|pending| is_commit(pending.purpose));
         let end = match view.outcome_of(begun.update) {
@@ -413,7 +425,7 @@ impl Sub {
             _ if matches!(view.report.activity, Activity::Updating { .. }) => None,
             Some(last) => end_of(last, view, Some(status)),
             None if status == Status::Rescanning => None,
-            None => Some(End::Withdrawn),
+            None => Some(UpdateEnd::Withdrawn),
         };
         if end.is_none() {
             self.wake_by(until);
@@ -425,23 +437,23 @@ impl Sub {
 /// How the update that ended as `last` says has ended for those who wait; `None` while that is not
 /// known, because the machine reboots or what was changed was not looked at again. Without a
 /// `status` something else than the same update is to be done now.
-fn end_of(last: &LastUpdate, view: &View, status: Option<Status>) -> Option<End> {
+fn end_of(last: &LastUpdate, view: &View, status: Option<Status>) -> Option<UpdateEnd> {
     let failed = match &last.outcome {
         // A reboot that an update before it asked for is still to come.
         Outcome::NotPrepared(_) if view.is_rebooting() => return None,
-        Outcome::NotPrepared(_) => return Some(End::Withdrawn),
-        Outcome::RolledBack(_) => Failed::Update,
-        Outcome::Stuck(_) => Failed::Stuck,
-        Outcome::Undone(_) => Failed::Health,
+        Outcome::NotPrepared(_) => return Some(UpdateEnd::Withdrawn),
+        Outcome::RolledBack(_) => UpdateFailure::Update,
+        Outcome::Stuck(_) => UpdateFailure::Stuck,
+        Outcome::Undone(_) => UpdateFailure::Health,
         Outcome::Done if view.is_rebooting() || view.is_unverified() => return None,
-        Outcome::Done if matches!(last.health, Some(Health::Failed(_))) => Failed::Health,
-        Outcome::Done if !last.trigger_failures.is_empty() => Failed::Trigger,
+        Outcome::Done if matches!(last.health, Some(Health::Failed(_))) => UpdateFailure::Health,
+        Outcome::Done if !last.trigger_failures.is_empty() => UpdateFailure::Trigger,
         Outcome::Done => match status {
             // The scan after the update is compared with the image.
             Some(Status::Rescanning) => return None,
-            Some(Status::NotConverging) => Failed::NotConverging,
-            _ => return Some(End::Good),
+            Some(Status::NotConverging) => UpdateFailure::NotConverging,
+            _ => return Some(UpdateEnd::Good),
         },
     };
-    Some(End::Failed(failed))
+    Some(UpdateEnd::Failed(failed))
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use model::words::size;
 
-use super::budget::Seat;
+use super::budget::ClaimantId;
 
 /// How urgent a fetch is; the first comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,7 +20,7 @@ pub enum Urgency {
     /// For a machine that goes to another image.
     Rollout,
     /// Ahead of need.
-    Ahead,
+    Prefetch,
 }
 
 /// A fetch that somebody wants to order.
@@ -41,23 +41,23 @@ struct Part {
     rate: u64,
     /// When what was ordered has had its time.
     free_at: Duration,
-    queue: BTreeSet<(Urgency, Duration, Seat)>,
+    queue: BTreeSet<(Urgency, Duration, ClaimantId)>,
     /// The bytes of the queue.
     queued: u64,
 }
 
 /// See the module's text.
 #[derive(Clone, Debug)]
-pub struct Network {
+pub struct NetworkBudget {
     /// Bytes per second; no limit if `None`.
     limit: Option<u64>,
     repairs: Part,
     others: Part,
-    wanted: BTreeMap<Seat, Download>,
-    granted: BTreeMap<Seat, Download>,
+    wanted: BTreeMap<ClaimantId, Download>,
+    granted: BTreeMap<ClaimantId, Download>,
 }
 
-impl Network {
+impl NetworkBudget {
     /// Nothing is ordered yet. `limit` is in bytes per second.
     #[must_use]
     pub fn new(limit: Option<u64>) -> Self {
@@ -86,47 +86,47 @@ impl Network {
     }
 
     /// Lets a machine wait for its turn, or goes on with what it has if that is for the same.
-    pub fn ask(&mut self, seat: Seat, download: Download) {
-        let known = self.wanted.get(&seat).or_else(|| self.granted.get(&seat));
+    pub fn ask(&mut self, claimant: ClaimantId, download: Download) {
+        let known = self.wanted.get(&claimant).or_else(|| self.granted.get(&claimant));
         if known == Some(&download) {
             return;
         }
-        self.cancel(seat);
+        self.cancel(claimant);
         if self.limit.is_none() {
-            self.granted.insert(seat, download);
+            self.granted.insert(claimant, download);
             return;
         }
         let part = self.part_of(download.urgency);
-        part.queue.insert((download.urgency, download.since, seat));
+        part.queue.insert((download.urgency, download.since, claimant));
         part.queued = part.queued.saturating_add(download.bytes);
-        self.wanted.insert(seat, download);
+        self.wanted.insert(claimant, download);
     }
 
     /// Lets a machine wait no more; or what was granted to it is ordered now.
-    pub fn cancel(&mut self, seat: Seat) {
-        self.granted.remove(&seat);
-        if let Some(download) = self.wanted.remove(&seat) {
+    pub fn cancel(&mut self, claimant: ClaimantId) {
+        self.granted.remove(&claimant);
+        if let Some(download) = self.wanted.remove(&claimant) {
             let part = self.part_of(download.urgency);
-            part.queue.remove(&(download.urgency, download.since, seat));
+            part.queue.remove(&(download.urgency, download.since, claimant));
             part.queued = part.queued.saturating_sub(download.bytes);
         }
     }
 
     /// Grants what may be ordered now, and names the machines.
-    pub fn grant(&mut self, now: Duration) -> Vec<Seat> {
+    pub fn grant(&mut self, now: Duration) -> Vec<ClaimantId> {
         let mut granted = Vec::new();
         for part in [&mut self.repairs, &mut self.others] {
             while part.free_at <= now
-                && let Some((_, _, seat)) = part.queue.pop_first()
+                && let Some((_, _, claimant)) = part.queue.pop_first()
             {
-                let Some(download) = self.wanted.remove(&seat) else { continue };
+                let Some(download) = self.wanted.remove(&claimant) else { continue };
                 let bytes = download.bytes;
                 part.queued = part.queued.saturating_sub(bytes);
                 let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(part.rate);
                 let takes = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
                 part.free_at = now.saturating_add(takes);
-                self.granted.insert(seat, download);
-                granted.push(seat);
+                self.granted.insert(claimant, download);
+                granted.push(claimant);
             }
         }
         granted
@@ -141,17 +141,17 @@ impl Network {
 
     /// True if a machine may order the fetch that it asked for last.
     #[must_use]
-    pub fn is_granted(&self, seat: Seat) -> bool {
-        self.granted.contains_key(&seat)
+    pub fn is_granted(&self, claimant: ClaimantId) -> bool {
+        self.granted.contains_key(&claimant)
     }
 
     /// What a machine waits for, in words.
     #[must_use]
-    pub fn why(&self, seat: Seat) -> String {
-        let Some(download) = self.wanted.get(&seat) else { return String::new() };
+    pub fn why(&self, claimant: ClaimantId) -> String {
+        let Some(download) = self.wanted.get(&claimant) else { return String::new() };
         let (part, whose) = match download.urgency {
             Urgency::Repair => (&self.repairs, "repairs"),
-            Urgency::Rollout | Urgency::Ahead => (&self.others, "rollouts"),
+            Urgency::Rollout | Urgency::Prefetch => (&self.others, "rollouts"),
         };
         format!(
             "the part of the network for {whose}, {} each second, is taken by other machines; {} \
@@ -172,7 +172,7 @@ impl Network {
     fn part_of(&mut self, urgency: Urgency) -> &mut Part {
         match urgency {
             Urgency::Repair => &mut self.repairs,
-            Urgency::Rollout | Urgency::Ahead => &mut self.others,
+            Urgency::Rollout | Urgency::Prefetch => &mut self.others,
         }
     }
 }
@@ -191,36 +191,36 @@ mod tests {
 
     #[test]
     fn fetches_are_ordered_one_after_the_other_and_what_is_ahead_of_need_comes_last() {
-        let mut network = Network::new(Some(400));
-        network.ask(Seat(1), download(Urgency::Ahead, 0, 300));
-        network.ask(Seat(2), download(Urgency::Rollout, 2, 900));
-        network.ask(Seat(3), download(Urgency::Rollout, 1, 300));
-        network.ask(Seat(4), download(Urgency::Repair, 5, 1_000));
-        network.ask(Seat(5), download(Urgency::Repair, 6, 100));
-        assert_eq!(network.grant(seconds(10)), [Seat(4), Seat(3)]);
+        let mut network = NetworkBudget::new(Some(400));
+        network.ask(ClaimantId(1), download(Urgency::Prefetch, 0, 300));
+        network.ask(ClaimantId(2), download(Urgency::Rollout, 2, 900));
+        network.ask(ClaimantId(3), download(Urgency::Rollout, 1, 300));
+        network.ask(ClaimantId(4), download(Urgency::Repair, 5, 1_000));
+        network.ask(ClaimantId(5), download(Urgency::Repair, 6, 100));
+        assert_eq!(network.grant(seconds(10)), [ClaimantId(4), ClaimantId(3)]);
         assert_eq!(network.next(), Some(seconds(11)));
-        assert!(network.is_granted(Seat(3)) && !network.is_granted(Seat(2)));
+        assert!(network.is_granted(ClaimantId(3)) && !network.is_granted(ClaimantId(2)));
         let why = "the part of the network for rollouts, 300 bytes each second, is taken by other \
                    machines; 1.2 kB in all are waited for (--network-limit 400)";
-        assert_eq!(network.why(Seat(2)), why);
-        assert_eq!(network.grant(seconds(11)), [Seat(2)]);
+        assert_eq!(network.why(ClaimantId(2)), why);
+        assert_eq!(network.grant(seconds(11)), [ClaimantId(2)]);
         assert_eq!((network.grant(seconds(13)), network.next()), (vec![], Some(seconds(14))));
-        assert_eq!(network.grant(seconds(14)), [Seat(1)]);
-        network.cancel(Seat(5));
+        assert_eq!(network.grant(seconds(14)), [ClaimantId(1)]);
+        network.cancel(ClaimantId(5));
         assert_eq!((network.grant(seconds(100)), network.next()), (vec![], None));
         assert_eq!(network.waiting(), (0, 0));
     }
 
     #[test]
     fn without_a_limit_nobody_waits() {
-        let mut network = Network::new(None);
-        network.ask(Seat(1), download(Urgency::Ahead, 0, u64::MAX));
-        assert!(network.is_granted(Seat(1)) && network.next().is_none());
+        let mut network = NetworkBudget::new(None);
+        network.ask(ClaimantId(1), download(Urgency::Prefetch, 0, u64::MAX));
+        assert!(network.is_granted(ClaimantId(1)) && network.next().is_none());
         network.set_limit(Some(4));
-        network.ask(Seat(2), download(Urgency::Ahead, 0, 1_000_000));
-        network.ask(Seat(3), download(Urgency::Ahead, 1, 1));
-        assert_eq!(network.grant(seconds(1)), [Seat(2)]);
+        network.ask(ClaimantId(2), download(Urgency::Prefetch, 0, 1_000_000));
+        network.ask(ClaimantId(3), download(Urgency::Prefetch, 1, 1));
+        assert_eq!(network.grant(seconds(1)), [ClaimantId(2)]);
         network.set_limit(None);
-        assert_eq!(network.grant(seconds(1)), [Seat(3)]);
+        assert_eq!(network.grant(seconds(1)), [ClaimantId(3)]);
     }
 }

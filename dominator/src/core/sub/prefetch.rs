@@ -13,10 +13,10 @@ use std::sync::Arc;
 use api::subd::{Activity, FetchFailure, FetchRequest};
 use model::object::ObjectId;
 
-use super::missing::Missing;
-use super::{Call, Context, Effect, ImageState, Now, Purpose, Sub, Ticket, View};
-use crate::core::network::Urgency;
-use crate::core::pace::{HOLD_FIRST, HOLD_LONGEST};
+use super::{Call, CallPurpose, Context, Effect, ImageState, Now, Sub, Ticket, View};
+use crate::core::network_budget::Urgency;
+use crate::core::sub::missing_objects::Missing;
+use crate::core::timing::{HOLD_FIRST, HOLD_LONGEST};
 use api::planning::{PlanKey, Planned};
 use model::backoff::{doubled, jittered};
 use model::image::required::RequiredImage;
@@ -24,7 +24,7 @@ use model::words::size;
 
 /// What is known of the image that comes next.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct Prefetch {
     pub(super) image: ImageState,
     planning: Option<(Ticket, PlanKey)>,
     planned: Option<Arc<Planned>>,
@@ -37,7 +37,7 @@ pub(super) struct Ahead {
     holds: u32,
 }
 
-impl Default for Ahead {
+impl Default for Prefetch {
     fn default() -> Self {
         Self {
             image: ImageState::Undefined,
@@ -51,7 +51,7 @@ impl Default for Ahead {
     }
 }
 
-impl Ahead {
+impl Prefetch {
     /// Takes note of the image that is planned now; true if it is another one.
     pub(super) fn assigned(&mut self, image: ImageState) -> bool {
         let is_other = self.image.digest() != image.digest();
@@ -107,7 +107,7 @@ impl Ahead {
 impl Sub {
     /// Fetches what the next image needs, and says how far that is; `None` if there is no next
     /// image. The required image is in place.
-    pub(super) fn look_ahead(
+    pub(super) fn prefetch_next(
         &mut self,
         view: &View,
         required: &RequiredImage,
@@ -115,7 +115,7 @@ impl Sub {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) -> Option<String> {
-        let image = match &self.ahead.image {
+        let image = match &self.prefetch.image {
             ImageState::Undefined => return None,
             ImageState::Missing(why) => return Some(format!("the planned image: {why}")),
             ImageState::Ready(image) if image.digest == required.digest => return None,
@@ -123,45 +123,45 @@ impl Sub {
         };
         let name = image.name();
         let key = PlanKey { image: image.digest, scan: view.scan_number };
-        if let Some((failed, why)) = &self.ahead.failed
+        if let Some((failed, why)) = &self.prefetch.failed
             && *failed == key
         {
             return Some(format!("nothing is fetched ahead for {name}: {why}"));
         }
-        let planned = match &self.ahead.planned {
+        let planned = match &self.prefetch.planned {
             Some(planned) if planned.key == key => Arc::clone(planned),
             _ => {
-                if self.ahead.planning.is_none() {
+                if self.prefetch.planning.is_none() {
                     let scan = view.scan.as_ref()?;
                     let tree = self.tree.as_ref().filter(|tree| tree.digest() == scan.root)?;
                     let tree = tree.clone();
                     let ticket = self.ask_for_plan(key, view, scan, tree, &image, effects);
-                    self.ahead.planning = Some((ticket, key));
+                    self.prefetch.planning = Some((ticket, key));
                 }
                 return Some(format!("is compared with {name}, which comes next"));
             }
         };
         let missing = Missing::of(&planned, view);
         if missing.count == 0 {
-            (self.ahead.hold, self.ahead.holds) = (None, 0);
+            (self.prefetch.hold, self.prefetch.holds) = (None, 0);
             return Some(format!("has all objects of {name}, which comes next"));
         }
         let wanted = format!("{} of {name}", missing.describe());
-        self.note_ahead(view, missing.count, now, context);
-        if let Some((until, why)) = &self.ahead.hold {
+        self.record_prefetch_end(view, missing.count, now, context);
+        if let Some((until, why)) = &self.prefetch.hold {
             let (until, text) = (*until, format!("{wanted} are not fetched ahead yet: {why}"));
             if now.elapsed < until {
                 self.wake_by(until);
                 return Some(text);
             }
-            self.ahead.hold = None;
+            self.prefetch.hold = None;
         }
         if let Some(shortage) = missing.shortage(view.report.space) {
             return Some(format!("nothing is fetched ahead for {name}: {shortage}"));
         }
         if matches!(view.report.activity, Activity::Idle) && self.may_call(now) {
             let (plan, bytes) = (planned.digest, missing.bytes);
-            if let Err(mut why) = self.fetch_claimed(plan, Urgency::Ahead, bytes, now, effects) {
+            if let Err(mut why) = self.fetch_claimed(plan, Urgency::Prefetch, bytes, now, effects) {
                 if why.is_empty() {
                     why.push_str("a share of the network is asked for");
                 }
@@ -171,25 +171,31 @@ impl Sub {
             let sources = context.sources.to_vec();
             let objects = missing.objects;
             let request = FetchRequest { fetch_id, sources, objects, ahead: true };
-            if self.call(now, Purpose::Ahead(fetch_id), Call::Fetch(request), effects) {
-                self.ahead.fetch = Some((fetch_id, missing.count));
+            if self.call(now, CallPurpose::Prefetch(fetch_id), Call::Fetch(request), effects) {
+                self.prefetch.fetch = Some((fetch_id, missing.count));
             }
         }
         Some(format!("fetches {wanted}, which comes next"))
     }
 
     /// Orders nothing ahead of need for a while, that grows with each time.
-    pub(super) fn hold_ahead(&mut self, why: String, now: Now, context: &Context<'_>) {
-        self.ahead.holds += 1;
-        let pause = doubled(HOLD_FIRST, HOLD_LONGEST, self.ahead.holds);
-        self.ahead.hold = Some((now.elapsed + jittered(pause, context.jitter), why));
+    pub(super) fn hold_prefetch(&mut self, why: String, now: Now, context: &Context<'_>) {
+        self.prefetch.holds += 1;
+        let pause = doubled(HOLD_FIRST, HOLD_LONGEST, self.prefetch.holds);
+        self.prefetch.hold = Some((now.elapsed + jittered(pause, context.jitter), why));
     }
 
     /// Takes note of how the last fetch ahead of need ended; so many objects are `missing` now.
-    fn note_ahead(&mut self, view: &View, missing: usize, now: Now, context: &Context<'_>) {
-        let Some((fetch, before)) = self.ahead.fetch else { return };
+    fn record_prefetch_end(
+        &mut self,
+        view: &View,
+        missing: usize,
+        now: Now,
+        context: &Context<'_>,
+    ) {
+        let Some((fetch, before)) = self.prefetch.fetch else { return };
         let Some(last) = view.fetch_of(fetch) else { return };
-        self.ahead.fetch = None;
+        self.prefetch.fetch = None;
         let why = match &last.error {
             // The rest is asked for next.
             None if missing < before => return,
@@ -200,6 +206,6 @@ impl Sub {
             }
             Some(FetchFailure::Sources(why) | FetchFailure::Local(why)) => why.clone(),
         };
-        self.hold_ahead(why, now, context);
+        self.hold_prefetch(why, now, context);
     }
 }

@@ -22,13 +22,13 @@ use model::scope::Scope;
 use model::tree::Tree;
 use model::when::moment;
 
-use super::missing::Missing;
-use super::recognition::origins;
 use super::{
-    Call, Context, Effect, Fetch, ImageState, KnownScope, Now, Polling, Purpose, Reach, Sub,
-    Ticket, Update, View,
+    Call, CallPurpose, Context, Effect, ImageState, KnownScope, Now, Polling, Reach, Sub, Ticket,
+    View, WantedFetch, WantedUpdate,
 };
-use crate::core::pace::POLL_WAIT;
+use crate::core::sub::identity_check::origins;
+use crate::core::sub::missing_objects::Missing;
+use crate::core::timing::POLL_WAIT;
 use api::planning::{PlanJob, PlanKey, Planned};
 use model::backoff::jittered;
 use model::image::required::RequiredImage;
@@ -51,17 +51,22 @@ const NOT_CONVERGING_BYTES: usize = 800;
 const DETAIL_BYTES_MAX: usize = 1_000;
 
 /// A status and what it waits for, in words.
-pub(super) type Verdict = (Status, String);
+pub(super) type StatusAndDetail = (Status, String);
 
 /// Goes on with `T`, or ends with a verdict.
-pub(super) type Stage<T> = ControlFlow<Verdict, T>;
+pub(super) type Check<T> = ControlFlow<StatusAndDetail, T>;
 
-pub(super) fn stop<T>(status: Status, detail: impl Into<String>) -> Stage<T> {
+pub(super) fn stop<T>(status: Status, detail: impl Into<String>) -> Check<T> {
     Break((status, detail.into()))
 }
 
 impl Sub {
-    pub(super) fn decide(&mut self, now: Now, context: &Context<'_>, effects: &mut Vec<Effect>) {
+    pub(super) fn next_effects(
+        &mut self,
+        now: Now,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
         self.wake = None;
         self.tell_end(effects);
         self.look_at_pause(now);
@@ -86,7 +91,8 @@ impl Sub {
             // Nothing was said yet, or everything has to be said again: the status stays.
             (Reach::Unknown | Reach::Good, None) => (self.status, self.detail.clone()),
             (Reach::Unknown | Reach::Good, Some(view)) => {
-                let (Break(verdict) | Continue(verdict)) = self.judge(&view, now, context, effects);
+                let (Break(verdict) | Continue(verdict)) =
+                    self.check_all(&view, now, context, effects);
                 self.view = Some(view);
                 verdict
             }
@@ -95,13 +101,13 @@ impl Sub {
         self.settle_claims(now, self.status, effects);
     }
 
-    fn set_status(&mut self, now: Now, verdict: Verdict, effects: &mut Vec<Effect>) {
+    fn set_status(&mut self, now: Now, verdict: StatusAndDetail, effects: &mut Vec<Effect>) {
         let (status, detail) = verdict;
         let detail = plain(&detail, DETAIL_BYTES_MAX);
         if status != self.status {
             self.since = now.wall;
             self.history.record(now.wall, status, &detail);
-            effects.push(Effect::Record(status, detail.clone()));
+            effects.push(Effect::StatusChanged(status, detail.clone()));
         }
         if status == Status::Synced {
             self.last_synced = Some(now.wall);
@@ -133,18 +139,18 @@ impl Sub {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    fn judge(
+    fn check_all(
         &mut self,
         view: &View,
         now: Now,
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
-    ) -> Stage<Verdict> {
-        self.recognized(view, effects)?;
+    ) -> Check<StatusAndDetail> {
+        self.identity_checked(view, effects)?;
         self.not_busy_by_itself(view)?;
         self.not_updating(view)?;
         self.hurried(view, effects)?;
-        self.keep_bounds(view, now, context, effects);
+        self.sync_limits(view, now, context, effects);
         let image = match &self.image {
             ImageState::Undefined => {
                 return stop(Status::ImageUndefined, "the machine database names no image for it");
@@ -161,7 +167,7 @@ impl Sub {
         self.allowed(&planned)?;
         self.not_held(&image, &planned, now, context)?;
         self.fetched(view, &image, &planned, now, context, effects)?;
-        self.vouched_for(view, &image, now, context, effects)?;
+        self.signatures_offered(view, &image, now, context, effects)?;
         self.carried_out(view, &image, &scan, &planned, now, effects)
     }
 
@@ -182,7 +188,7 @@ impl Sub {
 
     /// The machine does not have to finish what it began: it does so by itself, and refuses
     /// everything else meanwhile.
-    pub(super) fn not_busy_by_itself(&self, view: &View) -> Stage<()> {
+    pub(super) fn not_busy_by_itself(&self, view: &View) -> Check<()> {
         if let Some(why) = view.stuck() {
             let detail = format!(
                 "the update can neither be finished nor put back: {why}; the machine itself tries \
@@ -196,8 +202,8 @@ impl Sub {
         Continue(())
     }
 
-    pub(super) fn not_updating(&self, view: &View) -> Stage<()> {
-        let told = |purpose: Purpose| matches!(purpose, Purpose::Commit(_));
+    pub(super) fn not_updating(&self, view: &View) -> Check<()> {
+        let told = |purpose: CallPurpose| matches!(purpose, CallPurpose::Commit(_));
         if matches!(view.report.activity, Activity::Updating { .. }) {
             return stop(Status::Updating, "carries out the update; then its triggers run");
         }
@@ -216,12 +222,12 @@ impl Sub {
         image: &RequiredImage,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Stage<Arc<ScanReport>> {
+    ) -> Check<Arc<ScanReport>> {
         let scope = self.scope_known(image, view).scope;
         if view.report.scope != scope {
             let scan = Some(image.scan.clone());
             let call = Call::SetConfiguration(SetConfigurationRequest { scan, limits: None });
-            self.call(now, Purpose::Scan(scope), call, effects);
+            self.call(now, CallPurpose::Scan(scope), call, effects);
             let name = image.name();
             return self.waiting(Status::Rescanning, format!("is told to scan as {name} asks"));
         }
@@ -260,7 +266,7 @@ impl Sub {
         scan: &Arc<ScanReport>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Stage<Arc<Planned>> {
+    ) -> Check<Arc<Planned>> {
         let key = PlanKey { image: image.digest, scan: view.scan_number };
         if let Some(planned) = &self.planned
             && planned.key == key
@@ -301,7 +307,7 @@ impl Sub {
         scan: &ScanReport,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Stage<Tree> {
+    ) -> Check<Tree> {
         if let Some(tree) = self.tree.as_ref().filter(|tree| tree.digest() == scan.root) {
             return Continue(tree.clone());
         }
@@ -328,23 +334,23 @@ impl Sub {
         now: Now,
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
-    ) -> Stage<Verdict> {
+    ) -> Check<StatusAndDetail> {
         (self.hold, self.holds) = (None, 0);
         (self.update, self.fetch, self.done, self.cleared) = (None, None, None, None);
         self.settled(effects);
         self.forget_force();
         let generation = view.report.version.generation;
         let is_idle = matches!(view.report.activity, Activity::Idle);
-        let next = self.look_ahead(view, image, now, context, effects);
+        let next = self.prefetch_next(view, image, now, context, effects);
         if is_idle
             && self.cleaned_generation != Some(generation)
-            && let Some(kept) = self.ahead.kept(image, view.scan_number)
+            && let Some(kept) = self.prefetch.kept(image, view.scan_number)
         {
             let idle = view.cache.iter().filter(|object| !kept.contains(object));
             let objects: Vec<_> = idle.take(IDS_MAX).collect();
             if !objects.is_empty() {
                 let call = Call::Cleanup(CleanupRequest { objects });
-                if self.call(now, Purpose::Cleanup, call, effects) {
+                if self.call(now, CallPurpose::Cleanup, call, effects) {
                     self.cleaned_generation = Some(generation);
                 }
             }
@@ -367,7 +373,7 @@ impl Sub {
     }
 
     /// The image has not failed its health check on the machine, or an operator wants it again.
-    fn healthy(&self, view: &View, image: &RequiredImage) -> Stage<()> {
+    fn healthy(&self, view: &View, image: &RequiredImage) -> Check<()> {
         match view.undone(image.name()) {
             Some((update, why)) if self.retried != Some(update.update_id) => {
                 let detail = format!(
@@ -384,7 +390,7 @@ impl Sub {
     }
 
     /// Nobody has said that this plan, or any, must not be carried out.
-    fn allowed(&self, planned: &Planned) -> Stage<()> {
+    fn allowed(&self, planned: &Planned) -> Check<()> {
         if let Some(first) = planned.plan.blocked.first() {
             let mut detail = format!("{}: {}", first.path, first.why);
             if planned.plan.blocked.len() > 1 {
@@ -416,7 +422,7 @@ impl Sub {
         planned: &Planned,
         now: Now,
         context: &Context<'_>,
-    ) -> Stage<()> {
+    ) -> Check<()> {
         if self.hold.is_none() && self.done == Some(planned.digest) {
             self.done = None;
             let detail = format!(
@@ -448,7 +454,7 @@ impl Sub {
         now: Now,
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
-    ) -> Stage<()> {
+    ) -> Check<()> {
         let missing = Missing::of(planned, view);
         if missing.count == 0 {
             return Continue(());
@@ -456,7 +462,7 @@ impl Sub {
         let wanted = missing.describe();
         match view.report.activity {
             // One that is ahead of need gives way.
-            Activity::Fetching { .. } if self.ahead.is_fetching(&view.report.activity) => {}
+            Activity::Fetching { .. } if self.prefetch.is_fetching(&view.report.activity) => {}
             Activity::Fetching { .. } => {
                 let detail = format!("fetches; {wanted} still to come");
                 return self.unless_braked(Status::Fetching, detail);
@@ -474,14 +480,14 @@ impl Sub {
             _ => {
                 let needed = (missing.bytes, &*wanted);
                 self.update_fetch_claimed(view, image, planned, needed, now, effects)?;
-                Fetch { id: self.next_id(), plan: planned.digest, missing: missing.count }
+                WantedFetch { id: self.next_id(), plan: planned.digest, missing: missing.count }
             }
         };
         self.fetch = Some(fetch);
         let sources = context.sources.to_vec();
         let (fetch_id, objects) = (fetch.id, missing.objects);
         let call = Call::Fetch(FetchRequest { fetch_id, sources, objects, ahead: false });
-        self.call(now, Purpose::Fetch(fetch_id), call, effects);
+        self.call(now, CallPurpose::Fetch(fetch_id), call, effects);
         let detail = format!("is told to fetch {wanted}");
         self.unless_braked(Status::Fetching, detail)
     }
@@ -495,11 +501,11 @@ impl Sub {
         planned: &Arc<Planned>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Stage<Verdict> {
+    ) -> Check<StatusAndDetail> {
         let (key, instance) = (planned.key, view.report.version.instance);
         let update = match self.update {
             Some(update) if update.key == key && update.instance == instance => update,
-            _ => Update { id: self.next_id(), key, instance, plan: planned.digest },
+            _ => WantedUpdate { id: self.next_id(), key, instance, plan: planned.digest },
         };
         self.update = Some(update);
         let todo = describe(&planned.plan);
@@ -521,7 +527,7 @@ impl Sub {
             let detail = format!("{todo}, all objects are there; {unordered}: {why}");
             return stop(Status::UpdatesDisabled, detail);
         }
-        let is_ahead = self.ahead.is_fetching(&view.report.activity);
+        let is_ahead = self.prefetch.is_fetching(&view.report.activity);
         let is_free = match view.report.activity {
             Activity::Fetching { .. } => is_ahead,
             Activity::Preparing { update_id } => update_id == update.id,
@@ -542,7 +548,7 @@ impl Sub {
                 stop(Status::Preparing, "is still staging another update")
             }
             Activity::Prepared { update_id } if update_id == update.id => {
-                if let Some(ticket) = self.ask(now, Purpose::Commit(update_id)) {
+                if let Some(ticket) = self.ask(now, CallPurpose::Commit(update_id)) {
                     self.unsent = None;
                     let ordered = self.ordered(update_id, view, image, planned);
                     effects.push(Effect::Commit(ticket, Box::new(ordered)));
@@ -565,7 +571,7 @@ impl Sub {
                     expires_seconds: EXPIRES_SECONDS,
                 };
                 let call = Call::Prepare(Box::new(request));
-                self.call(now, Purpose::Prepare(update.id), call, effects);
+                self.call(now, CallPurpose::Prepare(update.id), call, effects);
                 self.waiting(Status::Preparing, format!("is told to stage {todo}"))
             }
         }
@@ -589,7 +595,7 @@ impl Sub {
         update.id == update_id
             && is_latest
             && is_staged
-            && self.recognition.is_good()
+            && self.identity.is_good()
             && !self.machine.disable_updates
             && view.report.paused.is_none()
     }
@@ -598,7 +604,7 @@ impl Sub {
     pub(super) fn call(
         &mut self,
         now: Now,
-        purpose: Purpose,
+        purpose: CallPurpose,
         call: Call,
         effects: &mut Vec<Effect>,
     ) -> bool {
@@ -608,7 +614,7 @@ impl Sub {
     }
 
     /// The ticket for a call that is sent now, if that may be.
-    fn ask(&mut self, now: Now, purpose: Purpose) -> Option<Ticket> {
+    fn ask(&mut self, now: Now, purpose: CallPurpose) -> Option<Ticket> {
         if !self.may_call(now) {
             return None;
         }
@@ -633,7 +639,7 @@ impl Sub {
     }
 
     /// The verdict, with why the last call failed if one did.
-    fn waiting<T>(&self, status: Status, detail: String) -> Stage<T> {
+    fn waiting<T>(&self, status: Status, detail: String) -> Check<T> {
         match &self.call_again {
             None => stop(status, detail),
             Some((_, why)) => stop(status, format!("{detail}; is told again, because: {why}")),
@@ -641,7 +647,7 @@ impl Sub {
     }
 
     /// The verdict; while the brake is on, that it is on.
-    pub(super) fn unless_braked<T>(&self, status: Status, detail: String) -> Stage<T> {
+    pub(super) fn unless_braked<T>(&self, status: Status, detail: String) -> Check<T> {
         match (&self.brake, self.pause_in_words()) {
             (None, None) => self.waiting(status, detail),
             (Some(reason), _) => stop(

@@ -8,26 +8,26 @@ use api::dominator::Status;
 use model::path::TreePath;
 use model::scope::Coverage;
 
-use super::decide::{Stage, stop};
 use super::{Effect, ImageState, Sub, View};
-use crate::core::identity::{News, Origin, Origins, Sighting, Verdict};
+use crate::core::identity::{IdentityReport, IdentityVerdict, Origin, Origins, Sighting};
+use crate::core::sub::next_effects::{Check, stop};
 use model::image::required::RequiredImage;
 
 /// What was told, and what was answered.
 #[derive(Debug, Default)]
-pub(super) struct Recognition {
+pub(super) struct IdentityCheck {
     /// Counts sightings.
     last: u64,
     sighting: Option<Arc<Sighting>>,
     /// The verdict on that sighting, once there is one.
-    verdict: Option<Verdict>,
+    verdict: Option<IdentityVerdict>,
     /// The roster was told that the machine is synced, since it was last seen or changed.
     is_settled: bool,
 }
 
-impl Recognition {
+impl IdentityCheck {
     /// Takes a verdict; one on another sighting than the last is late.
-    pub(super) fn take(&mut self, verdict: Verdict) {
+    pub(super) fn take(&mut self, verdict: IdentityVerdict) {
         if self.sighting.is_some() && verdict.number == self.last {
             self.verdict = Some(verdict);
         }
@@ -41,7 +41,7 @@ impl Recognition {
 
 impl Sub {
     /// What answers is the machine that is meant.
-    pub(super) fn recognized(&mut self, view: &View, effects: &mut Vec<Effect>) -> Stage<()> {
+    pub(super) fn identity_checked(&mut self, view: &View, effects: &mut Vec<Effect>) -> Check<()> {
         let origins = match &self.image {
             ImageState::Ready(image) => {
                 let image = Arc::clone(image);
@@ -50,51 +50,51 @@ impl Sub {
             ImageState::Undefined | ImageState::Missing(_) => Origins::UNKNOWN,
         };
         let (instance, identity) = (view.report.version.instance, &view.report.identity);
-        let recognition = &mut self.recognition;
-        let is_known = recognition
+        let check = &mut self.identity;
+        let is_known = check
             .sighting
             .as_ref()
             .is_some_and(|sighting| sighting.is_of(instance, identity, origins));
         if !is_known {
             let sighting = Arc::new(Sighting::of(instance, identity, origins));
-            recognition.last += 1;
-            recognition.sighting = Some(Arc::clone(&sighting));
-            (recognition.verdict, recognition.is_settled) = (None, false);
-            effects.push(Effect::Tell(News::Seen(recognition.last, sighting)));
+            check.last += 1;
+            check.sighting = Some(Arc::clone(&sighting));
+            (check.verdict, check.is_settled) = (None, false);
+            effects.push(Effect::ReportIdentity(IdentityReport::Seen(check.last, sighting)));
         }
-        match &recognition.verdict {
+        match &check.verdict {
             None => match self.status {
                 Status::Synced | Status::TriggerFailed => {
                     stop(Status::Rescanning, "answers anew; is it the machine that is meant?")
                 }
                 status => stop(status, self.detail.clone()),
             },
-            Some(Verdict { wrong: Some(why), .. }) => stop(Status::WrongMachine, &**why),
-            Some(Verdict { wrong: None, .. }) => Stage::Continue(()),
+            Some(IdentityVerdict { wrong: Some(why), .. }) => stop(Status::WrongMachine, &**why),
+            Some(IdentityVerdict { wrong: None, .. }) => Check::Continue(()),
         }
     }
 
     /// The sub does not answer: who answers next may be another one.
     pub(super) fn lost(&mut self, effects: &mut Vec<Effect>) {
-        if self.recognition.sighting.take().is_some() {
-            self.recognition.verdict = None;
-            effects.push(Effect::Tell(News::Lost));
+        if self.identity.sighting.take().is_some() {
+            self.identity.verdict = None;
+            effects.push(Effect::ReportIdentity(IdentityReport::Lost));
         }
     }
 
     /// An update is carried out that may change the machine id.
     pub(super) fn changing(&mut self, effects: &mut Vec<Effect>) {
-        let origins = self.recognition.sighting.as_ref().map(|sighting| sighting.origins);
+        let origins = self.identity.sighting.as_ref().map(|sighting| sighting.origins);
         if origins.is_some_and(|origins| origins.machine_id != Origin::Machine) {
-            self.recognition.is_settled = false;
-            effects.push(Effect::Tell(News::Changing));
+            self.identity.is_settled = false;
+            effects.push(Effect::ReportIdentity(IdentityReport::Changing));
         }
     }
 
     /// The machine equals its image: this is who it is.
     pub(super) fn settled(&mut self, effects: &mut Vec<Effect>) {
-        if !std::mem::replace(&mut self.recognition.is_settled, true) {
-            effects.push(Effect::Tell(News::Synced));
+        if !std::mem::replace(&mut self.identity.is_settled, true) {
+            effects.push(Effect::ReportIdentity(IdentityReport::Synced));
         }
     }
 }
