@@ -39,7 +39,6 @@ const PROGRAMS: [(&str, Main); 10] = [
 ];
 
 /// Runs the program under whose name this process was started, if that is one of them.
-#[must_use]
 pub fn dispatch() -> Option<ExitCode> {
     let started_as = std::env::args_os().next()?;
     let name = Path::new(&started_as).file_name()?.to_str()?;

@@ -24,22 +24,18 @@ const OTHER: u16 = 0x20;
 /// A text or an attribute that is no access control list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AclError {
-    /// An entry of the text cannot be read.
     #[error("bad access control entry `{entry}`")]
     Entry {
         /// The entry, escaped.
         entry: String,
     },
-    /// A user or group is given by a name that this machine does not know.
     #[error("the access control entry `{entry}` names an account unknown here")]
     Account {
         /// The entry, escaped.
         entry: String,
     },
-    /// The list lacks one of its three base entries, or the mask it needs, or repeats one.
     #[error("the access control list is incomplete or repeats an entry")]
     Incomplete,
-    /// The value of the attribute is not in the kernel's form.
     #[error("the access control list is not in the kernel's form")]
     Form,
 }
@@ -47,9 +43,7 @@ pub enum AclError {
 /// What kind of account a name in a list stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
-    /// A user.
     User,
-    /// A group.
     Group,
 }
 
@@ -66,20 +60,16 @@ struct AclEntry {
 
 impl Acl {
     /// Reads the text that tar archives hold, such as `user::rw-,user:7:r--,mask::r--,...`;
-    /// `lookup` finds the id of an account that is given by name.
-    ///
-    /// # Errors
-    ///
-    /// [`AclError`] names the entry.
+    /// `find_account` finds the id of an account that is given by name.
     pub fn from_text(
         text: &[u8],
-        lookup: impl Fn(Account, &str) -> Option<u32>,
+        find_account: impl Fn(Account, &str) -> Option<u32>,
     ) -> Result<Self, AclError> {
         let mut entries = Vec::new();
         for line in text.split(|&byte| byte == b',' || byte == b'\n') {
             let line = line.split(|&byte| byte == b'#').next().unwrap_or_default().trim_ascii();
             if !line.is_empty() {
-                entries.push(entry_of(line, &lookup)?);
+                entries.push(entry_of(line, &find_account)?);
             }
         }
         Self::checked(entries)
@@ -131,13 +121,11 @@ impl Acl {
     }
 
     /// True if the list says no more than the nine bits of a mode: it is not kept then.
-    #[must_use]
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
     /// The value of the extended attribute.
-    #[must_use]
     pub fn to_attribute(&self) -> Vec<u8> {
         let mut value = VERSION.to_le_bytes().to_vec();
         for entry in &self.0 {
@@ -149,7 +137,6 @@ impl Acl {
     }
 
     /// The text that tar archives hold, accounts by their numbers.
-    #[must_use]
     pub fn to_text(&self) -> String {
         let entries = self.0.iter().map(|entry| {
             let name = match entry.tag {
@@ -169,7 +156,6 @@ impl Acl {
     }
 
     /// The nine permission bits that a file with this access list has.
-    #[must_use]
     pub fn mode_bits(&self) -> u32 {
         let group = self.permissions(MASK).or(self.permissions(GROUP_OBJECT));
         let of = |permissions: Option<u16>| u32::from(permissions.unwrap_or(0));
@@ -179,7 +165,7 @@ impl Acl {
 
 fn entry_of(
     line: &[u8],
-    lookup: &impl Fn(Account, &str) -> Option<u32>,
+    find_account: &impl Fn(Account, &str) -> Option<u32>,
 ) -> Result<AclEntry, AclError> {
     let bad = || AclError::Entry { entry: model::escape::escape(line) };
     let text = std::str::from_utf8(line).map_err(|_| bad())?;
@@ -204,7 +190,7 @@ fn entry_of(
     let id_of = |account| -> Result<u32, AclError> {
         match number.unwrap_or(name).parse() {
             Ok(id) => Ok(id),
-            Err(_) => lookup(account, name)
+            Err(_) => find_account(account, name)
                 .ok_or_else(|| AclError::Account { entry: model::escape::escape(line) }),
         }
     };

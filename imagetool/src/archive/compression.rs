@@ -35,7 +35,6 @@ pub enum Compression {
 
 impl Compression {
     /// Tells the compression from the first bytes of a file; six are enough.
-    #[must_use]
     pub fn of(first: &[u8]) -> Self {
         match first {
             [0x1f, 0x8b, ..] => Self::Gzip,
@@ -48,7 +47,6 @@ impl Compression {
     }
 
     /// What the name of an archive promises.
-    #[must_use]
     pub fn of_name(path: &Path) -> Self {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("gz" | "tgz") => Self::Gzip,
@@ -76,10 +74,6 @@ pub enum Compressor<W: Write> {
 
 impl<W: Write> Compressor<W> {
     /// Writes to `output`.
-    ///
-    /// # Errors
-    ///
-    /// What the start of the compressor gives.
     pub fn new(compression: Compression, output: W) -> io::Result<Self> {
         let output = BufWriter::with_capacity(BUFFER_BYTES, output);
         Ok(match compression {
@@ -102,10 +96,6 @@ impl<W: Write> Compressor<W> {
     }
 
     /// Writes what is left, and gives the output back.
-    ///
-    /// # Errors
-    ///
-    /// What the output gives.
     pub fn finish(self) -> io::Result<W> {
         let output = match self {
             Self::None(output) => output,
@@ -141,10 +131,6 @@ impl<W: Write> Write for Compressor<W> {
 }
 
 /// The decompressed bytes of `input`.
-///
-/// # Errors
-///
-/// What reading its first bytes, or the start of a decompressor, gives.
 pub fn open(input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
     Ok(match Compression::of(input.fill_buf()?) {

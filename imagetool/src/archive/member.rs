@@ -40,14 +40,13 @@ pub enum Entry {
 type Attribute = (Vec<u8>, Vec<u8>);
 
 /// Finds the number of an account by its name.
-pub type Lookup<'call> = &'call dyn Fn(Account, &str) -> Option<u32>;
+pub type FindAccount<'call> = &'call dyn Fn(Account, &str) -> Option<u32>;
 
 /// The path and the entry that `member` stands for.
-///
-/// # Errors
-///
-/// [`EntryError`] says why it can be no entry of a tree.
-pub fn entry_of(member: &Member, lookup: Lookup<'_>) -> Result<(TreePath, Entry), EntryError> {
+pub fn entry_of(
+    member: &Member,
+    find_account: FindAccount<'_>,
+) -> Result<(TreePath, Entry), EntryError> {
     let path = path_of(&member.name)?;
     // Before there was a type for directories, a slash at the end of the name said it.
     let kind = match member.kind {
@@ -68,7 +67,7 @@ pub fn entry_of(member: &Member, lookup: Lookup<'_>) -> Result<(TreePath, Entry)
         })?;
         return Ok((path, Entry::Node(Node::Leaf(Leaf::HardLink(target)))));
     }
-    let metadata = metadata_of(member, kind, lookup)?;
+    let metadata = metadata_of(member, kind, find_account)?;
     let node = match kind {
         EntryType::Regular => {
             return Ok((path, Entry::File { metadata, mtime: mtime_of(member)? }));
@@ -160,7 +159,7 @@ fn device_of(member: &Member, kind: EntryType) -> Result<Device, EntryError> {
 fn metadata_of(
     member: &Member,
     kind: EntryType,
-    lookup: Lookup<'_>,
+    find_account: FindAccount<'_>,
 ) -> Result<Metadata, EntryError> {
     let header = member.header.as_old();
     let id = |field: &'static str, bytes: &[u8]| -> Result<u32, EntryError> {
@@ -175,17 +174,17 @@ fn metadata_of(
     let mode = field_number(&header.mode).ok_or(EntryError::Number { field: "mode" })?;
     let mut mode = u32::try_from(mode & u64::from(MODE_BITS)).expect("masked to twelve bits");
     let (uid, gid) = (id("uid", &header.uid)?, id("gid", &header.gid)?);
-    let mut xattrs = xattrs_of(member, kind, lookup)?;
+    let mut xattrs = xattrs_of(member, kind, find_account)?;
     if kind == EntryType::Symlink {
         mode = SYMLINK_MODE;
     } else {
-        mode = agree_with_acl(mode, &mut xattrs)?;
+        mode = mode_of_acl(mode, &mut xattrs)?;
     }
     Ok(Metadata { mode, uid, gid, xattrs: xattrs.into_iter().collect::<Xattrs>() })
 }
 
 /// Drops an access list that says no more than a mode, and gives the mode that goes with it.
-fn agree_with_acl(mode: u32, xattrs: &mut Vec<Attribute>) -> Result<u32, EntryError> {
+fn mode_of_acl(mode: u32, xattrs: &mut Vec<Attribute>) -> Result<u32, EntryError> {
     let Some(index) = xattrs.iter().rposition(|(name, _)| name == acl::ACCESS) else {
         return Ok(mode);
     };
@@ -201,13 +200,13 @@ fn agree_with_acl(mode: u32, xattrs: &mut Vec<Attribute>) -> Result<u32, EntryEr
 fn xattrs_of(
     member: &Member,
     kind: EntryType,
-    lookup: Lookup<'_>,
+    find_account: FindAccount<'_>,
 ) -> Result<Vec<Attribute>, EntryError> {
     let mut xattrs: Vec<Attribute> = Vec::new();
     for (key, value) in member.records.iter() {
         let list = |name: &[u8]| -> Result<Attribute, EntryError> {
             let list =
-                Acl::from_text(value, lookup).map_err(|source| EntryError::Acl { source })?;
+                Acl::from_text(value, find_account).map_err(|source| EntryError::Acl { source })?;
             Ok((name.to_owned(), list.to_attribute()))
         };
         let attribute = if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {

@@ -10,16 +10,13 @@ use model::tree::Time;
 /// Bytes that are no pax records.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PaxError {
-    /// A record has no length, no `=` or no newline where its length says that it ends.
     #[error("bad pax record at byte {offset} of its header")]
     Record {
         /// Where the record starts, in bytes.
         offset: usize,
     },
-    /// A value that has to be a number or a time is none.
     #[error("the pax record `{key}` has the bad value `{value}`")]
     Value {
-        /// The key.
         key: &'static str,
         /// The value, escaped.
         value: String,
@@ -66,7 +63,6 @@ impl Records {
     }
 
     /// The last value of `key`: the one that counts. An empty value takes the record back.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<&[u8]> {
         let (_, value) = self.0.iter().rev().find(|(name, _)| name == key.as_bytes())?;
         (!value.is_empty()).then_some(value)

@@ -17,14 +17,12 @@ pub struct Section {
 
 impl Section {
     /// All of `file`, wherever it stands. It must be a regular file.
-    #[must_use]
     pub fn whole(file: File) -> Self {
         Self { file: Arc::new(file), start: 0, end: u64::MAX }
     }
 
     /// `length` bytes behind the first `offset` bytes of this section. What lies behind its end
     /// is not there when it is read.
-    #[must_use]
     pub fn part(&self, offset: u64, length: u64) -> Self {
         let start = self.start.saturating_add(offset).min(self.end);
         let end = start.saturating_add(length).min(self.end);
@@ -32,7 +30,6 @@ impl Section {
     }
 
     /// Reads from the start.
-    #[must_use]
     pub fn open(&self) -> SectionReader {
         SectionReader { file: Arc::clone(&self.file), at: self.start, end: self.end }
     }

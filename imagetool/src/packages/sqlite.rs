@@ -54,11 +54,8 @@ pub(super) fn last_column(
 struct Pages<'bytes> {
     bytes: &'bytes [u8],
     page_bytes: usize,
-    /// What of each page is used.
     usable: usize,
-    /// How many pages may still be looked at: no more than there are, for each of the two tables.
     left: usize,
-    /// How long rows may still be together: no longer than the file, unless they overlap.
     left_bytes: usize,
 }
 
@@ -138,8 +135,8 @@ impl<'bytes> Pages<'bytes> {
         while payload.len() < length {
             let page = self.page(next)?;
             next = u32_at(page, 0)?;
-            let part = (length - payload.len()).min(self.usable - 4);
-            payload.extend_from_slice(page.get(4..4 + part).ok_or(CUT)?);
+            let file = (length - payload.len()).min(self.usable - 4);
+            payload.extend_from_slice(page.get(4..4 + file).ok_or(CUT)?);
         }
         Ok(payload)
     }

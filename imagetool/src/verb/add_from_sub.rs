@@ -13,15 +13,16 @@ use model::tree::encode::DIRECTORY_BYTES_MAX;
 use rpc::client::{Client, Peer};
 
 use super::add::{
-    ADD_LIMIT, check_name_is_free, filter_of, health_check_of, packages_of,
-    refuse_large_directories, report, require, triggers_of, upload_failure, warn,
+    ADD_LIMIT, check_name_is_free, packages_of, refuse_large_directories, report, require,
+    upload_failure, warn,
 };
-use super::{Context, Ended};
-use crate::admission::{self, RequiredPaths};
-use crate::content::{Contents, Objects};
-use crate::failure::Failure;
-use crate::sub::{Snapshot, Sub, SubError};
-use crate::upload::{UploadError, Which, upload};
+use super::{Context, VerbResult};
+use crate::image_checks::{self, RequiredPaths};
+use crate::image_source::sub::{Snapshot, SubError, SubReader};
+use crate::input_files::{read_filter, read_health_check, read_triggers};
+use crate::output::failure::Failure;
+use crate::transfer::contents::TreeObjects;
+use crate::transfer::upload::{UploadError, UploadScope, upload};
 
 /// How often a machine is read that changes while it is read.
 const ATTEMPTS_MAX: u32 = 5;
@@ -57,7 +58,7 @@ pub struct AddFromSubArgs {
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
     /// Paths that the image must have, as for `add`.
-    #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
+    #[arg(long, value_name = "PATHS", default_value = image_checks::REQUIRED_PATHS)]
     pub required_paths: RequiredPaths,
 }
 
@@ -66,14 +67,14 @@ pub struct AddFromSubArgs {
 /// # Errors
 ///
 /// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
-pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
-    let filter = filter_of(&args.filter_file)?;
-    let triggers = triggers_of(&args.trigger_file)?;
-    let health_check = args.health_check.as_deref().map(health_check_of).transpose()?;
+pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
+    let filter = read_filter(&args.filter_file)?;
+    let triggers = read_triggers(&args.trigger_file)?;
+    let health_check = args.health_check.as_deref().map(read_health_check).transpose()?;
     let peer = Peer::parse(&args.host, SUBD_PORT).map_err(|error| Failure::new(&error).misuse())?;
     check_name_is_free(context, &args.name).await?;
     let host = peer.authority();
-    let sub = Sub::new(Client::new(peer, &context.security));
+    let sub = SubReader::new(Client::new(peer, &context.security));
     let failed = |error: SubError| sub_failure(&host, &error);
     let configuration = sub.configuration().await.map_err(failed)?;
     let Coverage::Full(kept) = &configuration.scan.coverage else {
@@ -92,10 +93,12 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
             require(&tree, filter.as_ref(), &args.required_paths)?;
             warn(&tree, filter.as_ref());
         }
-        let contents = Contents::Sub(sub.contents(&tree));
-        let (algorithm, objects) = (tree.algorithm(), Objects::of(&tree));
+        let contents = Box::new(sub.contents(&tree));
+        let (algorithm, objects) = (tree.algorithm(), TreeObjects::of(&tree));
         let meter = &context.meter;
-        match upload(&context.client, algorithm, objects, contents, Which::Missing, meter).await {
+        match upload(&context.client, algorithm, objects, contents, UploadScope::Missing, meter)
+            .await
+        {
             Ok(sent) => break (tree, sent),
             Err(error @ UploadError::Send { .. }) if attempt < ATTEMPTS_MAX => {
                 let error = model::report::report(&error);

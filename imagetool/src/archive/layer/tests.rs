@@ -42,21 +42,21 @@ fn entries(layer: &str) -> Vec<(TreePath, Node)> {
 
 /// The tree of `layers` one upon the other, in the same short form, or what is refused.
 fn laid(layers: &[&str]) -> String {
-    let mut layered = Layered::default();
+    let mut layered = LayeredTree::default();
     for text in layers {
-        let mut layer = Layer::new(Whiteouts::Honoured);
+        let mut layer = Layer::new(Whiteouts::Applied);
         for (path, node) in entries(text) {
             let name = path.relative().to_owned();
             if let Err(error) = layer.insert(path, node, &name) {
                 return format!("{}: {error}", model::escape::escape(&name));
             }
         }
-        if let Err(Refused { name, source }) = layered.apply(layer) {
+        if let Err(RefusedEntry { name, source }) = layered.apply(layer) {
             return format!("{}: {source}", model::escape::escape(&name));
         }
         // What was laid is a tree like any other, and can be laid upon again.
         let tree = layered.into_builder(Algorithm::Blake3).finish().unwrap();
-        layered = Layered::of_tree(&tree).unwrap();
+        layered = LayeredTree::of_tree(&tree).unwrap();
     }
     let contents = ["1", "22", "333", "4444"];
     let short = |(path, node): (TreePath, Node)| match node {
@@ -123,11 +123,11 @@ fn layers_change_trees() {
         ("a link takes the place of its file", &["f /a 1; f /b 22", "h /a /b"],               "f /a 22; h /b /a"),
         ("a link takes the place of a directory", &["d /a; f /a/x 1; f /b 22", "h /a /b"],    "f /a 22; h /b /a"),
         ("one name of a file is replaced",  &["f /a 1; h /b /a; h /c /a", "f /a 22"],         "f /a 22; f /b 1; h /c /b"),
-        ("the first name is taken away",    &["f /a 1; h /b /a; h /c /a", "f /.wh.a 1"],      "f /b 1; h /c /b"),
+        ("the first name is usage away",    &["f /a 1; h /b /a; h /c /a", "f /.wh.a 1"],      "f /b 1; h /c /b"),
         ("all names go with a directory",   &["d /d; f /d/a 1; h /d/b /d/a; h /z /d/a", "f /.wh.d 1"], "f /z 1"),
         ("a link to a symlink is another",  &["l /a x", "h /b /a"],                           "l /a x; l /b x"),
         ("a link to a fifo is another",     &["h /a /b; p /b"],                               "p /a; p /b"),
-        ("a link to what is taken away",    &["f /a 1", "f /.wh.a 1; h /b /a"],               "b: it is a hard link to /a, which is no regular file"),
+        ("a link to what is usage away",    &["f /a 1", "f /.wh.a 1; h /b /a"],               "b: it is a hard link to /a, which is no regular file"),
         ("a link to nowhere",               &["f /a 1", "h /b /c"],                           "b: it is a hard link to /c, which is no regular file"),
         ("a link to a directory",           &["d /a", "h /b /a"],                             "b: it is a hard link to /a, which is no regular file"),
         ("a link to itself, a file below",  &["f /a 1", "h /a /a"],                           "a: it is a hard link to /a, which is no regular file"),
