@@ -61,13 +61,10 @@ pub fn install(binary: &Path, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the manual pages of all programs that operators use into `directory`.
-///
-/// # Errors
-///
-/// If a page cannot be written.
-pub fn write_pages(directory: &Path) -> anyhow::Result<()> {
-    let programs = [
+/// What each program that operators use takes on its command line.
+#[must_use]
+pub fn command_lines() -> [clap::Command; 8] {
+    [
         subd::daemon::Options::command(),
         subd::subtool::Arguments::command(),
         subd::fs2objectcache::Arguments::command(),
@@ -76,8 +73,16 @@ pub fn write_pages(directory: &Path) -> anyhow::Result<()> {
         dominator::daemon::Arguments::command(),
         dominator::domtool::Arguments::command(),
         dominator::mdbd::Arguments::command(),
-    ];
-    for program in programs {
+    ]
+}
+
+/// Writes the manual pages of all programs that operators use into `directory`.
+///
+/// # Errors
+///
+/// If a page cannot be written.
+pub fn write_pages(directory: &Path) -> anyhow::Result<()> {
+    for program in command_lines() {
         let name = program.get_name().to_owned();
         common::tool::documents::write_pages(program, directory)
             .with_context(|| format!("cannot write the pages of {name}"))?;
