@@ -60,13 +60,10 @@ pub fn install(binary: &Path, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the manual pages of all programs that operators use into `directory`.
-///
-/// # Errors
-///
-/// If a page cannot be written.
-pub fn write_pages(directory: &Path) -> anyhow::Result<()> {
-    let programs = [
+/// What each program that operators use takes on its command line.
+#[must_use]
+pub fn command_lines() -> [clap::Command; 8] {
+    [
         subd::daemon::Options::command(),
         subtool::Arguments::command(),
         fs2objectcache::Arguments::command(),
@@ -75,8 +72,16 @@ pub fn write_pages(directory: &Path) -> anyhow::Result<()> {
         dominator::daemon::Arguments::command(),
         domtool::Arguments::command(),
         mdbd::Arguments::command(),
-    ];
-    for program in programs {
+    ]
+}
+
+/// Writes the manual pages of all programs that operators use into `directory`.
+///
+/// # Errors
+///
+/// If a page cannot be written.
+pub fn write_pages(directory: &Path) -> anyhow::Result<()> {
+    for program in command_lines() {
         let name = program.get_name().to_owned();
         tool::documents::write_pages(program, directory)
             .with_context(|| format!("cannot write the pages of {name}"))?;
