@@ -38,13 +38,13 @@ use nix::sys::statvfs::fstatvfs;
 use nix::unistd::syncfs;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
-pub use crate::root::entry::Held;
+pub use crate::root::entry::OpenEntry;
 pub use directory::{AttributeList, Directory, ENTRIES_MAX, OpenedFile};
 pub use error::RootError;
 pub use locks::Locks;
 pub use status::{Kind, Status};
 
-use crate::root::mount_clone::Handle;
+use crate::root::mount_clone::MountClone;
 
 /// The longest piece of a path that is given to the kernel at once, in bytes. Linux refuses
 /// strings of 4,096 bytes; longer paths are opened in several steps.
@@ -53,7 +53,7 @@ const PIECE_BYTES_MAX: usize = 4_000;
 /// The tree that subd manages.
 #[derive(Debug)]
 pub struct Root {
-    handle: Handle,
+    handle: MountClone,
     path: PathBuf,
     times: OnceLock<Times>,
 }
@@ -68,7 +68,7 @@ impl Root {
     /// [`RootError::Open`] if it is no directory or cannot be opened; [`RootError::NoProc`] if
     /// `/proc` is not mounted.
     pub fn open(path: &Path) -> Result<Self, RootError> {
-        Self::open_by(path, Handle::cloned)
+        Self::open_by(path, MountClone::cloned)
     }
 
     /// As [`Root::open`], without what lies under mount points: for directories of subd's own that
@@ -78,12 +78,12 @@ impl Root {
     ///
     /// As [`Root::open`].
     pub fn open_as_seen(path: &Path) -> Result<Self, RootError> {
-        Self::open_by(path, Handle::as_seen)
+        Self::open_by(path, MountClone::as_seen)
     }
 
     fn open_by(
         path: &Path,
-        open: impl FnOnce(&Path) -> Result<Handle, Errno>,
+        open: impl FnOnce(&Path) -> Result<MountClone, Errno>,
     ) -> Result<Self, RootError> {
         // Modes and extended attributes have no calls of their own by descriptor and name.
         lstat("/proc/self/fd").map_err(|source| RootError::NoProc { source })?;

@@ -50,7 +50,7 @@ use crate::limits::Budgets;
 use crate::state::snapshot::Snapshot;
 
 pub use pace::Pace;
-use stall::Watch;
+use stall::StallDetector;
 use thread::{Mailbox, Shared};
 pub use thread::{Pause, Stopped};
 
@@ -116,8 +116,8 @@ impl Scanner {
     /// Looks whether the thread stands still, and says what it is at if it does. `watch` is what
     /// the same watcher used before.
     #[must_use]
-    pub fn stalled(&self, watch: &mut Watch) -> Option<String> {
-        self.shared.beat.look(watch)
+    pub fn stalled(&self, watch: &mut StallDetector) -> Option<String> {
+        self.shared.progress.look(watch)
     }
 
     /// Scans by other settings from now on. The snapshot is empty at once, until the first pass

@@ -48,7 +48,7 @@ const BUFFER_BYTES: usize = 128 << 10;
 /// A harvest that had to stop. What was taken until then is safe.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum HarvestError {
+pub enum ImportError {
     /// A directory of the tool's own cannot be used.
     #[error("the intake failed")]
     Intake {
@@ -113,7 +113,7 @@ struct Taken {
 }
 
 /// Takes a tree.
-pub struct Harvest<'a> {
+pub struct Import<'a> {
     /// The tree.
     pub root: &'a Root,
     /// What leads to the intake and the cache, if that is not the tree.
@@ -134,7 +134,7 @@ pub struct Harvest<'a> {
     next: u64,
 }
 
-impl<'a> Harvest<'a> {
+impl<'a> Import<'a> {
     /// A harvest of `root`.
     #[must_use]
     pub fn new(
@@ -154,8 +154,8 @@ impl<'a> Harvest<'a> {
     ///
     /// # Errors
     ///
-    /// [`HarvestError`]; a file that cannot be taken is none, it stays and is counted.
-    pub fn run(mut self) -> Result<Sums, HarvestError> {
+    /// [`ImportError`]; a file that cannot be taken is none, it stays and is counted.
+    pub fn run(mut self) -> Result<Sums, ImportError> {
         self.drain()?;
         let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
         let mut directories = vec![TreePath::root()];
@@ -201,7 +201,7 @@ impl<'a> Harvest<'a> {
 
     /// Takes what a killed run left in the intake. Who could write to it is not known any more, so
     /// it is copied.
-    fn drain(&mut self) -> Result<(), HarvestError> {
+    fn drain(&mut self) -> Result<(), ImportError> {
         for old in self.intake.names()? {
             if !old.starts_with(MOVED.as_bytes()) {
                 subd::state::directories::remove_all(self.intake, &old)?;
@@ -228,7 +228,7 @@ impl<'a> Harvest<'a> {
     }
 
     /// Takes the files of `batch`.
-    fn take(&mut self, batch: Vec<Found>) -> Result<(), HarvestError> {
+    fn take(&mut self, batch: Vec<Found>) -> Result<(), ImportError> {
         if batch.is_empty() {
             return Ok(());
         }
@@ -293,7 +293,7 @@ impl<'a> Harvest<'a> {
     }
 
     /// Puts a file back that somebody has begun to write meanwhile.
-    fn put_back(&mut self, taken: Taken) -> Result<(), HarvestError> {
+    fn put_back(&mut self, taken: Taken) -> Result<(), ImportError> {
         let Taken { found, name, .. } = taken;
         let (directory, old) = self.root.parent(&found.path)?;
         self.intake.rename_noreplace(&name, &directory, old)?;
@@ -323,8 +323,8 @@ impl<'a> Harvest<'a> {
     }
 }
 
-fn written() -> Result<BTreeSet<u64>, HarvestError> {
-    writers::inodes().map_err(|source| HarvestError::Writers { source })
+fn written() -> Result<BTreeSet<u64>, ImportError> {
+    writers::inodes().map_err(|source| ImportError::Writers { source })
 }
 
 /// True if nobody but root can have opened the file for writing, and it has no other name.

@@ -29,7 +29,7 @@ use crate::blocking;
 use crate::interface::server::{Service, too_many};
 use crate::root::{Kind, Root, RootError, Status};
 use crate::state::persisted_state::StateDirectory;
-use crate::state::report_state::Board;
+use crate::state::report_state::ReportState;
 use crate::update::pause;
 use system::clock::wall;
 
@@ -56,14 +56,14 @@ pub fn add_methods(router: Router, service: &Arc<Service>) -> Router {
                 pause::check(&paused, wall())?;
                 let until = model::when::moment(paused.until);
                 tracing::warn!(until, reason = paused.reason, "updates are paused");
-                set_pause(&service.board, &service.state, Some(paused)).await
+                set_pause(&service.report_state, &service.state, Some(paused)).await
             }
         })
         .method::<Resume, _, _>(move |_, ()| {
             let service = Arc::clone(&starter);
             async move {
                 tracing::info!("updates go on");
-                set_pause(&service.board, &service.state, None).await
+                set_pause(&service.report_state, &service.state, None).await
             }
         })
         .method::<CheckHealth, _, _>(move |_, ()| {
@@ -90,18 +90,19 @@ pub fn add_methods(router: Router, service: &Arc<Service>) -> Router {
 /// # Errors
 ///
 /// `Held` says until when, and why.
-pub fn refuse_if_paused(board: &Board) -> Result<(), Fault> {
-    board.read(|state| pause::refuse_if_paused(state.saved.paused.as_ref(), wall()))
+pub fn refuse_if_paused(report_state: &ReportState) -> Result<(), Fault> {
+    report_state.read(|state| pause::refuse_if_paused(state.persisted.paused.as_ref(), wall()))
 }
 
 async fn set_pause(
-    board: &Arc<Board>,
+    report_state: &Arc<ReportState>,
     state: &Arc<StateDirectory>,
     paused: Option<Paused>,
 ) -> Result<Done, Fault> {
-    let (board, state) = (Arc::clone(board), Arc::clone(state));
+    let (report_state, state) = (Arc::clone(report_state), Arc::clone(state));
     blocking(move || {
-        let persisted = board.persist(&state, |saved| saved.paused.clone_from(&paused));
+        let persisted =
+            report_state.persist(&state, |persisted| persisted.paused.clone_from(&paused));
         persisted.map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
         Ok(Done {})
     })
@@ -109,12 +110,16 @@ async fn set_pause(
 }
 
 /// Ends pauses when their time is over, until `stop` is cancelled.
-pub async fn end_pauses(board: Arc<Board>, state: Arc<StateDirectory>, stop: CancellationToken) {
-    let mut versions = board.watch();
+pub async fn end_pauses(
+    report_state: Arc<ReportState>,
+    state: Arc<StateDirectory>,
+    stop: CancellationToken,
+) {
+    let mut versions = report_state.watch();
     let mut in_force: Option<(Paused, Instant)> = None;
     loop {
         versions.borrow_and_update();
-        let paused = board.read(|state| state.saved.paused.clone());
+        let paused = report_state.read(|state| state.persisted.paused.clone());
         in_force = match (paused, in_force) {
             (Some(paused), Some((known, since))) if paused == known => Some((known, since)),
             (Some(paused), _) => Some((paused, Instant::now())),
@@ -124,14 +129,14 @@ pub async fn end_pauses(board: Arc<Board>, state: Arc<StateDirectory>, stop: Can
             in_force.as_ref().map(|(paused, since)| pause::left(paused, wall(), since.elapsed()));
         if left == Some(Duration::ZERO) {
             tracing::info!("the pause is over: updates go on");
-            board.change(|state| {
+            report_state.change(|state| {
                 // Another pause may have been set meanwhile.
                 state
-                    .saved
+                    .persisted
                     .paused
                     .take_if(|paused| in_force.as_ref().is_some_and(|(ended, _)| paused == ended));
             });
-            if let Err(error) = board.keep(&state).await {
+            if let Err(error) = report_state.save(&state).await {
                 tracing::warn!("the end of the pause is not on the disk: {}", report(&error));
             }
             continue;

@@ -30,7 +30,7 @@ pub fn add_pages(router: Router, service: &Arc<Service>, frame: Frame) -> Router
 }
 
 fn page(service: &Service, frame: &Frame) -> String {
-    let status = service.board.reply(None, service.measured());
+    let status = service.report_state.reply(None, service.measured());
     let hostname = &status.identity.hostname;
     let mut body = pairs(facts(&status, service));
     if !status.trigger_failures.is_empty() {
@@ -100,7 +100,7 @@ fn facts(status: &PollReply, service: &Service) -> Vec<(&'static str, String)> {
         ]),
     }
     facts.extend([
-        ("Cached objects", service.board.cached_count().to_string()),
+        ("Cached objects", service.report_state.cached_count().to_string()),
         ("Metadata passes", passes(counters.metadata_passes, counters.metadata_pass_ms)),
         ("Content passes", passes(counters.content_passes, counters.content_pass_ms)),
         ("Media passes", media(counters.media_passes, counters.media_pass_ms, service)),
@@ -212,9 +212,9 @@ impl Collector for SubMetrics {
         let service = &self.0;
         let measured = service.measured();
         let counters = measured.counters;
-        let (generation, failures, paused) = service.board.read(|state| {
-            let paused = u64::from(state.saved.paused.is_some());
-            (state.version.generation, state.saved.trigger_failures.len(), paused)
+        let (generation, failures, paused) = service.report_state.read(|state| {
+            let paused = u64::from(state.persisted.paused.is_some());
+            (state.version.generation, state.persisted.trigger_failures.len(), paused)
         });
         #[rustfmt::skip]
         let totals = [
@@ -232,7 +232,7 @@ impl Collector for SubMetrics {
         let load = measured.load;
         let inodes = measured.space.free_inodes;
         let failures = u64::try_from(failures).unwrap_or(u64::MAX);
-        let cached = u64::try_from(service.board.cached_count()).unwrap_or(u64::MAX);
+        let cached = u64::try_from(service.report_state.cached_count()).unwrap_or(u64::MAX);
         #[rustfmt::skip]
         let present = [
             ("subd_cpu_limit", "Processor time of the passes at most, in us a second", load.cpu.limit),

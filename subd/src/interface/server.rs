@@ -31,8 +31,8 @@ use crate::interface::pages;
 use crate::limits::Budgets;
 use crate::root::Root;
 use crate::scan::Scanner;
-use crate::state::persisted_state::{Saved, StateDirectory};
-use crate::state::report_state::{Board, Measured};
+use crate::state::persisted_state::{PersistedState, StateDirectory};
+use crate::state::report_state::{Measured, ReportState};
 use crate::update::Updater;
 use system::clock::wall;
 
@@ -46,7 +46,7 @@ pub struct Service {
     /// The tree.
     pub root: Arc<Root>,
     /// What polls report.
-    pub board: Arc<Board>,
+    pub report_state: Arc<ReportState>,
     /// The objects.
     pub cache: Arc<Cache>,
     /// What scans.
@@ -97,14 +97,14 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router {
         .method::<Prepare, _, _>(move |_, request| {
             let service = Arc::clone(&prepare);
             async move {
-                refuse_if_paused(&service.board)?;
+                refuse_if_paused(&service.report_state)?;
                 service.updater.prepare(request).await.map(|()| Done {})
             }
         })
         .method::<Commit, _, _>(move |_, request| {
             let service = Arc::clone(&commit);
             async move {
-                refuse_if_paused(&service.board)?;
+                refuse_if_paused(&service.report_state)?;
                 service.updater.permit(request.update_id).await?;
                 service.updater.commit(request.update_id).map(|()| Done {})
             }
@@ -113,7 +113,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router {
             let service = Arc::clone(&offer);
             async move {
                 let Some(trust) = &service.updater.trust else { return Ok(Done {}) };
-                let snapshot = service.board.read(|state| state.snapshot.clone());
+                let snapshot = service.report_state.read(|state| state.snapshot.clone());
                 let scanned = snapshot.and_then(|snapshot| snapshot.tree.clone());
                 trust.offer(request, scanned).await.map(|()| Done {})
             }
@@ -123,7 +123,8 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router {
             async move { blocking(move || service.cleanup(&request.objects)).await }
         })
         .method::<GetConfiguration, _, _>(move |_, ()| {
-            let configuration = get.board.read(|state| state.saved.configuration.clone());
+            let configuration =
+                get.report_state.read(|state| state.persisted.configuration.clone());
             async move { Ok(configuration) }
         })
         .method::<SetConfiguration, _, _>(move |_, configuration| {
@@ -141,7 +142,7 @@ impl Service {
     pub async fn poll(&self, request: PollRequest) -> PollReply {
         let wait = Duration::from_millis(request.wait_ms.min(POLL_WAIT_MS_MAX).into());
         let deadline = Instant::now() + wait;
-        let mut versions = self.board.watch();
+        let mut versions = self.report_state.watch();
         while request.have == Some(*versions.borrow_and_update()) {
             let news = timeout_at(deadline, versions.changed());
             tokio::select! {
@@ -149,7 +150,7 @@ impl Service {
                 () = self.stop.cancelled() => break,
             }
         }
-        self.board.reply(request.have, self.measured())
+        self.report_state.reply(request.have, self.measured())
     }
 
     /// What is measured now.
@@ -169,7 +170,7 @@ impl Service {
         if digests.len() > DIRECTORIES_MAX {
             return Err(too_many(digests.len(), DIRECTORIES_MAX, "digests"));
         }
-        let snapshot = self.board.read(|state| state.snapshot.clone());
+        let snapshot = self.report_state.read(|state| state.snapshot.clone());
         let tree = snapshot.and_then(|snapshot| snapshot.tree.clone());
         let index = tree.map_or_else(Arc::default, |tree| self.index_of(&tree));
         let mut reply = GetDirectoriesReply { directories: Vec::new(), absent: Vec::new() };
@@ -206,7 +207,7 @@ impl Service {
             return Err(too_many(objects.len(), IDS_MAX, "objects"));
         }
         let removed = self.cache.remove(objects);
-        self.board.set_cache(|| self.cache.ids());
+        self.report_state.set_cache(|| self.cache.ids());
         match removed {
             Ok(_) => Ok(Done {}),
             Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),
@@ -216,12 +217,13 @@ impl Service {
     /// Writes the configuration, and then puts it in force. Blocks.
     fn configure(&self, request: SetConfigurationRequest) -> Result<Done, Fault> {
         let _turn = self.configuring.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = self.board.read(|state| state.saved.configuration.clone());
+        let old = self.report_state.read(|state| state.persisted.configuration.clone());
         let scan = request.scan.unwrap_or_else(|| old.scan.clone());
         let limits = request.limits.unwrap_or(old.limits);
         let configuration = Configuration { scan, limits };
-        let change = |saved: &mut Saved| saved.configuration.clone_from(&configuration);
-        let persisted = self.board.persist(&self.state, change);
+        let change =
+            |persisted: &mut PersistedState| persisted.configuration.clone_from(&configuration);
+        let persisted = self.report_state.persist(&self.state, change);
         persisted.map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
         if configuration != old {
             self.budgets.set_limits(configuration.limits);

@@ -10,14 +10,14 @@ const BLOCK_BYTES: u64 = 512;
 
 /// What a thread has taken since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct Usage {
     /// Processor time.
     pub cpu: Duration,
     /// Bytes read from devices: what the page cache has is not among them.
     pub read_bytes: u64,
 }
 
-impl Taken {
+impl Usage {
     /// What the calling thread has taken until now.
     #[must_use]
     pub fn now() -> Self {

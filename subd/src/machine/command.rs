@@ -36,7 +36,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 /// How a command ended.
 #[derive(Debug)]
-pub enum End {
+pub enum CommandEnd {
     /// It exited with this code.
     Exited(i32),
     /// A signal ended it.
@@ -54,7 +54,7 @@ pub enum End {
     },
 }
 
-impl fmt::Display for End {
+impl fmt::Display for CommandEnd {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exited(code) => write!(formatter, "exit status: {code}"),
@@ -68,19 +68,19 @@ impl fmt::Display for End {
 
 /// What is known of a command that has ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct CommandResult {
     /// How.
-    pub end: End,
+    pub end: CommandEnd,
     /// The end of what it wrote, standard output and error as they came: at most
     /// [`OUTPUT_BYTES_MAX`] bytes before they are made text.
     pub output: String,
 }
 
-impl Ended {
+impl CommandResult {
     /// True if it exited with code 0.
     #[must_use]
     pub fn succeeded(&self) -> bool {
-        matches!(self.end, End::Exited(0))
+        matches!(self.end, CommandEnd::Exited(0))
     }
 
     /// The output and how it ended, for reports.
@@ -95,13 +95,17 @@ impl Ended {
 
 /// Runs the program `line[0]` with the other words as its arguments, for at most `limit`. Blocks.
 #[must_use]
-pub fn run(line: &[String], limit: Duration) -> Ended {
+pub fn run(line: &[String], limit: Duration) -> CommandResult {
     run_unless(line, limit, &|| false)
 }
 
 /// As [`run`], but gives up soon after `is_unwanted` has become true.
 #[must_use]
-pub fn run_unless(line: &[String], limit: Duration, is_unwanted: &dyn Fn() -> bool) -> Ended {
+pub fn run_unless(
+    line: &[String],
+    limit: Duration,
+    is_unwanted: &dyn Fn() -> bool,
+) -> CommandResult {
     let deadline = Instant::now() + limit;
     match Running::start(line) {
         Ok(mut running) => {
@@ -109,20 +113,24 @@ pub fn run_unless(line: &[String], limit: Duration, is_unwanted: &dyn Fn() -> bo
                 Ok(Some(status)) => end_of(status),
                 Ok(None) => {
                     running.kill();
-                    if Instant::now() < deadline { End::GivenUp } else { End::TimedOut(limit) }
+                    if Instant::now() < deadline {
+                        CommandEnd::GivenUp
+                    } else {
+                        CommandEnd::TimedOut(limit)
+                    }
                 }
                 Err(source) => {
                     running.kill();
-                    End::Broken { what: "wait for it".to_owned(), source }
+                    CommandEnd::Broken { what: "wait for it".to_owned(), source }
                 }
             };
             // What it wrote last is in the pipe already; nothing waits for whoever else holds it.
             running.output.take();
-            Ended { end, output: running.output.text() }
+            CommandResult { end, output: running.output.text() }
         }
         Err(source) => {
             let what = format!("run {}", line.first().map_or("an empty command", String::as_str));
-            Ended { end: End::Broken { what, source }, output: String::new() }
+            CommandResult { end: CommandEnd::Broken { what, source }, output: String::new() }
         }
     }
 }
@@ -160,10 +168,10 @@ fn prepared(line: &[String]) -> io::Result<Command> {
     Ok(command)
 }
 
-fn end_of(status: ExitStatus) -> End {
+fn end_of(status: ExitStatus) -> CommandEnd {
     match (status.code(), status.signal()) {
-        (Some(code), _) => End::Exited(code),
-        (None, signal) => End::Killed(signal.unwrap_or_default()),
+        (Some(code), _) => CommandEnd::Exited(code),
+        (None, signal) => CommandEnd::Killed(signal.unwrap_or_default()),
     }
 }
 

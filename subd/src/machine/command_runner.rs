@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::command::{self, End, Ended};
+use super::command::{self, CommandEnd, CommandResult};
 
 /// How long systemd may take beyond the time limit that it is told, to kill what hangs.
 const GRACE: Duration = Duration::from_secs(10);
@@ -18,14 +18,14 @@ const BUS: &str = "/run/dbus/system_bus_socket";
 
 /// How commands are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outside {
+pub enum CommandRunner {
     /// As children of subd.
     Child,
     /// By systemd, as units of their own, where its bus can be reached.
     Systemd,
 }
 
-impl Outside {
+impl CommandRunner {
     /// Chooses: commands for another root than this machine's are no business of its systemd.
     #[must_use]
     pub fn choose(manages_this_machine: bool, has_systemd: bool) -> Self {
@@ -36,13 +36,18 @@ impl Outside {
     /// gives up soon after `is_unwanted` has become true. What it leaves running ends with it where
     /// systemd runs it. Blocks.
     #[must_use]
-    pub fn run(self, line: &[String], limit: Duration, is_unwanted: &dyn Fn() -> bool) -> Ended {
+    pub fn run(
+        self,
+        line: &[String],
+        limit: Duration,
+        is_unwanted: &dyn Fn() -> bool,
+    ) -> CommandResult {
         self.run_as("control-group", line, limit, is_unwanted)
     }
 
-    /// As [`Outside::run`], for a command that may leave a service running.
+    /// As [`CommandRunner::run`], for a command that may leave a service running.
     #[must_use]
-    pub fn run_service_command(self, line: &[String], limit: Duration) -> Ended {
+    pub fn run_service_command(self, line: &[String], limit: Duration) -> CommandResult {
         self.run_as("process", line, limit, &|| false)
     }
 
@@ -52,7 +57,7 @@ impl Outside {
         line: &[String],
         limit: Duration,
         is_unwanted: &dyn Fn() -> bool,
-    ) -> Ended {
+    ) -> CommandResult {
         if self == Self::Child || !Path::new(BUS).exists() {
             return command::run_unless(line, limit, is_unwanted);
         }
@@ -60,7 +65,7 @@ impl Outside {
         let line = by_systemd(line, limit, kill_mode);
         let ended = command::run_unless(&line, limit + GRACE, is_unwanted);
         if started.elapsed() >= limit && !ended.succeeded() {
-            return Ended { end: End::TimedOut(limit), ..ended };
+            return CommandResult { end: CommandEnd::TimedOut(limit), ..ended };
         }
         ended
     }
@@ -82,9 +87,9 @@ mod tests {
 
     #[test]
     fn systemd_is_asked_only_for_its_own_machine() {
-        assert_eq!(Outside::choose(true, true), Outside::Systemd);
-        assert_eq!(Outside::choose(true, false), Outside::Child);
-        assert_eq!(Outside::choose(false, true), Outside::Child);
+        assert_eq!(CommandRunner::choose(true, true), CommandRunner::Systemd);
+        assert_eq!(CommandRunner::choose(true, false), CommandRunner::Child);
+        assert_eq!(CommandRunner::choose(false, true), CommandRunner::Child);
         let line = ["check", "--all"].map(str::to_owned);
         assert_eq!(
             by_systemd(&line, Duration::from_secs(3), "process").join(" "),

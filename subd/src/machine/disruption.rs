@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::permission::{Disruption, Event, Permission, Question};
-use crate::machine::command::{End, Ended};
-use crate::machine::command_runner::Outside;
-use crate::state::report_state::{Board, State, UpdatePhase};
+use crate::machine::command::{CommandEnd, CommandResult};
+use crate::machine::command_runner::CommandRunner;
+use crate::state::report_state::{ReportState, State, UpdatePhase};
 
 /// How long the command may take.
 const TIME_MAX: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// What the command has told since something is wanted.
 #[derive(Clone, Debug, Default)]
-struct Told {
+struct LatestAnswer {
     permission: Option<Permission>,
     error: Option<String>,
 }
@@ -38,10 +38,10 @@ struct Told {
 /// The disruption command of a machine.
 pub struct DisruptionGate {
     line: Vec<String>,
-    outside: Outside,
+    command_runner: CommandRunner,
     /// The update whose work of high impact is wanted.
     wanted: watch::Sender<Option<u64>>,
-    told: watch::Sender<Told>,
+    told: watch::Sender<LatestAnswer>,
     /// Keeps two callers from asking for different updates at once.
     turn: Mutex<()>,
 }
@@ -49,11 +49,12 @@ pub struct DisruptionGate {
 impl DisruptionGate {
     /// The gate that asks `command`, split at white space; `None` if there is no word in it.
     #[must_use]
-    pub fn new(command: &str, outside: Outside) -> Option<Arc<Self>> {
+    pub fn new(command: &str, command_runner: CommandRunner) -> Option<Arc<Self>> {
         let line: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
         (!line.is_empty()).then(|| {
-            let (wanted, told) = (watch::Sender::new(None), watch::Sender::new(Told::default()));
-            Arc::new(Self { line, outside, wanted, told, turn: Mutex::new(()) })
+            let (wanted, told) =
+                (watch::Sender::new(None), watch::Sender::new(LatestAnswer::default()));
+            Arc::new(Self { line, command_runner, wanted, told, turn: Mutex::new(()) })
         })
     }
 
@@ -68,38 +69,40 @@ impl DisruptionGate {
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
             if *self.wanted.borrow() != Some(update_id) {
                 // What was told for another one says nothing of this one.
-                self.told.send_replace(Told::default());
+                self.told.send_replace(LatestAnswer::default());
                 self.wanted.send_replace(Some(update_id));
             }
         }
-        let answered = |told: &Told| told.permission.is_some() || told.error.is_some();
+        let answered = |told: &LatestAnswer| told.permission.is_some() || told.error.is_some();
         let waiting = timeout(ANSWER_MAX, told.wait_for(answered));
         let told = match waiting.await {
             Ok(Ok(told)) => told.clone(),
-            Ok(Err(_)) | Err(_) => Told::default(),
+            Ok(Err(_)) | Err(_) => LatestAnswer::default(),
         };
         let why = match told {
-            Told { permission: Some(Permission::Permitted), .. } => return Ok(()),
-            Told { permission: Some(Permission::Requested), .. } => "it is requested".to_owned(),
-            Told { permission: Some(Permission::Denied), .. } => "it is denied".to_owned(),
-            Told { error: Some(error), .. } => format!("the command failed: {error}"),
-            Told { .. } => "the command has not answered yet".to_owned(),
+            LatestAnswer { permission: Some(Permission::Permitted), .. } => return Ok(()),
+            LatestAnswer { permission: Some(Permission::Requested), .. } => {
+                "it is requested".to_owned()
+            }
+            LatestAnswer { permission: Some(Permission::Denied), .. } => "it is denied".to_owned(),
+            LatestAnswer { error: Some(error), .. } => format!("the command failed: {error}"),
+            LatestAnswer { .. } => "the command has not answered yet".to_owned(),
         };
         let text = format!("the machine may not be disturbed now: {why}");
         Err(Fault::new(FaultCode::Held, text))
     }
 
     /// Asks the command whenever it is time to, until `stop` is cancelled.
-    pub async fn run(self: Arc<Self>, board: Arc<Board>, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, report_state: Arc<ReportState>, stop: CancellationToken) {
         let (mut core, started) = (Disruption::new(), Instant::now());
-        let (mut wanted, mut versions) = (self.wanted.subscribe(), board.watch());
+        let (mut wanted, mut versions) = (self.wanted.subscribe(), report_state.watch());
         let mut asking = None;
         loop {
             let event = tokio::select! {
                 () = stop.cancelled() => return,
                 _ = wanted.changed() => wish(&wanted),
                 _ = versions.changed() => {
-                    self.release_if(|update_id| !board.read(|state| concerns(state, update_id)));
+                    self.release_if(|update_id| !report_state.read(|state| concerns(state, update_id)));
                     continue;
                 }
                 answer = answer(&mut asking) => {
@@ -124,12 +127,12 @@ impl DisruptionGate {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let update_id = *self.wanted.borrow();
         if update_id.is_some_and(is_over) {
-            self.told.send_replace(Told::default());
+            self.told.send_replace(LatestAnswer::default());
             self.wanted.send_replace(None);
         }
     }
 
-    fn ask(&self, question: Question) -> tokio::task::JoinHandle<Ended> {
+    fn ask(&self, question: Question) -> tokio::task::JoinHandle<CommandResult> {
         let mut line = self.line.clone();
         line.push(question.name().to_owned());
         if question == Question::Check {
@@ -137,14 +140,14 @@ impl DisruptionGate {
         } else {
             tracing::info!(command = line.join(" "), "asking the disruption command");
         }
-        let outside = self.outside;
-        tokio::task::spawn_blocking(move || outside.run(&line, TIME_MAX, &|| false))
+        let command_runner = self.command_runner;
+        tokio::task::spawn_blocking(move || command_runner.run(&line, TIME_MAX, &|| false))
     }
 
-    fn understand(&self, answer: Result<Ended, tokio::task::JoinError>) -> Event {
+    fn understand(&self, answer: Result<CommandResult, tokio::task::JoinError>) -> Event {
         let (permission, error) = match answer {
             Ok(ended) => match ended.end {
-                End::Exited(code) if Permission::of_exit_code(code).is_some() => {
+                CommandEnd::Exited(code) if Permission::of_exit_code(code).is_some() => {
                     (Permission::of_exit_code(code), None)
                 }
                 _ => (None, Some(ended.text())),
@@ -166,8 +169,8 @@ fn wish(wanted: &watch::Receiver<Option<u64>>) -> Event {
 
 /// Waits for the answer; for ever if nothing is asked.
 async fn answer(
-    asking: &mut Option<tokio::task::JoinHandle<Ended>>,
-) -> Result<Ended, tokio::task::JoinError> {
+    asking: &mut Option<tokio::task::JoinHandle<CommandResult>>,
+) -> Result<CommandResult, tokio::task::JoinError> {
     match asking {
         Some(asking) => asking.await,
         None => std::future::pending().await,
@@ -176,7 +179,7 @@ async fn answer(
 
 /// True if the update may still do its work, or has not come to the end of it.
 fn concerns(state: &State, update_id: u64) -> bool {
-    let last = state.saved.last_update.as_ref();
+    let last = state.persisted.last_update.as_ref();
     let boots = last.is_some_and(|last| last.update_id == update_id && last.awaits_boot);
     match state.update {
         UpdatePhase::Preparing(current)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use api::subd::Health;
 use model::image::HealthCheck;
 
-use crate::machine::command_runner::Outside;
+use crate::machine::command_runner::CommandRunner;
 
 /// How long after a try that failed the next one begins.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -22,14 +22,15 @@ const TRY_MIN: Duration = Duration::from_secs(1);
 /// machine goes down.
 pub fn check(
     check: &HealthCheck,
-    outside: Outside,
+    command_runner: CommandRunner,
     stopped: impl Fn(Duration) -> bool,
 ) -> Option<Health> {
     let within = Duration::from_secs(check.within_seconds.into()).min(WITHIN_MAX);
     let started = Instant::now();
     loop {
         let left = within.saturating_sub(started.elapsed());
-        let ended = outside.run(&check.command, left.max(TRY_MIN), &|| stopped(Duration::ZERO));
+        let ended =
+            command_runner.run(&check.command, left.max(TRY_MIN), &|| stopped(Duration::ZERO));
         if ended.succeeded() {
             return Some(Health::Passed);
         }
@@ -68,24 +69,24 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("tries").display().to_string();
         let script = format!("echo try >> {file}; test $(wc -l < {file}) -ge 3");
-        assert_eq!(check(&shell(&script, 60), Outside::Child, never), Some(Health::Passed));
+        assert_eq!(check(&shell(&script, 60), CommandRunner::Child, never), Some(Health::Passed));
         assert_eq!(std::fs::read_to_string(&file).unwrap().lines().count(), 3);
     }
 
     #[test]
     fn what_it_said_last_is_told() {
-        let failed = check(&shell("echo no; exit 4", 0), Outside::Child, never);
+        let failed = check(&shell("echo no; exit 4", 0), CommandRunner::Child, never);
         let text = "no\nexit status: 4\nit did not pass within 0 s".to_owned();
         assert_eq!(failed, Some(Health::Failed(text)));
-        let hangs = check(&shell("echo slow; sleep 1000", 1), Outside::Child, never);
+        let hangs = check(&shell("echo slow; sleep 1000", 1), CommandRunner::Child, never);
         let text = "slow\nkilled after 1 s\nit did not pass within 1 s".to_owned();
         assert_eq!(hangs, Some(Health::Failed(text)));
     }
 
     #[test]
     fn a_check_that_is_interrupted_says_nothing() {
-        assert_eq!(check(&shell("exit 1", 60), Outside::Child, |_| true), None);
+        assert_eq!(check(&shell("exit 1", 60), CommandRunner::Child, |_| true), None);
         let waiting = |time: Duration| !time.is_zero();
-        assert_eq!(check(&shell("exit 1", 60), Outside::Child, waiting), None);
+        assert_eq!(check(&shell("exit 1", 60), CommandRunner::Child, waiting), None);
     }
 }

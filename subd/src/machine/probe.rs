@@ -13,7 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::root::Root;
-use crate::state::report_state::Board;
+use crate::state::report_state::ReportState;
 
 /// How often it is asked whether the root is read-only.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ pub struct Probe {
     /// The root.
     pub root: Arc<Root>,
     /// Who is told.
-    pub board: Arc<Board>,
+    pub report_state: Arc<ReportState>,
 }
 
 impl Probe {
@@ -65,12 +65,12 @@ impl Probe {
         match self.root.is_read_only() {
             Ok(true) if self.root.is_outdated().unwrap_or(false) => true,
             Ok(true) => {
-                self.board.clear(|alarm| matches!(alarm, Alarm::WriteFailed(_)));
-                self.board.raise(Alarm::ReadOnly);
+                self.report_state.clear(|alarm| matches!(alarm, Alarm::WriteFailed(_)));
+                self.report_state.raise(Alarm::ReadOnly);
                 false
             }
             Ok(false) => {
-                self.board.clear(|alarm| *alarm == Alarm::ReadOnly);
+                self.report_state.clear(|alarm| *alarm == Alarm::ReadOnly);
                 true
             }
             Err(error) => {
@@ -83,11 +83,11 @@ impl Probe {
     /// Writes a file as a trial, and raises or clears [`Alarm::WriteFailed`].
     pub fn try_to_write(&self) {
         match self.root.try_to_write() {
-            Ok(()) => self.board.clear(|alarm| matches!(alarm, Alarm::WriteFailed(_))),
+            Ok(()) => self.report_state.clear(|alarm| matches!(alarm, Alarm::WriteFailed(_))),
             Err(error) => {
                 let text = report(&error);
                 tracing::error!("the root cannot be written: {text}");
-                self.board.raise(Alarm::WriteFailed(text));
+                self.report_state.raise(Alarm::WriteFailed(text));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Drives the services of the machine: stop, start, reload, reboot.
 //!
 //! What is run for a call is decided by [`ServiceDriver::command_line`]; how a command is run is
-//! in [`command`], and what operators give is run [`outside`] of subd. All of it blocks, and makes
+//! in [`command`], and what operators give is run [`command_runner`] of subd. All of it blocks, and makes
 //! no thread.
 
 use std::io::ErrorKind;
@@ -13,8 +13,8 @@ use api::subd::TriggerFailure;
 use model::trigger::REBOOT;
 use model::trigger::services::{ServiceCall, Verb};
 
-use crate::machine::command::{self, End};
-use crate::machine::command_runner::Outside;
+use crate::machine::command::{self, CommandEnd};
+use crate::machine::command_runner::CommandRunner;
 
 /// How long one command may take.
 pub const TIME_MAX: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ const INIT_SCRIPTS: &str = "/etc/init.d";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceDriver {
     /// These words, followed by the service and the verb.
-    Command(Vec<String>, Outside),
+    Command(Vec<String>, CommandRunner),
     /// `systemctl VERB SERVICE`.
     Systemd,
     /// `service SERVICE VERB`.
@@ -46,9 +46,9 @@ impl ServiceDriver {
     pub fn choose(command: Option<&str>, manages_this_machine: bool, has_systemd: bool) -> Self {
         let words: Vec<String> =
             command.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
-        let outside = Outside::choose(manages_this_machine, has_systemd);
+        let command_runner = CommandRunner::choose(manages_this_machine, has_systemd);
         match (words.is_empty(), manages_this_machine, has_systemd) {
-            (false, _, _) => Self::Command(words, outside),
+            (false, _, _) => Self::Command(words, command_runner),
             (true, false, _) => Self::Nothing,
             (true, true, true) => Self::Systemd,
             (true, true, false) => Self::SystemV,
@@ -134,7 +134,7 @@ impl ServiceDriver {
         };
         tracing::info!(service, verb, command = line.join(" "), "running a trigger");
         let ended = match self {
-            Self::Command(_, outside) => outside.run_service_command(&line, limit),
+            Self::Command(_, command_runner) => command_runner.run_service_command(&line, limit),
             Self::Systemd | Self::SystemV | Self::Nothing => command::run(&line, limit),
         };
         if ended.succeeded() {
@@ -154,8 +154,8 @@ impl ServiceDriver {
 
     /// True if a command for `service` that failed and ended so did because there is no such
     /// service.
-    fn knows_no(&self, service: &str, end: &End) -> bool {
-        let says_so = matches!(end, End::Exited(NOT_INSTALLED));
+    fn knows_no(&self, service: &str, end: &CommandEnd) -> bool {
+        let says_so = matches!(end, CommandEnd::Exited(NOT_INSTALLED));
         match self {
             Self::Systemd => says_so,
             // What `service` itself exits with then is what scripts exit with for other reasons.
@@ -211,7 +211,7 @@ mod tests {
     fn a_failure_keeps_nothing_else_from_being_done() {
         let script = "echo $1 $2; test $1 != bad";
         let words = ["sh", "-c", script, "sh"].map(str::to_owned).into();
-        let driver = ServiceDriver::Command(words, Outside::Child);
+        let driver = ServiceDriver::Command(words, CommandRunner::Child);
         let absent = ServiceCall { may_fail: true, ..ServiceCall::new("bad", Verb::Start) };
         let calls =
             [ServiceCall::new("bad", Verb::Stop), absent, ServiceCall::new("good", Verb::Start)];

@@ -20,7 +20,7 @@ use super::{Kind, RootError, Status, open_below};
 
 /// An entry of any kind; a symlink is held itself.
 #[derive(Debug)]
-pub struct Held {
+pub struct OpenEntry {
     descriptor: OwnedFd,
     path: TreePath,
 }
@@ -31,16 +31,16 @@ impl Directory {
     /// # Errors
     ///
     /// [`RootError`], with `ENOENT` if there is none, `EXDEV` for a mount point.
-    pub fn hold(&self, name: &[u8]) -> Result<Held, RootError> {
+    pub fn hold(&self, name: &[u8]) -> Result<OpenEntry, RootError> {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         let open = || open_below(&self.descriptor, name, flags, Mode::empty());
         let descriptor = self.on("look at", name, open)?;
         let path = self.path.join(name).expect("the name was checked");
-        Ok(Held { descriptor, path })
+        Ok(OpenEntry { descriptor, path })
     }
 }
 
-impl Held {
+impl OpenEntry {
     fn on<T>(
         &self,
         operation: &'static str,

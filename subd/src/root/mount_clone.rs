@@ -8,7 +8,7 @@
 //!
 //! A clone keeps the flags that the mount had when it was made. If that was read-only, as early in
 //! a boot, the clone stays so after the machine has made its own mount writable: see
-//! [`Handle::is_outdated`].
+//! [`MountClone::is_outdated`].
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,7 +21,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 
 /// The descriptors of a root.
 #[derive(Debug)]
-pub(super) struct Handle {
+pub(super) struct MountClone {
     /// The directory that everything is reached through.
     pub(super) directory: OwnedFd,
     /// The directory as everybody sees it. It also keeps the file-system from being unmounted.
@@ -30,7 +30,7 @@ pub(super) struct Handle {
     clone: Option<OwnedFd>,
 }
 
-impl Handle {
+impl MountClone {
     /// Opens `path` through a clone of its mount or, where the kernel makes none, as it is seen.
     pub(super) fn cloned(path: &Path) -> Result<Self, Errno> {
         let seen = Self::as_seen(path)?;

@@ -9,7 +9,7 @@ use model::scope::{Coverage, SUBD_DIRECTORY, ScanSettings};
 
 /// What a scan does with a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum PathAction {
     /// Records it, and enters it if it is a directory.
     Record,
     /// Leaves it alone: it is content that its directory must be kept for.
@@ -20,13 +20,13 @@ pub enum Look {
 
 /// What a scan under some settings sees.
 #[derive(Clone, Debug)]
-pub struct Sight {
+pub struct PathCoverage {
     settings: Arc<ScanSettings>,
     exclusions: Patterns,
     own: TreePath,
 }
 
-impl Sight {
+impl PathCoverage {
     /// Sees what `settings` cover, less the local `exclusions`.
     #[must_use]
     pub fn new(settings: Arc<ScanSettings>, exclusions: Patterns) -> Self {
@@ -42,16 +42,16 @@ impl Sight {
 
     /// Decides on `path`, whose parent is to be recorded.
     #[must_use]
-    pub fn look(&self, path: &TreePath) -> Look {
+    pub fn look(&self, path: &TreePath) -> PathAction {
         if *path == self.own {
-            return Look::Ignore;
+            return PathAction::Ignore;
         }
         let kept = self.exclusions.matches(path)
             || match &self.settings.coverage {
                 Coverage::Full(filter) => filter.keeps_below_unkept(path),
                 Coverage::Paths(paths) => !paths.contains(path),
             };
-        if kept { Look::Keep } else { Look::Record }
+        if kept { PathAction::Keep } else { PathAction::Record }
     }
 }
 
@@ -61,10 +61,10 @@ mod tests {
 
     use super::*;
 
-    fn look(coverage: Coverage, exclusions: &[&str], path: &str) -> Look {
+    fn look(coverage: Coverage, exclusions: &[&str], path: &str) -> PathAction {
         let settings = Arc::new(ScanSettings { coverage, ..ScanSettings::default() });
         let exclusions = Patterns::new(exclusions).unwrap();
-        Sight::new(settings, exclusions).look(&path.parse().unwrap())
+        PathCoverage::new(settings, exclusions).look(&path.parse().unwrap())
     }
 
     #[test]
@@ -74,12 +74,12 @@ mod tests {
         let sparse = Coverage::Paths(listed.into());
         #[rustfmt::skip]
         let table = [
-            (&full, "/etc", Look::Record), (&full, "/var/log", Look::Record),
-            (&full, "/var/log/x", Look::Keep), (&full, "/home", Look::Keep),
-            (&full, "/etc/local", Look::Keep), (&full, "/.subd", Look::Ignore),
-            (&full, "/a/.subd", Look::Record), (&sparse, "/etc", Look::Record),
-            (&sparse, "/etc/motd", Look::Record), (&sparse, "/etc/passwd", Look::Keep),
-            (&sparse, "/usr", Look::Keep), (&sparse, "/.subd", Look::Ignore),
+            (&full, "/etc", PathAction::Record), (&full, "/var/log", PathAction::Record),
+            (&full, "/var/log/x", PathAction::Keep), (&full, "/home", PathAction::Keep),
+            (&full, "/etc/local", PathAction::Keep), (&full, "/.subd", PathAction::Ignore),
+            (&full, "/a/.subd", PathAction::Record), (&sparse, "/etc", PathAction::Record),
+            (&sparse, "/etc/motd", PathAction::Record), (&sparse, "/etc/passwd", PathAction::Keep),
+            (&sparse, "/usr", PathAction::Keep), (&sparse, "/.subd", PathAction::Ignore),
         ];
         for (coverage, path, expected) in table {
             assert_eq!(look(coverage.clone(), &["/etc/local"], path), expected, "{path}");

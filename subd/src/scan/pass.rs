@@ -33,8 +33,8 @@ use super::memory::{Content, DirectoryMemory, LeafMemory, Memory, Stamp, assembl
 use super::reading::Reading;
 use crate::limits::usage::cpu_time;
 use crate::root::{Directory, Kind, Root, RootError, Status};
-use crate::scan::coverage::{Look, Sight};
-use crate::scan::progress::Beat;
+use crate::scan::coverage::{PathAction, PathCoverage};
+use crate::scan::progress::Progress;
 use system::clock::wall;
 
 /// How many directories are held open at once; the ones above are opened again when needed.
@@ -97,7 +97,7 @@ pub struct Task<'task> {
     /// The tree.
     pub root: &'task Root,
     /// Which paths to look at.
-    pub sight: &'task Sight,
+    pub coverage: &'task PathCoverage,
     /// Paths to be read whatever their metadata says.
     pub distrusted: &'task BTreeSet<TreePath>,
     /// Files to be read around the page cache.
@@ -107,7 +107,7 @@ pub struct Task<'task> {
     /// Where to count.
     pub counters: &'task Counters,
     /// Where to say what the pass is at.
-    pub beat: &'task Beat,
+    pub progress: &'task Progress,
     /// Called after each piece of work; rests when it was too much.
     pub brake: &'task dyn Fn(),
 }
@@ -231,7 +231,7 @@ impl Walk<'_> {
 
     /// Looks at the entries of `frame` up to the next directory, which is given, or the end.
     fn entries(&mut self, frame: &mut Frame) -> Result<Option<Frame>, Interrupted> {
-        self.task.beat.at(&frame.path);
+        self.task.progress.at(&frame.path);
         while !self.interrupted() {
             if frame.names.len().is_multiple_of(BRAKE_ENTRIES) {
                 (self.task.brake)();
@@ -270,7 +270,7 @@ impl Walk<'_> {
             gid: frame.status.gid,
             xattrs: frame.xattrs.clone(),
         };
-        let algorithm = self.task.sight.settings().algorithm;
+        let algorithm = self.task.coverage.settings().algorithm;
         let made = assemble(algorithm, metadata, frame.entries, frame.built);
         let mut entries = frame.after;
         entries.shrink_to_fit();
@@ -302,10 +302,10 @@ impl Walk<'_> {
             self.give_up(&frame.path, "it holds a name that no image can hold".to_owned());
             return Ok(None);
         };
-        match self.task.sight.look(&path) {
-            Look::Record => {}
-            Look::Ignore => return Ok(None),
-            Look::Keep => {
+        match self.task.coverage.look(&path) {
+            PathAction::Record => {}
+            PathAction::Ignore => return Ok(None),
+            PathAction::Keep => {
                 frame.kept = true;
                 return Ok(None);
             }
@@ -389,7 +389,7 @@ impl Walk<'_> {
         {
             return Ok(Seen::Leaf(Leaf::HardLink(carrier.clone()), None));
         }
-        let settings = self.task.sight.settings();
+        let settings = self.task.coverage.settings();
         let attributes = settings.attributes;
         let distrusted = self.task.distrusted.contains(path);
         let known = former.filter(|memory| {
@@ -425,9 +425,9 @@ impl Walk<'_> {
         expected: &Status,
         left: usize,
     ) -> Result<Result<(LeafMemory, Status), Seen>, Interrupted> {
-        let settings = self.task.sight.settings();
+        let settings = self.task.coverage.settings();
         let start = cpu_time();
-        self.task.beat.at(path);
+        self.task.progress.at(path);
         let mut reading = match Reading::start(directory, name, settings.algorithm) {
             Ok(reading) => reading,
             Err(error) => return Ok(Err(failure(&error))),
@@ -477,7 +477,7 @@ impl Walk<'_> {
         status: Status,
         former: Option<LeafMemory>,
     ) -> Seen {
-        let settings = self.task.sight.settings();
+        let settings = self.task.coverage.settings();
         if let Some(memory) = former
             && !self.task.distrusted.contains(path)
             && memory.content_of(&status, settings.algorithm).is_some()
@@ -545,7 +545,7 @@ impl Walk<'_> {
         depth: usize,
         former: Option<DirectoryMemory>,
     ) -> Result<Frame, (RootError, Option<DirectoryMemory>)> {
-        let attributes = self.task.sight.settings().attributes;
+        let attributes = self.task.coverage.settings().attributes;
         let known = former.as_ref().filter(|former| {
             former.stamp.holds_attributes(&status, attributes)
                 && !self.task.distrusted.contains(directory.path())

@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 
 use model::path::TreePath;
 
-use super::stall::{Pass, Watch, Work};
+use super::stall::{CurrentWork, Pass, StallDetector};
 
 /// What the thread is at. It says so before it asks the kernel for anything that may hang.
 #[derive(Debug)]
-pub struct Beat {
+pub struct Progress {
     start: Instant,
     moves: AtomicU64,
-    work: Mutex<Option<Work>>,
+    work: Mutex<Option<CurrentWork>>,
 }
 
-impl Default for Beat {
+impl Default for Progress {
     fn default() -> Self {
         Self { start: Instant::now(), moves: AtomicU64::new(0), work: Mutex::new(None) }
     }
 }
 
-impl Beat {
-    fn work(&self) -> MutexGuard<'_, Option<Work>> {
+impl Progress {
+    fn work(&self) -> MutexGuard<'_, Option<CurrentWork>> {
         // Each change is one assignment: there is nothing that a panic could leave half done.
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -31,7 +31,7 @@ impl Beat {
     /// Begins to work on `path` in a pass that may take `limit`, or longer if it moves.
     pub fn begin(&self, pass: Pass, path: TreePath, limit: Duration, may_be_long: bool) {
         let began = self.start.elapsed();
-        *self.work() = Some(Work { pass, path, began, limit, may_be_long });
+        *self.work() = Some(CurrentWork { pass, path, began, limit, may_be_long });
         self.moved();
     }
 
@@ -55,7 +55,7 @@ impl Beat {
     }
 
     /// Lets `watch` look; says what the thread is at if it stands still.
-    pub fn look(&self, watch: &mut Watch) -> Option<String> {
+    pub fn look(&self, watch: &mut StallDetector) -> Option<String> {
         let work = self.work();
         watch.look(self.start.elapsed(), self.moves.load(Ordering::Relaxed), work.as_ref())
     }

@@ -8,17 +8,17 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::scan::Scanner;
-use crate::scan::stall::Watch;
-use crate::state::report_state::Board;
+use crate::scan::stall::StallDetector;
+use crate::state::report_state::ReportState;
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Raises [`Alarm::ScannerStalled`] while the scanner stands still.
-pub async fn watch(scanner: Arc<Scanner>, board: Arc<Board>, stop: CancellationToken) {
+pub async fn watch(scanner: Arc<Scanner>, report_state: Arc<ReportState>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut watch = Watch::default();
+    let mut watch = StallDetector::default();
     let mut raised: Option<String> = None;
     loop {
         tokio::select! {
@@ -32,11 +32,11 @@ pub async fn watch(scanner: Arc<Scanner>, board: Arc<Board>, stop: CancellationT
         match &stalled {
             Some(what) => {
                 tracing::warn!("the scanner stands still: {what}");
-                board.raise(Alarm::ScannerStalled(what.clone()));
+                report_state.raise(Alarm::ScannerStalled(what.clone()));
             }
             None => {
                 tracing::info!("the scanner moves again");
-                board.clear(|alarm| matches!(alarm, Alarm::ScannerStalled(_)));
+                report_state.clear(|alarm| matches!(alarm, Alarm::ScannerStalled(_)));
             }
         }
         raised = stalled;

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 /// The image that was accepted last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Accepted {
+pub struct AcceptedImage {
     /// Its name.
     pub image: ImageName,
     /// The digest of its signed part.
@@ -28,7 +28,7 @@ pub struct Accepted {
     pub signed: u64,
 }
 
-impl fmt::Display for Accepted {
+impl fmt::Display for AcceptedImage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}, signed at {}", self.image, at(self.signed))
     }

@@ -29,7 +29,7 @@ const DEPTH_MAX: usize = 2 * model::path::DEPTH_MAX;
 
 /// The directories below `/.subd`.
 #[derive(Debug)]
-pub struct Home {
+pub struct Directories {
     /// The object cache.
     pub objects: Arc<Directory>,
     /// What is prepared.
@@ -40,7 +40,7 @@ pub struct Home {
     pub journal: Directory,
 }
 
-impl Home {
+impl Directories {
     /// Opens the directories, and makes those that are missing.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Home {
     ///
     /// # Errors
     ///
-    /// As [`Home::open`].
+    /// As [`Directories::open`].
     pub fn state(root: &Root, base: Option<&Root>) -> Result<Directory, RootError> {
         Self::beside(root, base, b"state")
     }
@@ -71,7 +71,7 @@ impl Home {
     ///
     /// # Errors
     ///
-    /// As [`Home::open`].
+    /// As [`Directories::open`].
     pub fn audit(root: &Root, base: Option<&Root>) -> Result<Directory, RootError> {
         Self::beside(root, base, b"audit")
     }
@@ -194,10 +194,13 @@ mod tests {
     fn makes_its_directories_for_root_alone() {
         let place = tempfile::tempdir().unwrap();
         let root = Root::open(place.path()).unwrap();
-        Home::open(&root).unwrap();
-        let again = Home::open(&root).unwrap();
+        Directories::open(&root).unwrap();
+        let again = Directories::open(&root).unwrap();
         assert_eq!(again.objects.status().unwrap().mode, 0o700);
-        assert_eq!(Home::state(&root, None).unwrap().names().unwrap(), Vec::<Box<[u8]>>::new());
+        assert_eq!(
+            Directories::state(&root, None).unwrap().names().unwrap(),
+            Vec::<Box<[u8]>>::new()
+        );
     }
 
     #[test]
@@ -206,6 +209,6 @@ mod tests {
         let root = Root::open(place.path()).unwrap();
         let top = root.directory(&TreePath::root()).unwrap();
         top.make_symlink(b".subd", b"/tmp").unwrap();
-        assert_eq!(Home::open(&root).unwrap_err().errno(), Some(Errno::ELOOP));
+        assert_eq!(Directories::open(&root).unwrap_err().errno(), Some(Errno::ELOOP));
     }
 }

@@ -15,7 +15,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::root::{Directory, RootError};
-use crate::state::accepted_image::Accepted;
+use crate::state::accepted_image::AcceptedImage;
 
 const STATE: &[u8] = b"state.json";
 const TEMPORARY: &[u8] = b"state.json.new";
@@ -33,7 +33,7 @@ const ACCEPTED_BYTES_MAX: u64 = 1 << 20;
 /// What is remembered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Saved {
+pub struct PersistedState {
     /// What the dominator told.
     pub configuration: Configuration,
     /// The image of the last update that was done.
@@ -68,7 +68,7 @@ pub struct DeviceSpeed {
 /// State that cannot be kept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SavedError {
+pub enum PersistError {
     /// The directory cannot be used.
     #[error("cannot use the state directory")]
     Directory {
@@ -89,7 +89,7 @@ pub enum SavedError {
         "accepted.json in the state directory, which says which image was accepted last, cannot be \
          read: remove it to have that forgotten"
     )]
-    Accepted {
+    AcceptedImage {
         /// What is wrong with it.
         source: io::Error,
     },
@@ -103,7 +103,7 @@ pub enum SavedError {
 pub struct StateDirectory {
     directory: Directory,
     /// The one in `/.subd`, if the state is elsewhere.
-    home: Option<Directory>,
+    directories: Option<Directory>,
     /// Held while a file is written; true if the last write of the state failed.
     writing: Mutex<bool>,
     _lock: Flock<File>,
@@ -114,8 +114,8 @@ impl StateDirectory {
     ///
     /// # Errors
     ///
-    /// [`SavedError::Locked`] if another process has it.
-    pub fn lock(directory: Directory) -> Result<Self, SavedError> {
+    /// [`PersistError::Locked`] if another process has it.
+    pub fn lock(directory: Directory) -> Result<Self, PersistError> {
         match directory.create_file(LOCK, 0o600) {
             Err(error) if error.errno() != Some(Errno::EEXIST) => return Err(error.into()),
             Ok(_) | Err(_) => {}
@@ -124,18 +124,18 @@ impl StateDirectory {
         let file = directory.open_file(LOCK)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
             if errno == Errno::EWOULDBLOCK {
-                SavedError::Locked
+                PersistError::Locked
             } else {
-                SavedError::Content { operation: "lock", source: errno.into() }
+                PersistError::Content { operation: "lock", source: errno.into() }
             }
         })?;
-        Ok(Self { directory, home: None, writing: Mutex::new(false), _lock: lock })
+        Ok(Self { directory, directories: None, writing: Mutex::new(false), _lock: lock })
     }
 
     /// The same lock, with the state itself in `elsewhere`.
     #[must_use]
     pub fn with_state_in(self, elsewhere: Directory) -> Self {
-        Self { directory: elsewhere, home: Some(self.directory), ..self }
+        Self { directory: elsewhere, directories: Some(self.directory), ..self }
     }
 
     /// Reads the state. A file that cannot be understood is set aside and said to be lost, because
@@ -143,22 +143,22 @@ impl StateDirectory {
     ///
     /// # Errors
     ///
-    /// [`SavedError`] if it is there and cannot be read.
-    pub fn load(&self) -> Result<Saved, SavedError> {
-        let fail = |source| SavedError::Content { operation: "read", source };
+    /// [`PersistError`] if it is there and cannot be read.
+    pub fn load(&self) -> Result<PersistedState, PersistError> {
+        let fail = |source| PersistError::Content { operation: "read", source };
         let file = match self.directory.open_file(STATE) {
-            Err(error) if error.is_absent() => return Ok(Saved::default()),
+            Err(error) if error.is_absent() => return Ok(PersistedState::default()),
             other => other?,
         };
         let mut text = Vec::new();
         file.take(STATE_BYTES_MAX).read_to_end(&mut text).map_err(fail)?;
         match serde_json::from_slice(&text) {
-            Ok(saved) => Ok(saved),
+            Ok(persisted) => Ok(persisted),
             Err(error) => {
                 let kept = String::from_utf8_lossy(BAD);
                 tracing::error!(%error, %kept, "the state is not valid: starting without it");
                 self.directory.rename_over(STATE, &self.directory, BAD)?;
-                Ok(Saved::default())
+                Ok(PersistedState::default())
             }
         }
     }
@@ -168,8 +168,8 @@ impl StateDirectory {
     ///
     /// # Errors
     ///
-    /// [`SavedError`]; the former state is still on the medium.
-    pub fn store(&self, latest: impl FnOnce() -> Saved) -> Result<(), SavedError> {
+    /// [`PersistError`]; the former state is still on the medium.
+    pub fn store(&self, latest: impl FnOnce() -> PersistedState) -> Result<(), PersistError> {
         self.store_before(|_| Some(latest()), || ())
     }
 
@@ -179,16 +179,16 @@ impl StateDirectory {
     ///
     /// # Errors
     ///
-    /// [`SavedError`]; the former state is still on the medium, and `after` was not called.
+    /// [`PersistError`]; the former state is still on the medium, and `after` was not called.
     pub fn store_before(
         &self,
-        latest: impl FnOnce(bool) -> Option<Saved>,
+        latest: impl FnOnce(bool) -> Option<PersistedState>,
         after: impl FnOnce(),
-    ) -> Result<(), SavedError> {
+    ) -> Result<(), PersistError> {
         let mut failed = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(saved) = latest(*failed) {
+        if let Some(persisted) = latest(*failed) {
             *failed = true;
-            replace(&self.directory, STATE, TEMPORARY, &saved)?;
+            replace(&self.directory, STATE, TEMPORARY, &persisted)?;
             *failed = false;
             after();
         }
@@ -199,9 +199,9 @@ impl StateDirectory {
     ///
     /// # Errors
     ///
-    /// [`SavedError`] if that is not known: it must not be taken for none.
-    pub fn load_accepted(&self) -> Result<Option<Accepted>, SavedError> {
-        let fail = |source| SavedError::Accepted { source };
+    /// [`PersistError`] if that is not known: it must not be taken for none.
+    pub fn load_accepted(&self) -> Result<Option<AcceptedImage>, PersistError> {
+        let fail = |source| PersistError::AcceptedImage { source };
         let file = match self.directory.open_file(ACCEPTED) {
             Err(error) if error.is_absent() => return Ok(None),
             other => other?,
@@ -214,7 +214,7 @@ impl StateDirectory {
     /// The directories that say whether only signed images are taken. Not that of the state alone:
     /// where that is may have been in the configuration file that is gone.
     fn marked(&self) -> impl Iterator<Item = &Directory> {
-        std::iter::once(&self.directory).chain(&self.home)
+        std::iter::once(&self.directory).chain(&self.directories)
     }
 
     /// True unless it is certain that this machine was never told to take only signed images, or
@@ -231,13 +231,13 @@ impl StateDirectory {
     ///
     /// # Errors
     ///
-    /// [`SavedError`] if that may be forgotten.
-    pub fn store_only_signed(&self) -> Result<(), SavedError> {
+    /// [`PersistError`] if that may be forgotten.
+    pub fn store_only_signed(&self) -> Result<(), PersistError> {
         let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         for directory in self.marked() {
             match directory.open_file(ACCEPTED) {
                 Err(error) if error.is_absent() => {
-                    replace(directory, ACCEPTED, ACCEPTED_TEMPORARY, &None::<Accepted>)?;
+                    replace(directory, ACCEPTED, ACCEPTED_TEMPORARY, &None::<AcceptedImage>)?;
                 }
                 other => drop(other?),
             }
@@ -249,8 +249,8 @@ impl StateDirectory {
     ///
     /// # Errors
     ///
-    /// [`SavedError`]; what was there before is still there.
-    pub fn store_accepted(&self, accepted: &Accepted) -> Result<(), SavedError> {
+    /// [`PersistError`]; what was there before is still there.
+    pub fn store_accepted(&self, accepted: &AcceptedImage) -> Result<(), PersistError> {
         let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         replace(&self.directory, ACCEPTED, ACCEPTED_TEMPORARY, accepted)
     }
@@ -262,8 +262,8 @@ fn replace(
     name: &[u8],
     temporary: &[u8],
     value: &impl Serialize,
-) -> Result<(), SavedError> {
-    let fail = |source| SavedError::Content { operation: "write", source };
+) -> Result<(), PersistError> {
+    let fail = |source| PersistError::Content { operation: "write", source };
     let text = serde_json::to_vec_pretty(value).map_err(|error| fail(error.into()))?;
     crate::state::directories::remove_all(directory, temporary)?;
     let mut file = directory.create_file(temporary, 0o600)?;
@@ -286,26 +286,26 @@ mod tests {
         let root = Root::open(place.path()).unwrap();
         let open = || root.directory(&TreePath::root()).unwrap();
         let state = StateDirectory::lock(open()).unwrap();
-        assert!(matches!(StateDirectory::lock(open()), Err(SavedError::Locked)));
-        assert_eq!(state.load().unwrap(), Saved::default());
+        assert!(matches!(StateDirectory::lock(open()), Err(PersistError::Locked)));
+        assert_eq!(state.load().unwrap(), PersistedState::default());
         let failure = TriggerFailure {
             service: "ssh".to_owned(),
             verb: "start".to_owned(),
             output: "no".to_owned(),
         };
-        let saved = Saved {
+        let persisted = PersistedState {
             last_image: Some(ImageName::new("web/1").unwrap()),
             triggers: Triggers::from_json(r#"[{"MatchLines": ["/x"], "Service": "x"}]"#).unwrap(),
             trigger_failures: vec![failure],
-            ..Saved::default()
+            ..PersistedState::default()
         };
-        state.store(|| saved.clone()).unwrap();
-        state.store(|| saved.clone()).unwrap();
+        state.store(|| persisted.clone()).unwrap();
+        state.store(|| persisted.clone()).unwrap();
         drop(state);
         let state = StateDirectory::lock(open()).unwrap();
-        assert_eq!(state.load().unwrap(), saved);
+        assert_eq!(state.load().unwrap(), persisted);
         std::fs::write(place.path().join("state.json"), "{").unwrap();
-        assert_eq!(state.load().unwrap(), Saved::default());
+        assert_eq!(state.load().unwrap(), PersistedState::default());
         assert_eq!(std::fs::read(place.path().join("state.json.bad")).unwrap(), b"{");
     }
 }

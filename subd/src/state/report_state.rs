@@ -28,7 +28,7 @@ use model::trigger::Triggers;
 use tokio::sync::watch;
 
 use crate::state::cache_changes::ChangeLog;
-use crate::state::persisted_state::{Saved, SavedError, StateDirectory};
+use crate::state::persisted_state::{PersistError, PersistedState, StateDirectory};
 use crate::state::snapshot::Snapshot;
 
 /// The most trigger failures that are remembered.
@@ -67,7 +67,7 @@ pub struct State {
     /// How the last fetch ended.
     pub last_fetch: Option<LastFetch>,
     /// What is remembered over restarts.
-    pub saved: Saved,
+    pub persisted: PersistedState,
     /// The scope of the current settings.
     pub scope: Scope,
     /// What an operator should know: at most one of each kind.
@@ -110,24 +110,24 @@ struct Inner {
 }
 
 /// The state, and who waits for it.
-pub struct Board {
+pub struct ReportState {
     inner: Mutex<Inner>,
     version: watch::Sender<Version>,
     exclusions: Patterns,
 }
 
-impl Board {
+impl ReportState {
     /// Starts with what was remembered and what is cached.
     #[must_use]
     pub fn new(
         instance: u64,
         identity: Identity,
         exclusions: Patterns,
-        saved: Saved,
+        persisted: PersistedState,
         cached: impl IntoIterator<Item = ObjectId>,
     ) -> Self {
         let version = Version { instance, generation: 1, status: 1 };
-        let scope = Scope::of(&saved.configuration.scan, exclusions.lines());
+        let scope = Scope::of(&persisted.configuration.scan, exclusions.lines());
         let state = State {
             version,
             identity,
@@ -136,7 +136,7 @@ impl Board {
             stuck: None,
             snapshot: None,
             last_fetch: None,
-            saved,
+            persisted,
             scope,
             alarms: BTreeSet::new(),
         };
@@ -180,28 +180,28 @@ impl Board {
     ///
     /// # Errors
     ///
-    /// [`SavedError`]; then the state in memory is unchanged.
+    /// [`PersistError`]; then the state in memory is unchanged.
     pub fn persist(
         &self,
         directory: &StateDirectory,
-        change: impl Fn(&mut Saved),
-    ) -> Result<(), SavedError> {
+        change: impl Fn(&mut PersistedState),
+    ) -> Result<(), PersistError> {
         let changed = |failed| {
-            let before = self.read(|state| state.saved.clone());
-            let mut saved = before.clone();
-            change(&mut saved);
-            (failed || saved != before).then_some(saved)
+            let before = self.read(|state| state.persisted.clone());
+            let mut persisted = before.clone();
+            change(&mut persisted);
+            (failed || persisted != before).then_some(persisted)
         };
         directory.store_before(changed, || self.change_saved(&change))
     }
 
     /// Changes what is remembered in memory, and puts the configuration in it in force.
-    fn change_saved(&self, change: impl FnOnce(&mut Saved)) {
+    fn change_saved(&self, change: impl FnOnce(&mut PersistedState)) {
         let mut inner = self.lock();
         let state = &mut inner.state;
         let was_scanned = state.is_scanned();
-        change(&mut state.saved);
-        state.scope = Scope::of(&state.saved.configuration.scan, self.exclusions.lines());
+        change(&mut state.persisted);
+        state.scope = Scope::of(&state.persisted.configuration.scan, self.exclusions.lines());
         // A caller may have been told that there is no scan in this very generation.
         if state.is_scanned() && !was_scanned {
             state.version.generation += 1;
@@ -213,25 +213,25 @@ impl Board {
     /// Writes what is to be remembered over restarts, as it is when it is this caller's turn. For
     /// what has happened already, and is therefore in memory even if it cannot be written (the end
     /// of an update or a pause, a measured speed); the next write carries it. Orders are given by
-    /// [`Board::persist`]. Blocks.
+    /// [`ReportState::persist`]. Blocks.
     ///
     /// # Errors
     ///
-    /// [`SavedError`]; what was written before is still there.
-    pub fn keep_now(&self, state: &StateDirectory) -> Result<(), SavedError> {
-        state.store(|| self.read(|state| state.saved.clone()))
+    /// [`PersistError`]; what was written before is still there.
+    pub fn save_blocking(&self, state: &StateDirectory) -> Result<(), PersistError> {
+        state.store(|| self.read(|state| state.persisted.clone()))
     }
 
-    /// As [`Board::keep_now`], where waiting for the disk holds nobody up.
+    /// As [`ReportState::save_blocking`], where waiting for the disk holds nobody up.
     ///
     /// # Errors
     ///
-    /// As [`Board::keep_now`].
-    pub async fn keep(self: &Arc<Self>, state: &Arc<StateDirectory>) -> Result<(), SavedError> {
-        let (board, state) = (Arc::clone(self), Arc::clone(state));
-        let kept = tokio::task::spawn_blocking(move || board.keep_now(&state)).await;
+    /// As [`ReportState::save_blocking`].
+    pub async fn save(self: &Arc<Self>, state: &Arc<StateDirectory>) -> Result<(), PersistError> {
+        let (report_state, state) = (Arc::clone(self), Arc::clone(state));
+        let kept = tokio::task::spawn_blocking(move || report_state.save_blocking(&state)).await;
         kept.unwrap_or_else(|error| {
-            Err(SavedError::Content { operation: "write", source: io::Error::other(error) })
+            Err(PersistError::Content { operation: "write", source: io::Error::other(error) })
         })
     }
 
@@ -244,7 +244,7 @@ impl Board {
         result
     }
 
-    /// As [`Board::change`], but tells nobody if `change` gives an error.
+    /// As [`ReportState::change`], but tells nobody if `change` gives an error.
     ///
     /// # Errors
     ///
@@ -367,18 +367,18 @@ impl Board {
             exclusions: self.exclusions.lines().to_vec(),
             cache: moved.then(cache),
             last_fetch: state.last_fetch.clone(),
-            last_update: state.saved.last_update.clone(),
-            last_image: state.saved.last_image.clone(),
-            trigger_failures: state.saved.trigger_failures.clone(),
+            last_update: state.persisted.last_update.clone(),
+            last_image: state.persisted.last_image.clone(),
+            trigger_failures: state.persisted.trigger_failures.clone(),
             space: measured.space,
             counters: measured.counters,
             load: measured.load,
             limits: LimitsReport {
-                told: state.saved.configuration.limits,
+                told: state.persisted.configuration.limits,
                 ceilings: measured.ceilings,
             },
             alarms: state.alarms(),
-            paused: state.saved.paused.clone(),
+            paused: state.persisted.paused.clone(),
             clock: measured.clock,
         }
     }
@@ -386,28 +386,28 @@ impl Board {
 
 /// Notes how an update ended in what is remembered: `done` has the triggers of the image if the
 /// update was carried out.
-pub fn note_update(saved: &mut Saved, last: &LastUpdate, done: Option<&Triggers>) {
+pub fn note_update(persisted: &mut PersistedState, last: &LastUpdate, done: Option<&Triggers>) {
     if let Some(triggers) = done {
-        saved.last_image = Some(last.image.clone());
-        saved.triggers = triggers.clone();
+        persisted.last_image = Some(last.image.clone());
+        persisted.triggers = triggers.clone();
         // An update without changes ran no triggers, so it says nothing of the services.
         if last.trigger_failures.is_empty() && last.operations > 0 {
-            saved.trigger_failures.clear();
+            persisted.trigger_failures.clear();
         }
     }
-    note_failures(&mut saved.trigger_failures, &last.trigger_failures);
-    saved.last_update = Some(last.clone());
+    note_failures(&mut persisted.trigger_failures, &last.trigger_failures);
+    persisted.last_update = Some(last.clone());
 }
 
 /// Notes in which boot a reboot has become due. It stays due, whatever other updates there are,
 /// until there is another boot.
 pub fn note_reboot(state: &mut State) {
     let boot_id = &state.identity.boot_id;
-    let Some(last) = &mut state.saved.last_update else { return };
+    let Some(last) = &mut state.persisted.last_update else { return };
     if last.awaits_boot {
-        state.saved.reboot_due_in = Some(boot_id.clone());
+        state.persisted.reboot_due_in = Some(boot_id.clone());
     }
-    last.awaits_boot = state.saved.reboot_due_in.as_ref() == Some(boot_id);
+    last.awaits_boot = state.persisted.reboot_due_in.as_ref() == Some(boot_id);
 }
 
 /// Adds `new` failures; one of the same service and verb takes the place of the old one.

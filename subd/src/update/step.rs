@@ -12,7 +12,7 @@ use model::tree::{Metadata, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::root::Locks;
-use crate::update::step_plan::Place;
+use crate::update::step_plan::SlotPath;
 
 /// All steps of one update, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ pub enum Step {
         /// Its inode.
         inode: u64,
         /// The name.
-        place: Place,
+        place: SlotPath,
     },
     /// Move a slot's entry to a path where nothing is.
     Appear {

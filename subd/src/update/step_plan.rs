@@ -1,6 +1,6 @@
 //! Decides how a plan is staged and in which steps it becomes visible.
 //!
-//! An arrangement says, for each operation of a plan, what is made ready in the staging area and
+//! A step plan says, for each operation of a plan, what is made ready in the staging area and
 //! which single step makes it visible. Every staged thing lives in a numbered slot; the number is
 //! that of the operation. What lies below a directory that the same plan makes is staged inside
 //! that directory's slot, so that it becomes visible with it, in one step.
@@ -68,7 +68,7 @@ pub enum PlanFault {
 
 /// Where something is staged: in a slot, or below the directory in a slot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Place {
+pub struct SlotPath {
     /// The slot: the number of the operation that makes it visible.
     pub slot: u32,
     /// The path inside the slot; `/` for the slot's entry itself.
@@ -79,16 +79,16 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staged {
     /// Where it is made.
-    pub place: Place,
+    pub place: SlotPath,
     /// The path that it will have.
     pub path: TreePath,
     /// What it is.
-    pub what: What,
+    pub what: StagedEntry,
 }
 
 /// What is made in the staging area.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum StagedEntry {
     /// Something with metadata and, if it is a file, the content of a cached object.
     Entry {
         /// What it has to equal.
@@ -97,14 +97,14 @@ pub enum What {
         takes_object: bool,
     },
     /// A further name of a file that is staged too.
-    LinkToStaged(Place),
+    LinkToStaged(SlotPath),
     /// A further name of a file of the tree, which the plan leaves where it is.
     LinkToLive(TreePath),
 }
 
 /// How an operation becomes visible.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outline {
+pub enum PlannedStep {
     /// The slot's entry takes a free path.
     Appear {
         /// The path.
@@ -137,20 +137,20 @@ pub enum Outline {
     },
 }
 
-/// A plan, arranged.
+/// A plan, planned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Arrangement {
+pub struct StepPlan {
     /// What to stage, in this order.
     pub staged: Vec<Staged>,
     /// How it becomes visible, in this order.
-    pub steps: Vec<Outline>,
+    pub steps: Vec<PlannedStep>,
 }
 
-impl Arrangement {
+impl StepPlan {
     /// The objects that are taken: id and size in bytes, in staging order.
     pub fn objects(&self) -> impl Iterator<Item = (ObjectId, u64)> {
         self.staged.iter().filter_map(|staged| match &staged.what {
-            What::Entry { node: Node::Leaf(Leaf::File(file)), .. } => {
+            StagedEntry::Entry { node: Node::Leaf(Leaf::File(file)), .. } => {
                 Some((file.object, file.size_bytes))
             }
             _ => None,
@@ -161,11 +161,13 @@ impl Arrangement {
     /// entries without content, each of which is an inode more.
     pub fn made(&self) -> impl Iterator<Item = u64> {
         self.staged.iter().filter_map(|staged| match &staged.what {
-            What::Entry { node: Node::Leaf(Leaf::File(file)), takes_object: false } => {
+            StagedEntry::Entry { node: Node::Leaf(Leaf::File(file)), takes_object: false } => {
                 Some(file.size_bytes)
             }
-            What::Entry { takes_object: false, .. } => Some(0),
-            What::Entry { .. } | What::LinkToStaged(_) | What::LinkToLive(_) => None,
+            StagedEntry::Entry { takes_object: false, .. } => Some(0),
+            StagedEntry::Entry { .. }
+            | StagedEntry::LinkToStaged(_)
+            | StagedEntry::LinkToLive(_) => None,
         })
     }
 }
@@ -177,10 +179,10 @@ impl Arrangement {
 /// [`PlanFault`] for the first operation that is wrong.
 ///
 /// Takes one look-up for each component of each path.
-pub fn arrange(
+pub fn plan_steps(
     plan: &Plan,
     kept: impl Fn(&TreePath) -> Option<&'static str>,
-) -> Result<Arrangement, PlanFault> {
+) -> Result<StepPlan, PlanFault> {
     if let Some(blocked) = plan.blocked.first() {
         let (path, why) = (blocked.path.clone(), blocked.why.to_string());
         return Err(PlanFault::Blocked { path, why });
@@ -195,18 +197,18 @@ pub fn arrange(
             return Err(fault(operation, "the plan has another operation on this path"));
         }
     }
-    let mut arranger = Arranger {
+    let mut planner = Planner {
         plan,
         index,
         uses_left: object_uses(plan),
         places: BTreeMap::new(),
         links: Vec::new(),
-        arrangement: Arrangement::default(),
+        step_plan: StepPlan::default(),
     };
     for number in 0..plan.operations.len() {
-        arranger.operation(number)?;
+        planner.operation(number)?;
     }
-    arranger.finish()
+    planner.finish()
 }
 
 fn fault(operation: &Operation, why: &'static str) -> PlanFault {
@@ -275,17 +277,17 @@ fn check_node(operation: &Operation, node: &Node) -> Result<(), PlanFault> {
     }
 }
 
-struct Arranger<'plan> {
+struct Planner<'plan> {
     plan: &'plan Plan,
     index: BTreeMap<&'plan TreePath, usize>,
     uses_left: BTreeMap<ObjectId, u32>,
     /// Where the directories and files are staged that later operations build upon.
-    places: BTreeMap<&'plan TreePath, Place>,
-    links: Vec<(Place, &'plan Operation, &'plan TreePath)>,
-    arrangement: Arrangement,
+    places: BTreeMap<&'plan TreePath, SlotPath>,
+    links: Vec<(SlotPath, &'plan Operation, &'plan TreePath)>,
+    step_plan: StepPlan,
 }
 
-impl<'plan> Arranger<'plan> {
+impl<'plan> Planner<'plan> {
     fn operation(&mut self, number: usize) -> Result<(), PlanFault> {
         let operation = &self.plan.operations[number];
         let slot = u32::try_from(number).expect("the number of operations was checked");
@@ -293,10 +295,10 @@ impl<'plan> Arranger<'plan> {
         let inside = self.staged_parent(number)?;
         match &operation.action {
             Action::Create(node) => {
-                let place = inside.unwrap_or(Place { slot, below: TreePath::root() });
+                let place = inside.unwrap_or(SlotPath { slot, below: TreePath::root() });
                 if place.below.is_root() {
-                    let outline = Outline::Appear { path: path.clone(), slot };
-                    self.arrangement.steps.push(outline);
+                    let outline = PlannedStep::Appear { path: path.clone(), slot };
+                    self.step_plan.steps.push(outline);
                 }
                 self.stage(place, operation, node);
             }
@@ -305,22 +307,22 @@ impl<'plan> Arranger<'plan> {
             }
             Action::Replace { node, displaced } => {
                 let (path, displaced) = (path.clone(), displaced.clone());
-                self.arrangement.steps.push(Outline::Exchange { path, slot, displaced });
-                self.stage(Place { slot, below: TreePath::root() }, operation, node);
+                self.step_plan.steps.push(PlannedStep::Exchange { path, slot, displaced });
+                self.stage(SlotPath { slot, below: TreePath::root() }, operation, node);
             }
             Action::Change(node) => {
-                let outline = Outline::Change { path: path.clone(), node: node.clone() };
-                self.arrangement.steps.push(outline);
+                let outline = PlannedStep::Change { path: path.clone(), node: node.clone() };
+                self.step_plan.steps.push(outline);
             }
             Action::Remove => {
-                self.arrangement.steps.push(Outline::Vanish { path: path.clone(), slot });
+                self.step_plan.steps.push(PlannedStep::Vanish { path: path.clone(), slot });
             }
         }
         Ok(())
     }
 
     /// Where the operation's path is staged if an earlier operation makes its directory.
-    fn staged_parent(&self, number: usize) -> Result<Option<Place>, PlanFault> {
+    fn staged_parent(&self, number: usize) -> Result<Option<SlotPath>, PlanFault> {
         let operation = &self.plan.operations[number];
         let above = operation.path.ancestors().skip(1);
         for ancestor in above {
@@ -337,7 +339,7 @@ impl<'plan> Arranger<'plan> {
                     };
                     let below = place.below.join(operation.path.name());
                     let below = below.expect("the last component of a path is a name");
-                    return Ok(Some(Place { slot: place.slot, below }));
+                    return Ok(Some(SlotPath { slot: place.slot, below }));
                 }
                 Action::Remove if at > number && operation.action == Action::Remove => {}
                 _ => return Err(fault(operation, "another operation takes its directory away")),
@@ -346,7 +348,7 @@ impl<'plan> Arranger<'plan> {
         Ok(None)
     }
 
-    fn stage(&mut self, place: Place, operation: &'plan Operation, node: &'plan Node) {
+    fn stage(&mut self, place: SlotPath, operation: &'plan Operation, node: &'plan Node) {
         let takes_object = match node {
             Node::Leaf(Leaf::HardLink(target)) => {
                 self.links.push((place, operation, target));
@@ -362,22 +364,22 @@ impl<'plan> Arranger<'plan> {
         if matches!(node, Node::Directory(_) | Node::Leaf(Leaf::File(_))) {
             self.places.insert(&operation.path, place.clone());
         }
-        let what = What::Entry { node: node.clone(), takes_object };
-        self.arrangement.staged.push(Staged { place, path: operation.path.clone(), what });
+        let what = StagedEntry::Entry { node: node.clone(), takes_object };
+        self.step_plan.staged.push(Staged { place, path: operation.path.clone(), what });
     }
 
-    fn finish(mut self) -> Result<Arrangement, PlanFault> {
+    fn finish(mut self) -> Result<StepPlan, PlanFault> {
         for (place, operation, target) in std::mem::take(&mut self.links) {
             let what = self.link(operation, target)?;
-            self.arrangement.staged.push(Staged { place, path: operation.path.clone(), what });
+            self.step_plan.staged.push(Staged { place, path: operation.path.clone(), what });
         }
-        Ok(self.arrangement)
+        Ok(self.step_plan)
     }
 
     /// What the hard link of `operation` is a further name of: the file that is at `target` when
     /// it is the operation's turn. What comes to `target` later must not be taken for it: a plan
     /// is judged by carrying it out in its order.
-    fn link(&self, operation: &Operation, target: &TreePath) -> Result<What, PlanFault> {
+    fn link(&self, operation: &Operation, target: &TreePath) -> Result<StagedEntry, PlanFault> {
         let no_file = || fault(operation, "it links to what is no file at that point of the plan");
         let here = self.index[&operation.path];
         let at = |path: &TreePath| {
@@ -389,7 +391,7 @@ impl<'plan> Arranger<'plan> {
                 made,
                 Action::Create(Node::Leaf(Leaf::File(_)))
                 | Action::Replace { node: Node::Leaf(Leaf::File(_)), .. },
-            )) if made < here => Ok(What::LinkToStaged(self.places[target].clone())),
+            )) if made < here => Ok(StagedEntry::LinkToStaged(self.places[target].clone())),
             // A change leaves the inode where it is, before the link or after it.
             None | Some((_, Action::Change(Node::Leaf(Leaf::File(_))))) => {
                 let goes = |above: TreePath| {
@@ -400,7 +402,7 @@ impl<'plan> Arranger<'plan> {
                 if target.ancestors().skip(1).any(goes) {
                     return Err(no_file());
                 }
-                Ok(What::LinkToLive(target.clone()))
+                Ok(StagedEntry::LinkToLive(target.clone()))
             }
             Some(_) => Err(no_file()),
         }

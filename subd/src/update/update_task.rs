@@ -16,14 +16,16 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::Updater;
-use super::executor::{Ended, Executor, Machine, Remains, Services, Settled, Undertaking};
+use super::executor::{
+    Executor, FinalTree, JournalState, Machine, RunningUpdate, Services, UpdateEnd,
+};
 use super::journal::Head;
 use super::prepared::{forget_taken, free};
 use super::recovery::Resumed;
 use crate::machine::health;
 use crate::machine::services::ServiceDriver;
-use crate::state::accepted_image::Accepted;
-use crate::state::persisted_state::SavedError;
+use crate::state::accepted_image::AcceptedImage;
+use crate::state::persisted_state::PersistError;
 use crate::state::report_state::{UpdatePhase, note_reboot, note_update};
 use crate::{
     scan::{Pause, Stopped},
@@ -37,21 +39,21 @@ type Scanning = Pin<Box<dyn Future<Output = Result<Arc<Snapshot>, Stopped>> + Se
 
 /// The services of this machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Driven<'a> {
+pub struct TimedServices<'a> {
     /// What stops and starts them.
     pub driver: &'a ServiceDriver,
     /// How long one may take.
     pub time_max: Duration,
 }
 
-impl Services for Driven<'_> {
+impl Services for TimedServices<'_> {
     fn drive(&self, calls: &[ServiceCall]) -> Vec<TriggerFailure> {
         self.driver.run_all(calls, self.time_max)
     }
 }
 
 /// The daemon, as the executor sees it.
-pub(super) struct Host<'a> {
+pub(super) struct DaemonMachine<'a> {
     updater: &'a Updater,
     /// What keeps the scanner out of the tree, and what it has to scan when it may.
     pause: Mutex<Option<(Pause, BTreeSet<TreePath>)>>,
@@ -59,10 +61,10 @@ pub(super) struct Host<'a> {
     /// The health check of the image.
     check: Option<HealthCheck>,
     /// What is remembered when the update has succeeded.
-    accepted: Option<Accepted>,
+    accepted: Option<AcceptedImage>,
 }
 
-impl Machine for Host<'_> {
+impl Machine for DaemonMachine<'_> {
     fn check_health(&self, check: &HealthCheck) -> Health {
         let health = self.updater.run_check(check);
         health.unwrap_or_else(|| Health::Failed("it was interrupted".to_owned()))
@@ -80,27 +82,27 @@ impl Machine for Host<'_> {
         }
     }
 
-    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), SavedError> {
+    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError> {
         // First, so that no update is known as done whose image may be forgotten.
         if let (Some(_), Some(accepted)) = (done, &self.accepted) {
             self.updater.state.store_accepted(accepted)?;
         }
-        let board = &self.updater.board;
-        board.change(|state| {
-            note_update(&mut state.saved, last, done);
+        let report_state = &self.updater.report_state;
+        report_state.change(|state| {
+            note_update(&mut state.persisted, last, done);
             note_reboot(state);
             if done.is_some() {
-                state.saved.health_check.clone_from(&self.check);
+                state.persisted.health_check.clone_from(&self.check);
             }
         });
-        board.keep_now(&self.updater.state)
+        report_state.save_blocking(&self.updater.state)
     }
 }
 
 /// An update that has a journal which is not closed.
-enum Unfinished {
+enum OpenJournal {
     /// It is known.
-    Update(Box<Undertaking>),
+    Update(Box<RunningUpdate>),
     /// It is not known what it is, or how far.
     Lost,
 }
@@ -112,11 +114,13 @@ impl Updater {
         self: &Arc<Self>,
         touched: BTreeSet<TreePath>,
         head: &Head,
-        work: impl FnOnce(&Executor<'_>, &Host<'_>) -> (Undertaking, Ended) + Send + 'static,
+        work: impl FnOnce(&Executor<'_>, &DaemonMachine<'_>) -> (RunningUpdate, UpdateEnd)
+        + Send
+        + 'static,
     ) {
         match self.run(touched, head, work).await {
             Ok((update, ended, scanning)) => self.conclude(update, ended, scanning).await,
-            Err(error) => self.stay_stuck(Unfinished::Lost, error),
+            Err(error) => self.stay_stuck(OpenJournal::Lost, error),
         }
     }
 
@@ -124,8 +128,10 @@ impl Updater {
         self: &Arc<Self>,
         touched: BTreeSet<TreePath>,
         head: &Head,
-        work: impl FnOnce(&Executor<'_>, &Host<'_>) -> (Undertaking, Ended) + Send + 'static,
-    ) -> Result<(Undertaking, Ended, Option<Scanning>), String> {
+        work: impl FnOnce(&Executor<'_>, &DaemonMachine<'_>) -> (RunningUpdate, UpdateEnd)
+        + Send
+        + 'static,
+    ) -> Result<(RunningUpdate, UpdateEnd, Option<Scanning>), String> {
         let pause = match self.scanner.pause().await {
             Ok(pause) => Some((pause, touched)),
             Err(error) => {
@@ -138,7 +144,7 @@ impl Updater {
         let running = tokio::task::spawn_blocking(move || {
             let services = updater.services();
             let (pause, scanning) = (Mutex::new(pause), Mutex::new(None));
-            let host = Host { updater: &updater, pause, scanning, check, accepted };
+            let host = DaemonMachine { updater: &updater, pause, scanning, check, accepted };
             let (update, ended) = work(&updater.executor(&services), &host);
             let scanning = host.scanning.into_inner().unwrap_or_else(PoisonError::into_inner);
             (update, ended, scanning)
@@ -153,7 +159,7 @@ impl Updater {
             let stopping = async { timeout(time, self.stop.cancelled()).await.is_ok() };
             self.stop.is_cancelled() || runtime.block_on(stopping)
         };
-        health::check(check, self.outside, stopped)
+        health::check(check, self.command_runner, stopped)
     }
 
     /// Runs the health check of the last image; nothing is undone. One at a time.
@@ -163,7 +169,8 @@ impl Updater {
     /// `Unavailable` if subd is stopped meanwhile.
     pub async fn check_health(self: &Arc<Self>) -> Result<CheckHealthReply, Fault> {
         let _turn = self.checking.lock().await;
-        let Some(check) = self.board.read(|state| state.saved.health_check.clone()) else {
+        let Some(check) = self.report_state.read(|state| state.persisted.health_check.clone())
+        else {
             return Ok(CheckHealthReply { health: None });
         };
         let updater = Arc::clone(self);
@@ -175,14 +182,14 @@ impl Updater {
         }
     }
 
-    fn services(&self) -> Driven<'_> {
-        Driven { driver: &self.driver, time_max: self.service_time_max }
+    fn services(&self) -> TimedServices<'_> {
+        TimedServices { driver: &self.driver, time_max: self.service_time_max }
     }
 
     fn executor<'a>(&'a self, services: &'a dyn Services) -> Executor<'a> {
         Executor {
             root: &self.root,
-            home: &self.home,
+            directories: &self.directories,
             services: Some(services),
             boot_id: self.identity.boot_id(),
         }
@@ -192,18 +199,18 @@ impl Updater {
     pub fn resume(self: &Arc<Self>, resumed: Resumed) {
         let (mut update, carried) = match resumed {
             Resumed::Nothing => return,
-            Resumed::Lost(why) => return self.stay_stuck(Unfinished::Lost, why),
+            Resumed::Lost(why) => return self.stay_stuck(OpenJournal::Lost, why),
             Resumed::Update(update, carried) => (*update, carried),
         };
         let update_id = update.update_id();
-        let noted = self.board.read(|state| state.saved.last_update.clone());
+        let noted = self.report_state.read(|state| state.persisted.last_update.clone());
         update.known = noted.filter(|noted| noted.update_id == update_id);
-        self.board.change(|state| state.update = UpdatePhase::Updating(update_id));
+        self.report_state.change(|state| state.update = UpdatePhase::Updating(update_id));
         let updater = Arc::clone(self);
         self.tasks.spawn(async move {
             let touched = update.paths().cloned().collect();
             let head = update.journal.head.clone();
-            let work = move |executor: &Executor<'_>, host: &Host<'_>| {
+            let work = move |executor: &Executor<'_>, host: &DaemonMachine<'_>| {
                 let ended = executor.finish(host, &mut update, carried);
                 (update, ended)
             };
@@ -214,21 +221,21 @@ impl Updater {
     /// Does what comes after the executor.
     async fn conclude(
         self: &Arc<Self>,
-        mut update: Undertaking,
-        ended: Ended,
+        mut update: RunningUpdate,
+        ended: UpdateEnd,
         scanning: Option<Scanning>,
     ) {
-        let Ended { mut last, settled, journal, reboot } = ended;
+        let UpdateEnd { mut last, settled, journal, reboot } = ended;
         let (update_id, outcome) = (last.update_id, &last.outcome);
         let window = Duration::from_nanos(last.window_ns);
         tracing::info!(update_id, image = %last.image, ?outcome, ?window, "the update has ended");
-        if settled != Some(Settled::Old) {
+        if settled != Some(FinalTree::Old) {
             // What was taken is part of the tree now, or may be.
             forget_taken(&update, &self.cache);
-        } else if journal == Remains::Closed {
+        } else if journal == JournalState::Closed {
             update = self.free(update).await;
         }
-        self.board.set_cache(|| self.cache.ids());
+        self.report_state.set_cache(|| self.cache.ids());
         let scanning = match last.outcome {
             // The tree has changed once more since.
             Outcome::Undone(_) => {
@@ -241,7 +248,8 @@ impl Updater {
             },
         };
         if let Ok(snapshot) = scanning {
-            let generation = self.board.take_snapshot(snapshot, self.identity.read(&self.root));
+            let generation =
+                self.report_state.take_snapshot(snapshot, self.identity.read(&self.root));
             last.verified_generation = Some(generation);
         }
         if reboot {
@@ -249,12 +257,12 @@ impl Updater {
         }
         let own = update.journal.head.calls.own
             && matches!(last.outcome, Outcome::Done | Outcome::Undone(_));
-        let done = settled == Some(Settled::New);
-        let complete = done && journal != Remains::AwaitsBoot;
+        let done = settled == Some(FinalTree::New);
+        let complete = done && journal != JournalState::AwaitsBoot;
         let triggers = complete.then(|| update.journal.head.triggers.clone());
         match journal {
-            Remains::Closed => {
-                self.board.change(|state| state.stuck = None);
+            JournalState::Closed => {
+                self.report_state.change(|state| state.stuck = None);
                 self.note(last, triggers, UpdatePhase::Idle).await;
                 if done {
                     let updater = Arc::clone(self);
@@ -265,35 +273,35 @@ impl Updater {
                 }
             }
             // Whoever starts next takes it up.
-            Remains::Interrupted => {}
-            Remains::AwaitsBoot if last.trigger_failures.is_empty() => {
+            JournalState::Interrupted => {}
+            JournalState::AwaitsBoot if last.trigger_failures.is_empty() => {
                 self.note(last, None, UpdatePhase::Updating(update_id)).await;
             }
-            Remains::AwaitsBoot => {
+            JournalState::AwaitsBoot => {
                 update.fail(last.trigger_failures);
-                let unfinished = Unfinished::Update(Box::new(update));
+                let unfinished = OpenJournal::Update(Box::new(update));
                 self.stay_stuck(unfinished, "the reboot that it waits for failed".to_owned());
             }
-            Remains::Stuck(why) => {
+            JournalState::Stuck(why) => {
                 self.note(last, triggers, UpdatePhase::Updating(update_id)).await;
-                self.stay_stuck(Unfinished::Update(Box::new(update)), why);
+                self.stay_stuck(OpenJournal::Update(Box::new(update)), why);
             }
         }
     }
 
     /// Frees what the slots hold, where it holds nobody up.
-    async fn free(self: &Arc<Self>, update: Undertaking) -> Undertaking {
+    async fn free(self: &Arc<Self>, update: RunningUpdate) -> RunningUpdate {
         let updater = Arc::clone(self);
         let freeing = tokio::task::spawn_blocking(move || {
-            free(&update, &updater.home, &updater.cache);
+            free(&update, &updater.directories, &updater.cache);
             update
         });
         freeing.await.expect("what is freed was checked when it was made")
     }
 
     /// Tells that a journal cannot be closed, and tries again until it can.
-    fn stay_stuck(self: &Arc<Self>, unfinished: Unfinished, why: String) {
-        self.board.change(|state| {
+    fn stay_stuck(self: &Arc<Self>, unfinished: OpenJournal, why: String) {
+        self.report_state.change(|state| {
             state.update = UpdatePhase::Idle;
             state.stuck = Some(why);
         });
@@ -301,7 +309,7 @@ impl Updater {
         self.tasks.spawn(async move { updater.try_again(unfinished).await });
     }
 
-    async fn try_again(self: Arc<Self>, mut unfinished: Unfinished) {
+    async fn try_again(self: Arc<Self>, mut unfinished: OpenJournal) {
         let mut pause = self.retry_after;
         loop {
             tokio::select! {
@@ -310,18 +318,18 @@ impl Updater {
             }
             pause = (pause * 2).min(self.retry_after * RETRY_GROWTH_MAX);
             unfinished = match unfinished {
-                Unfinished::Update(update) => match self.retry(*update).await {
-                    Some(update) => Unfinished::Update(update),
+                OpenJournal::Update(update) => match self.retry(*update).await {
+                    Some(update) => OpenJournal::Update(update),
                     None => return,
                 },
-                Unfinished::Lost => match self.look_again().await {
+                OpenJournal::Lost => match self.look_again().await {
                     Resumed::Nothing => {
-                        self.board.change(|state| state.stuck = None);
+                        self.report_state.change(|state| state.stuck = None);
                         return;
                     }
                     Resumed::Lost(why) => {
                         self.tell_stuck(why);
-                        Unfinished::Lost
+                        OpenJournal::Lost
                     }
                     found @ Resumed::Update(..) => return self.resume(found),
                 },
@@ -330,15 +338,15 @@ impl Updater {
     }
 
     /// Tries an update once more; gives it back if it is still stuck.
-    async fn retry(self: &Arc<Self>, mut update: Undertaking) -> Option<Box<Undertaking>> {
+    async fn retry(self: &Arc<Self>, mut update: RunningUpdate) -> Option<Box<RunningUpdate>> {
         let touched = update.paths().cloned().collect();
         let head = update.journal.head.clone();
-        let work = move |executor: &Executor<'_>, host: &Host<'_>| {
+        let work = move |executor: &Executor<'_>, host: &DaemonMachine<'_>| {
             let ended = executor.retry(host, &mut update);
             (update, ended)
         };
         match self.run(touched, &head, work).await {
-            Ok((update, Ended { journal: Remains::Stuck(why), .. }, _)) => {
+            Ok((update, UpdateEnd { journal: JournalState::Stuck(why), .. }, _)) => {
                 self.tell_stuck(why);
                 Some(Box::new(update))
             }
@@ -347,7 +355,7 @@ impl Updater {
                 None
             }
             Err(error) => {
-                self.stay_stuck(Unfinished::Lost, error);
+                self.stay_stuck(OpenJournal::Lost, error);
                 None
             }
         }
@@ -367,9 +375,9 @@ impl Updater {
     }
 
     fn tell_stuck(&self, why: String) {
-        if self.board.read(|state| state.stuck.as_ref() != Some(&why)) {
+        if self.report_state.read(|state| state.stuck.as_ref() != Some(&why)) {
             tracing::error!("the update is still stuck: {why}");
-            self.board.change(|state| state.stuck = Some(why));
+            self.report_state.change(|state| state.stuck = Some(why));
         }
     }
 }

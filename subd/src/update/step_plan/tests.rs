@@ -1,4 +1,4 @@
-//! Tests of the arrangement of plans.
+//! Tests of how a plan becomes steps.
 
 use model::escape::ByteText;
 use model::object::Algorithm;
@@ -50,36 +50,36 @@ fn plan(operations: &[(&str, Action)]) -> Plan {
     Plan { operations: operations.iter().map(operation).collect(), blocked: Vec::new() }
 }
 
-fn arranged(operations: &[(&str, Action)]) -> Result<Arrangement, PlanFault> {
-    arrange(&plan(operations), |path| path.as_bytes().starts_with(b"/kept").then_some("kept"))
+fn planned(operations: &[(&str, Action)]) -> Result<StepPlan, PlanFault> {
+    plan_steps(&plan(operations), |path| path.as_bytes().starts_with(b"/kept").then_some("kept"))
 }
 
 /// One line for each staged thing and each step.
-fn lines(arrangement: &Arrangement) -> Vec<String> {
-    let at = |place: &Place| format!("{}:{}", place.slot, place.below);
-    let staged = arrangement.staged.iter().map(|staged| {
+fn lines(step_plan: &StepPlan) -> Vec<String> {
+    let at = |place: &SlotPath| format!("{}:{}", place.slot, place.below);
+    let staged = step_plan.staged.iter().map(|staged| {
         let what = match &staged.what {
-            What::Entry { node, takes_object: true } => format!("take {}", node.kind()),
-            What::Entry { node, takes_object: false } => node.kind().to_owned(),
-            What::LinkToStaged(place) => format!("link {}", at(place)),
-            What::LinkToLive(path) => format!("link {path}"),
+            StagedEntry::Entry { node, takes_object: true } => format!("take {}", node.kind()),
+            StagedEntry::Entry { node, takes_object: false } => node.kind().to_owned(),
+            StagedEntry::LinkToStaged(place) => format!("link {}", at(place)),
+            StagedEntry::LinkToLive(path) => format!("link {path}"),
         };
         format!("stage {} {} {what}", at(&staged.place), staged.path)
     });
-    let steps = arrangement.steps.iter().map(|step| match step {
-        Outline::Appear { path, slot } => format!("appear {slot} {path}"),
-        Outline::Exchange { path, slot, displaced } => {
+    let steps = step_plan.steps.iter().map(|step| match step {
+        PlannedStep::Appear { path, slot } => format!("appear {slot} {path}"),
+        PlannedStep::Exchange { path, slot, displaced } => {
             format!("exchange {slot} {path} {displaced:?}")
         }
-        Outline::Vanish { path, slot } => format!("vanish {slot} {path}"),
-        Outline::Change { path, .. } => format!("change {path}"),
+        PlannedStep::Vanish { path, slot } => format!("vanish {slot} {path}"),
+        PlannedStep::Change { path, .. } => format!("change {path}"),
     });
     staged.chain(steps).collect()
 }
 
 #[test]
 fn a_new_directory_is_staged_with_all_that_it_holds() {
-    let arrangement = arranged(&[
+    let step_plan = planned(&[
         ("/new", create(directory())),
         ("/new/a", create(file("one"))),
         ("/new/sub", create(directory())),
@@ -91,7 +91,7 @@ fn a_new_directory_is_staged_with_all_that_it_holds() {
         ("/swap/e", create(link("/stays"))),
     ]);
     assert_eq!(
-        lines(&arrangement.unwrap()),
+        lines(&step_plan.unwrap()),
         [
             "stage 0:/ /new directory",
             "stage 0:/a /new/a file",
@@ -111,14 +111,14 @@ fn a_new_directory_is_staged_with_all_that_it_holds() {
 
 #[test]
 fn removals_and_displacements_keep_their_order() {
-    let arrangement = arranged(&[
+    let step_plan = planned(&[
         ("/d/x", Action::Remove),
         ("/d", Action::Remove),
         ("/e", replace(file("e"), &["/e/f", "/e/f/g"])),
         ("/h", replace(link("/e"), &[])),
     ]);
     assert_eq!(
-        lines(&arrangement.unwrap()),
+        lines(&step_plan.unwrap()),
         [
             "stage 2:/ /e take file",
             "stage 3:/ /h link 2:/",
@@ -178,7 +178,7 @@ fn refuses_what_contradicts_itself() {
         (vec![("/a", replace(symlink(b"t"), &["/a/f"])), ("/b", create(link("/a/f")))], no_file),
     ];
     for (operations, error) in table {
-        assert_eq!(arranged(&operations).unwrap_err().to_string(), error);
+        assert_eq!(planned(&operations).unwrap_err().to_string(), error);
     }
 }
 
@@ -188,7 +188,7 @@ fn refuses_a_plan_that_is_blocked() {
         operations: Vec::new(),
         blocked: vec![Blocked { path: path("/mnt"), why: Obstacle::MountPoint }],
     };
-    let error = arrange(&plan, |_| None).unwrap_err();
+    let error = plan_steps(&plan, |_| None).unwrap_err();
     let text = "the plan is blocked at /mnt: it is or holds a mount point";
     assert_eq!(error.to_string(), text);
 }

@@ -25,12 +25,12 @@ use model::scope::Scope;
 use model::signing::{Endorsed, Policy, Signature, TrustedKeys, endorse};
 use model::tree::{Child, Leaf, Node, Tree, TreeBuilder, TreeError};
 
-use crate::state::accepted_image::{Accepted, at};
+use crate::state::accepted_image::{AcceptedImage, at};
 use crate::state::snapshot::Snapshot;
 
 /// What the machine's own configuration and history ask for.
 #[derive(Clone, Copy, Debug)]
-pub struct Law<'a> {
+pub struct SigningPolicy<'a> {
     /// Whose signatures count.
     pub keys: &'a TrustedKeys,
     /// How many different ones are needed.
@@ -40,12 +40,12 @@ pub struct Law<'a> {
     /// True if images may be older than the one that was accepted last.
     pub allow_older: bool,
     /// The one that was accepted last.
-    pub last: Option<&'a Accepted>,
+    pub last: Option<&'a AcceptedImage>,
 }
 
 /// What is judged.
 #[derive(Clone, Copy, Debug)]
-pub struct Case<'a> {
+pub struct UpdateCase<'a> {
     /// The order.
     pub request: &'a PrepareRequest,
     /// The signed image, whose tree is known to be its tree.
@@ -60,9 +60,9 @@ pub struct Case<'a> {
 
 /// An update that is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judged {
+pub struct VerifiedUpdate {
     /// What is to be remembered when it has succeeded.
-    pub accepted: Accepted,
+    pub accepted: AcceptedImage,
     /// The paths that may fire triggers.
     pub changed: Vec<TreePath>,
 }
@@ -110,7 +110,7 @@ pub enum Refusal {
         /// When it was signed.
         signed: u64,
         /// What was accepted.
-        last: Accepted,
+        last: AcceptedImage,
     },
     /// The order is not that of the signed image.
     #[error("the {what} of the update are not those that are signed with {image}")]
@@ -172,7 +172,7 @@ pub enum Refusal {
     },
 }
 
-fn newness(signed: u64, last: &Accepted) -> &'static str {
+fn newness(signed: u64, last: &AcceptedImage) -> &'static str {
     if signed == last.signed { "one of the same second" } else { "a newer one" }
 }
 
@@ -186,27 +186,27 @@ fn others(more: usize) -> String {
 /// # Errors
 ///
 /// [`Refusal`].
-pub fn vouched(
+pub fn verify_signatures(
     content: &Content,
     signatures: &[Signature],
-    law: &Law<'_>,
-) -> Result<Accepted, Refusal> {
+    policy: &SigningPolicy<'_>,
+) -> Result<AcceptedImage, Refusal> {
     let (image, digest) = (&content.name, content.digest());
-    let is_last = law.last.is_some_and(|last| last.digest == digest);
-    let passed = law.last.map_or(0, |last| last.signed);
-    let Law { keys, needed, now, .. } = *law;
+    let is_last = policy.last.is_some_and(|last| last.digest == digest);
+    let passed = policy.last.map_or(0, |last| last.signed);
+    let SigningPolicy { keys, needed, now, .. } = *policy;
     // What the machine has is kept up even when it may not be gone to any more.
-    let policy = Policy { keys, needed, now, passed, even_expired: is_last };
-    let Endorsed { signed, .. } = endorse(image, &digest, signatures, &policy)
+    let endorsing = Policy { keys, needed, now, passed, even_expired: is_last };
+    let Endorsed { signed, .. } = endorse(image, &digest, signatures, &endorsing)
         .map_err(|error| Refusal::Unendorsed { why: error.to_string() })?;
     // What was accepted once was signed then, whatever is shown now.
     let signed = if is_last { signed.max(passed) } else { signed };
-    match law.last {
+    match policy.last {
         // Of two that were signed in the same second nobody can tell which is newer.
-        Some(last) if signed <= last.signed && !is_last && !law.allow_older => {
+        Some(last) if signed <= last.signed && !is_last && !policy.allow_older => {
             Err(Refusal::Older { image: image.clone(), signed, last: last.clone() })
         }
-        _ => Ok(Accepted { image: image.clone(), digest, signed }),
+        _ => Ok(AcceptedImage { image: image.clone(), digest, signed }),
     }
 }
 
@@ -215,9 +215,12 @@ pub fn vouched(
 /// # Errors
 ///
 /// [`Refusal`] says what is not as it was signed.
-pub fn judge(case: &Case<'_>, law: &Law<'_>) -> Result<Judged, Refusal> {
-    let Case { request, image, signatures, scan, exclusions } = *case;
-    let accepted = vouched(&image.content, signatures, law)?;
+pub fn verify_update(
+    case: &UpdateCase<'_>,
+    policy: &SigningPolicy<'_>,
+) -> Result<VerifiedUpdate, Refusal> {
+    let UpdateCase { request, image, signatures, scan, exclusions } = *case;
+    let accepted = verify_signatures(&image.content, signatures, policy)?;
     expect_same_order(request, image)?;
     let name = || image.name().clone();
     let (Some(have), Some(report)) = (&scan.tree, &scan.report) else {
@@ -238,7 +241,7 @@ pub fn judge(case: &Case<'_>, law: &Law<'_>) -> Result<Judged, Refusal> {
     }
     expect_tame(&request.plan, have, &want, report)?;
     let changed = plan_between(have, &want, report).changed_paths().cloned().collect();
-    Ok(Judged { accepted, changed })
+    Ok(VerifiedUpdate { accepted, changed })
 }
 
 fn in_words(operation: &Operation) -> String {

@@ -52,14 +52,14 @@ fn path(text: &str) -> TreePath {
     text.parse().unwrap()
 }
 
-/// Everything that a judgement needs.
+/// Everything that verification needs.
 struct World {
     image: RequiredImage,
     signatures: Vec<Signature>,
     scan: Snapshot,
     exclusions: Patterns,
     keys: TrustedKeys,
-    last: Option<Accepted>,
+    last: Option<AcceptedImage>,
     allow_older: bool,
 }
 
@@ -130,15 +130,15 @@ impl World {
         }
     }
 
-    fn judge(&self, request: &PrepareRequest) -> Result<Judged, Refusal> {
+    fn verify(&self, request: &PrepareRequest) -> Result<VerifiedUpdate, Refusal> {
         let Self { image, signatures, scan, exclusions, .. } = self;
-        let case = Case { request, image, signatures, scan, exclusions };
+        let case = UpdateCase { request, image, signatures, scan, exclusions };
         let (keys, allow_older, last) = (&self.keys, self.allow_older, self.last.as_ref());
-        judge(&case, &Law { keys, needed: 2, now: NOW, allow_older, last })
+        verify_update(&case, &SigningPolicy { keys, needed: 2, now: NOW, allow_older, last })
     }
 
-    fn judge_plan(&self, plan: Plan) -> Result<Judged, Refusal> {
-        self.judge(&self.request(plan))
+    fn verify_plan(&self, plan: Plan) -> Result<VerifiedUpdate, Refusal> {
+        self.verify(&self.request(plan))
     }
 }
 
@@ -149,17 +149,20 @@ fn drifted() -> Tree {
 #[test]
 fn an_honest_update_is_accepted_and_says_what_may_fire() {
     let world = World::new(&drifted(), &tree(SIGNED));
-    let judged = world.judge_plan(world.plan()).unwrap();
+    let verified = world.verify_plan(world.plan()).unwrap();
     let digest = world.image.digest;
-    let accepted = Accepted { image: "web/8".parse().unwrap(), digest, signed: 800 };
-    assert_eq!(judged, Judged { accepted, changed: vec![path("/etc/a"), path("/etc/l")] });
+    let accepted = AcceptedImage { image: "web/8".parse().unwrap(), digest, signed: 800 };
+    assert_eq!(
+        verified,
+        VerifiedUpdate { accepted, changed: vec![path("/etc/a"), path("/etc/l")] }
+    );
     // A plan that says that only times differ fires what the paths fire.
     let mut quiet = world.plan();
     quiet.operations.iter_mut().for_each(|operation| operation.reason = vec![Difference::Mtime]);
-    assert_eq!(world.judge_plan(quiet).unwrap().changed, judged.changed);
+    assert_eq!(world.verify_plan(quiet).unwrap().changed, verified.changed);
     // Nothing to do is fine, too: the machine learns the triggers.
     let same = World::new(&tree(SIGNED), &tree(SIGNED));
-    assert_eq!(same.judge_plan(same.plan()).unwrap().changed, []);
+    assert_eq!(same.verify_plan(same.plan()).unwrap().changed, []);
 }
 
 #[test]
@@ -178,7 +181,7 @@ fn what_is_not_the_images_own_is_refused() {
         (PrepareRequest { health_check: Some(check), ..honest() }, "health checks"),
     ];
     for (request, what) in table {
-        assert_eq!(world.judge(&request), Err(other(what)));
+        assert_eq!(world.verify(&request), Err(other(what)));
     }
 }
 
@@ -197,7 +200,7 @@ fn plans_that_lead_elsewhere_are_refused() {
         let mut plan = world.plan();
         let reason = vec![Difference::Content];
         plan.operations.push(Operation { path: path.parse().unwrap(), action, reason });
-        world.judge_plan(plan).unwrap_err().to_string()
+        world.verify_plan(plan).unwrap_err().to_string()
     };
     let replace = |node| Action::Replace { node, displaced: Vec::new() };
     let elsewhere = |path: &str, why: &str| {
@@ -219,7 +222,7 @@ fn plans_that_lead_elsewhere_are_refused() {
     let mut half = world.plan();
     half.operations.pop();
     let (at, why) = (path("/etc/l"), "target".to_owned());
-    assert_eq!(world.judge_plan(half), Err(Refusal::Elsewhere { path: at, why, more: 0 }));
+    assert_eq!(world.verify_plan(half), Err(Refusal::Elsewhere { path: at, why, more: 0 }));
 }
 
 /// A directory that the image does not have, and that stays because it holds kept content.
@@ -244,7 +247,7 @@ fn with_kept(have: &Tree, want: &Tree) -> World {
 #[test]
 fn what_stays_though_it_is_not_signed_stays_as_it_is() {
     let world = with_kept(&drifted(), &tree(SIGNED));
-    assert!(world.judge_plan(world.plan()).is_ok());
+    assert!(world.verify_plan(world.plan()).is_ok());
     for (at, node) in [
         ("/srv", Metadata::new(0o777, 0, 0)),
         ("/srv/app", Metadata::new(0o755, 1_000, 0)),
@@ -253,7 +256,7 @@ fn what_stays_though_it_is_not_signed_stays_as_it_is() {
         let mut plan = world.plan();
         let (action, reason) = (Action::Change(Node::Directory(node)), vec![Difference::Mode]);
         plan.operations.push(Operation { path: path(at), action, reason });
-        assert_eq!(world.judge_plan(plan), Err(Refusal::NotSigned { path: path(at) }));
+        assert_eq!(world.verify_plan(plan), Err(Refusal::NotSigned { path: path(at) }));
     }
 }
 
@@ -264,22 +267,22 @@ fn what_others_can_reach_is_not_changed_in_place() {
     let mut world = World::new(&tree(&have), &tree(SIGNED));
     let plan = world.plan();
     assert!(matches!(&*plan.operations, [Operation { action: Action::Change(_), .. }]));
-    assert!(world.judge_plan(plan.clone()).is_ok());
+    assert!(world.verify_plan(plan.clone()).is_ok());
     world.scan.report.as_mut().unwrap().externally_linked = vec![path("/etc/b")];
-    assert!(world.judge_plan(world.plan()).is_ok());
+    assert!(world.verify_plan(world.plan()).is_ok());
     let mut by_link = plan.clone();
     by_link.operations[0].path = path("/etc/c");
     for plan in [plan, by_link] {
         let path = plan.operations[0].path.clone();
         let why = "it has names that are not signed";
-        assert_eq!(world.judge_plan(plan), Err(Refusal::InPlace { path, why }));
+        assert_eq!(world.verify_plan(plan), Err(Refusal::InPlace { path, why }));
     }
     let world = World::new(&tree(&SIGNED.replace("f 4755", "f 755")), &tree(SIGNED));
     let mut plan = world.plan();
     let node = Node::Leaf(Leaf::File(tree(SIGNED).file(&path("/usr/s")).unwrap()));
     plan.operations[0].action = Action::Change(node);
     let (path, why) = (path("/usr/s"), "it has privileges");
-    assert_eq!(world.judge_plan(plan), Err(Refusal::InPlace { path, why }));
+    assert_eq!(world.verify_plan(plan), Err(Refusal::InPlace { path, why }));
 }
 
 #[test]
@@ -296,7 +299,7 @@ fn a_machine_that_scans_otherwise_is_not_compared() {
         world.scan.scope = Scope::of(&settings, &[]);
         world.scan.settings = Arc::new(settings);
         let image = "web/8".parse().unwrap();
-        assert_eq!(world.judge_plan(plan.clone()), Err(Refusal::Scope { image }), "{lines:?}");
+        assert_eq!(world.verify_plan(plan.clone()), Err(Refusal::Scope { image }), "{lines:?}");
     }
 }
 
@@ -304,7 +307,7 @@ fn a_machine_that_scans_otherwise_is_not_compared() {
 fn the_machine_goes_back_only_if_it_may() {
     let mut world = World::new(&drifted(), &tree(SIGNED));
     let plan = world.plan();
-    let last = |digest, signed| Accepted { image: "web/9".parse().unwrap(), digest, signed };
+    let last = |digest, signed| AcceptedImage { image: "web/9".parse().unwrap(), digest, signed };
     let digest = world.image.digest;
     let table = [
         ("older was accepted", last(object(9), 799), false, Ok(800)),
@@ -319,19 +322,23 @@ fn the_machine_goes_back_only_if_it_may() {
     ];
     for (what, accepted, allow_older, expected) in table {
         (world.last, world.allow_older) = (Some(accepted), allow_older);
-        let judged = world.judge_plan(plan.clone());
-        assert_eq!(judged.map(|judged| judged.accepted.signed).map_err(|_| ()), expected, "{what}");
+        let verified = world.verify_plan(plan.clone());
+        assert_eq!(
+            verified.map(|verified| verified.accepted.signed).map_err(|_| ()),
+            expected,
+            "{what}"
+        );
     }
     world.allow_older = false;
     world.last = Some(last(object(9), 800));
     assert_eq!(
-        world.judge_plan(plan.clone()).unwrap_err().to_string(),
+        world.verify_plan(plan.clone()).unwrap_err().to_string(),
         "web/8 was signed at 1970-01-01T00:13:20Z, and one of the same second was accepted before \
          (web/9, signed at 1970-01-01T00:13:20Z): sign it again if the machine is to go back"
     );
     world.last = Some(last(object(9), 801));
     assert_eq!(
-        world.judge_plan(plan).unwrap_err().to_string(),
+        world.verify_plan(plan).unwrap_err().to_string(),
         "web/8 was signed at 1970-01-01T00:13:20Z, and a newer one was accepted before (web/9, \
          signed at 1970-01-01T00:13:21Z): sign it again if the machine is to go back"
     );
@@ -354,13 +361,13 @@ fn of_computed_files_all_but_the_content_is_signed() {
         let action = Action::Create(Node::Leaf(Leaf::File(file)));
         let reason = vec![Difference::Missing];
         let operations = vec![Operation { path: path("/etc/computed"), action, reason }];
-        world.judge_plan(Plan { operations, blocked: Vec::new() }).map(|judged| judged.changed)
+        world.verify_plan(Plan { operations, blocked: Vec::new() }).map(|verified| verified.changed)
     };
     let refused = Err(Refusal::Computed { path: path("/etc/computed") });
     assert_eq!(brought(0o640, 0), Ok(vec![path("/etc/computed")]));
     assert_eq!(brought(0o4755, 0), refused);
     assert_eq!(brought(0o640, 1), refused);
-    assert_eq!(world.judge_plan(Plan::default()).map(|_| Vec::new()), refused);
+    assert_eq!(world.verify_plan(Plan::default()).map(|_| Vec::new()), refused);
 }
 
 /// What the machine has instead of the image: what becomes of some of its paths.
@@ -496,7 +503,7 @@ proptest! {
         let have = drifting(&signed, &drift);
         let world = if kept { with_kept(&have, &signed) } else { World::new(&have, &signed) };
         let mut plan = world.plan();
-        prop_assert!(world.judge_plan(plan.clone()).is_ok(), "the honest plan");
+        prop_assert!(world.verify_plan(plan.clone()).is_ok(), "the honest plan");
         // Directories that hold nothing else may go as well.
         let whole = and_kept(&signed, 2);
         let counts = 0..=if kept { 2 } else { 0 };
@@ -505,11 +512,11 @@ proptest! {
         changes.iter().for_each(|change| changed(&mut plan, change, &paths));
         let leads = apply(world.have(), &plan).map(|after| to_text(&after));
         let is_right = leads.is_ok_and(|after| right.contains(&after));
-        let judged = world.judge_plan(plan);
-        match &judged {
+        let verified = world.verify_plan(plan);
+        match &verified {
             Err(Refusal::NotSigned { .. } | Refusal::InPlace { .. }) => {}
-            _ => prop_assert_eq!(judged.is_ok(), is_right, "{:?}", judged),
+            _ => prop_assert_eq!(verified.is_ok(), is_right, "{:?}", verified),
         }
-        prop_assert!(judged.is_err() || is_right);
+        prop_assert!(verified.is_err() || is_right);
     }
 }

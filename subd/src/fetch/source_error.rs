@@ -13,7 +13,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(200);
 
 /// Why a source did not give what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum SourceError {
     /// The parts of an object that several sources gave do not fit together; it is to be asked for
     /// as a whole.
     Unfit(String),
@@ -38,7 +38,7 @@ pub enum Next {
     Switch,
 }
 
-impl Trouble {
+impl SourceError {
     fn weight(&self) -> u8 {
         match self {
             Self::Unfit(_) => 0,
@@ -79,15 +79,15 @@ pub struct Patience {
 impl Patience {
     /// Says what to do after `trouble`; `progress`: something came before it; `others`: there is
     /// a source that was not asked yet.
-    pub fn after(&mut self, trouble: &Trouble, progress: bool, others: bool) -> Next {
+    pub fn after(&mut self, trouble: &SourceError, progress: bool, others: bool) -> Next {
         self.vain = if progress { 0 } else { self.vain + 1 };
         match trouble {
-            Trouble::Refused(_) | Trouble::Lie(_) | Trouble::Local(_) => Next::Switch,
+            SourceError::Refused(_) | SourceError::Lie(_) | SourceError::Local(_) => Next::Switch,
             // A machine that is down is not waited for while another may be up.
-            Trouble::Unreachable(_) if others => Next::Switch,
+            SourceError::Unreachable(_) if others => Next::Switch,
             _ if self.vain > RETRIES_MAX => Next::Switch,
-            Trouble::Unfit(_) => Next::Again(Duration::ZERO),
-            Trouble::Unreachable(_) | Trouble::Cut(_) => {
+            SourceError::Unfit(_) => Next::Again(Duration::ZERO),
+            SourceError::Unreachable(_) | SourceError::Cut(_) => {
                 Next::Again(PAUSE_MIN * 2_u32.pow(self.vain.saturating_sub(1)))
             }
         }
@@ -104,15 +104,15 @@ mod tests {
         let again = |ms| Next::Again(Duration::from_millis(ms));
         #[rustfmt::skip]
         let table = [
-            (Trouble::Cut(text()),         true,  vec![(false, again(200)), (false, again(400)),
+            (SourceError::Cut(text()),         true,  vec![(false, again(200)), (false, again(400)),
                 (true, again(200)), (false, again(200)), (false, again(400)), (false, again(800)),
                 (false, again(1_600)), (false, Next::Switch)]),
-            (Trouble::Unreachable(text()), false, vec![(false, again(200)), (false, again(400)),
+            (SourceError::Unreachable(text()), false, vec![(false, again(200)), (false, again(400)),
                 (false, again(800)), (false, again(1_600)), (false, Next::Switch)]),
-            (Trouble::Unreachable(text()), true,  vec![(false, Next::Switch)]),
-            (Trouble::Unfit(text()),       true,  vec![(false, again(0)), (true, again(0))]),
-            (Trouble::Refused(text()),     false, vec![(true, Next::Switch)]),
-            (Trouble::Lie(text()),         false, vec![(true, Next::Switch)]),
+            (SourceError::Unreachable(text()), true,  vec![(false, Next::Switch)]),
+            (SourceError::Unfit(text()),       true,  vec![(false, again(0)), (true, again(0))]),
+            (SourceError::Refused(text()),     false, vec![(true, Next::Switch)]),
+            (SourceError::Lie(text()),         false, vec![(true, Next::Switch)]),
         ];
         for (trouble, others, steps) in table {
             let mut patience = Patience::default();
@@ -124,9 +124,9 @@ mod tests {
 
     #[test]
     fn the_worst_of_several_troubles_counts() {
-        let (cut, lie) = (Trouble::Cut("a".to_owned()), Trouble::Lie("b".to_owned()));
+        let (cut, lie) = (SourceError::Cut("a".to_owned()), SourceError::Lie("b".to_owned()));
         assert_eq!(cut.clone().or_worse(lie.clone()), lie);
         assert_eq!(lie.clone().or_worse(cut.clone()), lie);
-        assert_eq!(cut.clone().or_worse(Trouble::Cut("c".to_owned())), cut);
+        assert_eq!(cut.clone().or_worse(SourceError::Cut("c".to_owned())), cut);
     }
 }
