@@ -60,7 +60,7 @@ pub async fn run(context: &Context, args: GetArgs) -> VerbResult {
             Err(Failure::of_text("interrupted"))
         }
     };
-    // Writers that were left behind end by themselves, now that nobody feeds them.
+    // Writers that are still running end by themselves, because their channels are closed.
     tracker.close();
     tracker.wait().await;
     let finished = match filled {

@@ -81,7 +81,7 @@ fn images_are_compared() {
         &["diff", "a", "none"],
         expect![[r#"
         error: none: ImageServer.GetImage at ADDRESS: there is no such image
-        hint: `imagetool list` shows the images that there are
+        hint: `imagetool list` lists all images
         exit 1
     "#]],
     );

@@ -96,7 +96,7 @@ fn images_by_umoci_and_skopeo_are_what_umoci_unpacks() {
     place.check(
         &["add", "t/4", "layout", "-", "-"],
         expect![[r#"
-            error: layout: it holds several images for linux/amd64: none, one, three, two
+            error: layout: it contains several images for linux/amd64: none, one, three, two
             hint: choose one with --image-ref NAME, or a narrower --platform
             exit 1
         "#]],
@@ -246,7 +246,7 @@ fn layouts_that_lie_are_refused_whole() {
     };
     type Make<'a> = Box<dyn FnOnce(&Layout) + 'a>;
     let table: Vec<(Make<'_>, &str)> = vec![
-        (Box::new(|layout| layout.index(&[])), "it holds no image"),
+        (Box::new(|layout| layout.index(&[])), "it contains no image"),
         (
             Box::new(with_layer(|layout, layer| {
                 let digest = layer["digest"].as_str().unwrap().to_owned().try_into().unwrap();
@@ -328,7 +328,7 @@ fn layouts_that_lie_are_refused_whole() {
                 }
                 layout.index(&[list]);
             }),
-            "its lists of images are too many, too long or too deep",
+            "it has too many lists of images, or they are nested too deeply",
         ),
         (
             Box::new(|layout| {
@@ -336,14 +336,14 @@ fn layouts_that_lie_are_refused_whole() {
                     (0..300).map(|number| named(layout.list(&[]), &number.to_string())).collect();
                 layout.index(&lists);
             }),
-            "its lists of images are too many, too long or too deep",
+            "it has too many lists of images, or they are nested too deeply",
         ),
         (
             Box::new(|layout| {
                 let image = layout.image("amd64", &[]);
                 layout.index(&vec![image; 1_001]);
             }),
-            "its lists of images are too many, too long or too deep",
+            "it has too many lists of images, or they are nested too deeply",
         ),
         (
             // A list that says it is named by its own digest is not what that digest says.
@@ -369,14 +369,14 @@ fn layouts_that_lie_are_refused_whole() {
                 let layer = archive([Member::file(b"../x", b"")]);
                 layout.index(&[layout.image("amd64", &[&layer])]);
             }),
-            "is bad: the entry `../x` is refused: its name leaves the archive by `..`",
+            "is bad: the entry `../x` is refused: its name contains `..`",
         ),
         (
             Box::new(|layout| {
                 let layer = archive([Member::file(b"a", &[7; 3_000])]);
                 layout.index(&[layout.image("amd64", &[&layer[..1_000]])]);
             }),
-            "is bad: the archive is cut short: it ends at byte 1000, after a",
+            "is bad: the archive is truncated: it ends at byte 1000, after a",
         ),
     ];
     for (make, want) in table {
@@ -432,7 +432,7 @@ fn saved_images_that_lie_are_refused_whole() {
         members
     };
     for (name, why) in [
-        (&b"blobs/../../x"[..], "its name leaves the archive by `..`"),
+        (&b"blobs/../../x"[..], "its name contains `..`"),
         (b"/blobs/x", "its name is absolute"),
         (b"manifest.json", "it is in the archive twice"),
     ] {
