@@ -107,8 +107,8 @@ impl Source {
         }
     }
 
-    /// Reads a layer and applies it to `lower`, with whiteouts. The root of a directory is not part of
-    /// the layer: its mode, for instance, is ignored.
+    /// Reads a layer and applies it to `lower`, with whiteouts. The root of a directory is not part
+    /// of the layer: its mode, for instance, is ignored.
     pub fn read_upon(
         self,
         mut lower: LayeredTree,

@@ -29,8 +29,8 @@ const FILES_MAX: usize = 10_000;
 /// The most packages of one image.
 const PACKAGES_MAX: usize = 50_000;
 
-/// The maximum length of the package list of an image, in bytes. The notes of an image may have four
-/// times that.
+/// The maximum length of the package list of an image, in bytes. The notes of an image may have
+/// four times that.
 const LIST_BYTES_MAX: usize = 4 << 20;
 
 /// The longest name or version that is told, in bytes.

@@ -1,9 +1,9 @@
 //! Applies layers to a tree: what each adds, replaces and removes.
 //!
-//! An ordinary archive is one layer that is applied to an empty tree. In a layer of an OCI image, the
-//! name `.wh.NAME` removes `NAME` of lower layers, and `.wh..wh..opq` removes all that they have in
-//! its directory. A layer removes before it adds, whatever the order of its members: it never
-//! removes its own entries.
+//! An ordinary archive is one layer that is applied to an empty tree. In a layer of an OCI image,
+//! the name `.wh.NAME` removes `NAME` of lower layers, and `.wh..wh..opq` removes all that they
+//! have in its directory. A layer removes before it adds, whatever the order of its members: it
+//! never removes its own entries.
 //!
 //! # Invariants
 //!
@@ -90,8 +90,8 @@ impl Layer {
         self.len() == 0
     }
 
-    /// Adds the entry at `path`, which has `name` in the archive. A hard link may refer to any path of
-    /// this layer or of a lower one.
+    /// Adds the entry at `path`, which has `name` in the archive. A hard link may refer to any path
+    /// of this layer or of a lower one.
     ///
     /// # Errors
     ///
@@ -284,8 +284,8 @@ impl LayeredTree {
         }
     }
 
-    /// Resolves the hard link at `path` and the links on the way. Trees have no hard links to symlinks
-    /// or special files, so these are copied.
+    /// Resolves the hard link at `path` and the links on the way. Trees have no hard links to
+    /// symlinks or special files, so these are copied.
     fn follow(&mut self, path: TreePath) -> Result<(), EntryError> {
         let mut chain: BTreeSet<TreePath> = BTreeSet::new();
         let mut at = path;

@@ -272,8 +272,8 @@ fn decode_percent(name: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// Decodes base64, as Libarchive writes the values of attributes, with or without final `=`. Returns
-/// `None` if `text` is invalid.
+/// Decodes base64, as Libarchive writes the values of attributes, with or without final `=`.
+/// Returns `None` if `text` is invalid.
 fn decode_base64(text: &[u8]) -> Option<Vec<u8>> {
     let end = text.iter().rposition(|&byte| byte != b'=').map_or(0, |last| last + 1);
     let mut decoded = Vec::with_capacity(end / 4 * 3 + 2);

@@ -1,8 +1,8 @@
 //! The records of a pax header: `LENGTH KEY=VALUE\n`, one after the other.
 //!
-//! They are parsed by their lengths, as POSIX says. The parser of the tar library splits at newlines
-//! instead, so a value that contains one (a capability, an ACL, a file name) would be lost, and a
-//! crafted one could inject a record.
+//! They are parsed by their lengths, as POSIX says. The parser of the tar library splits at
+//! newlines instead, so a value that contains one (a capability, an ACL, a file name) would be
+//! lost, and a crafted one could inject a record.
 // tidy: core
 
 use model::tree::Time;

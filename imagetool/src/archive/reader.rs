@@ -18,7 +18,8 @@ use super::{ArchiveError, EntryError};
 /// Headers and contents are padded to this, in bytes.
 pub const BLOCK_BYTES: u64 = 512;
 
-/// The longest long name, in bytes. Linux has no paths above 4,096 bytes; this leaves room for `./`.
+/// The longest long name, in bytes. Linux has no paths above 4,096 bytes; this leaves room for
+/// `./`.
 const LONG_NAME_BYTES_MAX: u64 = 1 << 16;
 
 /// The largest pax header, in bytes: sixty of the longest extended attributes. All global headers
@@ -62,8 +63,8 @@ pub struct Reader<R> {
 pub enum ArchiveEnd {
     /// By a block of zeros: without it the archive is truncated.
     Marked,
-    /// By the end of the input. The caller verifies that it is complete, for instance by the digest of
-    /// a layer; some tools omit the final zeros.
+    /// By the end of the input. The caller verifies that it is complete, for instance by the digest
+    /// of a layer; some tools omit the final zeros.
     Input,
 }
 
@@ -88,14 +89,14 @@ impl<R: Read> Reader<R> {
         self
     }
 
-    /// Returns how many bytes were read. After [`Reader::next_member`] this is the offset of the content
-    /// of the member.
+    /// Returns how many bytes were read. After [`Reader::next_member`] this is the offset of the
+    /// content of the member.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Returns the next member, or `None` after the last. Skips the rest of the content of the previous
-    /// one.
+    /// Returns the next member, or `None` after the last. Skips the rest of the content of the
+    /// previous one.
     pub fn next_member(&mut self) -> Result<Option<Member>, ArchiveError> {
         self.content(|_| Ok::<(), ArchiveError>(()))?;
         let mut long_name = None;
@@ -337,8 +338,8 @@ impl<R: Read> Reader<R> {
         Ok((ranges, size))
     }
 
-    /// Reads the map of a sparse file before its content: lines of decimal numbers, padded to a block.
-    /// Returns the map and its length in the archive, in bytes.
+    /// Reads the map of a sparse file before its content: lines of decimal numbers, padded to a
+    /// block. Returns the map and its length in the archive, in bytes.
     fn read_map_in_content(
         &mut self,
         name: &[u8],

@@ -1,8 +1,8 @@
 //! Writes the entries of a tree as members of a tar archive, always with the same bytes.
 //!
 //! The format is pax. Records in front of a header hold only what the header cannot: long names,
-//! large numbers, fractions of a second, extended attributes. Access lists are written twice: as the
-//! attribute that GNU tar and imagetool read, and as the text that other tools read. Times of
+//! large numbers, fractions of a second, extended attributes. Access lists are written twice: as
+//! the attribute that GNU tar and imagetool read, and as the text that other tools read. Times of
 //! directories and symlinks, which images do not have, are zero.
 // tidy: core
 

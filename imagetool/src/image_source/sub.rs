@@ -1,7 +1,7 @@
 //! Reads a running machine: its scanned tree, and the contents of its files for the upload.
 //!
-//! The tree is that of one scan. Contents are hashed as they arrive and must match the scan, so that
-//! exactly this tree is uploaded, even if the machine changes meanwhile.
+//! The tree is that of one scan. Contents are hashed as they arrive and must match the scan, so
+//! that exactly this tree is uploaded, even if the machine changes meanwhile.
 
 pub mod pieces;
 

@@ -5,9 +5,9 @@ use model::filter::{Filter, PatternError, Patterns};
 use model::path::TreePath;
 use serde::Serialize;
 
-/// Merges filters: the result keeps a path exactly if one of them does. Lines are sorted and unique,
-/// so that equal sets of lines give equal filters. Comments are dropped, because the lines below them
-/// move.
+/// Merges filters: the result keeps a path exactly if one of them does. Lines are sorted and
+/// unique, so that equal sets of lines give equal filters. Comments are dropped, because the lines
+/// below them move.
 ///
 /// # Errors
 ///

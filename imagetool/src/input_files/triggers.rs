@@ -71,7 +71,8 @@ pub fn to_text(triggers: &Triggers) -> String {
 
 /// Merges lists of triggers. Triggers that differ only in their match lines become one, with all
 /// lines, sorted. Other triggers stay separate, because they have different effects. The result
-/// fires for a path exactly if one of the lists does, with the same effect. Sorted by service, then sort name, then flags: equal sets give equal files.
+/// fires for a path exactly if one of the lists does, with the same effect. Sorted by service, then
+/// sort name, then flags: equal sets give equal files.
 ///
 /// # Errors
 ///

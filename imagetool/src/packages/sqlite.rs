@@ -1,10 +1,10 @@
 //! Reads the rows of one table of an SQLite database, and nothing more.
 //!
-//! rpm stores its database in such a file. SQLite itself is written in C and would process untrusted
-//! input; there is no maintained reader in Rust. The format is described at
+//! rpm stores its database in such a file. SQLite itself is written in C and would process
+//! untrusted input; there is no maintained reader in Rust. The format is described at
 //! <https://www.sqlite.org/fileformat2.html> and stable since 2004. The file is not trusted: the
-//! number of pages that are read is limited, so that a cycle of pages ends, and a length is accepted
-//! only if the file has that many bytes.
+//! number of pages that are read is limited, so that a cycle of pages ends, and a length is
+//! accepted only if the file has that many bytes.
 // tidy: core
 
 const MAGIC: &[u8] = b"SQLite format 3\0";

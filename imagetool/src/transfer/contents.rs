@@ -107,7 +107,8 @@ pub struct UploadSink {
 }
 
 impl UploadSink {
-    /// Starts an upload into `pieces`; `may_pack` says whether the server accepts compressed objects.
+    /// Starts an upload into `pieces`; `may_pack` says whether the server accepts compressed
+    /// objects.
     pub fn new(pieces: mpsc::Sender<UploadPiece>, may_pack: bool, meter: Meter) -> Self {
         // If there is no memory for it, objects are sent uncompressed.
         let packer = if may_pack { Packer::new(PACK_LEVEL).ok() } else { None };
@@ -158,8 +159,8 @@ impl UploadSink {
         self.flush(true)
     }
 
-    /// Compresses the pending part of the current object in chunks, while at least `least` bytes are
-    /// pending.
+    /// Compresses the pending part of the current object in chunks, while at least `least` bytes
+    /// are pending.
     fn pack(&mut self, least: usize) {
         let (Some(unpacked), Some(packer)) = (&mut self.unpacked, &mut self.packer) else { return };
         let mut rest = &unpacked[..];

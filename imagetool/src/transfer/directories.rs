@@ -47,8 +47,8 @@ pub async fn fetch_for<T>(
     }
 }
 
-/// Fetches the directories `ids` into `cache`. Returns those that are unavailable; they are no longer
-/// wanted. `total` counts bytes over several calls.
+/// Fetches the directories `ids` into `cache`. Returns those that are unavailable; they are no
+/// longer wanted. `total` counts bytes over several calls.
 pub async fn fetch(
     client: &Client,
     cache: &mut DirectoryCache,

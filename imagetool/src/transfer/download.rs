@@ -169,8 +169,8 @@ struct ObjectFiles {
     files: Vec<(TreePath, File)>,
 }
 
-/// Fetches the contents of all files of `tree` and creates the files in `target`. Blocking work runs
-/// in tasks of `tracker`.
+/// Fetches the contents of all files of `tree` and creates the files in `target`. Blocking work
+/// runs in tasks of `tracker`.
 pub async fn files(
     client: &Client,
     tree: &Tree,

@@ -1,9 +1,9 @@
 //! Creates a tree in a new directory, exactly: content, mode, owner, attributes, links.
 //!
-//! The server that the tree comes from may be hostile. The types of the tree check names. Here every
-//! path is opened below the descriptor of the new directory, without following symlinks, and every
-//! entry is created, never opened, so that nothing outside can be written. The tree is made in
-//! `DIR.incomplete`, which only its owner can enter, and is renamed last.
+//! The server that the tree comes from may be hostile. The types of the tree check names. Here
+//! every path is opened below the descriptor of the new directory, without following symlinks, and
+//! every entry is created, never opened, so that nothing outside can be written. The tree is made
+//! in `DIR.incomplete`, which only its owner can enter, and is renamed last.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -303,9 +303,9 @@ impl RestoreTarget {
         Ok(())
     }
 
-    /// Sets the attributes of an entry that cannot be opened. The kernel has no call for a name in a
-    /// directory, so the path goes through the descriptor of the directory; a symlink at the name is
-    /// not followed.
+    /// Sets the attributes of an entry that cannot be opened. The kernel has no call for a name in
+    /// a directory, so the path goes through the descriptor of the directory; a symlink at the name
+    /// is not followed.
     fn set_xattrs_of_name(
         &self,
         parent: &OwnedFd,

@@ -166,8 +166,8 @@ fn refuse_unread(host: &str, snapshot: &Snapshot, filter: Option<&Filter>) -> Re
     Err(Failure::of_text(message).hint("fix that, or add the paths to the filter"))
 }
 
-/// Warns of paths that are missing in the image because the machine does not scan them, and that the
-/// new filter does not keep.
+/// Warns of paths that are missing in the image because the machine does not scan them, and that
+/// the new filter does not keep.
 fn tell_unscanned(host: &str, kept: &Filter, snapshot: &Snapshot, filter: Option<&Filter>) {
     let Some(filter) = filter else { return };
     let lines = kept.lines().iter().chain(&snapshot.exclusions);

@@ -54,7 +54,9 @@ pub async fn run(context: &Context, args: GetArgs) -> VerbResult {
     let target = Arc::new(target);
     let tracker = TaskTracker::new();
     let filled = tokio::select! {
-        filled = fill(context, &tree, &target, &tracker) => filled.map_err(|error| download::failure(&error)),
+        filled = fill(context, &tree, &target, &tracker) => {
+            filled.map_err(|error| download::failure(&error))
+        }
         () = stop.cancelled() => {
             target.stop();
             Err(Failure::of_text("interrupted"))

@@ -39,14 +39,14 @@ fn names_and_links_that_lead_outside_are_refused() {
             "the entry `a\\x00b` is refused: invalid name: path `/a\\x00b` has the bad \
              component `a\\x00b`: it holds a zero byte",
         ),
-        (below_symlink(), "the entry `a/passwd` is refused: it lies below /a, which is a symlink"),
+        (below_symlink(), "the entry `a/passwd` is refused: it is below /a, which is a symlink"),
         (
             below_symlink().into_iter().rev().collect(),
-            "the entry `a/passwd` is refused: it lies below /a, which is a symlink",
+            "the entry `a/passwd` is refused: it is below /a, which is a symlink",
         ),
         (
             vec![Member::file(b"good/x", b"")],
-            "the entry `good/x` is refused: it lies below /good, which is a file",
+            "the entry `good/x` is refused: it is below /good, which is a file",
         ),
         (
             vec![Member::file(b"./good", b"")],
@@ -75,7 +75,7 @@ fn names_and_links_that_lead_outside_are_refused() {
         (
             vec![Member::hard_link(b"link", b"../../etc/passwd")],
             "the entry `link` is refused: it is a hard link to `../../etc/passwd`: its name \
-             leaves the archive by `..`",
+             contains `..`",
         ),
         (
             vec![Member::hard_link(b"link", b"/etc/passwd")],
@@ -242,7 +242,7 @@ fn sizes_that_no_machine_has_end_the_archive_and_take_no_memory() {
             let member = Member::new(kind, b"x").change(|header| header.as_old_mut().size = size);
             let got = shown(&archive([member]));
             assert!(
-                got.starts_with("error: the archive is cut short")
+                got.starts_with("error: the archive is truncated")
                     || got.contains("is refused: its"),
                 "{got}"
             );
@@ -254,8 +254,8 @@ fn sizes_that_no_machine_has_end_the_archive_and_take_no_memory() {
 fn what_is_no_archive_is_said_to_be_none() {
     let mut appended = archive([Member::file(b"a", b"1")]);
     appended.extend(archive([Member::file(b"b", b"2")]));
-    let mut garbled = archive([Member::file(b"a", b"1"), Member::file(b"b", b"2")]);
-    garbled[1_024] ^= 1;
+    let mut damaged = archive([Member::file(b"a", b"1"), Member::file(b"b", b"2")]);
+    damaged[1_024] ^= 1;
     let mut dangling = archive([Member::file(b"a", b"1"), Member::pax(&[("path", b"b")])]);
     dangling.truncate(dangling.len() - 512);
     let no_tar =
@@ -265,11 +265,11 @@ fn what_is_no_archive_is_said_to_be_none() {
         (b"PK\x03\x04 is a zip file", no_tar),
         (&[b'x'; 600], no_tar),
         (&appended, "error: more data follows the end of the archive, at byte 4096\n"),
-        (&garbled, "error: the archive is damaged: no header at byte 1024, after a\n"),
+        (&damaged, "error: the archive is damaged: no header at byte 1024, after a\n"),
         (&dangling, "error: the archive is truncated: it ends at byte 2560, after a\n"),
         (
             b"\x1f\x8bgarbage of some length that is no gzip",
-            "error: cannot read on behind byte 0 of the archive: ",
+            "error: cannot read the archive after byte 0: ",
         ),
     ];
     for (bytes, want) in table {

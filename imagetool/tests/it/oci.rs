@@ -264,11 +264,11 @@ fn layouts_that_lie_are_refused_whole() {
                 let bytes = fs::read(&path).unwrap();
                 fs::write(path, &bytes[..1_000]).unwrap();
             })),
-            "should have 2048 bytes, and has 1000",
+            "should have 2048 bytes, but has 1000",
         ),
         (
             Box::new(with_layer(|_, layer| layer["size"] = json!(7))),
-            "should have 7 bytes, and has 8",
+            "should have 7 bytes, but has 8",
         ),
         (
             Box::new(with_layer(|_, layer| {
@@ -278,32 +278,32 @@ fn layouts_that_lie_are_refused_whole() {
         ),
         (
             Box::new(with_layer(|_, layer| layer["digest"] = json!("sha256:../../etc/passwd"))),
-            "`sha256:../../etc/passwd` is no digest: expected sha256:<64 hex> or sha512:<128 hex>",
+            "invalid digest `sha256:../../etc/passwd`: expected sha256:<64 hex> or sha512:<128 hex>",
         ),
         (
             Box::new(with_layer(|_, layer| layer["mediaType"] = json!("x/encrypted"))),
-            "is no image of a machine: its layer is of the type `x/encrypted`",
+            "is not an image of a machine: its layer has the type `x/encrypted`",
         ),
         (
             Box::new(|layout| {
                 let config = layout.document("application/vnd.cncf.helm.config", &json!({}));
                 layout.index(&[layout.manifest(&config, &[])]);
             }),
-            "its configuration is of the type `application/vnd.cncf.helm.config`",
+            "its configuration has the type `application/vnd.cncf.helm.config`",
         ),
         (
             Box::new(|layout| {
                 let config = layout.document(CONFIG, &config(&[&good(), &good()]));
                 layout.index(&[layout.manifest(&config, &[layout.blob(LAYER, &good())])]);
             }),
-            "the image has 1 layers, and names the contents of 2",
+            "the image has 1 layers, but lists the digests of 2",
         ),
         (
             Box::new(|layout| {
                 let config = layout.document(CONFIG, &config(&[b"other"]));
                 layout.index(&[layout.manifest(&config, &[layout.blob(LAYER, &good())])]);
             }),
-            "is bad: it expands to sha256:",
+            "): its expanded content has the digest sha256:",
         ),
         (
             // A document of five megabytes.
@@ -317,7 +317,7 @@ fn layouts_that_lie_are_refused_whole() {
             Box::new(|layout| {
                 layout.index(&[layout.blob(INDEX, "[".repeat(100_000).as_bytes())]);
             }),
-            "is not in order: ",
+            "is not a valid document: ",
         ),
         (
             // Lists in lists; none can name itself by digest, but deep they can be.
@@ -362,21 +362,21 @@ fn layouts_that_lie_are_refused_whole() {
                 let above = archive([Member::file(b"etc/passwd", b"")]);
                 layout.index(&[layout.image("amd64", &[&below, &above])]);
             }),
-            "is bad: the entry `etc/passwd` is refused: it lies below /etc, which is a symlink",
+            "): the entry `etc/passwd` is refused: it is below /etc, which is a symlink",
         ),
         (
             Box::new(|layout| {
                 let layer = archive([Member::file(b"../x", b"")]);
                 layout.index(&[layout.image("amd64", &[&layer])]);
             }),
-            "is bad: the entry `../x` is refused: its name contains `..`",
+            "): the entry `../x` is refused: its name contains `..`",
         ),
         (
             Box::new(|layout| {
                 let layer = archive([Member::file(b"a", &[7; 3_000])]);
                 layout.index(&[layout.image("amd64", &[&layer[..1_000]])]);
             }),
-            "is bad: the archive is truncated: it ends at byte 1000, after a",
+            "): the archive is truncated: it ends at byte 1000, after a",
         ),
     ];
     for (make, want) in table {
@@ -418,7 +418,7 @@ fn saved_images_that_lie_are_refused_whole() {
         (members("/etc/passwd", &config), "`manifest.json` names `/etc/passwd`, which"),
         (members("absent", &config), "`absent` is missing"),
         (members(&tar, &config.replace("amd64", "arm64")), "should have the digest sha256:"),
-        (members("manifest.json", &config), "is bad: this is no tar archive"),
+        (members("manifest.json", &config), "): this is not a tar archive"),
     ];
     for (members, want) in table {
         let got = add("three", members);

@@ -47,9 +47,9 @@ impl Blobs {
         Self::Directory(path.to_owned())
     }
 
-    /// Lists the members of the archive `input`, which is in `section`. Returns `None` if the archive
-    /// does not contain images or is invalid. It stops at the first member that cannot belong to an
-    /// image, so that an archive of a machine is not read to its end.
+    /// Lists the members of the archive `input`, which is in `section`. Returns `None` if the
+    /// archive does not contain images or is invalid. It stops at the first member that cannot
+    /// belong to an image, so that an archive of a machine is not read to its end.
     pub fn of_archive(input: impl Read, section: &Section) -> Option<Self> {
         let mut reader = Reader::new(input);
         let mut members = BTreeMap::new();

@@ -41,8 +41,8 @@ impl Platform {
         Self { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: None }
     }
 
-    /// True if an image for `self` runs on the machines of `want`. Variants are compared only if both
-    /// have one.
+    /// True if an image for `self` runs on the machines of `want`. Variants are compared only if
+    /// both have one.
     pub fn is_for(&self, want: &Self) -> bool {
         // Each 64-bit ARM is a v8, and some images say so.
         let variant = |platform: &Self| match (&*platform.architecture, &platform.variant) {
