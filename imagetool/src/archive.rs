@@ -1,15 +1,15 @@
-//! Reads a tar archive into a tree, and its contents once more for the upload.
+//! Reads a tar archive into a tree, and its contents again for the upload.
 //!
-//! Two passes, so that no content is ever held: the first hashes everything and builds the tree,
-//! the second streams only the objects that the server lacks. What cannot be read twice, a pipe,
-//! is first copied to a temporary file without a name, which vanishes with the process.
+//! There are two passes, so that no content is held in memory: the first hashes everything and
+//! builds the tree, the second streams only the objects that the server lacks. An input that cannot
+//! be read twice, such as a pipe, is first copied to an unnamed temporary file.
 //!
 //! # Invariants
 //!
-//! * An archive with one bad member is refused whole, before anything is sent.
+//! * An archive with one invalid member is refused as a whole, before anything is sent.
 //! * Memory grows with the number of members, not with their contents.
 //!
-//! An archive is one tar, or the layers of an image one upon the other, each a tar ([`layer`]).
+//! An archive is one tar, or the layers of an image, each a tar ([`layer`]).
 
 pub mod acl;
 pub mod blob_digest;
@@ -50,7 +50,6 @@ const MEMBERS_MAX: usize = 20_000_000;
 /// The most that names and attributes of one archive may take in memory, in bytes.
 const NAMES_BYTES_MAX: usize = 2 << 30;
 
-/// An archive that cannot be read, or is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
@@ -58,7 +57,7 @@ pub enum ArchiveError {
     Open { path: PathBuf, source: io::Error },
     #[error("cannot copy the archive to a temporary file in `{}`", directory.display())]
     Spool { directory: PathBuf, source: io::Error },
-    #[error("cannot read on behind byte {offset} of the archive")]
+    #[error("cannot read the archive after byte {offset}")]
     Read {
         /// How much was read, in bytes after decompression.
         offset: u64,
@@ -67,15 +66,15 @@ pub enum ArchiveError {
     },
     #[error("the archive is empty")]
     Empty,
-    #[error("this is no tar archive, nor one compressed with gzip, zstd, xz or bzip2")]
+    #[error("this is not a tar archive, nor one compressed with gzip, zstd, xz or bzip2")]
     NotTar,
-    #[error("the archive is cut short: it ends at byte {offset}, after {after}")]
+    #[error("the archive is truncated: it ends at byte {offset}, after {after}")]
     Truncated {
         /// Where, in bytes after decompression.
         offset: u64,
         after: String,
     },
-    #[error("the archive is garbled: no header at byte {offset}, after {after}")]
+    #[error("the archive is damaged: no header at byte {offset}, after {after}")]
     BadHeader {
         /// Where, in bytes after decompression.
         offset: u64,
@@ -99,17 +98,17 @@ pub enum ArchiveError {
         after: String,
         source: ExpandsTooMuch,
     },
-    #[error("it expands to {got}, and should to {want}")]
+    #[error("its expanded content has the digest {got}, expected {want}")]
     Digest { want: BlobDigest, got: BlobDigest },
-    #[error("{layer} is bad")]
+    #[error("invalid {layer}")]
     Layer { layer: String, source: Box<ArchiveError> },
     #[error("the archive has too many entries, or their names and attributes are too long")]
     TooLarge,
-    #[error("the entries of the archive make no tree")]
+    #[error("the entries of the archive do not form a valid tree")]
     Tree { source: TreeError },
 }
 
-/// Why a member of an archive can be no entry of an image.
+/// Why a member of an archive cannot be an entry of an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EntryError {
@@ -117,19 +116,19 @@ pub enum EntryError {
     NoName,
     #[error("its name is absolute")]
     Absolute,
-    #[error("its name leaves the archive by `..`")]
+    #[error("its name contains `..`")]
     Outside,
-    #[error("its name is no path")]
+    #[error("invalid name")]
     Path { source: PathError },
-    #[error("it stands for the root of the tree, but is no directory")]
+    #[error("it is the root of the tree but not a directory")]
     Root,
     #[error("it is in the archive twice")]
     Duplicate,
-    #[error("it lies below {ancestor}, which is a {kind}")]
+    #[error("it is below {ancestor}, which is a {kind}")]
     Below { ancestor: TreePath, kind: &'static str },
     #[error("it has the name of a whiteout, but {why}")]
     Whiteout { why: &'static str },
-    #[error("it is a hard link to {target}, which is no regular file")]
+    #[error("it is a hard link to {target}, which is not a regular file")]
     LinkToNowhere { target: TreePath },
     #[error("it is a hard link to `{target}`")]
     LinkTarget {
@@ -137,7 +136,7 @@ pub enum EntryError {
         target: String,
         source: Box<EntryError>,
     },
-    #[error("it is a symlink with a target of {length} bytes: 1 to 4,095 are possible")]
+    #[error("it is a symlink with a target of {length} bytes: 1 to 4,095 are allowed")]
     SymlinkTarget {
         /// The length of the target, in bytes.
         length: usize,
@@ -149,7 +148,7 @@ pub enum EntryError {
     },
     #[error("its type `{code}` is unknown")]
     Type { code: char },
-    #[error("its {field} is no number, or out of range")]
+    #[error("its {field} is not a number or out of range")]
     Number { field: &'static str },
     #[error("its name has {size} bytes")]
     LongName {
@@ -161,15 +160,15 @@ pub enum EntryError {
         /// How many, in bytes.
         size: u64,
     },
-    #[error("its pax header is bad")]
+    #[error("invalid pax header")]
     Pax { source: PaxError },
     #[error("it has two headers of one kind")]
     RepeatedHeader,
     #[error("it sets `{key}` for all entries that follow")]
     Global { key: &'static str },
-    #[error("the map of the sparse file is bad: {why}")]
+    #[error("invalid map of the sparse file: {why}")]
     Sparse { why: &'static str },
-    #[error("its access control list is bad")]
+    #[error("invalid access control list")]
     Acl { source: AclError },
 }
 
@@ -182,15 +181,15 @@ pub struct Archive {
 pub struct ArchivePart {
     section: Section,
     whiteouts: Whiteouts,
-    /// What a message calls it, if it is one of several.
+    /// The name in messages, if it is one of several.
     layer: Option<String>,
-    /// The digest of what it expands to, if that is known.
+    /// The digest of the expanded content, if it is known.
     digest: Option<BlobDigest>,
     /// Object and size in bytes of each regular file, in the order of the archive.
     files: Vec<(ObjectId, u64)>,
 }
 
-/// What all parts of an archive may take together.
+/// What all parts of an archive use together.
 #[derive(Default)]
 struct ArchiveUsage {
     members: usize,
@@ -199,7 +198,7 @@ struct ArchiveUsage {
 }
 
 impl ArchivePart {
-    /// A layer of an image: messages call it `layer`, and it expands to what has that digest.
+    /// A layer of an image. Messages call it `layer`; its expanded content must have `digest`.
     pub fn of_layer(section: Section, layer: String, digest: BlobDigest) -> Self {
         let (whiteouts, files) = (Whiteouts::Applied, Vec::new());
         Self { section, whiteouts, layer: Some(layer), digest: Some(digest), files }
@@ -290,24 +289,24 @@ impl Archive {
         open_file(path).map(Self::of_file)
     }
 
-    /// Takes an open file that can be sought in.
+    /// Uses an open file, which must be seekable.
     pub fn of_file(file: File) -> Self {
         Self::of_section(Section::whole(file))
     }
 
-    /// Takes a part of a file.
+    /// Uses a part of a file.
     pub fn of_section(section: Section) -> Self {
         let whiteouts = Whiteouts::Ordinary;
         let part = ArchivePart { section, whiteouts, layer: None, digest: None, files: Vec::new() };
         Self::of_layers(vec![part])
     }
 
-    /// Takes the layers of an image, the lowest first.
+    /// Uses the layers of an image, the lowest first.
     pub fn of_layers(parts: Vec<ArchivePart>) -> Self {
         Self { parts }
     }
 
-    /// Lets whiteouts take away what is below, as in the layers of images.
+    /// Applies whiteouts, as in the layers of images.
     pub fn with_whiteouts(mut self) -> Self {
         for part in &mut self.parts {
             part.whiteouts = Whiteouts::Applied;
@@ -315,7 +314,7 @@ impl Archive {
         self
     }
 
-    /// Reads the archive from its start: every entry, every content hashed with `algorithm`.
+    /// Reads all entries, and hashes all contents with `algorithm`.
     ///
     /// # Errors
     ///
@@ -329,7 +328,7 @@ impl Archive {
         Ok(layered.into_builder(algorithm))
     }
 
-    /// As [`Archive::read`], and lays what is read upon `layered`.
+    /// Like [`Archive::read`], and applies the entries to `layered`.
     ///
     /// # Errors
     ///

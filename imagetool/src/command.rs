@@ -28,7 +28,7 @@ Examples:
   imagetool add-overlay web/9 base/debian-12.7 nginx.tar
   imagetool delete base/debian-12.6
 
-Defaults for --imageserver, --tls and others may stand in ~/.config/dominator/config.toml.
+Defaults for --imageserver, --tls and others can be set in ~/.config/dominator/config.toml.
 Data goes to the standard output, everything else to the standard error.
 Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared: different)."
 )]
@@ -42,10 +42,10 @@ pub struct Arguments {
         default_value = "localhost:6971"
     )]
     imageserver: String,
-    /// How data is printed.
+    /// The format of the data that is printed.
     #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
     format: Format,
-    /// Whether objects are packed (zstd) on their way.
+    /// Whether objects are compressed (zstd) in transit.
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
     pack: Pack,
     #[command(flatten)]
@@ -54,15 +54,15 @@ pub struct Arguments {
     command: Command,
 }
 
-/// Whether objects are packed on their way.
+/// Whether objects are compressed in transit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Pack {
-    /// Unless the server is on this machine.
+    /// Unless the server is on this machine
     #[default]
     Auto,
-    /// Wherever the server is.
+    /// Always
     Always,
-    /// Not even if the network is slow.
+    /// Never
     Never,
 }
 
@@ -117,7 +117,7 @@ enum ServerVerb {
     Chown(verb::directories::ChownArgs),
 }
 
-// What needs no server.
+// Verbs that do not use the image server.
 #[derive(Debug, Subcommand)]
 enum LocalVerb {
     MergeFilters(verb::filters::MergeFiltersArgs),

@@ -1,8 +1,9 @@
-//! Directories of images, each by its digest, known only as far as somebody looked into them.
+//! A cache of directories of images, by digest, that is filled on demand.
 //!
-//! Whoever looks asks for directories as if all were there, and does without those that are not.
-//! These are noted as wanted; when they have been fetched the look is taken again. A look is so a
-//! function of what is known, and what nobody looks at never travels.
+//! A query reads the cache as if it had all directories. Directories that are missing are noted as
+//! wanted, and the query gives an incomplete result. The caller fetches them and repeats the query
+//! until nothing is wanted. A query is therefore a pure function of the cache, and directories that
+//! no query reads are never fetched.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,15 +14,13 @@ use model::path::TreePath;
 use model::tree::encode::{Item, Listing, list};
 use model::tree::{Child, Leaf, Tree, TreeError};
 
-/// What is at a path, as far as is known.
+/// The result of a lookup by path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// A directory on the way is not known yet, and is wanted now.
+    /// A directory on the way is not in the cache; it is wanted now.
     NotFetched,
     Absent,
-    /// The directory with that digest.
     Directory(ObjectId),
-    /// Anything else.
     Leaf(Leaf),
 }
 
@@ -32,7 +31,7 @@ pub struct DirectoryCache {
 }
 
 impl DirectoryCache {
-    /// The directory with that digest. If it is not known it is wanted from now on.
+    /// Returns the directory with that digest. If it is not in the cache, it is wanted from now on.
     pub fn get(&mut self, id: ObjectId) -> Option<Arc<Listing>> {
         let known = self.known.get(&id).cloned();
         if known.is_none() {
@@ -41,17 +40,17 @@ impl DirectoryCache {
         known
     }
 
-    /// The digests of directories that are wanted, sorted.
+    /// Returns the digests of the wanted directories, sorted.
     pub fn wanted(&self) -> Vec<ObjectId> {
         self.wanted.iter().copied().collect()
     }
 
-    /// Wants the directory `id` no longer, because nobody can give it.
+    /// Removes `id` from the wanted directories, because the server cannot provide it.
     pub fn mark_unavailable(&mut self, id: ObjectId) {
         self.wanted.remove(&id);
     }
 
-    /// Takes the encoding of the directory `id`.
+    /// Adds the directory `id` from its encoding.
     ///
     /// # Errors
     ///
@@ -67,7 +66,7 @@ impl DirectoryCache {
         Ok(())
     }
 
-    /// Takes all directories of a tree that is at hand.
+    /// Adds all directories of `tree`.
     pub fn insert_tree(&mut self, tree: &Tree) {
         let mut stack = vec![tree.root()];
         while let Some(directory) = stack.pop() {
@@ -83,7 +82,7 @@ impl DirectoryCache {
         }
     }
 
-    /// What is at `path` in the tree of `root`. Hard links are not followed.
+    /// Finds the entry at `path` in the tree of `root`. Hard links are not followed.
     pub fn find(&mut self, root: ObjectId, path: &TreePath) -> Lookup {
         let mut at = root;
         let mut components = path.components().peekable();
@@ -163,8 +162,8 @@ pub struct NeededObjects {
 }
 
 impl NeededObjects {
-    /// What the tree of `root` needs, as far as its directories are known; those that are not are
-    /// wanted of `cache` afterwards, save those of `lost`. Looks into each directory once.
+    /// Collects what the tree of `root` needs. Directories that are not in the cache are wanted
+    /// afterwards, except those of `lost`. Each directory is read once.
     pub fn of(
         cache: &mut DirectoryCache,
         root: ObjectId,

@@ -1,10 +1,9 @@
-//! Decides what of a new image is refused, and what its maker is warned of, before anything is
-//! sent.
+//! Checks a new image before anything is sent: refuses it or warns its maker.
 //!
-//! What no machine could ever equal is refused by [`model::image::Content::verify`], here and on
-//! the server. This is what can be told only of images for whole machines: what each must have,
-//! and what is another on each. Sparse images touch nothing but their own paths, so neither holds
-//! for them.
+//! Trees that no machine could equal are refused by [`model::image::Content::verify`], here and on
+//! the server. The checks here apply only to images for whole machines: paths that every machine
+//! needs, and files that differ on each machine. Sparse images touch only their own paths, so they
+//! pass both.
 // tidy: core
 
 use std::str::FromStr;
@@ -13,7 +12,7 @@ use model::filter::Filter;
 use model::path::{PathError, TreePath};
 use model::tree::{Child, Leaf, Tree};
 
-/// What every image for whole machines must have, unless its maker says otherwise.
+/// The paths that an image for whole machines must have by default.
 pub const REQUIRED_PATHS: &str = "/etc,/etc/passwd,/usr,/usr/bin";
 
 /// Paths without which an image is refused.
@@ -23,20 +22,20 @@ pub struct RequiredPaths(Vec<TreePath>);
 impl FromStr for RequiredPaths {
     type Err = PathError;
 
-    /// Reads paths that are separated by commas; an empty text is none.
+    /// Parses paths that are separated by commas; an empty text gives no paths.
     fn from_str(text: &str) -> Result<Self, PathError> {
         let paths = text.split(',').map(str::trim).filter(|path| !path.is_empty());
         paths.map(TreePath::new).collect::<Result<_, _>>().map(Self)
     }
 }
 
-/// An image that is refused.
+/// The image lacks required paths.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the image has no {}, which every machine needs", listed(.missing))]
 pub struct RequiredError {
-    /// The paths that are not there.
+    /// The required paths that are missing.
     pub missing: Vec<TreePath>,
-    /// The directory that looks like what the image should have been made of, if there is one.
+    /// The only top-level directory, if it looks like the root of a system.
     pub nested: Option<TreePath>,
 }
 
@@ -60,7 +59,8 @@ fn exists(tree: &Tree, path: &TreePath) -> bool {
     path.is_root() || tree.get(path).is_some()
 }
 
-/// The only directory of the tree, if the system is in there: an archive made one level too high.
+/// Returns the only top-level directory if it contains the system, as in an archive that was made
+/// one level too high.
 fn nested(tree: &Tree) -> Option<TreePath> {
     let [only] = tree.root().entries() else { return None };
     let Child::Directory(directory) = &only.child else { return None };
@@ -68,15 +68,15 @@ fn nested(tree: &Tree) -> Option<TreePath> {
     TreePath::root().join(only.name.as_bytes()).ok()
 }
 
-/// Something that is another on each machine.
+/// A file that differs on each machine.
 struct MachineSpecific {
-    /// Where it is.
+    /// The path or pattern that messages show.
     shown: &'static str,
-    /// A path that stands for it.
+    /// A path that represents it.
     probe: &'static str,
-    /// The line of a filter that leaves it to the machines.
+    /// The filter line that leaves it to the machines.
     line: &'static str,
-    /// Machines have it only where the image has this.
+    /// Machines have it only if the image has this path.
     with: Option<&'static str>,
 }
 
@@ -114,17 +114,15 @@ const fn machine_specific(
     MachineSpecific { shown, probe, line, with }
 }
 
-/// What a maker of an image is told, though it is no error.
+/// Warnings about an image, with filter lines that would prevent them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warnings {
-    /// What goes wrong.
     pub warnings: Vec<String>,
-    /// The lines of the filter that would prevent it.
     pub filter_lines: Vec<&'static str>,
 }
 
-/// What the image of `tree` would do to machines that hardly anyone means to do. What the filter
-/// keeps is not in the tree any more.
+/// Returns warnings about effects of the image on machines that are probably not intended. `tree`
+/// no longer contains what the filter keeps.
 pub fn warnings(tree: &Tree, filter: Option<&Filter>) -> Warnings {
     let mut warnings = Warnings::default();
     let Some(filter) = filter else { return warnings };
@@ -167,11 +165,11 @@ pub fn warnings(tree: &Tree, filter: Option<&Filter>) -> Warnings {
     warnings
 }
 
-/// What an image does to something that is another on each machine.
+/// What an image has of a file that differs on each machine.
 enum Shipped {
-    /// It has what is right for all: a symlink, or a file that is computed for each.
+    /// It has an entry that is right for all machines: a symlink or a computed file.
     Common,
-    /// It has one of its own.
+    /// It has a file of its own.
     OwnVersion,
     /// It has none.
     Absent,
@@ -180,7 +178,7 @@ enum Shipped {
 fn shipped_by(tree: &Tree, machine_specific: &MachineSpecific, probe: &TreePath) -> Shipped {
     let of_child = |child: &Child| match child {
         Child::Leaf(Leaf::Symlink(_) | Leaf::Computed(_)) => Shipped::Common,
-        // An image that brings the configuration of subd means to.
+        // An image that contains a configuration of subd does so on purpose.
         _ if machine_specific.shown == "/etc/subd/*" => Shipped::Common,
         _ => Shipped::OwnVersion,
     };

@@ -1,5 +1,5 @@
-//! What an image, or a layer of one, is made of: a directory, an archive, or an image of another
-//! tool; which of them, is seen by looking.
+//! The source of an image or of a layer: a directory, an archive, or an image of another tool. The
+//! kind is detected from the content.
 
 pub mod directory;
 pub mod oci;
@@ -22,7 +22,7 @@ use crate::output::failure::Failure;
 use crate::output::progress::Meter;
 use crate::transfer::contents::Contents;
 
-/// Flags that say how a source is taken.
+/// Flags that say how a source is read.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SourceArgs {
     /// Of an OCI or Docker image for several platforms, take the one for these machines, such as
@@ -37,7 +37,7 @@ pub struct SourceArgs {
     pub plain: bool,
 }
 
-/// What an image or a layer is made of.
+/// The source of an image or of a layer.
 pub struct Source {
     path: PathBuf,
     kind: SourceKind,
@@ -48,7 +48,7 @@ enum SourceKind {
     Archive(Archive),
 }
 
-/// Everything that was read from a source, upon what was there before.
+/// The tree that was read from a source, applied to the lower layers.
 pub struct SourceTree {
     /// All entries.
     pub builder: TreeBuilder,
@@ -57,7 +57,7 @@ pub struct SourceTree {
 }
 
 impl Source {
-    /// Looks at what is at `path`; `-` is an archive on the standard input.
+    /// Opens the source at `path`; `-` is an archive on the standard input.
     pub fn open(path: &Path, args: &SourceArgs, meter: &Meter) -> Result<Self, Failure> {
         let wanted = ImageSelection {
             platform: args.platform.clone(),
@@ -80,14 +80,14 @@ impl Source {
             (found, SourceKind::Archive(Archive::of_section(section)))
         };
         if found.is_none() && (args.platform.is_some() || args.image_ref.is_some()) {
-            let message = format!("{} is no OCI or Docker image", path.display());
+            let message = format!("{} is not an OCI or Docker image", path.display());
             return Err(Failure::of_text(message)
                 .hint("--platform and --image-ref choose among the images of one"));
         }
         Ok(Self { path: path.to_owned(), kind: found.map_or(other, SourceKind::Archive) })
     }
 
-    /// Reads a whole tree. Of a directory what `filter` keeps is not looked at.
+    /// Reads a whole tree. Paths of a directory that `filter` keeps are not read.
     pub fn read(
         self,
         algorithm: Algorithm,
@@ -107,8 +107,8 @@ impl Source {
         }
     }
 
-    /// Reads a layer and lays it upon `lower`; whiteouts take away. The root of a directory only
-    /// holds the layer: what it is itself, its mode for instance, is no part of it.
+    /// Reads a layer and applies it to `lower`, with whiteouts. The root of a directory is not part
+    /// of the layer: its mode, for instance, is ignored.
     pub fn read_upon(
         self,
         mut lower: LayeredTree,

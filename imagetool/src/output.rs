@@ -1,4 +1,4 @@
-//! How numbers, times and tables look to people.
+//! Output for people: numbers, sizes, times, entries, failures and progress.
 // tidy: core
 
 pub mod entry;

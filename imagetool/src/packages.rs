@@ -1,8 +1,8 @@
-//! Which packages are installed in an image, by the databases of their managers in its tree.
+//! The packages that are installed in an image, from the package databases in its tree.
 //!
-//! The databases are read again from the image server when the image's objects are there, so that
-//! it is of no matter where they came from: an archive, a directory, a layer upon an image, a
-//! machine. What is in them is written by strangers: it is limited, and is only text for people.
+//! The databases are read from the image server after the upload, so that the source of the image
+//! does not matter. Their content is not trusted: its size is limited, and it is used only as text
+//! for people.
 // tidy: core
 
 pub mod fetch;
@@ -23,14 +23,14 @@ use crate::output::size;
 /// The longest that all databases of an image may be together, in bytes.
 pub const DATABASES_BYTES_MAX: u64 = 128 << 20;
 
-/// The most files of which databases are made: distroless images have one for each package.
+/// The maximum number of database files: distroless images have one for each package.
 const FILES_MAX: usize = 10_000;
 
 /// The most packages of one image.
 const PACKAGES_MAX: usize = 50_000;
 
-/// The longest that the list of packages of an image may be, in bytes; what can be told of an
-/// image has four times that.
+/// The maximum length of the package list of an image, in bytes. The notes of an image may have
+/// four times that.
 const LIST_BYTES_MAX: usize = 4 << 20;
 
 /// The longest name or version that is told, in bytes.
@@ -44,7 +44,7 @@ enum Format {
     Rpm,
 }
 
-/// Databases that are understood: files, or directories of files.
+/// Supported databases: files, or directories of files.
 const DATABASES: [(&str, Format); 6] = [
     ("/var/lib/dpkg/status", Format::Dpkg),
     ("/var/lib/dpkg/status.d", Format::Dpkg),
@@ -54,7 +54,7 @@ const DATABASES: [(&str, Format); 6] = [
     ("/usr/lib/sysimage/rpm/rpmdb.sqlite", Format::Rpm),
 ];
 
-/// Databases that are not.
+/// Databases that are not supported.
 const FOREIGN: [&str; 5] = [
     "/var/lib/rpm/Packages",
     "/var/lib/rpm/Packages.db",
@@ -71,7 +71,7 @@ pub enum PackagesError {
          rpm that are SQLite"
     )]
     Foreign { path: TreePath },
-    #[error("rpm was not ended well: {path} has changes that are not in the database yet")]
+    #[error("rpm was interrupted: {path} has changes that are not in the database yet")]
     Unfinished { path: TreePath },
     #[error("a database is damaged: {why}")]
     Damaged { why: String },
@@ -89,7 +89,7 @@ pub enum PackagesError {
     TooMany,
 }
 
-/// A word of a package as people may see it: whoever added the image may have made it up.
+/// Makes a name or version printable. It is not trusted.
 pub fn printable(text: &str) -> String {
     plain(text, WORD_BYTES_MAX)
 }
@@ -201,7 +201,7 @@ pub fn packages<'a>(
     if bytes > LIST_BYTES_MAX { Err(PackagesError::TooMany) } else { Ok(packages) }
 }
 
-/// The architecture that most packages have; it is not told.
+/// Returns the architecture that most packages have. It is not shown.
 fn native(found: &[RawPackage]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for one in found.iter().filter(|one| !is_any(&one.architecture)) {

@@ -1,4 +1,4 @@
-//! The verbs of the command line, one file each.
+//! The verbs of the command line.
 
 pub mod add;
 pub mod add_from_sub;
@@ -34,7 +34,7 @@ use tool::Format;
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Meter;
 
-/// What all verbs need.
+/// Shared by all verbs.
 pub struct Context {
     /// The image server.
     pub client: Client,
@@ -46,7 +46,7 @@ pub struct Context {
     pub meter: Meter,
 }
 
-/// What a verb ends with.
+/// The result of a verb.
 pub type VerbResult = Result<Outcome, Failure>;
 
 async fn get_image(client: &Client, name: &ImageName) -> Result<Image, CallError> {
@@ -54,7 +54,7 @@ async fn get_image(client: &Client, name: &ImageName) -> Result<Image, CallError
     client.call::<GetImage>(&request).await
 }
 
-/// Reads a path of an image from the command line: its bytes, or as imagetool prints them.
+/// Parses a path of an image from the command line: raw bytes, or escaped as imagetool prints them.
 fn path_argument() -> impl TypedValueParser<Value = TreePath> {
     OsStringValueParser::new().try_map(|text| path_of(&text))
 }
@@ -70,12 +70,12 @@ fn path_of(text: &OsStr) -> Result<TreePath, String> {
     TreePath::new(trimmed).map_err(|error| error.to_string())
 }
 
-/// Prints to the standard output. A reader that has gone away is no failure.
+/// Prints to the standard output. A closed pipe is not an error.
 fn print(text: &str) -> Result<(), Failure> {
     print_bytes(text.as_bytes())
 }
 
-/// As [`print`], for what need not be text.
+/// Like [`print`], for bytes.
 fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     use std::io::Write as _;
     let mut output = std::io::stdout().lock();

@@ -1,9 +1,9 @@
 //! POSIX access control lists: from the text that tar archives hold to the bytes of the extended
 //! attribute, and the mode bits that go with them.
 //!
-//! The kernel keeps the mode of a file and its access list in step: the group bits of the mode
-//! are the mask of the list. An archive may disagree with itself; then the list wins, as it does
-//! when tar extracts.
+//! The kernel keeps the mode of a file and its access list consistent: the group bits of the mode
+//! are the mask of the list. If they differ in an archive, the list takes precedence, as when tar
+//! extracts.
 // tidy: core
 
 /// The extended attribute that holds the access list.
@@ -24,7 +24,7 @@ const OTHER: u16 = 0x20;
 /// A text or an attribute that is no access control list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AclError {
-    #[error("bad access control entry `{entry}`")]
+    #[error("invalid access control entry `{entry}`")]
     Entry {
         /// The entry, escaped.
         entry: String,
@@ -36,7 +36,7 @@ pub enum AclError {
     },
     #[error("the access control list is incomplete or repeats an entry")]
     Incomplete,
-    #[error("the access control list is not in the kernel's form")]
+    #[error("the access control list is not in the kernel's format")]
     Form,
 }
 
@@ -120,7 +120,7 @@ impl Acl {
         self.0.iter().find(|entry| entry.tag == tag).map(|entry| entry.permissions)
     }
 
-    /// True if the list says no more than the nine bits of a mode: it is not kept then.
+    /// True if the list is equivalent to the nine bits of a mode. It is not stored then.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
@@ -258,8 +258,8 @@ mod tests {
                 "user::rwx,user::rwx,group::r--,other::r--",
                 "the access control list is incomplete or repeats an entry",
             ),
-            ("user::rwq,group::r--,other::r--", "bad access control entry `user::rwq`"),
-            ("hello", "bad access control entry `hello`"),
+            ("user::rwq,group::r--,other::r--", "invalid access control entry `user::rwq`"),
+            ("hello", "invalid access control entry `hello`"),
             (
                 "user:jane:rwx,group::r--,other::r--",
                 "the access control entry `user:jane:rwx` names an account unknown here",

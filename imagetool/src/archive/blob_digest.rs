@@ -1,7 +1,7 @@
 //! Digests by which the blobs of images are known: `sha256:<64 hex>` or `sha512:<128 hex>`.
 //!
-//! They are another thing than the ids of objects: they name what a registry stores, compressed
-//! layers for instance, of which the image server keeps nothing.
+//! They differ from object ids: they name what a registry stores, for instance compressed layers,
+//! which the image server does not store.
 // tidy: core
 
 use std::fmt;
@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256, Sha512};
 
 /// A text that is no digest of a blob.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no digest: expected sha256:<64 hex> or sha512:<128 hex>")]
+#[error("invalid digest `{text}`: expected sha256:<64 hex> or sha512:<128 hex>")]
 pub struct BlobDigestError {
     text: String,
 }
@@ -128,7 +128,7 @@ impl BlobHasher {
     }
 }
 
-/// Digests what is read through it, if anyone wants to know.
+/// Computes the digest of what is read through it, if one is wanted.
 pub struct DigestReader<R> {
     input: R,
     hasher: Option<BlobHasher>,

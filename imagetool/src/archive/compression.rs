@@ -1,5 +1,4 @@
-//! Opens an archive whatever it is compressed with, known by its first bytes and not by its name;
-//! and compresses one.
+//! Decompresses archives, whose format is detected by the first bytes, and compresses them.
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
@@ -14,7 +13,7 @@ const XZ_MEMORY_BYTES_MAX: u64 = 1 << 30;
 /// makes.
 const ZSTD_WINDOW_LOG_MAX: u32 = 30;
 
-/// How hard zstd and xz compress: what their programs do if they are not told.
+/// The default compression levels of zstd and xz.
 const ZSTD_LEVEL: i32 = 3;
 const XZ_LEVEL: u32 = 6;
 
@@ -46,7 +45,7 @@ impl Compression {
         }
     }
 
-    /// What the name of an archive promises.
+    /// Returns the compression that belongs to the extension of a file name.
     pub fn of_name(path: &Path) -> Self {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("gz" | "tgz") => Self::Gzip,
@@ -95,7 +94,7 @@ impl<W: Write> Compressor<W> {
         })
     }
 
-    /// Writes what is left, and gives the output back.
+    /// Writes the rest, and returns the output.
     pub fn finish(self) -> io::Result<W> {
         let output = match self {
             Self::None(output) => output,

@@ -1,17 +1,16 @@
-//! Stops an archive that expands to far more than it is.
+//! Refuses an archive that expands to far more than its size.
 //!
-//! A few kilobytes can stand for terabytes, by compression or by holes, and all of them would be
-//! hashed here and stored by the image server. What compresses so well is no file-system that
-//! anybody means to have.
+//! A few kilobytes can expand to terabytes, by compression or by holes. All of it would be hashed
+//! here and stored by the image server. A real file-system does not compress so well.
 
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What an archive may expand to in any case, in bytes.
+/// The expanded size that is always accepted, in bytes.
 pub const FREE_BYTES: u64 = 1 << 30;
 
-/// How many times its size an archive may expand to beyond that.
+/// The maximum ratio of expanded to stored size above that.
 pub const RATIO_MAX: u64 = 200;
 
 /// An archive expands to too much.
@@ -19,7 +18,7 @@ pub const RATIO_MAX: u64 = 200;
 #[error("it expands to more than {RATIO_MAX} times its size")]
 pub struct ExpandsTooMuch;
 
-/// Counts what is read and what becomes of it, over all parts of an archive.
+/// Counts stored and expanded bytes over all parts of an archive.
 #[derive(Clone, Debug, Default)]
 pub struct ExpansionLimit(Arc<Counts>);
 

@@ -1,9 +1,9 @@
-//! Lays layers upon a tree: what each adds, what it replaces and what it takes away.
+//! Applies layers to a tree: what each adds, replaces and removes.
 //!
-//! An ordinary archive is one layer upon nothing. In a layer of an image, as the OCI image
-//! specification has it, the name `.wh.NAME` takes away what lower layers have as `NAME`, and
-//! `.wh..wh..opq` all that they have in its directory. A layer takes away before it adds, whatever
-//! the order of its members: it never takes away what it adds itself.
+//! An ordinary archive is one layer that is applied to an empty tree. In a layer of an OCI image,
+//! the name `.wh.NAME` removes `NAME` of lower layers, and `.wh..wh..opq` removes all that they
+//! have in its directory. A layer removes before it adds, whatever the order of its members: it
+//! never removes its own entries.
 //!
 //! # Invariants
 //!
@@ -25,23 +25,23 @@ use super::EntryError;
 /// What the name of a whiteout starts with.
 const WHITEOUT: &[u8] = b".wh.";
 
-/// What names start with that are neither entries nor whiteouts, but of one one-time storage
-/// driver's own use; except [`OPAQUE`].
+/// The prefix of names that an old storage driver used for itself. They are ignored, except
+/// [`OPAQUE`].
 const OWN_USE: &[u8] = b".wh..wh.";
 
-/// The name that takes away all that lower layers have in its directory.
+/// The name that removes all that lower layers have in its directory.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What the names of whiteouts mean.
+/// How names of whiteouts are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whiteouts {
-    /// They take away.
+    /// They remove entries of lower layers.
     Applied,
-    /// They are names like others.
+    /// They are ordinary names.
     Ordinary,
 }
 
-/// What one layer says.
+/// The changes of one layer.
 #[derive(Debug)]
 pub struct Layer {
     whiteouts: Whiteouts,
@@ -57,7 +57,7 @@ struct LayerEntry {
     name: Vec<u8>,
 }
 
-/// An entry that cannot be laid upon what is there.
+/// An entry that cannot be applied to the tree.
 #[derive(Debug)]
 pub struct RefusedEntry {
     /// Its name in the archive.
@@ -74,13 +74,13 @@ enum LayerPath {
 }
 
 impl Layer {
-    /// A layer that says nothing.
+    /// A layer without changes.
     pub fn new(whiteouts: Whiteouts) -> Self {
         let (removed, emptied) = (BTreeSet::new(), BTreeSet::new());
         Self { whiteouts, entries: BTreeMap::new(), removed, emptied }
     }
 
-    /// How many entries it adds and takes away.
+    /// The number of entries that it adds and removes.
     pub fn len(&self) -> usize {
         self.entries.len() + self.removed.len() + self.emptied.len()
     }
@@ -90,8 +90,8 @@ impl Layer {
         self.len() == 0
     }
 
-    /// Adds what the layer has at `path`, called `name` in the archive. A hard link may name a
-    /// path of this layer, before or behind it, or of a lower one.
+    /// Adds the entry at `path`, which has `name` in the archive. A hard link may refer to any path
+    /// of this layer or of a lower one.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ fn layer_path_of(path: &TreePath, node: &Node) -> Result<LayerPath, EntryError> 
     }
     let parent = path.parent().unwrap_or_else(TreePath::root);
     if parent.components().any(|name| name.starts_with(WHITEOUT)) {
-        return Err(bad("it lies in what is the name of one"));
+        return Err(bad("it is inside a directory that has the name of one"));
     }
     let Some(name) = path.name().strip_prefix(WHITEOUT) else { return Ok(LayerPath::Entry) };
     if node.is_directory() {
@@ -137,11 +137,11 @@ fn layer_path_of(path: &TreePath, node: &Node) -> Result<LayerPath, EntryError> 
     if path.name() == OPAQUE {
         return Ok(LayerPath::Empties(parent));
     }
-    let removed = parent.join(name).map_err(|_| bad("what it takes away is no name"))?;
+    let removed = parent.join(name).map_err(|_| bad("the name that it removes is invalid"))?;
     Ok(LayerPath::Removes(removed))
 }
 
-/// A tree to lay layers upon.
+/// A tree that layers are applied to.
 #[derive(Debug, Default)]
 pub struct LayeredTree {
     places: BTreeMap<TreePath, PathState>,
@@ -151,9 +151,9 @@ pub struct LayeredTree {
 /// What is at a path.
 #[derive(Clone, Debug)]
 enum PathState {
-    /// A regular file, by its index: all names of one file have the same.
+    /// A regular file, by its index. All names of one file have the same index.
     File(usize),
-    /// A hard link that was not followed yet; there is none between two layers.
+    /// A hard link that is not resolved yet. All are resolved when a layer has been applied.
     Link(TreePath),
     /// Anything else.
     Other(Node),
@@ -190,7 +190,7 @@ impl LayeredTree {
         Ok(layered)
     }
 
-    /// Lays `layer` upon what is there.
+    /// Applies `layer`.
     pub fn apply(&mut self, layer: Layer) -> Result<(), RefusedEntry> {
         for path in &layer.emptied {
             self.remove_below(path);
@@ -220,7 +220,7 @@ impl LayeredTree {
         })
     }
 
-    /// Ends with all entries; of all names of a file the first carries it.
+    /// Returns all entries. The first name of a file is the file, the others are hard links.
     pub fn into_builder(self, algorithm: Algorithm) -> TreeBuilder {
         let mut builder = TreeBuilder::new(algorithm);
         let mut carriers: BTreeMap<usize, TreePath> = BTreeMap::new();
@@ -252,7 +252,7 @@ impl LayeredTree {
         }
     }
 
-    /// Makes the directories above `path` that are missing.
+    /// Creates the missing directories above `path`.
     fn make_directories_above(&mut self, path: &TreePath) -> Result<(), EntryError> {
         let mut missing = Vec::new();
         for ancestor in path.ancestors().skip(1) {
@@ -284,8 +284,8 @@ impl LayeredTree {
         }
     }
 
-    /// Follows the hard link at `path`, and all that it leads over. What can have further names
-    /// only on a disk, a symlink or a special file, is there twice then.
+    /// Resolves the hard link at `path` and the links on the way. Trees have no hard links to
+    /// symlinks or special files, so these are copied.
     fn follow(&mut self, path: TreePath) -> Result<(), EntryError> {
         let mut chain: BTreeSet<TreePath> = BTreeSet::new();
         let mut at = path;

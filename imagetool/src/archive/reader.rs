@@ -1,9 +1,9 @@
 //! Reads a tar archive member by member, in one pass, strictly.
 //!
-//! Headers are decoded by the tar library; the walk from one to the next is our own, because the
-//! library's takes an archive that was cut between two members for a whole one, splits pax
-//! records at newlines, and does not know sparse files in pax form. Here an archive ends with a
-//! block of zeros and nothing but zeros behind it, or it is refused.
+//! The tar library decodes headers. The iteration over members is implemented here, because that of
+//! the library accepts an archive that is truncated between two members, splits pax records at
+//! newlines, and does not support sparse files in pax format. Here an archive must end with a block
+//! of zeros, followed only by zeros.
 
 use std::io::{self, Read};
 
@@ -18,11 +18,12 @@ use super::{ArchiveError, EntryError};
 /// Headers and contents are padded to this, in bytes.
 pub const BLOCK_BYTES: u64 = 512;
 
-/// The longest long name, in bytes. Linux has no path above 4,096, this leaves room for `./`.
+/// The longest long name, in bytes. Linux has no paths above 4,096 bytes; this leaves room for
+/// `./`.
 const LONG_NAME_BYTES_MAX: u64 = 1 << 16;
 
-/// The largest pax header, in bytes: sixty of the longest extended attributes. Headers that count
-/// for all that follows may have as much together, because each member gets a copy of them.
+/// The largest pax header, in bytes: sixty of the longest extended attributes. All global headers
+/// together have the same limit, because each member gets a copy of them.
 pub const PAX_BYTES_MAX: u64 = 4 << 20;
 
 /// One member of an archive, as its headers describe it.
@@ -50,20 +51,20 @@ pub struct Reader<R> {
     offset: u64,
     globals: Records,
     globals_bytes: u64,
-    /// The content of the current member that was not asked for yet.
+    /// The content of the current member that was not read yet.
     runs: std::vec::IntoIter<ContentRun>,
     padding_bytes: u64,
     last_name: Option<String>,
     end: ArchiveEnd,
 }
 
-/// How the end of an archive is known.
+/// How the end of an archive is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArchiveEnd {
-    /// By a block of zeros: without it the archive was cut.
+    /// By a block of zeros: without it the archive is truncated.
     Marked,
-    /// By the end of the input. Somebody else makes sure that it was not cut, as the digest of a
-    /// layer does; some tools leave out what should follow their last content.
+    /// By the end of the input. The caller verifies that it is complete, for instance by the digest
+    /// of a layer; some tools omit the final zeros.
     Input,
 }
 
@@ -82,20 +83,20 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Lets the archive end as `end` says.
+    /// Sets how the end is recognized.
     pub fn ending(mut self, end: ArchiveEnd) -> Self {
         self.end = end;
         self
     }
 
-    /// How many bytes were read so far: behind [`Reader::next_member`] the place where the content
-    /// of the member starts.
+    /// Returns how many bytes were read. After [`Reader::next_member`] this is the offset of the
+    /// content of the member.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next member, or `None` behind the last one. What is left of the content of the one
-    /// before is skipped.
+    /// Returns the next member, or `None` after the last. Skips the rest of the content of the
+    /// previous one.
     pub fn next_member(&mut self) -> Result<Option<Member>, ArchiveError> {
         self.content(|_| Ok::<(), ArchiveError>(()))?;
         let mut long_name = None;
@@ -198,7 +199,7 @@ impl<R: Read> Reader<R> {
         Ok(Member { name, link, kind, header, records, size_bytes, hole_bytes })
     }
 
-    /// Hands what is left of the current member's content to `take`, chunk by chunk.
+    /// Passes the rest of the content of the current member to `take`, in chunks.
     ///
     /// # Errors
     ///
@@ -232,7 +233,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Reads to the end of the input, behind the last member, and gives the input back.
+    /// Reads to the end of the input, after the last member, and returns the input.
     ///
     /// # Errors
     ///
@@ -269,7 +270,7 @@ impl<R: Read> Reader<R> {
         let sum = |signed: fn(u8) -> i64| -> i64 {
             before.iter().chain(after).map(|&byte| signed(byte)).sum::<i64>() + 8 * 32
         };
-        // Some old archivers added the bytes up as signed numbers.
+        // Some old archivers summed the bytes as signed numbers.
         let sums = [sum(i64::from), sum(|byte| i64::from(byte.cast_signed()))];
         let want = field_number(&header.as_old().cksum).and_then(|sum| i64::try_from(sum).ok());
         match want {
@@ -298,7 +299,7 @@ impl<R: Read> Reader<R> {
         Records::parse(&bytes).map_err(|source| refuse(&name, EntryError::Pax { source }))
     }
 
-    /// The map of a sparse file from the header and the further headers behind it.
+    /// Reads the map of a sparse file from the header and the extension headers after it.
     fn read_old_map(
         &mut self,
         name: &[u8],
@@ -306,14 +307,16 @@ impl<R: Read> Reader<R> {
     ) -> Result<(Vec<StoredRange>, u64), ArchiveError> {
         let bad = |why| refuse(name, EntryError::Sparse { why });
         let gnu = header.as_gnu().ok_or_else(|| bad("its header is not GNU's"))?;
-        let size = field_number(&gnu.realsize).ok_or_else(|| bad("its size is no number"))?;
+        let size = field_number(&gnu.realsize).ok_or_else(|| bad("its size is not a number"))?;
         let mut ranges = Vec::new();
         let add = |ranges: &mut Vec<StoredRange>, block: &GnuSparseHeader| {
             if block.offset[0] == 0 || block.numbytes[0] == 0 {
                 return Ok(());
             }
-            let offset = field_number(&block.offset).ok_or_else(|| bad("an offset is no number"));
-            let length = field_number(&block.numbytes).ok_or_else(|| bad("a length is no number"));
+            let offset =
+                field_number(&block.offset).ok_or_else(|| bad("an offset is not a number"));
+            let length =
+                field_number(&block.numbytes).ok_or_else(|| bad("a length is not a number"));
             ranges.push((offset?, length?));
             if ranges.len() > RANGES_MAX {
                 return Err(bad("it has too many ranges"));
@@ -335,8 +338,8 @@ impl<R: Read> Reader<R> {
         Ok((ranges, size))
     }
 
-    /// The map of a sparse file that stands before its content: lines of decimal numbers, padded
-    /// to a block. Gives the map and its length in the archive, in bytes.
+    /// Reads the map of a sparse file before its content: lines of decimal numbers, padded to a
+    /// block. Returns the map and its length in the archive, in bytes.
     fn read_map_in_content(
         &mut self,
         name: &[u8],
@@ -349,7 +352,7 @@ impl<R: Read> Reader<R> {
         let mut used = 0;
         loop {
             if used + BLOCK_BYTES > stored {
-                return Err(bad("its map is cut"));
+                return Err(bad("its map is truncated"));
             }
             let block = self.read_block(BLOCK_BYTES)?;
             used += BLOCK_BYTES;
@@ -357,12 +360,12 @@ impl<R: Read> Reader<R> {
                 if byte != b'\n' {
                     digits.push(byte);
                     if digits.len() > 20 {
-                        return Err(bad("its map is no list of numbers"));
+                        return Err(bad("its map is not a list of numbers"));
                     }
                     continue;
                 }
                 let number = super::pax::number("GNU.sparse.map", &digits);
-                let number = number.map_err(|_| bad("its map is no list of numbers"))?;
+                let number = number.map_err(|_| bad("its map is not a list of numbers"))?;
                 digits.clear();
                 match count {
                     None if number > RANGES_MAX as u64 => {
@@ -390,7 +393,7 @@ impl<R: Read> Reader<R> {
             .ok_or_else(|| refuse(&header.path_bytes(), EntryError::Number { field }))
     }
 
-    /// Reads `size` bytes and the padding behind them. The caller has limited `size`.
+    /// Reads `size` bytes and the padding after them. The caller must limit `size`.
     fn read_block(&mut self, size: u64) -> Result<Vec<u8>, ArchiveError> {
         let length = usize::try_from(size).expect("the size was limited");
         let mut bytes = vec![0; length.next_multiple_of(BLOCK_BYTES as usize)];
@@ -467,7 +470,7 @@ pub fn field_number(field: &[u8]) -> Option<u64> {
     u64::try_from(signed_field_number(field)?).ok()
 }
 
-/// As [`field_number`], but negative numbers are accepted, as times may be.
+/// Like [`field_number`], but accepts negative numbers, which times may be.
 pub fn signed_field_number(field: &[u8]) -> Option<i64> {
     if field.first()? & 0x80 != 0 {
         // Two's complement, most significant byte first; the top bit is the mark of the form.

@@ -10,8 +10,8 @@ use super::pax::{Records, number};
 /// The most ranges of one file.
 pub const RANGES_MAX: usize = 1 << 20;
 
-/// The largest sparse file, in bytes. A few bytes of an archive can claim any size, and each byte
-/// of it has to be hashed.
+/// The largest sparse file, in bytes. A small archive can claim any size, and all of it has to be
+/// hashed.
 pub const SPARSE_BYTES_MAX: u64 = 1 << 40;
 
 /// A run of a file's content, in its order.
@@ -149,7 +149,7 @@ mod tests {
         ];
         for (ranges, size, stored, error) in table {
             let got = runs(ranges, size, stored).unwrap_err().to_string();
-            assert_eq!(got, format!("the map of the sparse file is bad: {error}"));
+            assert_eq!(got, format!("invalid map of the sparse file: {error}"));
         }
     }
 }

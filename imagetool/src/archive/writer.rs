@@ -1,9 +1,9 @@
 //! Writes the entries of a tree as members of a tar archive, always with the same bytes.
 //!
-//! The format is pax. What a plain header cannot hold stands in records in front of it, and only
-//! that: long names, large numbers, parts of a second, extended attributes. Access lists are
-//! there twice, as the attribute that GNU tar and we ourselves read, and as the text that others
-//! do. Times of directories and symlinks, which images do not have, are zero.
+//! The format is pax. Records in front of a header hold only what the header cannot: long names,
+//! large numbers, fractions of a second, extended attributes. Access lists are written twice: as
+//! the attribute that GNU tar and imagetool read, and as the text that other tools read. Times of
+//! directories and symlinks, which images do not have, are zero.
 // tidy: core
 
 use model::path::TreePath;

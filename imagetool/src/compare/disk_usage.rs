@@ -1,7 +1,7 @@
-//! What a tree takes on the disk of a machine, and what a machine with another one would fetch.
+//! The disk space of a tree on a machine, and what a machine with another tree would fetch.
 //!
-//! File-systems differ: this is what one with blocks of 4 KiB takes, less its journal, its inodes
-//! and the attributes that do not fit into these.
+//! The numbers are for a file-system with blocks of 4 KiB, without its journal, its inodes, and
+//! attributes that do not fit into the inodes.
 // tidy: core
 
 use std::collections::BTreeMap;

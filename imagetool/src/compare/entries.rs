@@ -1,7 +1,7 @@
 //! Compares two trees by path, from the top down; equal directories are not looked into.
 //!
-//! A hard link stands for the file it is a name of, so that a file which becomes a link of another
-//! with the same content differs in its links alone.
+//! A hard link is compared as its file. If a file becomes a hard link to another with the same
+//! content, only the links differ.
 // tidy: core
 
 use model::object::ObjectId;
@@ -53,8 +53,8 @@ pub struct ComparedEntry {
 
 /// Compares the trees of `before` and `after`, and gives what differs, sorted by path.
 ///
-/// The result is whole when nothing is wanted of `cache` afterwards; until then directories
-/// that are not known are taken as if nothing in them differed.
+/// The result is complete if `cache` wants nothing afterwards. Until then, directories that are not
+/// in the cache are treated as equal.
 ///
 /// # Errors
 ///
@@ -117,7 +117,7 @@ impl Walk<'_> {
         let mut list = |id: Option<ObjectId>| id.map(|id| self.cache.get(id));
         let (before, after) = (list(before_id), list(after_id));
         if matches!(before, Some(None)) || matches!(after, Some(None)) {
-            // Wanted now; the look is taken again when it is there.
+            // It is wanted now; the comparison is repeated when it has been fetched.
             return Ok(());
         }
         let (before, after) = (before.flatten(), after.flatten());

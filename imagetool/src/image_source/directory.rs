@@ -1,9 +1,8 @@
-//! Reads a directory of the operator's into a tree, and its files once more for the upload.
+//! Reads a local directory into a tree, and its files again for the upload.
 //!
-//! The directory is walked once, sorted; then the files are hashed on all processors. Nothing
-//! that a file holds is kept: the upload reads it again and hashes it again. A file that changes
-//! under our hands is an error that names it, because half of one state and half of another is
-//! no image.
+//! The directory is walked once, sorted; then the files are hashed on all processors. Contents are
+//! not kept in memory: the upload reads and hashes them again. A file that changes meanwhile is an
+//! error, because a mixture of two states is not an image.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata as Status, OpenOptions};
@@ -29,13 +28,12 @@ use walkdir::{DirEntry, WalkDir};
 use crate::output::progress::{Meter, Unit};
 use crate::transfer::contents::{Contents, SendError, UploadSink};
 
-/// The most threads that hash.
+/// The maximum number of threads that hash.
 const THREADS_MAX: usize = 16;
 
 /// How much of a file is read at once, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A directory that cannot be read into a tree.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
@@ -45,7 +43,7 @@ pub enum DirectoryError {
     Path { path: PathBuf, source: PathError },
     #[error("`{}` was changed while it was read", path.display())]
     Changed { path: PathBuf },
-    #[error("the directory makes no tree")]
+    #[error("the directory does not form a valid tree")]
     Tree { source: TreeError },
 }
 
@@ -54,13 +52,13 @@ pub struct DirectoryContents {
     files: BTreeMap<ObjectId, (PathBuf, u64)>,
 }
 
-/// What was found in a directory.
+/// A directory that was read.
 pub struct DirectoryTree {
     /// All entries.
     pub builder: TreeBuilder,
     /// Where the files are.
     pub contents: DirectoryContents,
-    /// What was left out and should be told.
+    /// Texts about entries that were left out.
     pub warnings: Vec<String>,
 }
 
@@ -72,8 +70,8 @@ struct UnhashedFile {
     metadata: Metadata,
 }
 
-/// Reads the directory `root`; what `filter` keeps, sockets, and what lies on other file-systems
-/// is left out.
+/// Reads the directory `root`, without the paths that `filter` keeps, sockets, and other
+/// file-systems.
 pub fn read(
     root: &Path,
     algorithm: Algorithm,
@@ -94,7 +92,7 @@ pub fn read(
     meter.start("Looking for files", Unit::Items, None);
     let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
     let left_out = |entry: &DirEntry| {
-        // What is no path is not left out: it is refused below, by name.
+        // An invalid path is not skipped: it is refused below with its name.
         let path = tree_path(root, entry.path());
         path.is_ok_and(|path| {
             path == own
@@ -242,7 +240,7 @@ fn xattrs_of(path: &Path) -> io::Result<Xattrs> {
 
 fn walk_error(error: walkdir::Error) -> DirectoryError {
     let path = error.path().unwrap_or(Path::new("")).to_owned();
-    let looped = || io::Error::other("it leads back to itself");
+    let looped = || io::Error::other("it contains itself");
     DirectoryError::Read { path, source: error.into_io_error().unwrap_or_else(looped) }
 }
 
@@ -250,7 +248,7 @@ fn read_error(path: &Path, source: io::Error) -> DirectoryError {
     DirectoryError::Read { path: path.to_owned(), source }
 }
 
-/// Hashes the files of `files_to_hash` on all processors; the ids come in the order of the files_to_hash.
+/// Hashes `files_to_hash` on all processors. Returns the ids in the same order.
 fn hash_all(
     algorithm: Algorithm,
     files_to_hash: &[UnhashedFile],
@@ -325,7 +323,7 @@ fn hash(
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // A fifo that took the place of the file must not hang us, a symlink not lead elsewhere.
+    // A fifo that replaced the file must not block, and a symlink must not be followed.
     let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY;
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
@@ -346,7 +344,7 @@ impl Contents for DirectoryContents {
         missing: &BTreeSet<ObjectId>,
         sink: &mut UploadSink,
     ) -> Result<(), SendError> {
-        // In the order of the paths, which is nearer to the order on the disk than that of ids.
+        // By path, which is closer to the order on the disk than the order of ids.
         let mut files: Vec<(&PathBuf, ObjectId, u64)> = self
             .files
             .iter()

@@ -1,13 +1,13 @@
 //! Opens images of other tools: OCI layouts, archives of them, and archives by `docker save`.
 //!
-//! An image there is a JSON document that names layers by their digests, each a tar archive. What
-//! is found is handed on as an [`Archive`] of these layers; what is in them is read there.
+//! Such an image is a JSON document that names layers by their digests, each a tar archive. This
+//! module finds the layers and returns them as an [`Archive`], which reads their content.
 //!
 //! # Invariants
 //!
-//! * No document and no layer is believed before its digest was verified.
-//! * A document can lead to nothing but blobs by digest, or to members of the same archive by
-//!   name: never to a file elsewhere.
+//! * No document and no layer is used before its digest was verified.
+//! * A document can refer only to blobs by digest, or to members of the same archive by name: never
+//!   to a file elsewhere.
 //! * Documents are limited in length, number and depth.
 
 mod blobs;
@@ -33,10 +33,10 @@ use crate::output::progress::{Meter, Unit};
 /// The largest document, in bytes: what registries accept.
 pub const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 
-/// The most lists of images in one layout.
+/// The maximum number of image indexes in one layout.
 const INDEXES_MAX: usize = 256;
 
-/// How deep lists of images may lie in each other.
+/// The maximum nesting depth of image indexes.
 const DEPTH_MAX: u32 = 8;
 
 /// The most images in one layout.
@@ -48,28 +48,27 @@ const LAYERS_MAX: usize = 1_000;
 /// How much of a layer is read at once, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// An image of another tool that cannot be read, or is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OciError {
     #[error("`{name}` is missing")]
     Absent { name: String },
-    #[error("`{name}` is no regular file")]
+    #[error("`{name}` is not a regular file")]
     NoFile { name: String },
     #[error("cannot read `{name}`")]
     Read { name: String, source: io::Error },
     #[error("`{name}` is longer than {DOCUMENT_BYTES_MAX} bytes, too long for a document")]
     TooLong { name: String },
-    #[error("`{name}` is not in order")]
+    #[error("`{name}` is not a valid document")]
     Document { name: String, source: serde_json::Error },
-    #[error("`{document}` names `{name}`, which can be no member of an archive")]
+    #[error("`{document}` names `{name}`, which is not a valid member name")]
     Name {
         document: &'static str,
         /// The name, escaped.
         name: String,
         source: EntryError,
     },
-    #[error("{digest} should have {want} bytes, and has {got}")]
+    #[error("{digest} should have {want} bytes, but has {got}")]
     Size {
         digest: BlobDigest,
         /// What the document says that names it, in bytes.
@@ -77,28 +76,28 @@ pub enum OciError {
         /// What it has, in bytes; at most one more than it should.
         got: u64,
     },
-    #[error("`{name}` should have the digest {want}, and has {got}")]
+    #[error("`{name}` should have the digest {want}, but has {got}")]
     Digest { name: String, want: BlobDigest, got: BlobDigest },
     #[error("the layout has the version `{version}`, and only 1.x is known")]
     Version {
         /// Its version, escaped.
         version: String,
     },
-    #[error("its lists of images are too many, too long or too deep")]
+    #[error("it has too many lists of images, or they are nested too deeply")]
     TooMany,
     #[error(transparent)]
     Choice {
         #[from]
         source: ChoiceError,
     },
-    #[error("{digest} is no image of a machine: its {part} is of the type `{media_type}`")]
+    #[error("{digest} is not an image of a machine: its {part} has the type `{media_type}`")]
     Type {
         digest: String,
         part: &'static str,
         /// Its type, escaped.
         media_type: String,
     },
-    #[error("the image has {layers} layers, and names the contents of {contents}")]
+    #[error("the image has {layers} layers, but lists the digests of {contents}")]
     Layers { layers: usize, contents: usize },
     #[error("the image has {layers} layers, more than {LAYERS_MAX}")]
     TooManyLayers { layers: usize },
@@ -192,7 +191,7 @@ fn open_layout(blobs: &Blobs, wanted: &ImageSelection, meter: &Meter) -> Result<
     Ok(Archive::of_layers(parts))
 }
 
-/// Images are one if their documents are.
+/// Two images are equal if their documents have the same digest.
 struct Image(Descriptor);
 
 impl PartialEq for Image {
@@ -201,10 +200,10 @@ impl PartialEq for Image {
     }
 }
 
-/// All images that the index of a layout leads to, with their names.
+/// Returns all images that the index of a layout refers to, with their names.
 fn images_of(blobs: &Blobs) -> Result<Vec<(Descriptor, Option<String>)>, OciError> {
     let mut images = Vec::new();
-    // Lists that are still to be read, so that one at a time is held.
+    // Indexes that are still to be read, so that only one at a time is in memory.
     let mut pending: Vec<(Descriptor, Option<String>, u32)> = Vec::new();
     let mut seen = BTreeSet::new();
     let (mut index, mut of, mut depth): (Index, Option<String>, u32) =
@@ -299,7 +298,7 @@ fn open_saved(blobs: &Blobs, wanted: &ImageSelection) -> Result<Archive, OciErro
     Ok(Archive::of_layers(parts))
 }
 
-/// The digest that a name such as `<64 hex>.json` or `blobs/sha256/<64 hex>` promises.
+/// Returns the digest in a name such as `<64 hex>.json` or `blobs/sha256/<64 hex>`.
 fn digest_in(name: &str) -> Option<BlobDigest> {
     let last = name.rsplit('/').next()?;
     let last = last.strip_suffix(".json").unwrap_or(last);
@@ -312,7 +311,7 @@ fn blob_path(digest: &BlobDigest) -> TreePath {
         .expect("a digest has no slash and no dot")
 }
 
-/// Reads a document that nothing promises a digest of.
+/// Reads a document whose digest is not known.
 fn document<T: DeserializeOwned>(blobs: &Blobs, name: &'static str) -> Result<T, OciError> {
     let path = TreePath::new(format!("/{name}")).expect("the constants are names");
     parse(name, &bytes_of(blobs, &path)?)
@@ -348,7 +347,7 @@ fn parse<T: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<T, OciError> {
     })
 }
 
-/// The blob that `descriptor` names, read once and found to be the one.
+/// Opens the blob that `descriptor` names, and verifies its size and digest.
 fn verified_blob(
     blobs: &Blobs,
     descriptor: &Descriptor,

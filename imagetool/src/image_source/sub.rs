@@ -1,7 +1,7 @@
 //! Reads a running machine: its scanned tree, and the contents of its files for the upload.
 //!
-//! The tree is that of one scan. Contents are hashed as they come and must be what the scan saw,
-//! so that what is uploaded is that tree and no mixture, whatever happens on the machine meanwhile.
+//! The tree is that of one scan. Contents are hashed as they arrive and must match the scan, so
+//! that exactly this tree is uploaded, even if the machine changes meanwhile.
 
 pub mod pieces;
 
@@ -30,16 +30,15 @@ use crate::transfer::contents::{Contents, SendError, UploadSink};
 /// How long a scan may take.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(1_800);
 
-/// How often the machine is asked whether it has scanned: its counters are no news to wait for.
+/// How often the machine is polled for the end of the scan.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long one answer may take.
+/// The timeout of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often a tree is read again that changes while it is read.
+/// How often a tree is read again if it changes meanwhile.
 const READS_MAX: usize = 10;
 
-/// A machine that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubError {
@@ -53,7 +52,7 @@ pub enum SubError {
         #[from]
         source: ReadError,
     },
-    #[error("the machine has not scanned its tree within {} s", SCAN_TIMEOUT.as_secs())]
+    #[error("the machine did not scan its tree within {} s", SCAN_TIMEOUT.as_secs())]
     ScanTimeout,
 }
 
@@ -85,7 +84,7 @@ impl SubReader {
         Ok(self.client.call_within::<GetConfiguration>(&(), CALL_TIMEOUT).await?)
     }
 
-    /// Has the machine look at its tree anew, and reads that.
+    /// Makes the machine scan its tree again, and reads the result.
     pub async fn snapshot(&self, meter: &Meter) -> Result<Snapshot, SubError> {
         let before = self.poll().await?.counters.metadata_passes;
         let request = ScanNowRequest { content: false, media: false };
@@ -171,10 +170,10 @@ impl Contents for SubContents {
             let reply = self.get(asked)?;
             if reply.pieces.is_empty() {
                 let what = pieces[0].1.path.to_string();
-                let source = io::Error::other("the machine gives nothing of it");
+                let source = io::Error::other("the machine sent no data");
                 return Err(SendError::Read { what, source });
             }
-            // It may have stopped early: the rest is asked for again.
+            // The reply may be shorter than the request: the rest is requested again.
             pieces_to_ask.taken(reply.pieces.len());
             for ((index, piece), content) in pieces.into_iter().zip(reply.pieces) {
                 let (path, size_bytes, id) = &files[index];

@@ -1,4 +1,4 @@
-//! Computed files: which paths of an image a filegen-server fills in for each machine.
+//! Computed files: paths of an image whose content a filegen-server makes for each machine.
 // tidy: core
 
 use model::path::{PathError, TreePath};
@@ -18,7 +18,7 @@ pub enum ComputedError {
     Path { line: usize, source: PathError },
     #[error("line {line}")]
     Source { line: usize, source: PeerError },
-    #[error("line {line}: {path} is listed before")]
+    #[error("line {line}: {path} is listed twice")]
     Duplicate { line: usize, path: TreePath },
     #[error("{path} cannot be a computed file: it is a {kind} in the image")]
     NoFile { path: TreePath, kind: &'static str },
@@ -133,7 +133,7 @@ f 600 0:7 0.000000000 0 EMPTY /etc/c
                 "/etc/c a:b",
                 "line 1: `a:b` is not HOST or HOST:PORT: the port is not a number up to 65535",
             ),
-            ("/etc/c a:1\n/etc/c b:1", "line 2: /etc/c is listed before"),
+            ("/etc/c a:1\n/etc/c b:1", "line 2: /etc/c is listed twice"),
             ("/etc a:1", "/etc cannot be a computed file: it is a directory in the image"),
             ("/etc/b a:1", "/etc/b cannot be a computed file: it is a hard link in the image"),
             ("/etc/a a:1", "/etc/a cannot be a computed file: /etc/b is a hard link to it"),

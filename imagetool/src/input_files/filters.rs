@@ -1,13 +1,13 @@
-//! Filter files: several made one, and what a filter does to a directory.
+//! Filter files: merging several, and counting what a filter keeps of a directory.
 // tidy: core
 
 use model::filter::{Filter, PatternError, Patterns};
 use model::path::TreePath;
 use serde::Serialize;
 
-/// Makes one filter of several: it keeps a path exactly if one of them does. The lines are sorted
-/// and each is there once, so that equal sets of lines give equal filters; comments are left out,
-/// because the lines they were written above move.
+/// Merges filters: the result keeps a path exactly if one of them does. Lines are sorted and
+/// unique, so that equal sets of lines give equal filters. Comments are dropped, because the lines
+/// below them move.
 ///
 /// # Errors
 ///

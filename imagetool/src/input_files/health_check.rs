@@ -1,4 +1,4 @@
-//! The health check of an image, as operators write it: a JSON object.
+//! The file with the health check of an image: a JSON object.
 
 use model::image::HealthCheck;
 use serde::Deserialize;
@@ -6,7 +6,7 @@ use serde::Deserialize;
 /// How long a check may take if the file does not say, in seconds.
 const WITHIN_SECONDS: u32 = 60;
 
-/// The file. A word that is not known is refused, so that a mistake in `undo` is noticed.
+/// The file. Unknown fields are refused, so that a typing error in `undo` is noticed.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {

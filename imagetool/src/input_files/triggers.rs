@@ -1,4 +1,4 @@
-//! Triggers as people read and write them: in words, as a file, and several files made one.
+//! Triggers as text and as files, and merging several files.
 // tidy: core
 
 use std::collections::BTreeMap;
@@ -69,10 +69,10 @@ pub fn to_text(triggers: &Triggers) -> String {
     serde_json::to_string_pretty(&records).expect("texts, flags and lists") + "\n"
 }
 
-/// Makes one list of several. Triggers that agree in all but their match lines become one, with
-/// the lines of all, sorted; triggers that differ in anything else stay apart, because what they
-/// do when they fire differs. So the result fires for a path exactly if one of the lists does, and
-/// does the same. Sorted by service, then sort name, then flags: equal sets give equal files.
+/// Merges lists of triggers. Triggers that differ only in their match lines become one, with all
+/// lines, sorted. Other triggers stay separate, because they have different effects. The result
+/// fires for a path exactly if one of the lists does, with the same effect. Sorted by service, then
+/// sort name, then flags: equal sets give equal files.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! One entry of a tree, as operators and scripts are shown it.
+//! An entry of a tree as JSON and as text.
 // tidy: core
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::output::{plural, size, time};
 
-/// An entry in JSON. What its kind does not have is left out.
+/// An entry in JSON, without the fields that its kind does not have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EntryRecord {
     /// The word for the kind.

@@ -1,4 +1,4 @@
-//! What a verb ends with: an exit code, or a failure with its causes and what to do about it.
+//! The result of a verb: an exit code, or a failure with its causes and hints.
 
 use std::error::Error;
 
@@ -8,14 +8,14 @@ use model::image::ImageName;
 use rpc::client::CallError;
 use tool::EXIT_DIFFERENT;
 
-/// How a verb ended that did not fail.
+/// The result of a verb that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All was done.
     Done,
-    /// A part could not be done; what, was said.
+    /// A part could not be done; warnings say which.
     Partly,
-    /// Two things were compared, and differ; or what was looked for is not all there.
+    /// The compared things differ, or something is missing.
     Different,
 }
 
@@ -71,7 +71,7 @@ impl Failure {
     /// A failure of a call about the image `name`.
     pub fn of_image_call(error: &CallError, name: &ImageName) -> Self {
         let hint = match error.code() {
-            Some(FaultCode::NotFound) => "`imagetool list` shows the images that there are",
+            Some(FaultCode::NotFound) => "`imagetool list` lists all images",
             Some(FaultCode::Gone) => {
                 "the name was deleted or has expired, and names are never used again"
             }
@@ -83,13 +83,13 @@ impl Failure {
         Self::of_text(format!("{name}: {}", model::report::report(error))).hint(hint)
     }
 
-    /// Adds what the user can do.
+    /// Adds a hint for the user.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hints.push(hint.into());
         self
     }
 
-    /// Says that the command line was wrong, not what it asked for.
+    /// Sets the exit code for wrong use of the command line.
     pub fn misuse(mut self) -> Self {
         self.exit_code = EXIT_MISUSE;
         self

@@ -1,4 +1,4 @@
-//! Shows on a terminal how far a long operation has come, once it takes longer than a moment.
+//! Shows the progress of long operations on a terminal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Nothing is shown of what takes less than this.
+/// Progress is shown after this time.
 const SHOW_AFTER: Duration = Duration::from_millis(250);
 
 /// What is counted.
@@ -17,7 +17,7 @@ pub enum Unit {
     Items,
 }
 
-/// Counts progress. Cheap to clone; may be told of progress by several threads.
+/// Counts progress. Cheap to clone; several threads may count.
 #[derive(Clone)]
 pub struct Meter {
     bar: Option<Arc<Bar>>,
@@ -49,7 +49,7 @@ impl Meter {
         }
     }
 
-    /// Starts to count anew, up to `total` if that is known.
+    /// Starts to count from zero, up to `total` if that is known.
     pub fn start(&self, what: &'static str, unit: Unit, total: Option<u64>) {
         let Some(this) = &self.bar else { return };
         let template = match (unit, total) {

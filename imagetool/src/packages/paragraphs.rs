@@ -1,6 +1,7 @@
 //! The databases of dpkg and apk: paragraphs of fields, with an empty line after each.
 //!
-//! A field is `Field: value` in the database of dpkg, and `X:value`, with one letter, in that of apk.
+//! A field is `Field: value` in the database of dpkg, and `X:value`, with one letter, in that of
+//! apk.
 // tidy: core
 
 use super::RawPackage;

@@ -19,10 +19,10 @@ const KIND_INT32: u32 = 4;
 const KIND_INT64: u32 = 5;
 const KIND_STRING: u32 = 6;
 
-/// What rpm keeps like packages, and are the keys that sign them.
+/// The name under which rpm stores signing keys, which look like packages.
 const KEYS: &str = "gpg-pubkey";
 
-/// Gives each package to `note`, until that says no. True if it never did.
+/// Passes each package to `note` until that returns false. Returns false then.
 pub(super) fn read(
     content: &[u8],
     note: &mut impl FnMut(RawPackage) -> bool,

@@ -185,6 +185,6 @@ fn rows_that_lie_upon_each_other_are_not_all_read() {
         packages([(&DatabaseFile::of_rpm(&bytes), bytes.as_slice())])
     };
     assert_eq!(overlapping(3), Ok(Vec::new()));
-    let why = "it is no sound SQLite database: its rows are longer than the file".to_owned();
+    let why = "invalid SQLite database: its rows are longer than the file".to_owned();
     assert_eq!(overlapping(10_000), Err(PackagesError::Damaged { why }));
 }

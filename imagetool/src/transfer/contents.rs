@@ -13,13 +13,13 @@ use tokio::sync::mpsc;
 
 use crate::output::progress::Meter;
 
-/// How much content goes into one piece of an upload, in bytes.
+/// The size of a piece of an upload, in bytes.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// How many pieces may wait to be sent.
 pub const PIECES_MAX: usize = 8;
 
-/// The level of zstd with which objects are packed: about as fast as files are read and hashed.
+/// The zstd level for objects: about as fast as reading and hashing files.
 const PACK_LEVEL: i32 = 1;
 
 /// The contents of the files of a tree, which can be read again for an upload.
@@ -33,7 +33,7 @@ pub trait Contents: Send {
     ) -> Result<(), SendError>;
 }
 
-/// Why contents could not be sent.
+/// An error while sending file contents.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
@@ -92,24 +92,25 @@ pub struct UploadPiece {
     pub complete: bool,
 }
 
-/// Takes objects one after the other and puts them into the pieces of an upload. Blocks while
-/// [`PIECES_MAX`] pieces wait: then the network is slower than the disk, and objects are packed if
-/// the server takes them so.
+/// Splits a sequence of objects into the pieces of an upload. Blocks while [`PIECES_MAX`] pieces
+/// wait: then the network is slower than the disk, and objects are compressed if the server accepts
+/// that.
 pub struct UploadSink {
     pieces: mpsc::Sender<UploadPiece>,
     buffer: BytesMut,
     packer: Option<Packer>,
-    /// What is still to be packed of the current object, if it is packed.
+    /// The part of the current object that is not compressed yet, if the object is compressed.
     unpacked: Option<Vec<u8>>,
-    /// True if a part of the current object has gone out.
+    /// True if a part of the current object was sent.
     partial: bool,
     meter: Meter,
 }
 
 impl UploadSink {
-    /// Starts an upload into `pieces`, to a server that takes packed objects or not.
+    /// Starts an upload into `pieces`; `may_pack` says whether the server accepts compressed
+    /// objects.
     pub fn new(pieces: mpsc::Sender<UploadPiece>, may_pack: bool, meter: Meter) -> Self {
-        // Without memory for it, objects go as they are.
+        // If there is no memory for it, objects are sent uncompressed.
         let packer = if may_pack { Packer::new(PACK_LEVEL).ok() } else { None };
         Self { pieces, buffer: BytesMut::new(), packer, unpacked: None, partial: false, meter }
     }
@@ -143,8 +144,8 @@ impl UploadSink {
         Ok(())
     }
 
-    /// Ends the current object. A large one goes out at once, so that what is sent ends with a
-    /// whole object whenever the source takes long to find the next one.
+    /// Ends the current object. A large object is sent at once, so that the data sent so far ends
+    /// with a whole object if the source needs long to find the next one.
     pub fn end(&mut self) -> Result<(), SendError> {
         self.pack(1);
         if std::mem::take(&mut self.partial) || self.buffer.len() >= PIECE_BYTES / 2 {
@@ -153,12 +154,13 @@ impl UploadSink {
         Ok(())
     }
 
-    /// Sends what is left.
+    /// Sends the rest.
     pub fn finish(mut self) -> Result<(), SendError> {
         self.flush(true)
     }
 
-    /// Packs what there is of the current object, while it is at least so many bytes.
+    /// Compresses the pending part of the current object in chunks, while at least `least` bytes
+    /// are pending.
     fn pack(&mut self, least: usize) {
         let (Some(unpacked), Some(packer)) = (&mut self.unpacked, &mut self.packer) else { return };
         let mut rest = &unpacked[..];
@@ -173,7 +175,7 @@ impl UploadSink {
 
     fn flush(&mut self, complete: bool) -> Result<(), SendError> {
         let bytes = self.buffer.split().freeze();
-        // An empty piece still tells that the object before it is complete.
+        // An empty piece still says that the object before it is complete.
         self.pieces.blocking_send(UploadPiece { bytes, complete }).map_err(|_| SendError::Closed)
     }
 }

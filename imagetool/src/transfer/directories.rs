@@ -1,4 +1,4 @@
-//! Fetches the directories that are wanted of [`DirectoryCache`].
+//! Fetches the directories that a [`DirectoryCache`] wants.
 
 use api::object_server::GetObjectsRequest;
 use model::object::ObjectId;
@@ -10,16 +10,16 @@ use crate::directory_cache::DirectoryCache;
 use crate::output::progress::{Meter, Unit};
 use crate::transfer::download::{BATCH_OBJECTS_MAX, DownloadError, TREE_BYTES_MAX, next_object};
 
-/// Why a directory cannot be had.
+/// Why a directory cannot be fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unavailable {
-    /// The server does not have it.
     Absent,
-    /// What the server sends is not it.
+    /// The server sent something else.
     Damaged(TreeError),
 }
 
-/// Takes looks until nothing more is wanted for one, and gives what the last has seen.
+/// Repeats `query`, fetching the directories that it wants, until none is missing. Returns the last
+/// result.
 ///
 /// # Errors
 ///
@@ -47,8 +47,8 @@ pub async fn fetch_for<T>(
     }
 }
 
-/// Fetches the directories `ids` into `cache`, and gives those that cannot be had; they are
-/// wanted no longer. `total` counts bytes over several calls.
+/// Fetches the directories `ids` into `cache`. Returns those that are unavailable; they are no
+/// longer wanted. `total` counts bytes over several calls.
 pub async fn fetch(
     client: &Client,
     cache: &mut DirectoryCache,

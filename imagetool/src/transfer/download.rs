@@ -1,4 +1,4 @@
-//! Fetches a tree and its contents from the image server, every byte of it checked by digest.
+//! Fetches a tree and its contents from the image server, and verifies all of it by digest.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -33,14 +33,13 @@ pub(crate) const BATCH_BYTES_MAX: u64 = 32 << 20;
 /// How many batches are under way at a time.
 const BATCHES_MAX: usize = 4;
 
-/// How much content is handed to the writer at once, in bytes: it is not woken for each of
-/// thousands of small objects.
+/// How much content is passed to the writer at once, in bytes, so that it does not wake up for each
+/// small object.
 const HANDED_BYTES: usize = 256 << 10;
 
-/// How many times that may wait to be written.
+/// How many such portions may wait to be written.
 const HANDED_MAX: usize = 8;
 
-/// Why a tree could not be fetched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DownloadError {
@@ -56,7 +55,7 @@ pub enum DownloadError {
     },
     #[error("the image server does not have {id}")]
     Absent { id: ObjectId },
-    #[error("{want} was asked for, the image server sent {got}")]
+    #[error("requested {want}, but the image server sent {got}")]
     UnexpectedObject { want: ObjectId, got: String },
     #[error("{id} should have {want} bytes, the image server sends {got}")]
     Size {
@@ -66,13 +65,13 @@ pub enum DownloadError {
         /// What the server says, in bytes.
         got: u64,
     },
-    #[error("{want} was asked for, what came hashes to {got}")]
+    #[error("requested {want}, but the received content has the digest {got}")]
     Digest { want: ObjectId, got: ObjectId },
     #[error("cannot fetch {path}")]
     File { path: TreePath, source: Box<DownloadError> },
-    #[error("the directories of the image are larger than is accepted")]
+    #[error("the directories of the image exceed the size limit")]
     TooLarge,
-    #[error("the directories of the image make no tree")]
+    #[error("the directories of the image do not form a valid tree")]
     Tree {
         #[from]
         source: TreeError,
@@ -149,7 +148,7 @@ pub async fn tree(client: &Client, root: ObjectId, meter: &Meter) -> Result<Tree
     }
 }
 
-/// Reads the head of the object `want`, and gives its length in bytes.
+/// Reads the head of the object `want`, and returns its length in bytes.
 pub(crate) async fn next_object(
     reader: &mut ObjectReader,
     want: ObjectId,
@@ -164,14 +163,14 @@ pub(crate) async fn next_object(
     }
 }
 
-/// An object and the files that hold it.
+/// An object and the files that have it as content.
 struct ObjectFiles {
     id: ObjectId,
     files: Vec<(TreePath, File)>,
 }
 
-/// Fetches the contents of all files of `tree` and makes them in `target`. Blocking work is done
-/// by tasks of `tracker`.
+/// Fetches the contents of all files of `tree` and creates the files in `target`. Blocking work
+/// runs in tasks of `tracker`.
 pub async fn files(
     client: &Client,
     tree: &Tree,
@@ -258,13 +257,13 @@ async fn fetch(
                 if gathered_bytes >= HANDED_BYTES {
                     gathered_bytes = 0;
                     if sender.send(std::mem::take(&mut gathered)).await.is_err() {
-                        // The writer has failed, and says why.
+                        // The writer failed and returns the error.
                         return Ok(());
                     }
                 }
             }
         }
-        // If it has failed, it says why.
+        // If the writer failed, it returns the error.
         let _sent = sender.send(gathered).await;
         Ok(())
     };
@@ -294,7 +293,7 @@ fn write(
         let mut hasher = Hasher::new(id.algorithm());
         let mut left = first.size_bytes;
         while left > 0 {
-            // A chunk never spans two objects. An early end is reported by the other side.
+            // A chunk never spans two objects. The sender reports an early end.
             let Some(chunk) = chunks.next() else { return Ok(()) };
             hasher.update(&chunk);
             file.write_all(&chunk).map_err(failed)?;

@@ -1,7 +1,7 @@
 //! Fetches objects one after the other, in the order in which they are needed.
 //!
-//! Nothing is fetched ahead of what was asked for in one call, so that whoever takes the content
-//! may be as slow as it likes without a stream that nobody reads meanwhile.
+//! Only the objects of one request are in flight, so that a slow consumer does not leave further
+//! streams unread.
 
 use std::collections::BTreeSet;
 
@@ -29,13 +29,13 @@ pub struct ObjectContent<'sequence> {
 }
 
 impl<'call> ObjectSequence<'call> {
-    /// Starts with the first of `objects`; one may be there more than once.
+    /// Starts with the first of `objects`, which may contain duplicates.
     pub fn new(client: &'call Client, objects: Vec<(ObjectId, u64)>) -> Self {
         Self { client, objects: objects.into_iter(), reader: None, left: 0 }
     }
 
-    /// The next object; `None` behind the last. The content of the one before was read to its
-    /// end.
+    /// Returns the next object, or `None` after the last. The content of the previous one must have
+    /// been read to its end.
     pub async fn next(&mut self) -> Result<Option<ObjectContent<'_>>, DownloadError> {
         if self.left == 0 {
             let ids = batch_of(self.objects.as_slice());
@@ -58,7 +58,7 @@ impl<'call> ObjectSequence<'call> {
     }
 }
 
-/// How many of `objects` are asked for at once: none of them twice.
+/// Returns the first of `objects` that one request asks for, without duplicates.
 fn batch_of(objects: &[(ObjectId, u64)]) -> Vec<ObjectId> {
     let mut bytes = 0_u64;
     let mut known = BTreeSet::new();
@@ -71,7 +71,7 @@ fn batch_of(objects: &[(ObjectId, u64)]) -> Vec<ObjectId> {
 }
 
 impl ObjectContent<'_> {
-    /// The next piece; `None` at the end, when all of it was found to be what was asked for.
+    /// Returns the next chunk, or `None` at the end, after the digest was verified.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, DownloadError> {
         if let Some(chunk) = self.reader.chunk().await? {
             if let Some(hasher) = &mut self.hasher {

@@ -1,9 +1,9 @@
-//! Makes a tree below a new directory, exactly: content, mode, owner, attributes, links.
+//! Creates a tree in a new directory, exactly: content, mode, owner, attributes, links.
 //!
-//! The tree comes from a server that may be hostile. Names are checked by the types of the tree;
-//! here every path is opened below the descriptor of the new directory, without following any
-//! symlink, and every entry is created, never opened, so that nothing outside can be written.
-//! All is made in `DIR.incomplete`, which only its owner can enter, and gets its name last.
+//! The server that the tree comes from may be hostile. The types of the tree check names. Here
+//! every path is opened below the descriptor of the new directory, without following symlinks, and
+//! every entry is created, never opened, so that nothing outside can be written. The tree is made
+//! in `DIR.incomplete`, which only its owner can enter, and is renamed last.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -25,16 +25,15 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, LinkatFlags, Uid};
 use xattr::FileExt as _;
 
-/// The longest path that is given to the kernel at once, in bytes.
+/// The longest path that is passed to the kernel at once, in bytes.
 const PATH_BYTES_MAX: usize = 4_000;
 
-/// A tree that cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RestoreError {
-    #[error("`{}` is there already and is not an empty directory", path.display())]
+    #[error("`{}` already exists and is not an empty directory", path.display())]
     NotEmpty { path: PathBuf },
-    #[error("`{}` is in the way, left by an attempt that was killed", path.display())]
+    #[error("`{}` already exists: an earlier attempt was killed", path.display())]
     Leftover { path: PathBuf },
     #[error("cannot make the directory `{}`", path.display())]
     Target { path: PathBuf, source: io::Error },
@@ -44,7 +43,7 @@ pub enum RestoreError {
     Entry { what: &'static str, path: TreePath, source: io::Error },
 }
 
-/// What an entry did not get, and why not.
+/// Something of an entry that could not be restored, by reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotRestored {
     /// Only root may set owners.
@@ -58,7 +57,7 @@ pub enum NotRestored {
 }
 
 impl NotRestored {
-    /// What happened, for the user.
+    /// Returns a text for the user.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Owner => "entries have your owner and group, because only root can set others",
@@ -72,7 +71,7 @@ impl NotRestored {
     }
 }
 
-/// A directory in which a tree is being made.
+/// A directory in which a tree is being created.
 pub struct RestoreTarget {
     path: PathBuf,
     incomplete: PathBuf,
@@ -83,7 +82,7 @@ pub struct RestoreTarget {
 }
 
 impl RestoreTarget {
-    /// Starts a tree at `path`, which must not be there or be an empty directory.
+    /// Starts a tree at `path`, which must not exist or be an empty directory.
     pub fn create(path: &Path) -> Result<Self, RestoreError> {
         let failed = |source| RestoreError::Target { path: path.to_owned(), source };
         let path = match fs_err::symlink_metadata(path) {
@@ -118,7 +117,7 @@ impl RestoreTarget {
         Ok(Self { path, incomplete, root, privileged, stopped, not_restored })
     }
 
-    /// Lets whoever makes entries end with [`RestoreError::Stopped`] at the next one.
+    /// Makes the creation of the next entry fail with [`RestoreError::Stopped`].
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
@@ -127,8 +126,8 @@ impl RestoreTarget {
         if self.stopped.load(Ordering::Relaxed) { Err(RestoreError::Stopped) } else { Ok(()) }
     }
 
-    /// Makes all directories of `tree`, for the owner alone as yet, and everything in it that has
-    /// no content.
+    /// Creates all directories of `tree`, accessible only by the owner at first, and all entries
+    /// without content.
     pub fn make_skeleton(&self, tree: &Tree) -> Result<(), RestoreError> {
         let mut stack: Vec<(TreePath, &Directory)> = vec![(TreePath::root(), tree.root())];
         while let Some((path, directory)) = stack.pop() {
@@ -163,12 +162,12 @@ impl RestoreTarget {
         Ok(())
     }
 
-    /// Creates files in it, of which those that follow one another are best in one directory.
+    /// Returns a creator of files. It is fastest if consecutive files are in the same directory.
     pub fn files(&self) -> FileCreator<'_> {
         FileCreator { target: self, parent: None }
     }
 
-    /// Gives the written `file` at `path` everything but its content.
+    /// Sets owner, attributes, mode and mtime of the written `file` at `path`.
     pub fn finish_file(
         &self,
         file: &File,
@@ -181,7 +180,7 @@ impl RestoreTarget {
             .map_err(entry("set the time of", path))
     }
 
-    /// Makes the hard links of `tree`; its files are there.
+    /// Creates the hard links of `tree`, whose files exist already.
     pub fn make_links(&self, tree: &Tree) -> Result<(), RestoreError> {
         if tree.root().totals().hard_links == 0 {
             return Ok(());
@@ -201,8 +200,8 @@ impl RestoreTarget {
         Ok(())
     }
 
-    /// Gives all directories their owner, attributes and mode, the deepest first, and the whole
-    /// tree its name. Gives what entries had to go without.
+    /// Sets owner, attributes and mode of all directories, the deepest first, and renames the tree.
+    /// Returns what could not be restored.
     pub fn finish(self, tree: &Tree) -> Result<BTreeMap<NotRestored, Vec<TreePath>>, RestoreError> {
         let mut directories: Vec<(TreePath, Metadata)> = tree
             .nodes()
@@ -220,7 +219,7 @@ impl RestoreTarget {
         Ok(self.not_restored.into_inner().expect("no holder panics"))
     }
 
-    /// Removes everything again.
+    /// Removes the incomplete directory.
     pub fn abandon(&self) -> Result<(), RestoreError> {
         std::fs::remove_dir_all(&self.incomplete)
             .map_err(|source| RestoreError::Target { path: self.incomplete.clone(), source })
@@ -304,8 +303,9 @@ impl RestoreTarget {
         Ok(())
     }
 
-    /// Sets the attributes of what cannot be opened. The kernel has no call for a name in a
-    /// directory, so the directory is named by its descriptor; the name itself is not followed.
+    /// Sets the attributes of an entry that cannot be opened. The kernel has no call for a name in
+    /// a directory, so the path goes through the descriptor of the directory; a symlink at the name
+    /// is not followed.
     fn set_xattrs_of_name(
         &self,
         parent: &OwnedFd,
@@ -352,7 +352,7 @@ impl RestoreTarget {
         let mut rest = path.relative();
         let mut opened = open_below(std::os::fd::AsFd::as_fd(&self.root), b".")?;
         while !rest.is_empty() {
-            // A longer path is walked in parts.
+            // Longer paths are opened in parts.
             let end = if rest.len() <= PATH_BYTES_MAX {
                 rest.len()
             } else {
@@ -366,14 +366,14 @@ impl RestoreTarget {
     }
 }
 
-/// Creates the files of a tree, and keeps the directory of the last one open.
+/// Creates the files of a tree. Keeps the directory of the last file open.
 pub struct FileCreator<'target> {
     target: &'target RestoreTarget,
     parent: Option<(TreePath, OwnedFd)>,
 }
 
 impl FileCreator<'_> {
-    /// Creates the file `path`, to be written.
+    /// Creates the file `path` and opens it for writing.
     pub fn create(&mut self, path: &TreePath) -> Result<File, RestoreError> {
         self.target.check_not_stopped()?;
         let mut create = || {
@@ -420,7 +420,7 @@ fn spec(time: Time) -> TimeSpec {
     TimeSpec::new(time.seconds, i64::from(time.nanoseconds))
 }
 
-/// Leaves the time of the last access as it is.
+/// Keeps the time of the last access.
 fn omit() -> TimeSpec {
     TimeSpec::UTIME_OMIT
 }

@@ -1,5 +1,5 @@
-//! Brings the objects of a tree to the image server: first asks which are missing, then sends
-//! those, each once, in one stream.
+//! Uploads the objects of a tree: asks the image server which are missing, then sends those, each
+//! once, in one stream.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,17 +22,16 @@ use crate::transfer::contents::{
 /// How long the server keeps the objects of an upload that is under way, in seconds.
 const LEASE_SECONDS: u32 = 24 * 3_600;
 
-/// If the next object takes longer than this to be found, the stream is ended and a new one
-/// started when it comes, so that the server does not take us for dead.
+/// If the source needs longer than this for the next object, the stream is ended and a new one is
+/// started for that object, so that the server does not time out.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 
-/// How often an upload is begun again after the connection was lost.
+/// How often an upload is started, because the connection was lost.
 const ATTEMPTS_MAX: u32 = 5;
 
 /// The pause before the second attempt is twice this, and twice as long before each further one.
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 
-/// Why objects could not be uploaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UploadError {
@@ -42,7 +41,7 @@ pub enum UploadError {
     Send { source: SendError },
 }
 
-/// What an upload did.
+/// The counts of an upload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UploadSummary {
     /// TreeObjects of the tree, directories included, each once.
@@ -58,12 +57,12 @@ pub struct UploadSummary {
 pub enum UploadScope {
     /// Those that the server lacks.
     Missing,
-    /// All, so that it compares them with what it has.
+    /// All objects, so that the server compares them with its own.
     All,
 }
 
-/// Sends those of `objects` that the server lacks, or all. Begins again, with what is still
-/// missing, when the connection is lost.
+/// Sends the objects that the server lacks, or all. When the connection is lost, starts again with
+/// the objects that are still missing.
 pub async fn upload(
     client: &Client,
     algorithm: Algorithm,
@@ -97,7 +96,7 @@ pub async fn upload(
         };
         attempt += 1;
         match result {
-            // The next check finds nothing missing, or what was collected meanwhile.
+            // The next check finds nothing missing, or objects that the server removed meanwhile.
             Ok(()) if attempt < ATTEMPTS_MAX => {}
             Err(UploadError::Call { source })
                 if source.remedy() == Remedy::Wait && attempt < ATTEMPTS_MAX =>
@@ -160,7 +159,7 @@ async fn send(
     });
     let pieces = Arc::new(Mutex::new(Some(pieces)));
     let uploaded = stream_pieces(client, &pieces, total).await;
-    // Without this the reader would wait for a place in the queue for ever.
+    // Otherwise the reader would wait forever for space in the queue.
     pieces.lock().await.take();
     let (contents, read) = match reading.await {
         Ok(done) => done,

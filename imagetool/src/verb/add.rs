@@ -87,7 +87,7 @@ pub struct AddArgs {
     /// JSON: how a machine is checked after an update to the image; see below.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
-    /// The image goes away by itself that long from now.
+    /// The image expires after this time.
     #[arg(long, value_name = "DURATION", value_parser = written::duration)]
     pub expires_in: Option<Duration>,
     /// A tag of the image; may be given several times.
@@ -109,8 +109,8 @@ pub struct AddArgs {
     /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
-    /// Send all objects, also those that the server has: it compares them byte by byte, and refuses
-    /// another content of the same digest.
+    /// Send all objects, also those that the server has. It compares them byte by byte, and refuses
+    /// different content with the same digest.
     #[arg(long)]
     pub send_all: bool,
     /// How the image is signed.
@@ -178,9 +178,9 @@ pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
     make_image(context, content, notes, &tree, contents, wishes).await
 }
 
-/// How an image is made.
+/// Options for making an image.
 pub(super) struct ImageOptions<'call> {
-    /// When it goes away by itself.
+    /// The time until it expires.
     pub expires_in: Option<Duration>,
     /// Paths that it must have.
     pub required: &'call RequiredPaths,
@@ -190,7 +190,7 @@ pub(super) struct ImageOptions<'call> {
     pub signer: Option<Signer>,
 }
 
-/// Uploads `tree`, and makes the image `content` of it, as is wished.
+/// Uploads `tree`, and adds the image `content`.
 pub(super) async fn make_image(
     context: &Context,
     content: Content,
@@ -210,7 +210,7 @@ pub(super) async fn make_image(
         .await
         .map_err(|error| upload_failure(&error))?;
     notes.packages = packages_of(context, tree).await?;
-    // From when it is added, however long the upload took.
+    // The time counts from the end of the upload.
     notes.expires_at = expires_in.map(|duration| written::later(now(), duration));
     if let Some(signer) = signer {
         notes.signatures.push(signer.sign(&content)?);
@@ -230,7 +230,7 @@ pub(super) async fn packages_of(context: &Context, tree: &Tree) -> Result<Vec<Pa
     packages.map_err(|error| download::failure(&error))
 }
 
-/// Brings the build log to the server. One that is there already stays there for a while.
+/// Brings the build log to the server. One that already exists stays there for a while.
 async fn send_build_log(
     context: &Context,
     log: Option<Vec<u8>>,
@@ -293,10 +293,10 @@ pub(super) fn report(
     Ok(Outcome::Done)
 }
 
-/// Refuses a name that is taken before any work is done for it.
+/// Refuses a name that exists, before any work is done.
 pub(super) async fn check_name_is_free(context: &Context, name: &ImageName) -> Result<(), Failure> {
     match get_image(&context.client, name).await {
-        Ok(_) => Err(Failure::of_text(format!("{name} is there already"))
+        Ok(_) => Err(Failure::of_text(format!("{name} already exists"))
             .hint("an image never changes: take a new name, such as one with a version or a date")),
         Err(error) if error.code() == Some(FaultCode::NotFound) => Ok(()),
         Err(error) => Err(Failure::of_image_call(&error, name)),
@@ -354,7 +354,7 @@ pub(super) fn upload_failure(error: &UploadError) -> Failure {
     }
 }
 
-/// Refuses a tree that no machine could run.
+/// Refuses a tree without the required paths.
 pub(super) fn require(
     tree: &Tree,
     filter: Option<&Filter>,
@@ -375,7 +375,7 @@ pub(super) fn require(
     })
 }
 
-/// Says what the image would do to machines that hardly anyone means to do.
+/// Prints warnings about effects that are probably not intended.
 pub(super) fn warn(tree: &Tree, filter: Option<&Filter>) {
     let told = image_checks::warnings(tree, filter);
     for warning in &told.warnings {

@@ -1,4 +1,4 @@
-//! `imagetool add-from-sub`: makes an image of what a running machine has.
+//! `imagetool add-from-sub`: makes an image from a running machine.
 
 use std::path::PathBuf;
 
@@ -24,23 +24,23 @@ use crate::output::failure::Failure;
 use crate::transfer::contents::TreeObjects;
 use crate::transfer::upload::{UploadError, UploadScope, upload};
 
-/// How often a machine is read that changes while it is read.
+/// How often a machine is read if it changes meanwhile.
 const ATTEMPTS_MAX: u32 = 5;
 
 /// How many paths or lines an error names.
 const NAMED_MAX: usize = 5;
 
-/// Makes an image of what a running machine has.
+/// Makes an image from a running machine.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   imagetool add-from-sub rescue/web1-2024-05-01 web1 filter triggers.json
   imagetool add-from-sub golden/7 10.0.0.7:6969 filter -
 
-The machine looks at its tree anew, and the image is exactly what it found: if files change while
-they are read, it looks again. Only contents that the image server does not have are read from
-it. What the machine does not scan, because its own image's filter or configuration keeps it, is
-not in the image either.")]
+The machine scans its tree again, and the image is exactly the result. If files change while they
+are read, it scans again. Only contents that the image server does not have are read from it. Paths
+that the machine does not scan, because of its image's filter or its configuration, are not in the
+image.")]
 pub struct AddFromSubArgs {
     /// The name of the new image.
     pub name: ImageName,
@@ -102,13 +102,13 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
             Ok(sent) => break (tree, sent),
             Err(error @ UploadError::Send { .. }) if attempt < ATTEMPTS_MAX => {
                 let error = model::report::report(&error);
-                eprintln!("note: {host}: {error}; it is read again");
+                eprintln!("note: {host}: {error}; reading it again");
                 attempt += 1;
             }
             Err(error @ UploadError::Send { .. }) => {
                 return Err(upload_failure(&error).hint(format!(
-                    "{host} changes all the time: stop what writes there, or leave its paths to \
-                     the machines by the filter"
+                    "files on {host} change all the time: stop what writes them, or add \
+                     their paths to the filter"
                 )));
             }
             Err(error) => return Err(upload_failure(&error)),
@@ -152,7 +152,7 @@ fn without_kept(tree: &Tree, filter: Option<&Filter>) -> Result<Tree, Failure> {
     }
 }
 
-/// Refuses what the machine could not read: an image without it would take it from others.
+/// Refuses a machine with unreadable paths: an image without them would remove them elsewhere.
 fn refuse_unread(host: &str, snapshot: &Snapshot, filter: Option<&Filter>) -> Result<(), Failure> {
     let is_kept = |path: &TreePath| filter.is_some_and(|filter| filter.keeps(path));
     let unread = snapshot.scan.unreadable.iter().filter(|(path, _)| !is_kept(path));
@@ -163,11 +163,11 @@ fn refuse_unread(host: &str, snapshot: &Snapshot, filter: Option<&Filter>) -> Re
     }
     let more = if unread.next().is_some() { ", ..." } else { "" };
     let message = format!("{host} cannot read {}{more}", named.join(", "));
-    Err(Failure::of_text(message).hint("mend that, or leave it to the machines by the filter"))
+    Err(Failure::of_text(message).hint("fix that, or add the paths to the filter"))
 }
 
-/// Says what the image lacks because the machine does not scan it, and the new filter does not
-/// leave it to the machines.
+/// Warns of paths that are missing in the image because the machine does not scan them, and that
+/// the new filter does not keep.
 fn tell_unscanned(host: &str, kept: &Filter, snapshot: &Snapshot, filter: Option<&Filter>) {
     let Some(filter) = filter else { return };
     let lines = kept.lines().iter().chain(&snapshot.exclusions);

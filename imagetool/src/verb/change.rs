@@ -43,7 +43,7 @@ pub struct TagArgs {
 pub(super) fn tag_of(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err(format!("`{text}` is no tag: expected KEY=VALUE")),
+        _ => Err(format!("`{text}` is not a tag: expected KEY=VALUE")),
     }
 }
 
@@ -86,11 +86,11 @@ The new image has the tree, the filter, the triggers and the notes of the other,
 and is not deprecated. Signatures are about the name, too: sign the copy with `imagetool sign`.
 `imagetool show` tells of which image it was made.")]
 pub struct CopyArgs {
-    /// The image that is there.
+    /// The existing image.
     pub from: ImageName,
     /// The name of the new one.
     pub to: ImageName,
-    /// The new image goes away by itself that long from now.
+    /// The new image expires after this time.
     #[arg(long, value_name = "DURATION", value_parser = written::duration)]
     pub expires_in: Option<Duration>,
 }
@@ -116,19 +116,19 @@ pub async fn copy(context: &Context, args: CopyArgs) -> VerbResult {
     Ok(Outcome::Done)
 }
 
-/// Lets an image stay for longer, or for ever.
+/// Lets an image expire later, or never.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   imagetool change-expiry test/today --expires-in 7d
   imagetool change-expiry base/debian-12.7 --never
 
-An image is never made to go earlier than it was said to: somebody may rely on it. Delete it if
-nobody does.")]
+An image never expires earlier than announced, because somebody may rely on it. Delete it if nobody
+does.")]
 pub struct ChangeExpiryArgs {
     /// The name of the image.
     pub name: ImageName,
-    /// It goes that long from now.
+    /// It expires after this time.
     #[arg(long, value_name = "DURATION", required_unless_present = "never",
           conflicts_with = "never", value_parser = written::duration)]
     pub expires_in: Option<Duration>,
@@ -177,8 +177,8 @@ pub struct DeleteArgs {
     /// Even if machines must have it or will get it next.
     #[arg(long)]
     pub force: bool,
-    /// Only the copy that this server has, which is a replica: one that conflicts with its
-    /// master's, that it does not follow, or that the master has not got.
+    /// Delete only the copy on this server, which is a replica: an image that conflicts with its
+    /// master's, that it does not follow, or that the master does not have.
     #[arg(long)]
     pub local: bool,
 }
@@ -188,8 +188,8 @@ pub async fn delete(context: &Context, args: DeleteArgs) -> VerbResult {
     let name = &args.name;
     if !args.yes {
         if !std::io::stdin().is_terminal() {
-            let message = format!("will not delete {name} without being sure");
-            return Err(Failure::of_text(message).hint("add --yes to mean it").misuse());
+            let message = format!("will not delete {name} without a confirmation");
+            return Err(Failure::of_text(message).hint("give --yes to confirm").misuse());
         }
         let image = get_image(&context.client, name)
             .await
@@ -224,8 +224,9 @@ pub async fn delete(context: &Context, args: DeleteArgs) -> VerbResult {
         .call::<DeleteImage>(&DeleteImageRequest { name: name.clone(), force: args.force })
         .await
         .map_err(|error| match error.code() {
-            Some(FaultCode::Held) => Failure::new(&error)
-                .hint("let the machines have another image first, or mean it with --force"),
+            Some(FaultCode::Held) => {
+                Failure::new(&error).hint("give the machines another image first, or use --force")
+            }
             _ => Failure::of_image_call(&error, name),
         })?;
     eprintln!("Deleted {name}.");

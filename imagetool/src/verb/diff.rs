@@ -1,4 +1,4 @@
-//! `imagetool diff`: tells in what two images differ.
+//! `imagetool diff`: shows the differences of two images.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -21,7 +21,7 @@ use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Meter;
 use crate::transfer::{directories, download};
 
-/// Tells in what two images differ: paths, filters, triggers, computed files, health checks,
+/// Shows the differences of two images: paths, filters, triggers, computed files, health checks,
 /// packages.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\

@@ -80,7 +80,7 @@ pub async fn mkdir(context: &Context, args: MkdirArgs) -> VerbResult {
         eprintln!("Made {made}.");
     }
     if reply.made.is_empty() {
-        eprintln!("{name} is there already; its owners stay as they are.");
+        eprintln!("{name} already exists; its owners were not changed.");
     }
     eprintln!("Owned by {}.", reply.owners.in_words());
     if context.format == Format::Json {
@@ -113,9 +113,7 @@ pub async fn rmdir(context: &Context, args: RmdirArgs) -> VerbResult {
             Some(FaultCode::Held) => failure.hint(format!(
                 "`imagetool tree {name}` and `imagetool list {name}` show what is in it"
             )),
-            Some(FaultCode::NotFound) => {
-                failure.hint("`imagetool tree` shows the directories that there are")
-            }
+            Some(FaultCode::NotFound) => failure.hint("`imagetool tree` lists all directories"),
             _ => Failure::of_call(&error),
         }
     })?;
@@ -152,8 +150,8 @@ pub async fn chown(context: &Context, args: ChownArgs) -> VerbResult {
         Some(owners) => owners,
         None if nobody => api::access::Owners::default(),
         None => {
-            return Err(Failure::of_text("who shall own it?")
-                .hint("give --owner-group or --owner-user, or say --nobody")
+            return Err(Failure::of_text("no owner is given")
+                .hint("give --owner-group or --owner-user, or --nobody")
                 .misuse());
         }
     };
@@ -161,7 +159,7 @@ pub async fn chown(context: &Context, args: ChownArgs) -> VerbResult {
     let request = ChangeOwnerRequest { name: name.clone(), owners };
     context.client.call::<ChangeOwner>(&request).await.map_err(|error| match error.code() {
         Some(FaultCode::NotFound) => {
-            Failure::new(&error).hint("`imagetool tree` shows the directories that there are")
+            Failure::new(&error).hint("`imagetool tree` lists all directories")
         }
         _ => Failure::of_call(&error),
     })?;
@@ -202,7 +200,7 @@ pub async fn tree(context: &Context, args: TreeArgs) -> VerbResult {
     }
     if let Some(name) = args.directory.filter(|_| all.is_empty()) {
         return Err(Failure::of_text(format!("there is no directory {name}"))
-            .hint("`imagetool tree` shows the directories that there are"));
+            .hint("`imagetool tree` lists all directories"));
     }
     match context.format {
         Format::Json => print_json(&all)?,

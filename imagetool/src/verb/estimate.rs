@@ -1,4 +1,4 @@
-//! `imagetool estimate`: tells what an image takes.
+//! `imagetool estimate`: shows the space that an image needs.
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ const ESTIMATE_LIMIT: Duration = Duration::from_secs(600);
 /// How long nothing is said of what takes long.
 const NOTE_AFTER: Duration = Duration::from_secs(1);
 
-/// Tells what an image takes: on a machine, on the server, and on the way to a machine.
+/// Shows the space that an image needs on a machine and on the server, and what a machine fetches.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -105,7 +105,7 @@ pub async fn run(context: &Context, args: EstimateArgs) -> VerbResult {
     Ok(Outcome::Done)
 }
 
-/// What the server says of an image; who waits for it is told why.
+/// Asks the server for its estimate; prints a note if that takes long.
 async fn server_estimate(
     context: &Context,
     name: &ImageName,
@@ -178,7 +178,7 @@ fn describe(report: &Report) -> String {
     let Report { machine: Usage { bytes, inodes, computed }, .. } = report;
     let mut lines = vec![("On a machine:", format!("{}, {} inodes", size(*bytes), count(*inodes)))];
     if *computed > 0 {
-        lines.push(("", format!("and {}, however long", plural(*computed, "computed file"))));
+        lines.push(("", format!("and {}, of unknown size", plural(*computed, "computed file"))));
     }
     let of = |sum: &Sum| format!("{}, {}", plural(sum.objects, "object"), size(sum.bytes));
     if let Some(EstimateImageReply { own, shared }) = &report.server {

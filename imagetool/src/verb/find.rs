@@ -10,7 +10,7 @@ use super::change::tag_of;
 use super::{Context, VerbResult, get_image, print, print_json};
 use crate::output::failure::{Failure, Outcome};
 
-/// Says whether images are there. The exit code says it too.
+/// Says whether images exist, also by the exit code.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -78,7 +78,7 @@ Examples:
   imagetool find-latest base
   imagetool copy \"$(imagetool find-latest test --tag tested=yes)\" base/12.7
 
-Images in directories below are not looked at. If there is none, nothing is printed and the exit
+Images in subdirectories are not searched. If there is none, nothing is printed and the exit
 code is 1.")]
 pub struct FindLatestArgs {
     /// The directory.
@@ -98,7 +98,7 @@ pub async fn find_latest(context: &Context, args: FindLatestArgs) -> VerbResult 
     let Some(name) = &reply.name else {
         let with = if request.tags.is_empty() { "" } else { " with these tags" };
         let message = format!("there is no image{with} in {directory}");
-        return Err(Failure::of_text(message).hint("directories below are not looked at"));
+        return Err(Failure::of_text(message).hint("subdirectories are not searched"));
     };
     match context.format {
         Format::Json => print_json(&reply)?,

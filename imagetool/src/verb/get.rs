@@ -54,13 +54,15 @@ pub async fn run(context: &Context, args: GetArgs) -> VerbResult {
     let target = Arc::new(target);
     let tracker = TaskTracker::new();
     let filled = tokio::select! {
-        filled = fill(context, &tree, &target, &tracker) => filled.map_err(|error| download::failure(&error)),
+        filled = fill(context, &tree, &target, &tracker) => {
+            filled.map_err(|error| download::failure(&error))
+        }
         () = stop.cancelled() => {
             target.stop();
             Err(Failure::of_text("interrupted"))
         }
     };
-    // Writers that were left behind end by themselves, now that nobody feeds them.
+    // Writers that are still running end by themselves, because their channels are closed.
     tracker.close();
     tracker.wait().await;
     let finished = match filled {

@@ -17,7 +17,7 @@ use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Unit;
 use crate::output::{plural, size, time};
 
-/// Shows how the image server stands with its master and its replicas.
+/// Shows the state of replication: the master and the replicas of the image server.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -55,16 +55,16 @@ fn outcome(reply: &GetReplicationReply) -> Outcome {
 fn replication_text(reply: &GetReplicationReply, now: Time) -> String {
     let mut text = format!("Store      {}\n", reply.server);
     match &reply.master {
-        None => text.push_str("Master     none: changes are decided on here\n"),
+        None => text.push_str("Master     none: this server accepts changes itself\n"),
         Some(master) => text.push_str(&master_lines(master, now)),
     }
     if reply.replicas.is_empty() {
-        text.push_str("Replicas   none have asked\n");
+        text.push_str("Replicas   none have connected\n");
     }
     for (index, replica) in reply.replicas.iter().enumerate() {
         let head = if index == 0 { "Replicas" } else { "" };
         let state = match (replica.is_connected, replica.is_level) {
-            (false, _) => format!("asked last {}", ago(now, replica.seen)),
+            (false, _) => format!("connected last {}", ago(now, replica.seen)),
             (true, true) => "level".to_owned(),
             (true, false) => format!("{} behind", plural(replica.images_behind, "image")),
         };
@@ -78,7 +78,7 @@ fn master_lines(master: &MasterState, now: Time) -> String {
     let since = ago(now, master.since);
     lines.push(format!("Master     {}: {}, since {since}", master.address, master.link.name()));
     let level = match (master.is_level, master.level_at) {
-        (true, _) => "all is here that is followed".to_owned(),
+        (true, _) => "all followed images are here".to_owned(),
         (false, None) => "not yet".to_owned(),
         (false, Some(at)) => format!("last {}", ago(now, at)),
     };
@@ -176,7 +176,8 @@ mod tests {
     fn what_operators_need_is_told() {
         let store = "Store      00000000000000000000000000000001\n";
         let mut root = reply(None);
-        let none = "Master     none: changes are decided on here\nReplicas   none have asked\n";
+        let none =
+            "Master     none: this server accepts changes itself\nReplicas   none have connected\n";
         assert_eq!(replication_text(&root, at(100)), format!("{store}{none}"));
         let replica = |number, address: &str, is_connected, is_level| ReplicaState {
             server: ServerId::from(number),
@@ -194,9 +195,9 @@ mod tests {
         assert_eq!(
             replication_text(&root, at(100)),
             format!(
-                "{store}Master     none: changes are decided on here\n\
+                "{store}Master     none: this server accepts changes itself\n\
                  Replicas   a:6971: level\n           b:6971: 3 images behind\n           \
-                 c:6971: asked last 60 s ago\n"
+                 c:6971: connected last 60 s ago\n"
             )
         );
         assert_eq!(outcome(&root), Outcome::Done);
@@ -206,8 +207,8 @@ mod tests {
             replication_text(&level, at(100)),
             format!(
                 "{store}Master     images1:6971: connected, since 100 s ago\n\
-                 Level      all is here that is followed\nFollows    all images\n\
-                 Replicas   none have asked\n"
+                 Level      all followed images are here\nFollows    all images\n\
+                 Replicas   none have connected\n"
             )
         );
         assert_eq!(outcome(&level), Outcome::Done);
@@ -247,7 +248,7 @@ mod tests {
                  Trouble    base/1 (conflict): another\n           and 2 more\n\
                  Owners     conflict: they began apart\n\
                  Only here  1 image, which the master never had or has lost, such as base/9\n\
-                 Replicas   none have asked\n"
+                 Replicas   none have connected\n"
             )
         );
         assert_eq!(outcome(&broken), Outcome::Partly);
@@ -354,7 +355,7 @@ mod gc_tests {
     }
 }
 
-/// Says that the image server's clock is right although it jumped.
+/// Confirms that the image server's clock is right although it jumped.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

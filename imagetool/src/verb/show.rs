@@ -127,7 +127,7 @@ fn print_packages(context: &Context, image: &Image) -> VerbResult {
     match context.format {
         Format::Json => print_json(packages)?,
         Format::Table if packages.is_empty() => {
-            eprintln!("No packages are known of {}.", image.content.name);
+            eprintln!("No packages are recorded for {}.", image.content.name);
         }
         Format::Table => {
             let rows: Vec<[String; 3]> = packages

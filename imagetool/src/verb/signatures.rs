@@ -126,7 +126,7 @@ fn statement_on(content: &Content, expires_in: Option<Duration>) -> Result<State
         .map_err(|_| Failure::of_text("the clock shows a time before 1970: set it first"))?;
     let expires = expires_in.map(|duration| now.saturating_add(duration.as_secs()));
     if expires.is_some_and(|expires| expires <= now) {
-        return Err(Failure::of_text("a signature that expires at once is of no use").misuse());
+        return Err(Failure::of_text("the signature would expire at once").misuse());
     }
     Ok(Statement { image: content.name.clone(), digest: content.digest(), signed: now, expires })
 }
@@ -146,11 +146,13 @@ pub async fn sign(context: &Context, args: SignArgs) -> VerbResult {
     let content = get_image(&context.client, &args.name).await.map_err(failed)?.content;
     let digest = content.digest();
     if content.name != args.name {
-        return Err(Failure::of_text(format!("the server gives {} instead", content.name)));
+        return Err(Failure::of_text(format!("the server sent {} instead", content.name)));
     }
     if args.digest.is_some_and(|wanted| wanted != digest) {
         let text = format!("the image server says that {} has the digest {digest}", args.name);
-        return Err(Failure::of_text(text).hint("it was not signed: find out why"));
+        return Err(
+            Failure::of_text(text).hint("nothing was signed: find out why the digests differ")
+        );
     }
     if args.print {
         warn_of_computed_files(&content);

@@ -88,8 +88,8 @@ pub async fn run(context: &Context, args: TarArgs) -> VerbResult {
     let by_name = || path.as_deref().map_or(Compression::None, Compression::of_name);
     let compression = args.compress.unwrap_or_else(by_name);
     if path.is_none() && io::stdout().is_terminal() {
-        return Err(Failure::of_text("will not write an archive to a terminal")
-            .hint("give a file with -o FILE, or lead the output into one")
+        return Err(Failure::of_text("an archive cannot be written to a terminal")
+            .hint("give a file with -o FILE, or redirect the output")
             .misuse());
     }
     let stop = daemon::stop_on_signals()
@@ -126,7 +126,7 @@ pub async fn run(context: &Context, args: TarArgs) -> VerbResult {
 
 /// Where an archive goes.
 enum Output {
-    /// What is there already and is no regular file, or the standard output.
+    /// What already exists and is no regular file, or the standard output.
     Direct,
     /// A file that gets its name when it is complete, and vanishes otherwise.
     New(NamedTempFile),

@@ -1,4 +1,4 @@
-//! `imagetool verify`: looks whether the image server has all that an image needs.
+//! `imagetool verify`: checks that the image server has all objects of an image.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::transfer::download::{self, BATCH_OBJECTS_MAX, DownloadError, next_obj
 /// How many batches are under way at a time.
 const BATCHES_MAX: usize = 4;
 
-/// Looks whether the image server has every object of an image, whole and unchanged.
+/// Checks that the image server has every object of an image, complete and unchanged.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -31,7 +31,7 @@ Examples:
 
 Every object is fetched and hashed here; nothing is kept. --quick fetches directories alone, and
 asks the server whether it has the contents of files. What is missing or damaged is listed with a
-path that needs it. To mend it, add an image that has the same content under a new name.
+path that needs it. To repair it, add an image that has the same content under a new name.
 
 Exit codes: 0 all is there, 3 something is missing or damaged, 1 it could not be found out.")]
 pub struct VerifyArgs {
@@ -105,7 +105,7 @@ pub async fn run(context: &Context, args: VerifyArgs) -> VerbResult {
     Ok(Outcome::Different)
 }
 
-/// Fetches all directories that can be had; gives the others with why.
+/// Fetches all directories that are available; returns the others with the reason.
 async fn fetch_directories(
     context: &Context,
     root: ObjectId,
@@ -185,7 +185,7 @@ async fn hash(context: &Context, batch: &[(ObjectId, u64)]) -> Result<BadObjects
         }
         let got = hasher.finish();
         if got != id {
-            bad.push((id, format!("damaged: what came hashes to {got}")));
+            bad.push((id, format!("damaged: its content has the digest {got}")));
         } else if got_bytes != want {
             bad.push((id, format!("has {got_bytes} bytes, the image says {want}")));
         }

@@ -1,4 +1,4 @@
-//! Where the blobs of an image are: the files of a directory, or the members of an archive.
+//! The blobs of an image: files of a directory, or members of an archive.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -47,9 +47,9 @@ impl Blobs {
         Self::Directory(path.to_owned())
     }
 
-    /// The members of the archive `input`, which lie in `section`; `None` if it is an archive of
-    /// something else than images, or a bad one. That is seen at the first other name, so that
-    /// hardly anything of an archive of a machine is read here.
+    /// Lists the members of the archive `input`, which is in `section`. Returns `None` if the
+    /// archive does not contain images or is invalid. It stops at the first member that cannot
+    /// belong to an image, so that an archive of a machine is not read to its end.
     pub fn of_archive(input: impl Read, section: &Section) -> Option<Self> {
         let mut reader = Reader::new(input);
         let mut members = BTreeMap::new();
@@ -88,7 +88,7 @@ impl Blobs {
         match self {
             Self::Directory(directory) => {
                 let path = directory.join(OsStr::from_bytes(path.relative()));
-                // A fifo must not hang us.
+                // Opening a fifo must not block.
                 let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY;
                 let mut options = std::fs::OpenOptions::new();
                 let opened = options.read(true).custom_flags(flags).open(path);
@@ -128,7 +128,7 @@ fn stored(member: &Member, path: &TreePath, section: &Section, offset: u64) -> B
     }
 }
 
-/// What a relative symlink at `path` leads to, if that is in the archive.
+/// Returns the target of a relative symlink at `path`, if it is in the archive.
 fn link_target(path: &TreePath, link: &[u8]) -> Option<TreePath> {
     let mut at = path.parent()?;
     for component in link.split(|&byte| byte == b'/') {
@@ -141,7 +141,7 @@ fn link_target(path: &TreePath, link: &[u8]) -> Option<TreePath> {
     Some(at)
 }
 
-/// True for the names that tools give to what is in an archive of images.
+/// True for names that tools use in archives of images.
 fn may_belong_to_images(path: &TreePath) -> bool {
     let Some(top) = path.components().next() else { return false };
     let known: [&[u8]; 5] =

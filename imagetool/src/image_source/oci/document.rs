@@ -1,7 +1,7 @@
-//! The JSON documents of images: the few of their fields that matter here.
+//! The JSON documents of images, with the fields that are used here.
 //!
-//! Fields have the names of the OCI image specification, which took them from Docker's formats.
-//! What is not known is ignored, as the specification asks.
+//! Field names are those of the OCI image specification, which took them from Docker's formats.
+//! Unknown fields are ignored, as the specification demands.
 // tidy: core
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ const NAME: &str = "org.opencontainers.image.ref.name";
 /// The annotation with the whole name of an image, as containerd and Docker write it.
 const WHOLE_NAME: &str = "io.containerd.image.name";
 
-/// The annotation of what describes another image and is none, such as how it was built.
+/// The annotation of documents that only describe another image, such as how it was built.
 const DESCRIBES: &str = "vnd.docker.reference.type";
 
 /// Names a blob.
@@ -48,7 +48,7 @@ pub enum Kind {
     Config,
     /// A layer: a tar archive, perhaps compressed.
     Layer,
-    /// Nothing that is known here.
+    /// An unknown type.
     Other,
 }
 

@@ -1,4 +1,4 @@
-//! For which machines an image is, and which of several images is meant.
+//! The platform of an image, and the selection of one of several images.
 // tidy: core
 
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ pub struct Platform {
 
 /// A text that is no platform.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no platform: expected OS/ARCHITECTURE, such as linux/amd64 or linux/arm/v7")]
+#[error("invalid platform `{text}`: expected OS/ARCHITECTURE, such as linux/amd64 or linux/arm/v7")]
 pub struct PlatformError {
     text: String,
 }
@@ -41,8 +41,8 @@ impl Platform {
         Self { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: None }
     }
 
-    /// True if an image for `self` is for the machines that `want` means. Where one of them says
-    /// nothing of the variant it is not compared.
+    /// True if an image for `self` runs on the machines of `want`. Variants are compared only if
+    /// both have one.
     pub fn is_for(&self, want: &Self) -> bool {
         // Each 64-bit ARM is a v8, and some images say so.
         let variant = |platform: &Self| match (&*platform.architecture, &platform.variant) {
@@ -88,14 +88,14 @@ impl fmt::Display for Platform {
     }
 }
 
-/// Which of several images is meant.
+/// Selects one of several images.
 #[derive(Clone, Debug)]
 pub struct ImageSelection {
-    /// For these machines, if that was said.
+    /// The platform that was asked for.
     pub platform: Option<Platform>,
-    /// Otherwise for these, unless there is only one image.
+    /// The default if there are several images.
     pub own: Platform,
-    /// With this name, if that was said.
+    /// The name that was asked for.
     pub name: Option<String>,
 }
 
@@ -108,17 +108,16 @@ pub struct Candidate<T> {
     pub names: Vec<String>,
 }
 
-/// No image is meant, or more than one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChoiceError {
-    #[error("it holds no image")]
+    #[error("it contains no image")]
     None,
-    #[error("it holds no image named {want}: there are {there}")]
+    #[error("it contains no image named {want}: there are {there}")]
     Name { want: String, there: String },
-    #[error("it holds no image for {want}: there are some for {there}")]
+    #[error("it contains no image for {want}: there are some for {there}")]
     Platform { want: Platform, there: String },
-    #[error("it holds several images for {want}: {there}")]
+    #[error("it contains several images for {want}: {there}")]
     Several { want: Platform, there: String },
 }
 
@@ -151,7 +150,7 @@ pub fn choose<T: PartialEq>(
     }
     let want = match &wanted.platform {
         Some(platform) => platform,
-        // Of whatever architecture the only one is; but not of another operating system.
+        // A single image is taken whatever its architecture, but not of another operating system.
         None if images.len() == 1 && ["", &wanted.own.os].contains(&&*images[0].platform.os) => {
             &images[0].platform.clone()
         }
@@ -205,24 +204,24 @@ mod tests {
         type Row<'a> = (&'a [&'a str], Option<&'a str>, Option<&'a str>, Result<u32, &'a str>);
         #[rustfmt::skip]
         let table: [Row<'_>; 18] = [
-            (&windows, None,                  None,     Err("it holds no image for linux/amd64: there are some for windows/amd64")),
+            (&windows, None,                  None,     Err("it contains no image for linux/amd64: there are some for windows/amd64")),
             (&windows, Some("windows/amd64"), None,     Ok(1)),
-            (&none,  None,                 None,        Err("it holds no image")),
-            (&none,  None,                 Some("x"),   Err("it holds no image")),
+            (&none,  None,                 None,        Err("it contains no image")),
+            (&none,  None,                 Some("x"),   Err("it contains no image")),
             (&arm,   None,                 None,        Ok(2)),
-            (&arm,   Some("linux/amd64"),  None,        Err("it holds no image for linux/amd64: there are some for linux/arm64/v8")),
+            (&arm,   Some("linux/amd64"),  None,        Err("it contains no image for linux/amd64: there are some for linux/arm64/v8")),
             (&fleet, None,                 None,        Ok(1)),
             (&fleet, Some("linux/arm64"),  None,        Ok(2)),
             (&fleet, Some("linux/arm/v7"), None,        Ok(4)),
-            (&fleet, Some("linux/arm"),    None,        Err("it holds several images for linux/arm: linux/arm/v6, linux/arm/v7")),
-            (&fleet, Some("windows/amd64"), None,       Err("it holds no image for windows/amd64: there are some for linux/amd64, linux/arm/v6, linux/arm/v7, linux/arm64/v8")),
-            (&fleet, None,                 Some("x"),   Err("it holds no image named x: there are one without a name")),
-            (&tags,  None,                 None,        Err("it holds several images for linux/amd64: new or latest, old")),
+            (&fleet, Some("linux/arm"),    None,        Err("it contains several images for linux/arm: linux/arm/v6, linux/arm/v7")),
+            (&fleet, Some("windows/amd64"), None,       Err("it contains no image for windows/amd64: there are some for linux/amd64, linux/arm/v6, linux/arm/v7, linux/arm64/v8")),
+            (&fleet, None,                 Some("x"),   Err("it contains no image named x: there are one without a name")),
+            (&tags,  None,                 None,        Err("it contains several images for linux/amd64: new or latest, old")),
             (&tags,  None,                 Some("old"), Ok(1)),
             (&tags,  None,                 Some("new"), Ok(2)),
             (&tags,  None,                 Some("latest"), Ok(2)),
-            (&tags,  None,                 Some("x"),   Err("it holds no image named x: there are latest, new, old")),
-            (&tags,  Some("linux/arm64"),  Some("new"), Err("it holds no image for linux/arm64: there are some for linux/amd64")),
+            (&tags,  None,                 Some("x"),   Err("it contains no image named x: there are latest, new, old")),
+            (&tags,  Some("linux/arm64"),  Some("new"), Err("it contains no image for linux/arm64: there are some for linux/amd64")),
         ];
         for (images, want, name, expected) in table {
             let candidates = images.iter().map(|text| {

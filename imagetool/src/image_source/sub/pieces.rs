@@ -1,27 +1,27 @@
-//! Cuts files into pieces, and pieces into requests that a machine answers at once.
+//! Splits files into pieces, and groups pieces into requests.
 // tidy: core
 
 use api::subd::{PIECE_BYTES_MAX, PIECES_MAX, Piece};
 use model::path::TreePath;
 
-/// The most content that is asked for at once, in bytes.
+/// The most content that one request asks for, in bytes.
 const REQUEST_BYTES_MAX: u64 = 8 << 20;
 
-/// Cuts files, one after the other. An empty file is one empty piece.
+/// Splits files, one after the other. An empty file is one empty piece.
 #[derive(Clone, Debug)]
 pub struct FilePieces {
     files: Vec<(TreePath, u64)>,
-    /// The file that the next piece is of, and where it starts there, in bytes.
+    /// The index of the file of the next piece, and the offset in it, in bytes.
     at: (usize, u64),
 }
 
 impl FilePieces {
-    /// Cuts `files`, with the length of each in bytes.
+    /// `files` are given with the length of each in bytes.
     pub fn new(files: Vec<(TreePath, u64)>) -> Self {
         Self { files, at: (0, 0) }
     }
 
-    /// The pieces to ask for next, each with the index of its file; none at the end.
+    /// Returns the pieces to request next, each with the index of its file; none at the end.
     pub fn ask(&self) -> Vec<(usize, Piece)> {
         let mut pieces = Vec::new();
         let mut bytes = 0;
@@ -38,7 +38,7 @@ impl FilePieces {
         pieces
     }
 
-    /// Goes on behind the first `count` pieces of [`FilePieces::ask`].
+    /// Continues after the first `count` pieces of [`FilePieces::ask`].
     pub fn taken(&mut self, count: usize) {
         for _ in 0..count {
             let Some((_, size_bytes)) = self.files.get(self.at.0) else { return };

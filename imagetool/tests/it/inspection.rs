@@ -81,7 +81,7 @@ fn images_are_compared() {
         &["diff", "a", "none"],
         expect![[r#"
         error: none: ImageServer.GetImage at ADDRESS: there is no such image
-        hint: `imagetool list` shows the images that there are
+        hint: `imagetool list` lists all images
         exit 1
     "#]],
     );
@@ -176,7 +176,9 @@ fn a_file_of_a_server_that_lies_is_not_put_in_place() {
     place.server.state().objects.insert(id, Bytes::from_static(b"root and evil"));
     let get = || place.run(&["get-file", "b", "/etc/passwd", "-o", "copy"]);
     let evil = get();
-    let want = format!("error: cannot fetch /etc/passwd: {id} was asked for, what came hashes to ");
+    let want = format!(
+        "error: cannot fetch /etc/passwd: requested {id}, but the received content has the digest "
+    );
     assert!(evil.starts_with(&want) && evil.ends_with("exit 1\n"), "{evil}");
     place.server.state().withheld.insert(id);
     let absent = get();
