@@ -13,14 +13,20 @@ use api::Done;
 use api::access::{Identity, Powers};
 use api::fault::{Fault, FaultCode};
 use api::image_server::directories::{
-    ChangeOwnerRequest, MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectoryRequest,
+    ChangeOwner, ChangeOwnerRequest, MakeDirectory, MakeDirectoryReply, MakeDirectoryRequest,
+    RemoveDirectory, RemoveDirectoryRequest,
 };
-use api::image_server::expiry::{ChangeExpiryReply, ChangeExpiryRequest};
-use api::image_server::notes::{ChangeTagsReply, ChangeTagsRequest, CopyImageRequest};
+use api::image_server::expiry::{ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest};
+use api::image_server::notes::{
+    ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest,
+};
 use api::image_server::replication::{
-    self, Forward, ForwardReply, ForwardRequest, Link, SERVERS_MAX, ServerId, Write, Written,
+    self, Forward, ForwardReply, ForwardRequest, ForwardedMethod, Link, SERVERS_MAX, ServerId,
+    Write, Written,
 };
-use api::image_server::signatures::{ChangeSignaturesReply, ChangeSignaturesRequest};
+use api::image_server::signatures::{
+    ChangeSignatures, ChangeSignaturesReply, ChangeSignaturesRequest,
+};
 use api::image_server::{
     AddImage, AddImageReply, AddImageRequest, DeleteImage, DeleteImageRequest, GetImageRequest,
 };
@@ -62,20 +68,13 @@ struct Origin {
     path: Vec<ServerId>,
 }
 
-fn odd() -> Fault {
-    Fault::new(FaultCode::Internal, "the master has answered another question")
-}
-
 impl Service {
     pub(super) async fn add_image(
         self,
         caller: Caller,
         request: AddImageRequest,
     ) -> Result<AddImageReply, Fault> {
-        if self.replication.follower().is_none() {
-            return self.add_here(caller, request).await;
-        }
-        self.image_written(caller, Write::Add(Box::new(request))).await
+        self.change::<AddImage, _>(caller, request, Self::add_here).await
     }
 
     pub(super) async fn copy_image(
@@ -83,17 +82,7 @@ impl Service {
         caller: Caller,
         request: CopyImageRequest,
     ) -> Result<AddImageReply, Fault> {
-        if self.replication.follower().is_none() {
-            return self.copy_here(caller, request).await;
-        }
-        self.image_written(caller, Write::Copy(request)).await
-    }
-
-    async fn image_written(self, caller: Caller, write: Write) -> Result<AddImageReply, Fault> {
-        match self.written(caller, write).await? {
-            Written::Image(image) => Ok(AddImageReply { digest: image.content.digest() }),
-            _ => Err(odd()),
-        }
+        self.change::<CopyImage, _>(caller, request, Self::copy_here).await
     }
 
     pub(super) async fn delete_image(
@@ -101,13 +90,7 @@ impl Service {
         caller: Caller,
         request: DeleteImageRequest,
     ) -> Result<Done, Fault> {
-        if self.replication.follower().is_none() {
-            return self.delete_here(caller, request).await;
-        }
-        match self.written(caller, Write::Delete(request)).await? {
-            Written::Deleted => Ok(Done {}),
-            _ => Err(odd()),
-        }
+        self.change::<DeleteImage, _>(caller, request, Self::delete_here).await
     }
 
     pub(super) async fn change_tags(
@@ -115,13 +98,7 @@ impl Service {
         caller: Caller,
         request: ChangeTagsRequest,
     ) -> Result<ChangeTagsReply, Fault> {
-        if self.replication.follower().is_none() {
-            return self.change_tags_here(caller, request).await;
-        }
-        match self.written(caller, Write::Tags(request)).await? {
-            Written::Tags(reply) => Ok(reply),
-            _ => Err(odd()),
-        }
+        self.change::<ChangeTags, _>(caller, request, Self::change_tags_here).await
     }
 
     pub(super) async fn change_expiry(
@@ -129,13 +106,7 @@ impl Service {
         caller: Caller,
         request: ChangeExpiryRequest,
     ) -> Result<ChangeExpiryReply, Fault> {
-        if self.replication.follower().is_none() {
-            return self.change_expiry_here(caller, request).await;
-        }
-        match self.written(caller, Write::Expiry(request)).await? {
-            Written::Expiry(reply) => Ok(reply),
-            _ => Err(odd()),
-        }
+        self.change::<ChangeExpiry, _>(caller, request, Self::change_expiry_here).await
     }
 
     pub(super) async fn make_directory(
@@ -143,13 +114,7 @@ impl Service {
         caller: Caller,
         request: MakeDirectoryRequest,
     ) -> Result<MakeDirectoryReply, Fault> {
-        if self.replication.follower().is_none() {
-            return self.make_directory_here(caller, request).await;
-        }
-        match self.written(caller, Write::MakeDirectory(request)).await? {
-            Written::Made(reply) => Ok(reply),
-            _ => Err(odd()),
-        }
+        self.change::<MakeDirectory, _>(caller, request, Self::make_directory_here).await
     }
 
     pub(super) async fn remove_directory(
@@ -157,10 +122,7 @@ impl Service {
         caller: Caller,
         request: RemoveDirectoryRequest,
     ) -> Result<Done, Fault> {
-        if self.replication.follower().is_none() {
-            return self.remove_directory_here(caller, request).await;
-        }
-        self.directories_written(caller, Write::RemoveDirectory(request)).await
+        self.change::<RemoveDirectory, _>(caller, request, Self::remove_directory_here).await
     }
 
     pub(super) async fn change_owner(
@@ -168,17 +130,7 @@ impl Service {
         caller: Caller,
         request: ChangeOwnerRequest,
     ) -> Result<Done, Fault> {
-        if self.replication.follower().is_none() {
-            return self.change_owner_here(caller, request).await;
-        }
-        self.directories_written(caller, Write::ChangeOwner(request)).await
-    }
-
-    async fn directories_written(self, caller: Caller, write: Write) -> Result<Done, Fault> {
-        match self.written(caller, write).await? {
-            Written::Directories => Ok(Done {}),
-            _ => Err(odd()),
-        }
+        self.change::<ChangeOwner, _>(caller, request, Self::change_owner_here).await
     }
 
     pub(super) async fn change_signatures(
@@ -186,18 +138,27 @@ impl Service {
         caller: Caller,
         request: ChangeSignaturesRequest,
     ) -> Result<ChangeSignaturesReply, Fault> {
-        if self.replication.follower().is_none() {
-            return self.change_signatures_here(caller, request).await;
-        }
-        match self.written(caller, Write::Signatures(request)).await? {
-            Written::Signatures(reply) => Ok(reply),
-            _ => Err(odd()),
-        }
+        self.change::<ChangeSignatures, _>(caller, request, Self::change_signatures_here).await
     }
 
-    async fn written(self, caller: Caller, write: Write) -> Result<Written, Fault> {
+    /// Makes a change by `here`, or forwards it to the master if this server is a replica.
+    async fn change<M, F>(
+        self,
+        caller: Caller,
+        request: M::Request,
+        here: impl FnOnce(Self, Caller, M::Request) -> F,
+    ) -> Result<M::Reply, Fault>
+    where
+        M: ForwardedMethod,
+        F: Future<Output = Result<M::Reply, Fault>>,
+    {
+        if self.replication.follower().is_none() {
+            return here(self, caller, request).await;
+        }
         let origin = Origin { caller, path: Vec::new() };
-        self.write(origin, write).await.map(|reply| reply.written)
+        let reply = self.write(origin, M::write(request)).await?;
+        let other = || Fault::new(FaultCode::Internal, "the master answered another call");
+        M::reply(reply.written).ok_or_else(other)
     }
 
     /// Takes a change from a replica.
@@ -312,17 +273,7 @@ impl Service {
             return Err(Fault::new(FaultCode::Unavailable, text));
         }
         let is_forced = matches!(&write, Write::Delete(request) if request.force);
-        let (name, verb) = match &write {
-            Write::Add(request) => (request.content.name.clone(), "added"),
-            Write::Copy(request) => (request.to.clone(), "copied"),
-            Write::Delete(request) => (request.name.clone(), "deleted"),
-            Write::Tags(request) => (request.name.clone(), "changed tags"),
-            Write::Expiry(request) => (request.name.clone(), "changed an expiry"),
-            Write::MakeDirectory(request) => (request.name.clone(), "made a directory"),
-            Write::RemoveDirectory(request) => (request.name.clone(), "removed a directory"),
-            Write::ChangeOwner(request) => (request.name.clone(), "changed the owners"),
-            Write::Signatures(request) => (request.name.clone(), "changed signatures"),
-        };
+        let (name, done) = (write.name().clone(), write.done());
         let is_of_image = !is_of_directories(&write);
         self.judge_above(&origin.caller, &write).await?;
         match &write {
@@ -358,7 +309,7 @@ impl Service {
             fault
         })?;
         let master = follower.master();
-        tracing::info!(%name, by = %caller, %master, "{verb} on the master");
+        tracing::info!(%name, by = %caller, %master, "{done} on the master");
         if let Written::Image(image) = &reply.written
             && image.content.name == name
             && follower.rules().follow(&name)
