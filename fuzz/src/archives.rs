@@ -105,7 +105,7 @@ pub fn packages(bytes: &[u8]) {
     builder
         .replace(path, Node::Leaf(Leaf::File(tree::File { metadata, mtime, size_bytes, object })));
     let tree = builder.finish().expect("a file in directories is a tree");
-    let parts = packages::parts(&tree).expect("one database is not too much");
+    let parts = packages::database_files(&tree).expect("one database is not too much");
     found(parts.iter().map(|part| (part, bytes)));
 }
 
