@@ -16,8 +16,7 @@ use std::time::Duration;
 use api::dominator::orders::DefaultImage;
 use api::fault::FaultCode;
 use api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, Limits, OfferImage, Poll, PollRequest, Prepare,
-    SetConfiguration,
+    Cleanup, Commit, CommitRequest, Fetch, OfferImage, Poll, PollRequest, Prepare, SetConfiguration,
 };
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
@@ -128,6 +127,8 @@ impl Shared {
 #[derive(Debug)]
 pub struct Handle {
     sub: Mutex<Sub>,
+    /// What the state machine decided and the driver has not begun to carry out.
+    effects: Mutex<Vec<Effect>>,
     machine: watch::Sender<Arc<Machine>>,
     nudge: Notify,
     seat: Seat,
@@ -136,6 +137,14 @@ pub struct Handle {
     /// By which the desk knows the machine.
     claimant: budget::ClaimantId,
     desk: Arc<Desk>,
+}
+
+/// What follows from one step, beside effects.
+struct Stepped {
+    /// When the driver must wake at the latest.
+    wake: Option<Duration>,
+    /// The answer, if the event was an order.
+    answer: Option<bool>,
 }
 
 impl Drop for Handle {
@@ -166,6 +175,7 @@ impl Handle {
         let (desk, claimant) = (Arc::clone(&shared.desk), shared.desk.enroll());
         let handle = Arc::new(Self {
             sub: Mutex::new(sub),
+            effects: Mutex::default(),
             machine: watch::Sender::new(machine),
             nudge: Notify::new(),
             seat,
@@ -204,30 +214,33 @@ impl Handle {
         Some(SocketAddr::new(machine.ip_address?, machine.subd_port.unwrap_or(subd_port)))
     }
 
-    /// Lets the pending unsafe update pass; false if there is none.
-    #[must_use]
-    pub fn clear_safety(&self) -> bool {
-        self.order(Sub::clear_danger)
-    }
-
-    /// Lets what failed be tried again now; false if nothing is held back.
-    #[must_use]
-    pub fn retry(&self) -> bool {
-        self.order(Sub::retry)
-    }
-
-    /// Has the sub keep to `limits`.
-    pub fn configure(&self, limits: Limits) {
-        let _is_new = self.order(|sub| sub.configure(limits));
-    }
-
-    /// Gives an order to the state machine; it is acted on at once if it was of use.
-    fn order(&self, order: impl FnOnce(&mut Sub) -> bool) -> bool {
-        let is_taken = order(&mut self.locked());
-        if is_taken {
-            self.nudge.notify_one();
+    /// Steps the state machine. Its effects wait in `effects` for the driver.
+    fn step(&self, event: Event, shared: &Shared) -> Stepped {
+        let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
+        let sources = shared.sources.of(&self.machine.borrow().location);
+        let context = Context { jitter, sources: &sources };
+        let now = shared.clock.now();
+        let mut sub = self.locked();
+        let before = sub.watched_version();
+        let mut answer = None;
+        let effects = sub.step(now, event, &context).into_iter().filter(|effect| match effect {
+            Effect::OrderAnswered(is_of_use) => {
+                answer = Some(*is_of_use);
+                false
+            }
+            _ => true,
+        });
+        // Added while the state machine is locked, so that effects keep the order of the steps.
+        self.effects.lock().unwrap_or_else(PoisonError::into_inner).extend(effects);
+        if sub.watched_version() != before {
+            self.news.notify_waiters();
         }
-        is_taken
+        Stepped { wake: sub.wake_at(), answer }
+    }
+
+    /// Takes the effects that nobody has carried out yet.
+    fn take_effects(&self) -> Vec<Effect> {
+        std::mem::take(&mut *self.effects.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -372,21 +385,8 @@ impl Driver {
     }
 
     fn step(&mut self, event: Event) {
-        let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
-        let sources = self.shared.sources.of(&self.machine.location);
-        let context = Context { jitter, sources: &sources };
-        let now = self.shared.clock.now();
-        let effects = {
-            let mut sub = self.handle.locked();
-            let before = sub.watched_version();
-            let effects = sub.step(now, event, &context);
-            self.wake = sub.wake_at();
-            if sub.watched_version() != before {
-                self.handle.news.notify_waiters();
-            }
-            effects
-        };
-        for effect in effects {
+        self.wake = self.handle.step(event, &self.shared).wake;
+        for effect in self.handle.take_effects() {
             self.carry_out(effect);
         }
     }
@@ -437,6 +437,8 @@ impl Driver {
                 shared.history.status(&self.machine.hostname, status, &detail);
                 return;
             }
+            // Taken out by [`Handle::step`].
+            Effect::OrderAnswered(_) => return,
             Effect::UpdateEnded(update_id, outcome) => {
                 shared.history.ended(&self.machine.hostname, update_id, outcome);
                 return;

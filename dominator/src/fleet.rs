@@ -32,7 +32,7 @@ use crate::core::pauses::PauseError;
 use crate::core::selectors::Selection;
 use crate::core::selectors::{HostsError, hosts_of};
 use crate::core::settings::{Settings, SettingsError};
-use crate::core::sub::Sub;
+use crate::core::sub::{Sub, SubOrder};
 use crate::core::warnings::sentence;
 use crate::driver::{Handle, Shared, drive};
 use crate::identities::TrustOrderError;
@@ -294,9 +294,9 @@ impl Fleet {
     fn start(&self, inner: &mut Inner, machine: Arc<Machine>) {
         let cancel = self.stop.child_token();
         let handle = Handle::new(Arc::clone(&machine), &self.shared);
-        handle.configure(inner.settings.limits_of(&machine));
+        handle.order(SubOrder::SetLimits(inner.settings.limits_of(&machine)), &self.shared);
         let hostname = machine.hostname.clone();
-        handle.pause_updates(self.shared.pauses.of(&hostname));
+        handle.order(SubOrder::Pause(self.shared.pauses.of(&hostname)), &self.shared);
         let watched = Watched { handle: Arc::clone(&handle), machine, cancel: cancel.clone() };
         inner.watched.insert(hostname, watched);
         let shared = Arc::clone(&self.shared);
@@ -502,7 +502,7 @@ impl Fleet {
         why: &str,
     ) -> Result<(), OrderError> {
         let order = Order::of("clear-safety-shutoff", who).about(hostname).why(why).checked()?;
-        if self.order_if(hostname, order, Sub::has_pending_danger, Handle::clear_safety).await? {
+        if self.order_if(hostname, order, Sub::has_pending_danger, SubOrder::ClearSafety).await? {
             return Ok(());
         }
         let (hostname, status, detail) = self.state_of(hostname)?;
@@ -516,14 +516,14 @@ impl Fleet {
         hostname: &str,
         order: Order,
         is_of_use: fn(&Sub) -> bool,
-        carry_out: fn(&Handle) -> bool,
+        sub_order: SubOrder,
     ) -> Result<bool, OrderError> {
         let handle = self.handle(hostname)?;
         if !handle.look(is_of_use) {
             return Ok(false);
         }
         self.audit(order.clone()).await?;
-        let is_done = carry_out(&handle);
+        let is_done = handle.order(sub_order, &self.shared);
         if is_done {
             let Order { verb, who, why, .. } = &order;
             tracing::warn!(who, why, host = hostname, "{verb} is carried out");
@@ -546,7 +546,7 @@ impl Fleet {
     /// recorded.
     pub async fn retry(&self, hostname: &str, who: &str, why: &str) -> Result<(), OrderError> {
         let order = Order::of("retry", who).about(hostname).why(why).checked()?;
-        if self.order_if(hostname, order, Sub::can_retry, Handle::retry).await? {
+        if self.order_if(hostname, order, Sub::can_retry, SubOrder::Retry).await? {
             return Ok(());
         }
         let (hostname, status, detail) = self.state_of(hostname)?;

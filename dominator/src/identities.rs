@@ -126,9 +126,9 @@ impl Identities {
     }
 
     /// Hears what a state machine tells of its machine.
-    pub fn hear(&self, hostname: &str, seat: &Seat, news: IdentityReport) {
+    pub fn hear(&self, hostname: &str, seat: &Seat, report: IdentityReport) {
         let mut inner = self.locked();
-        let changed = inner.roster.hear(hostname, seat.number, news);
+        let changed = inner.roster.take_report(hostname, seat.number, report);
         inner.tell(changed);
         if inner.roster.is_dirty() {
             self.dirty.notify_one();

@@ -1,36 +1,31 @@
-//! Whether what answers at an address is the machine that is meant.
+//! Decides whether the subd that answers at an address belongs to the machine that is meant.
 //!
-//! Addresses are given to other machines, and machines are copied with all that tells them apart.
-//! The roster has what every sub says of itself, and by which machine id each machine was last
-//! known. A machine is doubted if
+//! Addresses are given to other machines, and machines are copied. The table holds what every sub
+//! says of itself, and by which machine id each machine was last known. A machine is doubted if
 //!
-//! 1. its subd is the one that answers for another record too;
+//! 1. its subd also answers for another record;
 //! 2. its machine id is not the one by which it was last known;
-//! 3. it says that it is another machine of the database;
-//! 4. it has the machine id of another machine, and was booted apart from it.
+//! 3. it reports the host name of another record.
 //!
-//! What an image brings to all its machines tells none apart, nor does what subds of one host
-//! share. So a host name or machine id that is the content of a file of the image proves nothing,
-//! nor does a host name that two machines have that are both called otherwise; machines of one boot
-//! id are one host. The machine id by which a machine was last known outweighs its host name, and
-//! for machines that have none yet, a host name that is the right one outweighs a machine id.
+//! A machine with the id by which it was last known is the right one, whatever its host name is. A
+//! host name or machine id that is the content of a file of the image proves nothing: all machines
+//! of the image have it. Nor does a host name that several subds of one boot report: they run on
+//! one host. A copy whose host name was changed is not noticed (docs/decisions/0007).
 //!
 //! # Invariants
 //!
-//! * A verdict depends on what was said, and not on who was reached first, but for this: who was
-//!   not reached yet is no witness. A machine that is doubted for its host name waits until another
-//!   one shows that the name proves nothing; nobody waits for machines that are not in doubt.
-//! * What a machine was last known by goes only by an update that may have changed it, by an
-//!   operator's word, or with its record.
+//! * A verdict does not depend on who was reached first, with one exception: a machine that is
+//!   doubted for its host name waits until another subd of its boot has answered.
+//! * What a machine was last known by changes only after an update that may have changed it, by an
+//!   operator's order, or when its record goes.
 // tidy: core
 
-mod groups;
-mod holders;
 mod sighting;
 #[cfg(test)]
 mod tests;
 mod words;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -38,21 +33,18 @@ use model::tree::Time;
 
 pub use sighting::{KnownIdentity, Origin, Origins, Sighting, Trust};
 
-use groups::{Claimant, Key, Summary, groups_of, remove_from};
-use holders::{Holder, Rank, witnesses};
-use sighting::id_of_image;
 use words::{first_label, is_called};
 
-/// What a state machine tells of its machine.
+/// What the state machine of one sub reports to the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityReport {
-    /// A sub answered that says this of itself. The number tells sightings apart.
+    /// A sub answered, and says this of itself. The number tells sightings apart.
     Seen(u64, Arc<Sighting>),
-    /// It does not answer any more.
+    /// The sub does not answer any more.
     Lost,
-    /// It is told to carry out an update that may change its machine id.
+    /// A Commit is sent for an update that may change the machine id.
     Changing,
-    /// It equals its image.
+    /// The machine equals its image.
     Synced,
 }
 
@@ -65,75 +57,68 @@ pub struct IdentityVerdict {
     pub wrong: Option<Arc<str>>,
 }
 
+/// Verdicts that changed, by the host name of the record.
+pub type ChangedVerdicts = Vec<(Arc<str>, IdentityVerdict)>;
+
 /// Why a machine cannot be trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
-    /// Nothing has answered for it yet.
-    #[error("{hostname} has not been reached yet: there is nobody to trust")]
-    NotSeen {
-        /// The machine.
-        hostname: String,
-    },
-    /// It is not doubted.
+    #[error("{hostname} has not been reached yet: there is nothing to trust")]
+    NotSeen { hostname: String },
     #[error("{hostname} is not in doubt")]
-    NoDoubt {
-        /// The machine.
-        hostname: String,
-    },
-    /// One subd answers for two records: no word can make two machines of it.
-    #[error("no word can help {hostname}: {why}")]
-    SameSubd {
-        /// The machine.
-        hostname: String,
-        /// What is wrong.
-        why: String,
-    },
+    NoDoubt { hostname: String },
+    /// One subd answers for two records: an order cannot make two machines of it.
+    #[error("trust cannot help {hostname}: {why}")]
+    SameSubd { hostname: String, why: String },
 }
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
     /// Tells the runs of state machines for one record apart.
-    seat: u64,
+    run: u64,
     sighting: Option<(u64, Arc<Sighting>)>,
     is_present: bool,
     known: Option<KnownIdentity>,
     wrong: Option<Arc<str>>,
 }
 
-/// See the module's text.
+/// A record for which a subd answers; the record that fits best sorts first.
+type Claimant = (Reverse<(bool, bool)>, Arc<str>);
+
+/// What all machines say of themselves, and were last known by.
 #[derive(Debug, Default)]
 pub struct IdentityTable {
     entries: BTreeMap<Arc<str>, Entry>,
-    last_seat: u64,
+    last_run: u64,
     /// Records by the first label of their names.
     records: BTreeMap<String, BTreeSet<Arc<str>>>,
-    /// Records by the first label of the name that their subs report.
-    claims: BTreeMap<String, BTreeSet<Arc<str>>>,
-    /// Names that machines report, in lower case, and that are no single machine's.
-    common_names: BTreeSet<String>,
+    /// Records by the first label of the host name that their subs report.
+    reported: BTreeMap<String, BTreeSet<Arc<str>>>,
+    /// Records by the instance of the subd that answers for them.
     instances: BTreeMap<u64, BTreeSet<Claimant>>,
-    holders: BTreeMap<String, BTreeSet<Holder>>,
-    /// Machine ids that images bring.
-    image_ids: BTreeSet<String>,
-    /// What is known of machines that no record was entered for.
+    /// Instances of the subs that answer now, by host name (in lower case) and boot id, each with
+    /// its record.
+    boots: BTreeMap<(String, String), BTreeSet<(u64, Arc<str>)>>,
+    /// Host names, in lower case, that prove nothing.
+    common_names: BTreeSet<String>,
+    /// What is known of machines for which no record was entered yet.
     waiting: BTreeMap<Arc<str>, KnownIdentity>,
-    /// Machines of which something else is known than was taken to be kept.
+    /// Machines of which the saved identity is not up to date.
     dirty: BTreeSet<Arc<str>>,
 }
 
 impl IdentityTable {
-    /// A roster without records; each machine was last known by what `waiting` says.
+    /// Makes a table without records; each machine was last known by what `waiting` says.
     #[must_use]
     pub fn new(waiting: BTreeMap<Arc<str>, KnownIdentity>) -> Self {
-        let image_ids = waiting.values().filter_map(id_of_image).map(str::to_owned).collect();
-        Self { waiting, image_ids, ..Self::default() }
+        Self { waiting, ..Self::default() }
     }
 
-    /// A record is looked after from now on, or at another address. Gives the seat of its state
-    /// machine, and the verdicts that are different now.
-    pub fn enter(&mut self, name: &str) -> (u64, Vec<(Arc<str>, IdentityVerdict)>) {
-        self.last_seat += 1;
-        let seat = self.last_seat;
+    /// Adds a record, or takes its new address. Returns the number of the run of its state machine,
+    /// and the verdicts that changed.
+    pub fn enter(&mut self, name: &str) -> (u64, ChangedVerdicts) {
+        self.last_run += 1;
+        let run = self.last_run;
         let name: Arc<str> = name.into();
         let changed = if self.entries.contains_key(&name) {
             self.change(&name, |entry| {
@@ -145,17 +130,17 @@ impl IdentityTable {
             let label = first_label(&name);
             self.records.entry(label.clone()).or_default().insert(Arc::clone(&name));
             let mut changed = self.change(&name, |entry| entry.known = known);
-            changed.extend(self.judge_claims(&label));
+            changed.extend(self.judge_reported(&label));
             changed
         };
         if let Some(entry) = self.entries.get_mut(&name) {
-            entry.seat = seat;
+            entry.run = run;
         }
-        (seat, changed)
+        (run, changed)
     }
 
-    /// A record is gone, and what its machine was known by.
-    pub fn leave(&mut self, name: &str) -> Vec<(Arc<str>, IdentityVerdict)> {
+    /// Removes a record, and what its machine was known by.
+    pub fn leave(&mut self, name: &str) -> ChangedVerdicts {
         let name: Arc<str> = name.into();
         let mut changed = self.change(&name, |entry| *entry = Entry::default());
         if self.entries.remove(&name).is_some() {
@@ -163,7 +148,7 @@ impl IdentityTable {
         }
         let label = first_label(&name);
         remove_from(&mut self.records, &label, &name);
-        changed.extend(self.judge_claims(&label));
+        changed.extend(self.judge_reported(&label));
         changed.retain(|(other, _)| *other != name);
         changed
     }
@@ -173,30 +158,20 @@ impl IdentityTable {
         self.dirty.extend(std::mem::take(&mut self.waiting).into_keys());
     }
 
-    /// Hears what the state machine in `seat` tells of the record called `name`. Gives the verdicts
-    /// that are different now; a sighting is always answered.
-    pub fn hear(
-        &mut self,
-        name: &str,
-        seat: u64,
-        news: IdentityReport,
-    ) -> Vec<(Arc<str>, IdentityVerdict)> {
+    /// Takes the report of a state machine about the record called `name`; one of an earlier run is
+    /// ignored. Returns the verdicts that changed; a sighting is always answered.
+    pub fn take_report(&mut self, name: &str, run: u64, report: IdentityReport) -> ChangedVerdicts {
         let Some((name, entry)) = self.entries.get_key_value(name) else { return Vec::new() };
-        if entry.seat != seat {
+        if entry.run != run {
             return Vec::new();
         }
         let name = Arc::clone(name);
-        match news {
+        match report {
             IdentityReport::Seen(number, sighting) => self.change(&name, |entry| {
                 entry.sighting = Some((number, sighting));
                 entry.is_present = true;
             }),
-            IdentityReport::Lost => {
-                if let Some(entry) = self.entries.get_mut(&name) {
-                    entry.is_present = false;
-                }
-                Vec::new()
-            }
+            IdentityReport::Lost => self.change(&name, |entry| entry.is_present = false),
             IdentityReport::Changing => self.know(&name, |known, _| match known.is_own {
                 true => KnownIdentity { trust: known.trust.clone(), ..KnownIdentity::default() },
                 false => known.clone(),
@@ -212,12 +187,8 @@ impl IdentityTable {
         }
     }
 
-    /// What will be known of a machine when an operator trusts what answers for it now; it is
-    /// trusted only by [`IdentityTable::take_trust`].
-    ///
-    /// # Errors
-    ///
-    /// [`TrustError`].
+    /// Returns what will be known of a machine when an operator trusts what answers for it now.
+    /// [`IdentityTable::take_trust`] puts it in force.
     pub fn trusted(
         &self,
         name: &str,
@@ -250,12 +221,8 @@ impl IdentityTable {
         })
     }
 
-    /// Takes an operator's word, which is kept already.
-    pub fn take_trust(
-        &mut self,
-        name: &str,
-        known: KnownIdentity,
-    ) -> Vec<(Arc<str>, IdentityVerdict)> {
+    /// Puts an operator's order in force, which is saved already.
+    pub fn take_trust(&mut self, name: &str, known: KnownIdentity) -> ChangedVerdicts {
         let name: Arc<str> = name.into();
         if !self.entries.contains_key(&name) {
             return Vec::new();
@@ -269,7 +236,7 @@ impl IdentityTable {
         self.entries.get(name).is_some_and(|entry| entry.wrong.is_some())
     }
 
-    /// What is to be kept, or not any more, since this was last asked.
+    /// Returns what to save, or to remove (`None`), since the last call.
     pub fn take_dirty(&mut self) -> Vec<(Arc<str>, Option<KnownIdentity>)> {
         let dirty = std::mem::take(&mut self.dirty).into_iter();
         dirty
@@ -280,12 +247,12 @@ impl IdentityTable {
             .collect()
     }
 
-    /// What was taken was not kept: it is to be taken again.
+    /// Has these machines saved again, because saving failed.
     pub fn dirty_again(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
         self.dirty.extend(names);
     }
 
-    /// True if something is to be kept.
+    /// True if something is to be saved.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
@@ -296,7 +263,7 @@ impl IdentityTable {
         &mut self,
         name: &Arc<str>,
         next: impl FnOnce(&KnownIdentity, &Sighting) -> KnownIdentity,
-    ) -> Vec<(Arc<str>, IdentityVerdict)> {
+    ) -> ChangedVerdicts {
         let Some(entry) = self.entries.get(name).filter(|entry| entry.wrong.is_none()) else {
             return Vec::new();
         };
@@ -310,30 +277,30 @@ impl IdentityTable {
         self.change(name, |entry| entry.known = Some(next))
     }
 
-    /// Changes one entry, and judges all whom that concerns.
-    fn change(
-        &mut self,
-        name: &Arc<str>,
-        change: impl FnOnce(&mut Entry),
-    ) -> Vec<(Arc<str>, IdentityVerdict)> {
+    /// Changes one entry, and judges all machines that this concerns.
+    fn change(&mut self, name: &Arc<str>, change: impl FnOnce(&mut Entry)) -> ChangedVerdicts {
         let Some(old) = self.entries.remove(name) else { return Vec::new() };
         let mut new = old.clone();
         change(&mut new);
-        let (before, after) = (groups_of(&old), groups_of(&new));
-        let keys: BTreeSet<Key> = before.keys().chain(after.keys()).collect();
-        let summaries: Vec<(Key, Summary)> =
-            keys.into_iter().map(|key| (key.clone(), self.summary(&key))).collect();
-        // The groups lose the member as it was before they get it as it is now.
+        let instance = |entry: &Entry| entry.sighting.as_ref().map(|(_, seen)| seen.instance);
+        let instances: BTreeSet<u64> =
+            [instance(&old), instance(&new)].into_iter().flatten().collect();
+        let before: Vec<_> =
+            instances.iter().map(|&instance| self.best_claimants(instance)).collect();
         self.unlist(name, &old);
         self.list(name, &new);
         let number = |entry: &Entry| entry.sighting.as_ref().map(|(number, _)| *number);
         let is_seen_again = number(&old) != number(&new);
         self.entries.insert(Arc::clone(name), new);
-        self.learn_common_name(name);
         let mut judged = BTreeSet::from([Arc::clone(name)]);
-        for (key, summary) in summaries {
-            if self.summary(&key) != summary {
-                judged.extend(self.members(&key));
+        if let Some(label) = self.learn_common_name(name) {
+            judged.extend(self.reported.get(&label).into_iter().flatten().cloned());
+        }
+        // The verdicts on all members of a group depend on its best two.
+        for (instance, before) in instances.into_iter().zip(before) {
+            if self.best_claimants(instance) != before {
+                let members = self.instances.get(&instance).into_iter().flatten();
+                judged.extend(members.map(|(_, member)| Arc::clone(member)));
             }
         }
         let mut changed = self.judge(judged);
@@ -344,8 +311,36 @@ impl IdentityTable {
         changed
     }
 
-    /// Judges these, and gives the verdicts that are different now.
-    fn judge(&mut self, names: BTreeSet<Arc<str>>) -> Vec<(Arc<str>, IdentityVerdict)> {
+    fn list(&mut self, name: &Arc<str>, entry: &Entry) {
+        let Some((_, sighting)) = &entry.sighting else { return };
+        let claimant = claimant(name, entry, sighting);
+        self.instances.entry(sighting.instance).or_default().insert(claimant);
+        let label = first_label(&sighting.hostname);
+        self.reported.entry(label).or_default().insert(Arc::clone(name));
+        if let Some(boot) = boot_of(entry, sighting) {
+            let member = (sighting.instance, Arc::clone(name));
+            self.boots.entry(boot).or_default().insert(member);
+        }
+    }
+
+    fn unlist(&mut self, name: &Arc<str>, entry: &Entry) {
+        let Some((_, sighting)) = &entry.sighting else { return };
+        let claimant = claimant(name, entry, sighting);
+        remove_from(&mut self.instances, &sighting.instance, &claimant);
+        remove_from(&mut self.reported, &first_label(&sighting.hostname), name);
+        if let Some(boot) = boot_of(entry, sighting) {
+            remove_from(&mut self.boots, &boot, &(sighting.instance, Arc::clone(name)));
+        }
+    }
+
+    /// The two records that fit a subd best.
+    fn best_claimants(&self, instance: u64) -> [Option<Claimant>; 2] {
+        let mut members = self.instances.get(&instance).into_iter().flatten().cloned();
+        [members.next(), members.next()]
+    }
+
+    /// Judges these, and returns the verdicts that changed.
+    fn judge(&mut self, names: BTreeSet<Arc<str>>) -> ChangedVerdicts {
         let mut changed = Vec::new();
         for name in names {
             let wrong = self.doubt(&name);
@@ -359,9 +354,9 @@ impl IdentityTable {
         changed
     }
 
-    fn judge_claims(&mut self, label: &str) -> Vec<(Arc<str>, IdentityVerdict)> {
-        let claims = self.claims.get(label).cloned().unwrap_or_default();
-        self.judge(claims)
+    fn judge_reported(&mut self, label: &str) -> ChangedVerdicts {
+        let names = self.reported.get(label).cloned().unwrap_or_default();
+        self.judge(names)
     }
 
     fn verdict(&self, name: &str) -> IdentityVerdict {
@@ -392,17 +387,11 @@ impl IdentityTable {
         if is_trusted {
             return None;
         }
-        if let Some(other) = self.called(name, &sighting.hostname)
-            && !self.common_names.contains(&sighting.hostname.to_lowercase())
-        {
-            return Some(words::other_name(name, sighting, &other));
-        }
-        let is_known = entry.known.as_ref().is_some_and(|known| known.machine_id == id);
-        if id.is_empty() || is_known || is_called(name, &sighting.hostname) {
+        if self.common_names.contains(&sighting.hostname.to_lowercase()) {
             return None;
         }
-        let witness = self.witness(sighting)?;
-        Some(words::same_id(name, sighting, &witness.name, witness.rank == Rank::Owner))
+        let other = self.called(name, &sighting.hostname)?;
+        Some(words::other_name(name, sighting, &other))
     }
 
     /// Why one subd answers for this record and for another, if it does and is the other's.
@@ -431,40 +420,46 @@ impl IdentityTable {
         same.or_else(|| others().find(|other| is_called(other, hostname))).cloned()
     }
 
-    /// A machine that shows that the machine id of `sighting` is not its own.
-    fn witness(&self, sighting: &Sighting) -> Option<Holder> {
-        let id = &sighting.machine_id;
-        if sighting.boot_id.is_empty() || sighting.has_id_of_image() || self.image_ids.contains(id)
-        {
+    /// Notes that the host name which the sub of this record reports proves nothing, and returns its
+    /// first label then; `None` if that is not so, or was known.
+    fn learn_common_name(&mut self, name: &str) -> Option<String> {
+        let entry = self.entries.get(name)?;
+        let (_, sighting) = entry.sighting.as_ref()?;
+        let hostname = sighting.hostname.to_lowercase();
+        if self.common_names.contains(&hostname) || self.called(name, &hostname).is_none() {
             return None;
         }
-        let both = witnesses(self.holders.get(id)?);
-        both.into_iter().flatten().find(|holder| holder.boot.as_ref() != Some(&sighting.boot_id))
-    }
-
-    /// Takes note that the name which the sub of this record reports is no single machine's.
-    fn learn_common_name(&mut self, name: &str) {
-        let Some((_, sighting)) = self.entries[name].sighting.clone() else { return };
-        if self.called(name, &sighting.hostname).is_none() {
-            return;
-        }
-        let hostname = sighting.hostname.to_lowercase();
-        if self.common_names.contains(&hostname) {
-            return;
-        }
-        let claims = self.claims.get(&first_label(&hostname));
-        let others = claims.into_iter().flatten().filter(|other| ***other != *name);
+        let same_boot = boot_of(entry, sighting).and_then(|boot| self.boots.get(&boot));
         let is_common = sighting.origins.hostname.brings(&sighting.hostname)
-            || others.filter(|other| !is_called(other, &hostname)).any(|other| {
-                let entry = &self.entries[other];
-                entry.is_present
-                    && entry.sighting.as_ref().is_some_and(|(_, other)| {
-                        other.instance != sighting.instance
-                            && other.hostname.eq_ignore_ascii_case(&hostname)
-                    })
+            || same_boot.into_iter().flatten().any(|(instance, other)| {
+                *instance != sighting.instance && !is_called(other, &hostname)
             });
-        if is_common {
+        is_common.then(|| {
+            let label = first_label(&hostname);
             self.common_names.insert(hostname);
+            label
+        })
+    }
+}
+
+fn claimant(name: &Arc<str>, entry: &Entry, sighting: &Sighting) -> Claimant {
+    let owns = entry.known.as_ref().is_some_and(|known| {
+        known.is_own && !known.machine_id.is_empty() && known.machine_id == sighting.machine_id
+    });
+    (Reverse((is_called(name, &sighting.hostname), owns)), Arc::clone(name))
+}
+
+/// Host name and boot id of a sub that answers now, if it has both.
+fn boot_of(entry: &Entry, sighting: &Sighting) -> Option<(String, String)> {
+    let is_known = entry.is_present && !sighting.boot_id.is_empty();
+    is_known.then(|| (sighting.hostname.to_lowercase(), sighting.boot_id.clone()))
+}
+
+fn remove_from<K: Ord, V: Ord>(groups: &mut BTreeMap<K, BTreeSet<V>>, key: &K, member: &V) {
+    if let Some(group) = groups.get_mut(key) {
+        group.remove(member);
+        if group.is_empty() {
+            groups.remove(key);
         }
     }
 }

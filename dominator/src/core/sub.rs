@@ -47,7 +47,9 @@ pub use crate::core::sub::own_claims::{
     REBOOTING_MACHINE_VANISHED_AFTER, UNUSED_LONGEST, UPDATE_LONGEST, VANISHED_AFTER,
 };
 pub use crate::core::sub::what_if::WhatIfInput;
-pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Ticket};
+pub use event::{
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, SubOrder, Ticket,
+};
 pub use view::{Unusable, View};
 
 use crate::core::sub::identity_check::IdentityCheck;
@@ -286,8 +288,8 @@ impl Sub {
 
     /// Takes note of `event` and says what to do.
     pub fn step(&mut self, now: Now, event: Event, context: &Context<'_>) -> Vec<Effect> {
-        self.apply_event(now, event, context);
         let mut effects = Vec::new();
+        self.apply_event(now, event, context, &mut effects);
         self.next_effects(now, context, &mut effects);
         effects
     }
@@ -297,35 +299,6 @@ impl Sub {
     #[must_use]
     pub fn wake_at(&self) -> Option<Duration> {
         self.wake
-    }
-
-    /// Lets the pending unsafe update pass, and no other; the next step acts on it. False if there
-    /// is none. For callers that must tell an operator; others use [`Event::SafetyCleared`].
-    #[must_use]
-    pub fn clear_danger(&mut self) -> bool {
-        let Some(digest) = self.pending_danger().map(|planned| planned.digest) else {
-            return false;
-        };
-        self.cleared = Some(digest);
-        self.clear_failures();
-        true
-    }
-
-    /// Lets what failed be tried again, and an image whose health check failed be offered once
-    /// more; the next step acts on it. False if nothing is held back for such a reason. For callers
-    /// that must tell an operator; others use [`Event::Retried`].
-    #[must_use]
-    pub fn retry(&mut self) -> bool {
-        let is_held = self.can_retry();
-        self.retried = self.undone_update().or(self.retried);
-        self.clear_failures();
-        is_held
-    }
-
-    /// True if something is held back because it failed: [`Sub::retry`] would be of use.
-    #[must_use]
-    pub fn can_retry(&self) -> bool {
-        self.undone_update().is_some() || self.hold.is_some() || self.call_again.is_some()
     }
 
     /// The update to the required image that failed its health check, unless it was retried.

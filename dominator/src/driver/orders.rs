@@ -1,14 +1,12 @@
 //! Carries out what operators order of one machine.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use api::dominator::orders::UpdatePause;
 use api::subd::{Poll, PollReply, PollRequest, ScanNow, ScanNowRequest, Version};
 use rpc::client::{CallError, Client};
 
-use super::{ACCEPT_LIMIT, Handle, failure_of};
-use crate::core::sub::{Event, Failure, FailureKind, Sub, Ticket};
+use super::{ACCEPT_LIMIT, Handle, Shared, failure_of};
+use crate::core::sub::{Event, Failure, FailureKind, Sub, SubOrder, Ticket};
 
 /// How often counters are looked at, which are no news by themselves.
 const COUNTER_LOOK: Duration = Duration::from_millis(100);
@@ -17,23 +15,12 @@ const COUNTER_LOOK: Duration = Duration::from_millis(100);
 const SCAN_LIMIT: Duration = Duration::from_secs(300);
 
 impl Handle {
-    /// Pauses updates, or lets them go on.
-    pub fn pause_updates(&self, pause: Option<Arc<UpdatePause>>) {
-        self.locked().pause_updates(pause);
+    /// Gives an operator's order to the state machine; true if it was of use. The driver carries
+    /// out what follows from it.
+    pub fn order(&self, order: SubOrder, shared: &Shared) -> bool {
+        let answer = self.step(Event::Ordered(order), shared).answer;
         self.nudge.notify_one();
-    }
-
-    /// Has the pending update made even if the machine does not want to be disturbed; false if
-    /// there is none.
-    #[must_use]
-    pub fn force_disruptive(&self) -> bool {
-        self.order(Sub::force_disruptive)
-    }
-
-    /// Brings the machine up to date now.
-    pub fn hurry(&self) {
-        self.locked().hurry();
-        self.nudge.notify_one();
+        answer.unwrap_or_default()
     }
 
     /// Waits until what is told to those who watch is of another version.

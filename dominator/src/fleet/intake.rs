@@ -15,6 +15,7 @@ use super::{Fleet, Inner, OrderError, stop};
 use crate::core::mdb_admission::{AcceptError, AdmissionNotice, AdmissionOutcome, MdbAdmission};
 use crate::core::mdb_diff::MdbChange;
 use crate::core::order::Order;
+use crate::core::sub::SubOrder;
 use crate::driver::peer_of;
 use system::clock::wall;
 
@@ -171,7 +172,8 @@ impl Fleet {
                         {
                             watched.machine = Arc::clone(&machine);
                             // Its tags may be others now.
-                            watched.handle.configure(inner.settings.limits_of(&machine));
+                            let limits = inner.settings.limits_of(&machine);
+                            watched.handle.order(SubOrder::SetLimits(limits), &self.shared);
                             watched.handle.assign(machine);
                         }
                         // Another address is another sub.

@@ -18,8 +18,7 @@ use crate::core::default_image::{DefaultImageError, moved};
 use crate::core::order::Order;
 use crate::core::pauses::{PauseError, Pauses, pause};
 use crate::core::selectors::hosts_of;
-use crate::core::sub::Sub;
-use crate::driver::Handle;
+use crate::core::sub::{Sub, SubOrder};
 use system::clock::wall;
 
 /// The longest list of names and patterns that is recorded, in bytes.
@@ -102,7 +101,7 @@ impl Fleet {
     fn tell_pauses(&self, hostnames: &[String], pause: Option<&Arc<UpdatePause>>) {
         let inner = self.inner.lock().expect("no holder panics");
         for watched in hostnames.iter().filter_map(|hostname| inner.watched.get(hostname)) {
-            watched.handle.pause_updates(pause.cloned());
+            watched.handle.order(SubOrder::Pause(pause.cloned()), &self.shared);
         }
     }
 
@@ -140,7 +139,7 @@ impl Fleet {
         let order = Order::of("force-disruptive", who).about(hostname).why(why);
         let order = order.reasoned("the machine is to be disturbed")?;
         let pending = Sub::has_pending_plan;
-        if self.order_if(hostname, order, pending, Handle::force_disruptive).await? {
+        if self.order_if(hostname, order, pending, SubOrder::ForceDisruptive).await? {
             return Ok(());
         }
         let (hostname, status, detail) = self.state_of(hostname)?;
@@ -160,7 +159,7 @@ impl Fleet {
     ) -> Result<(), OrderError> {
         let handle = self.handle(hostname)?;
         self.audit(Order::of("fast-update", who).about(hostname).why(why)).await?;
-        handle.hurry();
+        handle.order(SubOrder::FastUpdate, &self.shared);
         tracing::warn!(who, why, host = hostname, "is brought up to date now");
         Ok(())
     }

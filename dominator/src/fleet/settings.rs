@@ -8,6 +8,7 @@ use api::dominator::settings::{
 use super::{Fleet, OrderError};
 use crate::core::order::Order;
 use crate::core::settings::{Settings, is_about};
+use crate::core::sub::SubOrder;
 use system::clock::wall;
 
 /// What they are kept under in the state directory.
@@ -55,7 +56,8 @@ impl Fleet {
         let mut machines = 0;
         for watched in inner.watched.values().filter(|watched| is_about(level, &watched.machine)) {
             machines += 1;
-            watched.handle.configure(inner.settings.limits_of(&watched.machine));
+            let limits = inner.settings.limits_of(&watched.machine);
+            watched.handle.order(SubOrder::SetLimits(limits), &self.shared);
         }
         machines
     }
@@ -76,7 +78,7 @@ impl Fleet {
         let watched = inner.watched(hostname)?;
         let (reported, trouble) = watched.handle.look(|sub| {
             let reported = sub.view().map(|view| view.report.limits);
-            (reported, sub.configure_trouble().map(str::to_owned))
+            (reported, sub.limits_trouble().map(str::to_owned))
         });
         let machine = MachineConfiguration {
             hostname: hostname.to_owned(),

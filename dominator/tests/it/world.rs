@@ -21,7 +21,8 @@ use dominator::core::changes::{Former, Ordered, changes};
 use dominator::core::claims::{ClaimKind, ClaimSettings, ClaimTable};
 use dominator::core::identity::{IdentityReport, IdentityTable, IdentityVerdict};
 use dominator::core::sub::{
-    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket, View,
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, SubOrder, Ticket,
+    View,
 };
 use model::image::ImageName;
 use model::image::required::RequiredImage;
@@ -252,10 +253,7 @@ impl World {
     fn configure(&mut self, host: usize, network_percent: Option<u8>) {
         self.note(host, &format!("may take {network_percent:?} % of the network"));
         self.limits[host].network_percent = network_percent;
-        if let Some(driver) = &mut self.drivers[host] {
-            let _is_new = driver.sub.configure(self.limits[host]);
-            self.step(host, Event::Wake);
-        }
+        self.step(host, Event::Ordered(SubOrder::SetLimits(self.limits[host])));
     }
 
     pub fn detail(&self, host: usize) -> &str {
@@ -273,7 +271,7 @@ impl World {
     pub fn retry(&mut self, host: usize) {
         self.note_retry(host);
         self.note(host, "is tried again");
-        self.step(host, Event::Retried);
+        self.step(host, Event::Ordered(SubOrder::Retry));
     }
 
     fn note_retry(&mut self, host: usize) {
@@ -294,7 +292,7 @@ impl World {
         let pause = (seconds > 0).then_some(UpdatePause { until, reason, who, since });
         self.note(host, &format!("is told to rest for {seconds} s"));
         self.pauses[host] = pause.map(Arc::new);
-        self.step(host, Event::Pause(self.pauses[host].clone()));
+        self.step(host, Event::Ordered(SubOrder::Pause(self.pauses[host].clone())));
     }
 
     pub fn required(&self, host: usize) -> &str {
@@ -315,7 +313,7 @@ impl World {
         // Among other things what failed is tried again.
         self.note_retry(host);
         self.note(host, "is hurried");
-        self.step(host, Event::Hurried);
+        self.step(host, Event::Ordered(SubOrder::FastUpdate));
     }
 
     /// Nothing is ordered of a machine before it is known.
@@ -494,10 +492,10 @@ impl World {
             }
             let (seat, changed) = self.roster.enter(&self.machines[host].hostname);
             self.tell(changed);
-            let _is_new = sub.configure(self.limits[host]);
             self.drivers[host] = Some(Driver { sub, open: BTreeMap::new(), wake: None, seat });
             self.step(host, Event::Brake(self.brake.clone()));
-            self.step(host, Event::Pause(self.pauses[host].clone()));
+            self.step(host, Event::Ordered(SubOrder::SetLimits(self.limits[host])));
+            self.step(host, Event::Ordered(SubOrder::Pause(self.pauses[host].clone())));
             self.step(host, self.recorder());
             let event = self.assignment(host);
             self.step(host, event);
@@ -556,7 +554,7 @@ impl World {
             28 => self.hurry(host),
             29 => {
                 self.note(host, "may be disturbed");
-                self.step(host, Event::Forced);
+                self.step(host, Event::Ordered(SubOrder::ForceDisruptive));
             }
             30..=35 => self.more_trouble(host),
             36..=37 => {
@@ -755,6 +753,7 @@ impl World {
                 }
                 (call.name(), ticket, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
+            Effect::OrderAnswered(_) => return,
             Effect::Commit(ticket, ordered) => return self.record(host, ticket, ordered),
             Effect::ReportIdentity(news) => return self.hear(host, news),
             Effect::Claim(claim) => return self.claim(host, claim),
@@ -803,9 +802,9 @@ impl World {
         }
     }
 
-    fn hear(&mut self, host: usize, news: IdentityReport) {
+    fn hear(&mut self, host: usize, report: IdentityReport) {
         let Some(driver) = &self.drivers[host] else { return };
-        let changed = self.roster.hear(&self.machines[host].hostname, driver.seat, news);
+        let changed = self.roster.take_report(&self.machines[host].hostname, driver.seat, report);
         self.tell(changed);
     }
 

@@ -116,8 +116,3 @@ pub struct KnownIdentity {
     /// Set once an operator has trusted the machine.
     pub trust: Option<Trust>,
 }
-
-/// The machine id that an image brought to the machine.
-pub(super) fn id_of_image(known: &KnownIdentity) -> Option<&str> {
-    (!known.is_own && !known.machine_id.is_empty()).then_some(known.machine_id.as_str())
-}

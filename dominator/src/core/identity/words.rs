@@ -80,12 +80,3 @@ pub(super) fn other_name(name: &str, sighting: &Sighting, other: &str) -> String
         hint(name)
     )
 }
-
-pub(super) fn same_id(name: &str, sighting: &Sighting, other: &str, was_known: bool) -> String {
-    let what = if was_known { "was last known by this id" } else { "has the same id" };
-    format!(
-        "{}: {other} {what}, so this is {other} or a copy of it, and not surely {name}; {}",
-        found(sighting),
-        hint(name)
-    )
-}

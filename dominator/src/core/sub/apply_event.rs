@@ -11,8 +11,8 @@ use model::mdb::Machine;
 use model::report::report;
 
 use super::{
-    CallPurpose, Context, Event, Failure, FailureKind, Hold, ImageState, Now, Pending, Polling,
-    Reach, Sub, Ticket, Unusable, View,
+    CallPurpose, Context, Effect, Event, Failure, FailureKind, Hold, ImageState, Now, Pending,
+    Polling, Reach, Sub, Ticket, Unusable, View,
 };
 use crate::core::sub::missing_objects::Missing;
 use crate::core::sub::signature_offer::signatures_of;
@@ -22,7 +22,13 @@ use model::words::size;
 
 impl Sub {
     /// Takes note of `event`.
-    pub(super) fn apply_event(&mut self, now: Now, event: Event, context: &Context<'_>) {
+    pub(super) fn apply_event(
+        &mut self,
+        now: Now,
+        event: Event,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
         match event {
             Event::Assigned { machine, image, planned } => {
                 if self.prefetch.assigned(planned) {
@@ -38,19 +44,9 @@ impl Sub {
                 self.brake = brake;
             }
             Event::HistoryTrouble(trouble) => self.unrecordable = trouble,
-            Event::SafetyCleared => {
-                let _there_was_one = self.clear_danger();
-            }
-            Event::Retried => {
-                let _was_held = self.retry();
-            }
+            Event::Ordered(order) => effects.push(Effect::OrderAnswered(self.take_order(order))),
             Event::IdentityJudged(verdict) => self.identity.take(verdict),
-            Event::Pause(pause) => self.pause_updates(pause),
             Event::DefaultImage(default) => self.set_default(default),
-            Event::Forced => {
-                let _was_pending = self.force_disruptive();
-            }
-            Event::Hurried => self.hurry(),
             Event::Scanned(ticket, result) => self.scanned_at_once(ticket, result),
             Event::Polled(ticket, reply) => {
                 if self.polling == Polling::UnderWay(ticket) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use api::dominator::Status;
 use api::dominator::orders::{DefaultImage, UpdatePause};
 use api::subd::{
-    CleanupRequest, FetchRequest, OfferImageRequest, Outcome, PollReply, PollRequest,
+    CleanupRequest, FetchRequest, Limits, OfferImageRequest, Outcome, PollReply, PollRequest,
     PrepareRequest, SetConfigurationRequest, Version,
 };
 use model::mdb::Machine;
@@ -134,6 +134,26 @@ impl Call {
     }
 }
 
+/// An order of an operator about one machine.
+#[derive(Clone, Debug)]
+pub enum SubOrder {
+    /// Lets the pending unsafe update pass, and no other. Of use if there is one.
+    ClearSafety,
+    /// Tries again what failed, and an image whose health check failed. Of use if anything is held
+    /// back for such a reason.
+    Retry,
+    /// Carries out the pending plan once, even if the machine does not want to be disturbed. Of use
+    /// if a plan is pending.
+    ForceDisruptive,
+    /// Brings the machine up to date now: polls it, has it scan, and tries again what failed.
+    FastUpdate,
+    /// Pauses the updates of the machine, or ends the pause. A pause ends by itself, by
+    /// [`Now::wall`].
+    Pause(Option<Arc<UpdatePause>>),
+    /// Has the sub keep to these limits. Of use if they differ from the previous ones.
+    SetLimits(Limits),
+}
+
 /// What happened.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -150,22 +170,12 @@ pub enum Event {
     Brake(Option<Arc<str>>),
     /// Nothing can be put on record, for this reason, or it can again: what cannot is not ordered.
     HistoryTrouble(Option<Arc<str>>),
-    /// The operator lets the pending unsafe update pass.
-    SafetyCleared,
-    /// The operator wants what failed to be tried again now.
-    Retried,
+    /// An operator's order; the first effect is [`Effect::OrderAnswered`].
+    Ordered(SubOrder),
     /// The roster has judged whether the machine is the one that is meant.
     IdentityJudged(IdentityVerdict),
-    /// An operator has paused the updates of the machine, or lets them go on. A pause ends by
-    /// itself, by [`Now::wall`].
-    Pause(Option<Arc<UpdatePause>>),
     /// This is the image of machines whose record names none; [`Event::Assigned`] follows.
     DefaultImage(Option<Arc<DefaultImage>>),
-    /// The operator wants the pending plan carried out even if the machine does not want to be
-    /// disturbed.
-    Forced,
-    /// The operator wants the machine brought up to date now.
-    Hurried,
     /// The machine has scanned, and its report of this version or a later one has what it found; or
     /// it cannot scan at once.
     Scanned(Ticket, Result<Version, Failure>),
@@ -192,6 +202,8 @@ pub enum Event {
 /// What to do. Each that has a ticket is answered by exactly one event with it.
 #[derive(Clone, Debug)]
 pub enum Effect {
+    /// Answers [`Event::Ordered`]: true if the order was of use.
+    OrderAnswered(bool),
     /// Poll the sub.
     Poll(Ticket, PollRequest),
     /// Read the tree with this digest.

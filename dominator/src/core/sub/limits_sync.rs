@@ -23,10 +23,7 @@ pub(super) struct LimitsSync {
 }
 
 impl Sub {
-    /// Wants the sub to keep to `limits`; the next step acts on it. True if they are others than
-    /// before.
-    #[must_use]
-    pub fn configure(&mut self, limits: Limits) -> bool {
+    pub(super) fn set_limits(&mut self, limits: Limits) -> bool {
         let is_new = self.limits_sync.wanted != limits;
         if is_new {
             self.limits_sync = LimitsSync { wanted: limits, ..LimitsSync::default() };
@@ -36,7 +33,7 @@ impl Sub {
 
     /// Why the sub could not be told its limits, if the last try failed.
     #[must_use]
-    pub fn configure_trouble(&self) -> Option<&str> {
+    pub fn limits_trouble(&self) -> Option<&str> {
         self.limits_sync.trouble.as_deref()
     }
 

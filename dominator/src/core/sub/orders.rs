@@ -12,7 +12,9 @@ use model::image::ImageName;
 use model::tree::Time;
 use model::when::moment;
 
-use super::{Effect, Failure, ImageState, Now, Polling, Reach, Sub, Ticket, View, WantedUpdate};
+use super::{
+    Effect, Failure, ImageState, Now, Polling, Reach, Sub, SubOrder, Ticket, View, WantedUpdate,
+};
 use crate::core::default_image;
 use crate::core::sub::next_effects::{Check, stop};
 use api::planning::Planned;
@@ -59,10 +61,44 @@ impl Orders {
 }
 
 impl Sub {
-    /// Pauses updates, or lets them go on; the next step acts on it. For callers that cannot wait;
-    /// others use [`super::Event::Pause`].
-    pub fn pause_updates(&mut self, pause: Option<Arc<UpdatePause>>) {
-        self.orders.pause = pause;
+    /// Takes an operator's order; true if it was of use.
+    pub(super) fn take_order(&mut self, order: SubOrder) -> bool {
+        match order {
+            SubOrder::ClearSafety => self.clear_safety(),
+            SubOrder::Retry => self.retry(),
+            SubOrder::ForceDisruptive => self.force_disruptive(),
+            SubOrder::SetLimits(limits) => self.set_limits(limits),
+            SubOrder::FastUpdate => {
+                self.fast_update();
+                true
+            }
+            SubOrder::Pause(pause) => {
+                self.orders.pause = pause;
+                true
+            }
+        }
+    }
+
+    fn clear_safety(&mut self) -> bool {
+        let Some(digest) = self.pending_danger().map(|planned| planned.digest) else {
+            return false;
+        };
+        self.cleared = Some(digest);
+        self.clear_failures();
+        true
+    }
+
+    pub(super) fn retry(&mut self) -> bool {
+        let is_held = self.can_retry();
+        self.retried = self.undone_update().or(self.retried);
+        self.clear_failures();
+        is_held
+    }
+
+    /// True if something is held back because it failed, so that [`SubOrder::Retry`] is of use.
+    #[must_use]
+    pub fn can_retry(&self) -> bool {
+        self.undone_update().is_some() || self.hold.is_some() || self.call_again.is_some()
     }
 
     /// The pause that an operator ordered, if it is in force at this time of day.
@@ -115,17 +151,13 @@ impl Sub {
         Some(planned).filter(|_| is_latest && is_needed && !is_begun)
     }
 
-    /// True if a plan is pending: [`Sub::force_disruptive`] would be of use.
+    /// True if a plan is pending, so that [`SubOrder::ForceDisruptive`] is of use.
     #[must_use]
     pub fn has_pending_plan(&self) -> bool {
         self.pending_plan().is_some()
     }
 
-    /// Has the pending plan carried out, once, even if the machine does not want to be disturbed;
-    /// the next step acts on it. False if no plan is pending. For callers that must tell an
-    /// operator; others use [`super::Event::Forced`].
-    #[must_use]
-    pub fn force_disruptive(&mut self) -> bool {
+    pub(super) fn force_disruptive(&mut self) -> bool {
         let Some(digest) = self.pending_plan().map(|planned| planned.digest) else { return false };
         self.orders.forced = Some(digest);
         // What is staged was staged without.
@@ -152,10 +184,7 @@ impl Sub {
         self.orders.forced = None;
     }
 
-    /// Brings the machine up to date now: it is polled and scans at once, and what failed is tried
-    /// again. The next step acts on it. For callers that must tell an operator; others use
-    /// [`super::Event::Hurried`].
-    pub fn hurry(&mut self) {
+    fn fast_update(&mut self) {
         let _was_held = self.retry();
         self.read_again = None;
         if let Polling::Due(at) = &mut self.polling {

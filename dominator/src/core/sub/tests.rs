@@ -359,7 +359,7 @@ fn what_is_held_back_says_why() {
 
     let mut script = Script::scanning(image("base", &[]), &files);
     show("removes all", &script);
-    script.step("cleared", Event::SafetyCleared);
+    script.step("cleared", Event::Ordered(SubOrder::ClearSafety));
     show("cleared", &script);
     script.called = None;
     script.scan(&files[1..]);
@@ -479,7 +479,7 @@ fn late_and_repeated_answers_change_nothing() {
         Event::Planned(Ticket(99), Err("late".into())),
         Event::Accepted(Ticket(99)),
         Event::CallFailed(Ticket(99), failure()),
-        Event::SafetyCleared,
+        Event::Ordered(SubOrder::ClearSafety),
         Event::Wake,
     ] {
         script.step("late", event);

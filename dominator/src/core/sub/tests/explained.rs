@@ -70,7 +70,7 @@ fn scripts() -> Vec<Script> {
     let until = Time { seconds: 100, nanoseconds: 0 };
     let (reason, who) = ("works".to_owned(), "ann".to_owned());
     let pause = api::dominator::orders::UpdatePause { until, reason, who, since: Time::default() };
-    script.step("pause", Event::Pause(Some(Arc::new(pause))));
+    script.step("pause", Event::Ordered(SubOrder::Pause(Some(Arc::new(pause)))));
     add(script);
     let mut script = pending();
     script.reply.paused = Some(Paused { until, reason: "works".to_owned() });

@@ -14,8 +14,8 @@ fn network(percent: u8) -> Limits {
 /// A sub that has its image, and whose limits an operator sets.
 fn synced(percent: u8) -> Script {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
-    assert!(script.sub.configure(network(percent)));
-    assert!(!script.sub.configure(network(percent)), "that is no news");
+    assert!(script.sub.set_limits(network(percent)));
+    assert!(!script.sub.set_limits(network(percent)), "that is no news");
     script.wait(0);
     script
 }
@@ -45,7 +45,7 @@ fn a_sub_is_told_its_limits_once_whatever_it_makes_of_them() {
     script.reply.limits.told = network(5);
     script.poll();
     // The values are taken back.
-    assert!(script.sub.configure(Limits::default()));
+    assert!(script.sub.set_limits(Limits::default()));
     script.wait(0);
     assert_eq!(told(&script.accept()), Limits::default());
     script.check(expect![[r#"
@@ -72,13 +72,13 @@ fn a_sub_is_told_its_limits_once_whatever_it_makes_of_them() {
 fn a_sub_that_does_not_take_them_is_told_ever_less_often_and_works_on() {
     let mut script = synced(5);
     script.refuse(FailureKind::Refused, "no such thing");
-    assert_eq!(script.sub.configure_trouble(), Some("no such thing"));
+    assert_eq!(script.sub.limits_trouble(), Some("no such thing"));
     assert_eq!(script.sub.status(), Status::Synced);
     script.wait(9);
     script.wait(1);
     // It says yes, and does nothing.
     script.accept();
-    assert_eq!(script.sub.configure_trouble(), None);
+    assert_eq!(script.sub.limits_trouble(), None);
     script.poll();
     script.wait(19);
     script.wait(1);
@@ -117,7 +117,7 @@ fn a_sub_is_not_told_while_it_carries_out_an_update() {
     script.fetched(1, None);
     script.poll();
     script.commit();
-    assert!(script.sub.configure(network(5)));
+    assert!(script.sub.set_limits(network(5)));
     script.wait(0);
     assert!(script.called.is_none());
     script.ended(2, api::subd::Outcome::Done, Some(4));

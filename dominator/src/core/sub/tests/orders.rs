@@ -22,10 +22,10 @@ fn a_plan_tells_what_keeps_the_machine_from_being_updated() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
     let would_wait = |script: &Script| script.sub.would_wait(&script.sub.machine);
     assert_eq!(would_wait(&script), []);
-    script.step("pause", Event::Pause(pause(100)));
+    script.step("pause", Event::Ordered(SubOrder::Pause(pause(100))));
     let paused = "updates are paused until 1970-01-01T00:01:40Z by ann: works".to_owned();
     assert_eq!(would_wait(&script), [(Status::Paused, paused)]);
-    script.step("resume", Event::Pause(None));
+    script.step("resume", Event::Ordered(SubOrder::Pause(None)));
     let wrong = Some("answers as web2".into());
     script.step("wrong", Event::IdentityJudged(IdentityVerdict { number: 1, wrong }));
     assert_eq!(would_wait(&script), [(Status::WrongMachine, "answers as web2".to_owned())]);
@@ -34,7 +34,7 @@ fn a_plan_tells_what_keeps_the_machine_from_being_updated() {
 #[test]
 fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
-    script.step("pause", Event::Pause(pause(100)));
+    script.step("pause", Event::Ordered(SubOrder::Pause(pause(100))));
     script.accept();
     script.cache(&["1"]);
     script.fetched(1, None);
@@ -51,14 +51,14 @@ fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
     script.wait(40);
     script.accept();
     script.reply.activity = Activity::Prepared { update_id: 2 };
-    script.step("pause", Event::Pause(pause(200)));
+    script.step("pause", Event::Ordered(SubOrder::Pause(pause(200))));
     script.poll();
     // What is staged expires meanwhile.
     script.ended(2, Outcome::NotPrepared("expired".into()), None);
     script.poll();
     assert_eq!(script.sub.status(), Status::Paused);
     script.reply.last_update = None;
-    script.step("resume", Event::Pause(None));
+    script.step("resume", Event::Ordered(SubOrder::Pause(None)));
     script.accept();
     script.reply.activity = Activity::Prepared { update_id: 3 };
     script.poll();
@@ -91,7 +91,7 @@ fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
 #[test]
 fn a_clock_that_is_set_ends_a_pause_or_has_it_again() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "0")]);
-    script.step("pause", Event::Pause(pause(100)));
+    script.step("pause", Event::Ordered(SubOrder::Pause(pause(100))));
     script.accept();
     script.cache(&["1"]);
     script.fetched(1, None);
@@ -117,7 +117,7 @@ fn a_clock_that_is_set_ends_a_pause_or_has_it_again() {
 #[test]
 fn a_machine_that_is_in_place_shows_its_pause_and_is_not_told_of_the_image() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
-    script.step("pause", Event::Pause(pause(100)));
+    script.step("pause", Event::Ordered(SubOrder::Pause(pause(100))));
     script.reply.last_image = Some("former".parse().unwrap());
     script.poll();
     assert_eq!(
@@ -149,7 +149,7 @@ fn what_is_forced_is_staged_anew_and_once() {
     assert!(!script.sub.force_disruptive(), "it is told to carry it out");
     script.refuse(FailureKind::Held, "somebody is logged in");
     script.wait(1);
-    script.step("forced", Event::Forced);
+    script.step("forced", Event::Ordered(SubOrder::ForceDisruptive));
     let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!() };
     assert!(request.force_disruption);
     script.commit();
@@ -186,7 +186,7 @@ fn a_force_is_for_the_pending_plan_alone() {
     let mut script = ready();
     script.scan(&[]);
     script.poll();
-    script.step("forced", Event::Forced);
+    script.step("forced", Event::Ordered(SubOrder::ForceDisruptive));
     script.accept();
     script.scan(&[("/b", "2")]);
     script.poll();
@@ -200,13 +200,13 @@ fn a_hurried_machine_is_polled_and_scans_before_its_status_counts() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
     let first = script.sub.watched();
     assert_eq!((first.status, first.is_current), (Status::Synced, true));
-    script.step("hurried", Event::Hurried);
+    script.step("hurried", Event::Ordered(SubOrder::FastUpdate));
     let asked = script.scan_asked.expect("it is to scan");
     let during = script.sub.watched();
     assert_eq!((during.status, during.is_current), (Status::Rescanning, false));
     assert!(during.version != first.version && script.sub.is_urgent());
     // A second order while it scans has it scan once more, and not twice at a time.
-    script.step("hurried", Event::Hurried);
+    script.step("hurried", Event::Ordered(SubOrder::FastUpdate));
     assert_eq!(script.scan_asked, Some(asked));
     let version = script.reply.version;
     script.step("scanned", Event::Scanned(asked, Ok(version)));
@@ -257,14 +257,14 @@ fn a_hurry_forgets_what_failed_and_passes_no_stop() {
     script.poll();
     script.refuse(FailureKind::Refused, "no");
     assert_eq!(script.sub.status(), Status::UpdateFailed);
-    script.step("hurried", Event::Hurried);
+    script.step("hurried", Event::Ordered(SubOrder::FastUpdate));
     let asked = script.scan_asked.expect("it is to scan");
     let old = Failure { kind: FailureKind::Refused, text: "no such method".into() };
     script.step("scanned", Event::Scanned(asked, Err(old)));
     assert_eq!(script.sub.status(), Status::Preparing);
     script.accept();
     script.step("brake", Event::Brake(Some("storm".into())));
-    script.step("hurried", Event::Hurried);
+    script.step("hurried", Event::Ordered(SubOrder::FastUpdate));
     let asked = script.scan_asked.expect("it is to scan");
     assert_eq!(script.sub.status(), Status::Rescanning);
     script.step("scanned", Event::Scanned(asked, Ok(script.reply.version)));
@@ -279,7 +279,7 @@ fn a_machine_that_cannot_be_reached_stays_hurried() {
     let failure = Failure { kind: FailureKind::Unreachable, text: "reset".into() };
     script.step("silent", Event::PollFailed(script.polled, failure));
     let before = script.polled;
-    script.step("hurried", Event::Hurried);
+    script.step("hurried", Event::Ordered(SubOrder::FastUpdate));
     assert!(script.polled > before, "it is polled at once");
     let during = script.sub.watched();
     assert_eq!((during.status, during.is_current), (Status::Unreachable, false));

@@ -225,7 +225,7 @@ impl Script {
                 Effect::ReportIdentity(IdentityReport::Seen(number, _)) => {
                     next.push(Event::IdentityJudged(IdentityVerdict { number, wrong: None }));
                 }
-                Effect::ReportIdentity(_) => {}
+                Effect::ReportIdentity(_) | Effect::OrderAnswered(_) => {}
                 Effect::Scan(ticket, _) => {
                     self.scan_asked = Some(ticket);
                     done.push("scan".to_owned());
