@@ -207,7 +207,7 @@ pub enum StartError {
 /// A subd that is ready to serve.
 pub struct Daemon {
     listener: TcpListener,
-    router: Router,
+    router: Router<Arc<Service>>,
     audit: AuditLog,
     scanner: Arc<Scanner>,
     board: Arc<Board>,
