@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 use api::Done;
 use api::dominator::budgets::ResumeImage;
-use api::dominator::identity::Trust;
+use api::dominator::identity::{Trust, TrustRequest};
 use api::dominator::machine_database::{AcceptMdb, ShowMdb};
 use api::dominator::{
-    ClearSafetyShutoff, DisableUpdates, EnableUpdates, GetStatus, ListSubs, ListSubsReply,
-    ListSubsRequest, Retry, ShowSub,
+    ClearSafetyShutoff, ClearSafetyShutoffRequest, DisableUpdates, EnableUpdates, GetStatus,
+    ListSubs, ListSubsReply, ListSubsRequest, Retry, RetryRequest, ShowSub,
 };
 use api::fault::{Fault, FaultCode};
 use model::report::report;
-use rpc::server::Router;
+use rpc::server::{Caller, Router};
 use tokio_util::task::TaskTracker;
 
 use access::expect_may;
@@ -31,102 +31,85 @@ use crate::core::selectors::Selection;
 use crate::fleet::{Fleet, OrderError};
 use crate::identities::TrustOrderError;
 
-/// Adds the methods of `Dominator` to `router`. Orders that were begun are finished as tasks in
-/// `tracker`, even if the caller goes away.
-#[must_use]
-pub fn methods(router: Router, fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router {
-    let router = events::methods(router, fleet);
-    let router = plan::methods(router, fleet);
-    let router = settings::methods(router, fleet, tracker);
-    let fleet_of = || Arc::clone(fleet);
-    let (list, show, status) = (fleet_of(), fleet_of(), fleet_of());
-    let (disable, enable) = (fleet_of(), fleet_of());
-    let (clear, retry) = (fleet_of(), fleet_of());
-    let (database, accept) = (fleet_of(), fleet_of());
-    let (trust, trusting) = (fleet_of(), tracker.clone());
-    let router = orders::methods(router, fleet, tracker);
-    let accepting = tracker.clone();
-    let (resume, resuming) = (fleet_of(), tracker.clone());
-    let (disabling, enabling) = (tracker.clone(), tracker.clone());
-    let (clearing, retrying) = (tracker.clone(), tracker.clone());
+/// What the methods work on.
+#[derive(Clone)]
+pub struct ApiState {
+    pub fleet: Arc<Fleet>,
+    /// Finishes orders that were begun, even if the caller goes away.
+    pub tracker: TaskTracker,
+}
+
+/// Adds the methods of `Dominator` to `router`.
+pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
+    let router = events::methods(router);
+    let router = plan::methods(router);
+    let router = settings::methods(router);
+    let router = orders::methods(router);
     router
-        .method::<ListSubs, _, _>(move |_, request| {
-            let fleet = Arc::clone(&list);
-            async move { Ok(ListSubsReply { subs: fleet.list(&selection(request)?) }) }
+        .method::<ListSubs, _>(async |api, _, request| {
+            Ok(ListSubsReply { subs: api.fleet.list(&selection(request)?) })
         })
-        .method::<ShowSub, _, _>(move |_, request| {
-            let fleet = Arc::clone(&show);
-            async move { fleet.show(&request.hostname).map_err(|error| fault_of(&error)) }
+        .method::<ShowSub, _>(async |api, _, request| {
+            api.fleet.show(&request.hostname).map_err(|error| fault_of(&error))
         })
-        .method::<GetStatus, _, _>(move |_, ()| {
-            let fleet = Arc::clone(&status);
-            async move { Ok(fleet.status()) }
+        .method::<GetStatus, _>(async |api, _, ()| Ok(api.fleet.status()))
+        .method::<DisableUpdates, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let who = caller.named(request.who);
+            finish(tracker, async move { fleet.disable_updates(request.reason, who).await }).await
         })
-        .method::<DisableUpdates, _, _>(move |caller, request| {
-            let (fleet, who) = (Arc::clone(&disable), caller.named(request.who));
-            let order = async move { fleet.disable_updates(request.reason, who).await };
-            finish(disabling.clone(), order)
+        .method::<EnableUpdates, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let who = caller.named(request.who);
+            finish(tracker, async move { fleet.enable_updates(who, request.why).await }).await
         })
-        .method::<EnableUpdates, _, _>(move |caller, request| {
-            let (fleet, who) = (Arc::clone(&enable), caller.named(request.who));
-            let order = async move { fleet.enable_updates(who, request.why).await };
-            finish(enabling.clone(), order)
+        .method_of_owners::<ClearSafetyShutoff, _>(clear_safety_shutoff)
+        .method_of_owners::<Retry, _>(retry)
+        .method_of_owners::<Trust, _>(trust)
+        .method::<ResumeImage, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let who = caller.named(request.who);
+            let order = move || fleet.resume_image(&request.image, &request.why, &who);
+            finish_blocking(tracker, order).await
         })
-        .method_of_owners::<ClearSafetyShutoff, _, _>(move |caller, request| {
-            let (fleet, tracker) = (Arc::clone(&clear), clearing.clone());
-            async move {
-                expect_may::<ClearSafetyShutoff>(&caller, &fleet, &request.hostname)?;
-                let who = caller.named(request.who);
-                let order =
-                    async move { fleet.clear_safety(&request.hostname, &who, &request.why).await };
-                finish(tracker, order).await
-            }
+        .method::<ShowMdb, _>(async |api, _, request| {
+            api.fleet.mdb(request.held).map_err(|error| fault_of(&error))
         })
-        .method_of_owners::<Retry, _, _>(move |caller, request| {
-            let (fleet, tracker) = (Arc::clone(&retry), retrying.clone());
-            async move {
-                expect_may::<Retry>(&caller, &fleet, &request.hostname)?;
-                let who = caller.named(request.who);
-                let order = async move { fleet.retry(&request.hostname, &who, &request.why).await };
-                finish(tracker, order).await
-            }
+        .method::<AcceptMdb, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let who = caller.named(request.who);
+            let order = move || fleet.accept(&request.digest, &who, &request.why);
+            finish_blocking(tracker, order).await
         })
-        .method_of_owners::<Trust, _, _>(move |caller, request| {
-            let (fleet, tracker) = (Arc::clone(&trust), trusting.clone());
-            async move {
-                expect_may::<Trust>(&caller, &fleet, &request.hostname)?;
-                let who = caller.named(request.who);
-                let order = tokio::task::spawn_blocking(move || {
-                    fleet.trust(&request.hostname, &who, &request.why)
-                });
-                let order = async move { order.await.unwrap_or(Err(OrderError::Stopping)) };
-                finish(tracker, order).await
-            }
-        })
-        .method::<ResumeImage, _, _>(move |caller, request| {
-            let (fleet, who) = (Arc::clone(&resume), caller.named(request.who));
-            let order = tokio::task::spawn_blocking(move || {
-                fleet.resume_image(&request.image, &request.why, &who)
-            });
-            finish(
-                resuming.clone(),
-                async move { order.await.unwrap_or(Err(OrderError::Stopping)) },
-            )
-        })
-        .method::<ShowMdb, _, _>(move |_, request| {
-            let fleet = Arc::clone(&database);
-            async move { fleet.mdb(request.held).map_err(|error| fault_of(&error)) }
-        })
-        .method::<AcceptMdb, _, _>(move |caller, request| {
-            let (fleet, who) = (Arc::clone(&accept), caller.named(request.who));
-            let order = tokio::task::spawn_blocking(move || {
-                fleet.accept(&request.digest, &who, &request.why)
-            });
-            finish(
-                accepting.clone(),
-                async move { order.await.unwrap_or(Err(OrderError::Stopping)) },
-            )
-        })
+}
+
+async fn clear_safety_shutoff(
+    ApiState { fleet, tracker }: ApiState,
+    caller: Caller,
+    request: ClearSafetyShutoffRequest,
+) -> Result<Done, Fault> {
+    expect_may::<ClearSafetyShutoff>(&caller, &fleet, &request.hostname)?;
+    let who = caller.named(request.who);
+    let order = async move { fleet.clear_safety(&request.hostname, &who, &request.why).await };
+    finish(tracker, order).await
+}
+
+async fn retry(
+    ApiState { fleet, tracker }: ApiState,
+    caller: Caller,
+    request: RetryRequest,
+) -> Result<Done, Fault> {
+    expect_may::<Retry>(&caller, &fleet, &request.hostname)?;
+    let who = caller.named(request.who);
+    let order = async move { fleet.retry(&request.hostname, &who, &request.why).await };
+    finish(tracker, order).await
+}
+
+async fn trust(
+    ApiState { fleet, tracker }: ApiState,
+    caller: Caller,
+    request: TrustRequest,
+) -> Result<Done, Fault> {
+    expect_may::<Trust>(&caller, &fleet, &request.hostname)?;
+    let who = caller.named(request.who);
+    let order = move || fleet.trust(&request.hostname, &who, &request.why);
+    finish_blocking(tracker, order).await
 }
 
 /// Makes what is asked for ready.
@@ -144,6 +127,15 @@ async fn finish(
     order: impl Future<Output = Result<(), OrderError>> + Send + 'static,
 ) -> Result<Done, Fault> {
     to_the_end(tracker, order).await.map(|()| Done {})
+}
+
+/// As [`finish`], of an order that blocks.
+async fn finish_blocking(
+    tracker: TaskTracker,
+    order: impl FnOnce() -> Result<(), OrderError> + Send + 'static,
+) -> Result<Done, Fault> {
+    let order = tokio::task::spawn_blocking(order);
+    finish(tracker, async move { order.await.unwrap_or(Err(OrderError::Stopping)) }).await
 }
 
 /// Carries an order out to its end, whether or not the caller waits for it.

@@ -4,6 +4,8 @@ use rpc::tls::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::api::ApiState;
+use crate::pages::Pages;
 use clap::Parser;
 use daemon::config::ConfigArgs;
 use daemon::{
@@ -384,13 +386,14 @@ async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>, security
 
 /// All that the daemon answers to.
 #[must_use]
-pub fn router(fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router {
+pub fn router(fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router<Pages> {
     let collector = Arc::new(FleetCollector::default());
     collector.watch(fleet);
-    let router = Router::new(NAME, &fleet.shared().security).metrics(|registry| {
-        fleet.shared().metrics.register(registry);
-        registry.register_collector(Box::new(collector));
-    });
-    let router = crate::api::methods(router, fleet, tracker);
-    crate::pages::pages(router, fleet)
+    let state = ApiState { fleet: Arc::clone(fleet), tracker: tracker.clone() };
+    let router =
+        Router::new(NAME, &fleet.shared().security).with_state(state).metrics(|registry| {
+            fleet.shared().metrics.register(registry);
+            registry.register_collector(Box::new(collector));
+        });
+    crate::pages::pages(crate::api::methods(router), fleet)
 }

@@ -23,34 +23,38 @@ const ROWS_MAX: usize = 2_000;
 /// The name of the daemon on its pages.
 const DAEMON: &str = "dominator";
 
+/// What the pages show, and what they are put into.
+#[derive(Clone)]
+pub struct Pages {
+    fleet: Arc<Fleet>,
+    frame: Frame,
+}
+
 /// Adds the pages to `router`.
-#[must_use]
-pub fn pages(router: Router, fleet: &Arc<Fleet>) -> Router {
+pub fn pages<S: Clone + Send + Sync + 'static>(
+    router: Router<S>,
+    fleet: &Arc<Fleet>,
+) -> Router<Pages> {
     let frame = Frame::new(DAEMON, &fleet.shared().security).link("/events", "events");
-    let router = events::page(router, fleet, frame.clone());
-    let (start, one) = ((Arc::clone(fleet), frame.clone()), (Arc::clone(fleet), frame.clone()));
-    let database = (Arc::clone(fleet), frame.clone());
     router
-        .frame(frame)
-        .page("/", move |request| {
-            let (fleet, frame) = start.clone();
-            async move { start_page(&fleet, &frame, &request.query) }
+        .frame(frame.clone())
+        .with_state(Pages { fleet: Arc::clone(fleet), frame })
+        .page("/", async |pages, request| start_page(&pages.fleet, &pages.frame, &request.query))
+        .page("/sub", async |Pages { fleet, frame }, request| {
+            let Some(host) = request.query.get("host") else {
+                return Err(Fault::new(FaultCode::BadRequest, "which machine? /sub?host=NAME"));
+            };
+            let detail = fleet.show(host).map_err(|error| fault_of(&error))?;
+            let why = fleet.explain(host).map_err(|error| fault_of(&error))?;
+            let scheme = fleet.shared().security.scheme();
+            Ok(Page::Html(frame.render(host, &sub_body(scheme, &detail, &why))))
         })
-        .page("/sub", move |request| {
-            let (fleet, frame) = one.clone();
-            async move {
-                let Some(host) = request.query.get("host") else {
-                    return Err(Fault::new(FaultCode::BadRequest, "which machine? /sub?host=NAME"));
-                };
-                let detail = fleet.show(host).map_err(|error| fault_of(&error))?;
-                let why = fleet.explain(host).map_err(|error| fault_of(&error))?;
-                let scheme = fleet.shared().security.scheme();
-                Ok(Page::Html(frame.render(host, &sub_body(scheme, &detail, &why))))
-            }
+        .page("/mdb", async |Pages { fleet, frame }, _| {
+            Ok(Page::Html(frame.render("Machine database", &held_body(&fleet))))
         })
-        .page("/mdb", move |_request| {
-            let (fleet, frame) = database.clone();
-            async move { Ok(Page::Html(frame.render("Machine database", &held_body(&fleet)))) }
+        .page("/events", async |Pages { fleet, frame }, request| {
+            let body = events::body(&fleet, &request.query).await?;
+            Ok(Page::Html(frame.render("Events", &body)))
         })
 }
 

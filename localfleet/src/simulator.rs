@@ -244,29 +244,21 @@ async fn take_in(listener: &TcpListener, machines: &Machines, server: &Server) {
     }
 }
 
-fn control_router(machines: &Arc<Machines>, security: &Security) -> Router {
-    let all = || Arc::clone(machines);
-    let (reported, cleared, marked, drifting, disturbed) = (all(), all(), all(), all(), all());
+fn control_router(machines: &Arc<Machines>, security: &Security) -> Router<Arc<Machines>> {
     Router::new(NAME, security)
-        .method::<Report, _, _>(move |_, ()| {
-            let reply = reported.report();
-            async move { Ok(reply) }
+        .with_state(Arc::clone(machines))
+        .method::<Report, _>(async |machines, _, ()| Ok(machines.report()))
+        .method::<ClearMarks, _>(async |machines, _, ()| {
+            machines.each(|sub| sub.marks = Marks::default());
+            Ok(monotonic())
         })
-        .method::<ClearMarks, _, _>(move |_, ()| {
-            cleared.each(|sub| sub.marks = Marks::default());
-            async move { Ok(monotonic()) }
-        })
-        .method::<GetMarks, _, _>(move |_, ()| {
-            let marks = marked.each(|sub| sub.marks);
-            async move { Ok(marks) }
-        })
-        .method::<Drift, _, _>(move |_, request| {
+        .method::<GetMarks, _>(async |machines, _, ()| Ok(machines.each(|sub| sub.marks)))
+        .method::<Drift, _>(async |machines, _, request| {
             let number = usize::try_from(request.sub).unwrap_or(usize::MAX);
-            let reply = drifting.drift(number, request.chance);
-            async move { reply }
+            machines.drift(number, request.chance)
         })
-        .method::<Disturb, _, _>(move |_, request| {
-            disturbed.disturb(request);
-            async move { Ok(Done {}) }
+        .method::<Disturb, _>(async |machines, _, request| {
+            machines.disturb(request);
+            Ok(Done {})
         })
 }

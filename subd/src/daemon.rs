@@ -210,7 +210,7 @@ pub enum StartError {
 /// A subd that is ready to serve.
 pub struct Daemon {
     listener: TcpListener,
-    router: Router,
+    router: Router<Arc<Service>>,
     audit: AuditLog,
     scanner: Arc<Scanner>,
     report_state: Arc<ReportState>,

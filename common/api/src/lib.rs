@@ -2,12 +2,12 @@
 //! encoded; and who may call them.
 //!
 //! [`method::Method`] is what each method implements, [`codec`] the two encodings, [`fault`] what a
-//! server answers instead of a reply. [`access`] decides who may call, by what a [`certificate`] says
-//! of its holder. [`audit`] is the format of the audit log.
+//! server answers instead of a reply. [`access`] decides who may call, from what a [`certificate`]
+//! says of its holder. [`audit`] is the format of the audit log.
 //!
-//! `docs/PROTOCOL.md` lists the methods. Names of later releases are reserved here, so that powers in
-//! certificates and access rules need not change when they come. Everything here is a function of its
-//! arguments: `rpc` carries the calls.
+//! `docs/PROTOCOL.md` lists the methods. Names of later releases are reserved here, so that powers
+//! in certificates and access rules need not change when they come. Everything here is a function of
+//! its arguments: `rpc` carries the calls.
 
 pub mod access;
 pub mod audit;

@@ -1,4 +1,4 @@
-//! One plan for one machine, as the dominator and subtool make it, with all that is derived from it.
+//! One plan for one machine, as the dominator and subtool make it, with what is derived from it.
 //!
 //! A [`PlanJob`] is what the state machine asks for; the shell runs it where CPU time is cheap and
 //! brings the [`Planned`] back as an event.

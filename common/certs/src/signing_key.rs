@@ -3,7 +3,8 @@
 
 use ssh_key::{Algorithm, HashAlg, LineEnding, PrivateKey};
 
-use model::signing::signature::{Signature, fingerprint};
+use model::signing::openssh::PublicKey;
+use model::signing::signature::Signature;
 use model::signing::statement::{NAMESPACE, Statement};
 
 /// A private key, ready to sign.
@@ -77,7 +78,8 @@ impl SigningKey {
     /// The fingerprint of the key, as `ssh-keygen -l` shows it.
     #[must_use]
     pub fn fingerprint(&self) -> String {
-        fingerprint(self.0.public_key().key_data())
+        let key = self.0.public_key().key_data().ed25519().map(|key| PublicKey::new(key.0));
+        key.map(|key| key.fingerprint()).unwrap_or_default()
     }
 
     /// The line for a file of trusted keys.

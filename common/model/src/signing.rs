@@ -10,6 +10,7 @@
 
 pub mod endorsement;
 pub mod keys;
+pub mod openssh;
 pub mod signature;
 pub mod statement;
 

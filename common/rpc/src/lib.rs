@@ -1,8 +1,8 @@
 //! Carries calls over HTTP and TLS, in both directions.
 //!
 //! A call is `POST /rpc/Service.Method` over HTTP/1.1 or HTTP/2, with a body in bincode or JSON
-//! and the header `dominator-protocol`. `docs/PROTOCOL.md` specifies it. [`client`] and [`server`] are
-//! the only modules that know the HTTP between daemons. [`trees`] reads trees and images over it;
+//! and the header `dominator-protocol`. `docs/PROTOCOL.md` specifies it. Only [`client`] and
+//! [`server`] know the HTTP between daemons. [`trees`] reads trees and images over it;
 //! [`audit_log`] writes what was called to the medium.
 
 pub mod audit_log;

@@ -5,6 +5,7 @@
 use std::time::SystemTime;
 
 use askama::Template;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::tls::Security;
 
@@ -181,36 +182,19 @@ pub fn pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     table(&[], &rows)
 }
 
-/// `text` as HTML that shows it.
-#[must_use]
+/// Escapes `text` for HTML.
 pub fn html_escape(text: &str) -> String {
-    let mut html = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => html.push_str("&amp;"),
-            '<' => html.push_str("&lt;"),
-            '>' => html.push_str("&gt;"),
-            '"' => html.push_str("&#34;"),
-            '\'' => html.push_str("&#39;"),
-            _ => html.push(character),
-        }
-    }
-    html
+    use askama::filters::{Html, escape};
+    escape(text, Html).map(|escaped| escaped.to_string()).unwrap_or_default()
 }
 
-/// `text` as a part of a path: all but letters, digits, `-`, `.`, `_`, `~` and `/` is escaped.
-#[must_use]
+/// Every byte that is not a letter, digit, `-`, `.`, `_`, `~` or `/`.
+const ESCAPED_IN_PATHS: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
+/// Escapes `text` as a part of a path: all but letters, digits, `-`, `.`, `_`, `~` and `/`.
 pub fn path_escape(text: &str) -> String {
-    use std::fmt::Write as _;
-    let mut path = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-            path.push(char::from(byte));
-        } else {
-            write!(path, "%{byte:02X}").expect("writing to a String cannot fail");
-        }
-    }
-    path
+    utf8_percent_encode(text, ESCAPED_IN_PATHS).to_string()
 }
 
 #[cfg(test)]

@@ -114,8 +114,8 @@ struct Entry {
     kind: Kind,
 }
 
-/// What a server answers to.
-pub struct Router {
+/// Everything that a server answers.
+pub(crate) struct Routes {
     security: Security,
     frame: Frame,
     methods: BTreeMap<&'static str, Entry>,
@@ -126,13 +126,29 @@ pub struct Router {
     private_pages: bool,
 }
 
-impl std::fmt::Debug for Router {
+/// Collects the methods and pages of a daemon. Each handler is given a clone of the state `S`.
+///
+/// ```text
+/// Router::new("subd", security)
+///     .with_state(service)
+///     .method::<Poll, _>(poll)
+///     .page("/", status_page)
+///
+/// async fn poll(service: Arc<Service>, caller: Caller, request: PollRequest) -> Result<..>
+/// async fn status_page(service: Arc<Service>, request: PageRequest) -> Result<Page, Fault>
+/// ```
+pub struct Router<S = ()> {
+    state: S,
+    routes: Routes,
+}
+
+impl<S> std::fmt::Debug for Router<S> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("Router")
-            .field("methods", &self.methods.keys())
-            .field("pages", &self.pages.keys())
-            .field("below", &self.below.keys())
+            .field("methods", &self.routes.methods.keys())
+            .field("pages", &self.routes.pages.keys())
+            .field("below", &self.routes.below.keys())
             .finish_non_exhaustive()
     }
 }
@@ -140,9 +156,8 @@ impl std::fmt::Debug for Router {
 impl Router {
     /// A server for `daemon` that answers nothing but `/healthz` and `/metrics`, over connections
     /// that are protected by `security`.
-    #[must_use]
     pub fn new(daemon: &'static str, security: &Security) -> Self {
-        Self {
+        let routes = Routes {
             security: security.clone(),
             frame: Frame::new(daemon, security),
             methods: BTreeMap::new(),
@@ -151,98 +166,113 @@ impl Router {
             metrics: Metrics::new(daemon, security),
             recorder: Recorder::default(),
             private_pages: false,
-        }
+        };
+        Self { state: (), routes }
+    }
+}
+
+impl<S: Clone + Send + Sync + 'static> Router<S> {
+    /// Gives `state` to the handlers that are added from here on.
+    pub fn with_state<T>(self, state: T) -> Router<T> {
+        Router { state, routes: self.routes }
     }
 
     /// Puts error pages into `frame`.
-    #[must_use]
     pub fn frame(mut self, frame: Frame) -> Self {
-        self.frame = frame;
+        self.routes.frame = frame;
         self
     }
 
     /// Shows pages and metrics only to callers with a certificate, if `is_private`.
-    #[must_use]
-    pub fn private_pages(self, is_private: bool) -> Self {
-        Self { private_pages: is_private, ..self }
+    pub fn private_pages(mut self, is_private: bool) -> Self {
+        self.routes.private_pages = is_private;
+        self
     }
 
     /// Lets the daemon add metrics of its own; their names begin with `dominator_` by themselves.
-    #[must_use]
     pub fn metrics(mut self, add: impl FnOnce(&mut Registry)) -> Self {
-        add(self.metrics.registry());
+        add(self.routes.metrics.registry());
         self
     }
 
     /// Records every call that changes something in `log`, and shows at `/audit` how that is doing.
     /// It does not matter whether methods are added before or after this.
-    #[must_use]
-    pub fn audit(self, log: &AuditLog) -> Self {
-        audit::attach(self, log)
+    pub fn audit(mut self, log: &AuditLog) -> Self {
+        audit::attach(&mut self.routes, log);
+        self
     }
 
     /// Answers `M` with `handler`, for callers with the power where the rule of `M` asks for it.
-    #[must_use]
-    pub fn method<M, F, Fut>(self, handler: F) -> Self
+    pub fn method<M, Fut>(
+        self,
+        handler: impl Fn(S, Caller, M::Request) -> Fut + Send + Sync + 'static,
+    ) -> Self
     where
         M: Method,
-        F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
         let strict = match M::ACCESS {
             Access::PowerOrOwner => Access::Power,
             access => access,
         };
-        let kind = self.unary::<M, F, Fut>(handler);
+        let kind = self.unary::<M, Fut>(handler);
         self.add::<M>(strict, kind)
     }
 
     /// Answers `M`, which owners may call, with `handler`, which must find out whether the caller
     /// is one ([`api::access::judge`]); it is asked for every caller with a certificate.
-    #[must_use]
-    pub fn method_of_owners<M, F, Fut>(self, handler: F) -> Self
+    pub fn method_of_owners<M, Fut>(
+        self,
+        handler: impl Fn(S, Caller, M::Request) -> Fut + Send + Sync + 'static,
+    ) -> Self
     where
         M: Method,
-        F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
-        let kind = self.unary::<M, F, Fut>(handler);
+        let kind = self.unary::<M, Fut>(handler);
         self.add::<M>(Access::Authenticated, kind)
     }
 
-    fn unary<M, F, Fut>(&self, handler: F) -> Kind
+    fn unary<M, Fut>(
+        &self,
+        handler: impl Fn(S, Caller, M::Request) -> Fut + Send + Sync + 'static,
+    ) -> Kind
     where
         M: Method,
-        F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
-        let (recorder, handler) = (self.recorder.clone(), Arc::new(handler));
+        let (recorder, state) = (self.routes.recorder.clone(), self.state.clone());
+        let handler = Arc::new(handler);
         Kind::Unary(Arc::new(move |caller, encoding, bytes| {
             let request = decode_request::<M>(encoding, &bytes);
-            let (recorder, handler) = (recorder.clone(), Arc::clone(&handler));
+            let (recorder, state) = (recorder.clone(), state.clone());
+            let handler = Arc::clone(&handler);
             Box::pin(async move {
                 let request = request?;
                 let call = recorder.call::<M>(&caller, Some(&request));
-                let answer = call.carried_out(move || handler(caller, request)).await?;
+                let answer = call.carried_out(move || handler(state, caller, request)).await?;
                 encode_reply::<M>(encoding, &answer)
             })
         }))
     }
 
     /// Answers `M`, whose request is an object stream, with `handler`.
-    #[must_use]
-    pub fn upload<M, F, Fut>(self, handler: F) -> Self
+    pub fn upload<M, Fut>(
+        self,
+        handler: impl Fn(S, Caller, ObjectReader) -> Fut + Send + Sync + 'static,
+    ) -> Self
     where
         M: Method,
-        F: Fn(Caller, ObjectReader) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
-        let (recorder, handler) = (self.recorder.clone(), Arc::new(handler));
+        let (recorder, state) = (self.routes.recorder.clone(), self.state.clone());
+        let handler = Arc::new(handler);
         let kind = Kind::Upload(Arc::new(move |caller, encoding, reader| {
-            let (recorder, handler) = (recorder.clone(), Arc::clone(&handler));
+            let (recorder, state) = (recorder.clone(), state.clone());
+            let handler = Arc::clone(&handler);
             Box::pin(async move {
                 let call = recorder.call::<M>(&caller, None);
-                let answer = call.carried_out(move || handler(caller, reader)).await?;
+                let answer = call.carried_out(move || handler(state, caller, reader)).await?;
                 encode_reply::<M>(encoding, &answer)
             })
         }));
@@ -251,50 +281,60 @@ impl Router {
 
     /// Answers `M`, whose reply is an object stream, with `handler`. A stream that gives an error
     /// is cut, which its reader notices.
-    #[must_use]
-    pub fn download<M, F, Fut, S>(self, handler: F) -> Self
+    pub fn download<M, Fut, Objects>(
+        self,
+        handler: impl Fn(S, Caller, M::Request) -> Fut + Send + Sync + 'static,
+    ) -> Self
     where
         M: Method,
-        F: Fn(Caller, M::Request) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<S, Fault>> + Send + 'static,
-        S: Stream<Item = io::Result<Bytes>> + Send + 'static,
+        Fut: Future<Output = Result<Objects, Fault>> + Send + 'static,
+        Objects: Stream<Item = io::Result<Bytes>> + Send + 'static,
     {
         const { assert!(matches!(M::EFFECT, Effect::Tells), "downloads are not recorded") }
+        let state = self.state.clone();
         let kind = Kind::Download(Arc::new(move |caller, encoding, bytes| {
-            let answer =
-                decode_request::<M>(encoding, &bytes).map(|request| handler(caller, request));
+            let request = decode_request::<M>(encoding, &bytes);
+            let answer = request.map(|request| handler(state.clone(), caller, request));
             Box::pin(async move { Ok(streamed(answer?.await?)) })
         }));
         self.add::<M>(M::ACCESS, kind)
     }
 
     /// Answers GET of exactly `path`.
-    #[must_use]
-    pub fn page<F, Fut>(mut self, path: &'static str, handler: F) -> Self
+    pub fn page<Fut>(
+        mut self,
+        path: &'static str,
+        handler: impl Fn(S, PageRequest) -> Fut + Send + Sync + 'static,
+    ) -> Self
     where
-        F: Fn(PageRequest) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Page, Fault>> + Send + 'static,
     {
-        self.pages.insert(path, Arc::new(move |request| Box::pin(handler(request))));
+        let state = self.state.clone();
+        let handler = move |request| -> Answer<Page> { Box::pin(handler(state.clone(), request)) };
+        self.routes.pages.insert(path, Arc::new(handler));
         self
     }
 
     /// Answers GET of every path that begins with `prefix`, which ends with `/`; what follows it
     /// is [`PageRequest::below`].
-    #[must_use]
-    pub fn pages_below<F, Fut>(mut self, prefix: &'static str, handler: F) -> Self
+    pub fn pages_below<Fut>(
+        mut self,
+        prefix: &'static str,
+        handler: impl Fn(S, PageRequest) -> Fut + Send + Sync + 'static,
+    ) -> Self
     where
-        F: Fn(PageRequest) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Page, Fault>> + Send + 'static,
     {
-        self.below.insert(prefix, Arc::new(move |request| Box::pin(handler(request))));
+        let state = self.state.clone();
+        let handler = move |request| -> Answer<Page> { Box::pin(handler(state.clone(), request)) };
+        self.routes.below.insert(prefix, Arc::new(handler));
         self
     }
 
     fn add<M: Method>(mut self, access: Access, kind: Kind) -> Self {
         let request_bytes_max = M::REQUEST_BYTES_MAX;
         let entry = Entry { name: M::NAME, effect: M::EFFECT, access, request_bytes_max, kind };
-        self.methods.insert(M::NAME, entry);
+        self.routes.methods.insert(M::NAME, entry);
         self
     }
 }

@@ -1,6 +1,7 @@
-//! What the shells ask of the operating system in one place: the time, random numbers, and whether a
-//! file has changed.
+//! What the shells ask of the operating system in one place: the time, random numbers, whether a
+//! file has changed, and values that survive a restart.
 
 pub mod clock;
+pub mod durable;
 pub mod file_stamp;
 pub mod random;

@@ -13,11 +13,10 @@ use super::maker::Shared;
 
 /// Adds the methods of `MdbServer` to `router`. Whoever waits for news is answered when `stop` is
 /// cancelled.
-#[must_use]
-pub fn methods(router: Router, shared: &Arc<Shared>, stop: &CancellationToken) -> Router {
-    let (shared, stop) = (Arc::clone(shared), stop.clone());
-    router.method::<GetMdb, _, _>(move |_, request| {
-        let (shared, stop) = (Arc::clone(&shared), stop.clone());
+pub fn methods(router: Router<Arc<Shared>>, stop: &CancellationToken) -> Router<Arc<Shared>> {
+    let stop = stop.clone();
+    router.method::<GetMdb, _>(move |shared, _, request| {
+        let stop = stop.clone();
         async move { get(&shared, &stop, request).await }
     })
 }

@@ -22,6 +22,7 @@ pub mod source;
 use rpc::page_frame::Frame;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
@@ -195,10 +196,10 @@ pub async fn run(
     }
     // The maker ends with the last source.
     drop(sender);
-    let router =
-        Router::new(NAME, &security).metrics(|registry| metrics::register(registry, &shared));
-    let router =
-        pages::pages(api::methods(router, &shared, &stop), &shared, Frame::new(NAME, &security));
+    let router = Router::new(NAME, &security)
+        .metrics(|registry| metrics::register(registry, &shared))
+        .with_state(Arc::clone(&shared));
+    let router = pages::pages(api::methods(router, &stop), Frame::new(NAME, &security));
     let router = router.audit(&audit).private_pages(arguments.pages.private_pages);
     serve(listener, router, stop).await;
     tracker.close();

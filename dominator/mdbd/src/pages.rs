@@ -13,27 +13,17 @@ use super::maker::{Shared, Status};
 use system::clock::wall;
 
 /// Adds the pages to `router`. `/healthz` is 503 while the file waits for a source.
-#[must_use]
-pub fn pages(router: Router, shared: &Arc<Shared>, frame: Frame) -> Router {
-    let (start, health) = ((Arc::clone(shared), frame.clone()), Arc::clone(shared));
-    router
-        .frame(frame)
-        .page("/", move |_| {
-            let (shared, frame) = start.clone();
-            async move {
-                let body = body(&shared, &shared.status(), wall());
-                Ok(Page::Html(frame.render("Machine database", &body)))
-            }
-        })
-        .page("/healthz", move |_| {
-            let missing = health.status().missing;
-            async move {
-                match missing.as_slice() {
-                    [] => Ok(Page::Text("ok\n".to_owned())),
-                    missing => Err(Fault::new(FaultCode::Unavailable, not_ready(missing))),
-                }
-            }
-        })
+pub fn pages(router: Router<Arc<Shared>>, frame: Frame) -> Router<Arc<Shared>> {
+    let router = router.frame(frame.clone());
+    let router = router.page("/", move |shared, _| {
+        let body = body(&shared, &shared.status(), wall());
+        let html = frame.render("Machine database", &body);
+        async move { Ok(Page::Html(html)) }
+    });
+    router.page("/healthz", async |shared, _| match shared.status().missing.as_slice() {
+        [] => Ok(Page::Text("ok\n".to_owned())),
+        missing => Err(Fault::new(FaultCode::Unavailable, not_ready(missing))),
+    })
 }
 
 fn warning(text: &str) -> String {

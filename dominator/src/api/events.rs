@@ -1,24 +1,17 @@
 //! Answers calls about what happened.
 
-use std::sync::Arc;
-
 use api::dominator::events::{Backup, ListEvents};
 use rpc::server::Router;
 
-use super::fault_of;
-use crate::fleet::Fleet;
+use super::{ApiState, fault_of};
 
 /// Adds the methods about events and backups to `router`.
-#[must_use]
-pub fn methods(router: Router, fleet: &Arc<Fleet>) -> Router {
-    let (list, backup) = (Arc::clone(fleet), Arc::clone(fleet));
+pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
     router
-        .method::<ListEvents, _, _>(move |_, request| {
-            let fleet = Arc::clone(&list);
-            async move { fleet.events(request).await.map_err(|error| fault_of(&error)) }
+        .method::<ListEvents, _>(async |api, _, request| {
+            api.fleet.events(request).await.map_err(|error| fault_of(&error))
         })
-        .method::<Backup, _, _>(move |_, request| {
-            let fleet = Arc::clone(&backup);
-            async move { fleet.backup(request).await.map_err(|error| fault_of(&error)) }
+        .method::<Backup, _>(async |api, _, request| {
+            api.fleet.backup(request).await.map_err(|error| fault_of(&error))
         })
 }

@@ -65,7 +65,7 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
     let commits: Arc<Mutex<Vec<u64>>> = Arc::default();
     let arrived = Arc::clone(&commits);
     let router =
-        Router::new("subd", &Security::Insecure).method::<Commit, _, _>(move |_, request| {
+        Router::new("subd", &Security::Insecure).method::<Commit, _>(move |(), _, request| {
             arrived.lock().unwrap().push(request.update_id);
             async { Ok(Done {}) }
         });

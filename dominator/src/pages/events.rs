@@ -1,12 +1,10 @@
 //! The page of what happened.
 
-use std::sync::Arc;
-
 use api::dominator::events::{EventKind, ListEventsRequest, Position, Reason};
 use api::fault::{Fault, FaultCode};
 use model::words::plain;
-use rpc::page_frame::{Cell, Frame, html_escape, path_escape, table};
-use rpc::server::{Page, Query, Router};
+use rpc::page_frame::{Cell, html_escape, path_escape, table};
+use rpc::server::Query;
 
 use crate::api::fault_of;
 use crate::fleet::Fleet;
@@ -22,19 +20,6 @@ const SEARCHES_MAX: usize = 10;
 
 /// The longest text in a cell, in bytes.
 const CELL_BYTES_MAX: usize = 1_000;
-
-/// Adds the page to `router`.
-#[must_use]
-pub fn page(router: Router, fleet: &Arc<Fleet>, frame: Frame) -> Router {
-    let fleet = Arc::clone(fleet);
-    router.page("/events", move |request| {
-        let (fleet, frame) = (Arc::clone(&fleet), frame.clone());
-        async move {
-            let body = body(&fleet, &request.query).await?;
-            Ok(Page::Html(frame.render("Events", &body)))
-        }
-    })
-}
 
 /// What this query asks for: each filter of `domtool events`, as often as it is given.
 fn request_of(query: &Query) -> Result<ListEventsRequest, String> {
@@ -62,7 +47,7 @@ fn position_of(text: &str) -> Result<Position, String> {
     place.ok_or_else(|| format!("`{text}` is no place in the history"))
 }
 
-async fn body(fleet: &Fleet, query: &Query) -> Result<String, Fault> {
+pub(super) async fn body(fleet: &Fleet, query: &Query) -> Result<String, Fault> {
     let bad = |text| Fault::new(FaultCode::BadRequest, text);
     let mut request = request_of(query).map_err(bad)?;
     let mut events = Vec::new();

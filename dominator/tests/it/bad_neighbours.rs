@@ -43,7 +43,7 @@ async fn a_good_machine_converges_beside_bad_ones() {
         let _sent = stream.write_all(&[0xa5; 4_096]).await;
     })
     .await;
-    let refusing = Router::new("subd", &Security::Insecure).method::<Poll, _, _>(|_, _| async {
+    let refusing = Router::new("subd", &Security::Insecure).method::<Poll, _>(|(), _, _| async {
         Err(Fault::new(FaultCode::Internal, "the disk is on fire"))
     });
     let (refusing, _guard) = start(refusing).await;

@@ -127,7 +127,7 @@ impl ImageServer {
     pub fn router(&self) -> Router {
         let (asked, objects) = (self.clone(), Arc::clone(&self.objects));
         Router::new("imageserver", &Security::Insecure)
-            .method::<GetImage, _, _>(move |_, request| {
+            .method::<GetImage, _>(move |(), _, request| {
                 let server = asked.clone();
                 async move {
                     let wait = Duration::from_millis(request.wait_ms.into());
@@ -143,7 +143,7 @@ impl ImageServer {
                     found.await.map_err(|_| Fault::new(FaultCode::NotFound, "no such image"))
                 }
             })
-            .download::<GetObjects, _, _, _>(move |_, request| {
+            .download::<GetObjects, _, _>(move |(), _, request| {
                 let objects = Arc::clone(&objects);
                 async move {
                     let objects = objects.lock().unwrap();
@@ -265,7 +265,7 @@ impl FakeSub {
         let (fetch, prepare, commit, clean) = (sub(), sub(), sub(), sub());
         let scan = sub();
         Router::new("subd", &Security::Insecure)
-            .method::<Poll, _, _>(move |_, request| {
+            .method::<Poll, _>(move |(), _, request| {
                 let sub = poll.clone();
                 async move {
                     let wait = Duration::from_millis(request.wait_ms.into());
@@ -287,7 +287,7 @@ impl FakeSub {
                     }
                 }
             })
-            .method::<GetDirectories, _, _>(move |_, request| {
+            .method::<GetDirectories, _>(move |(), _, request| {
                 let sub = read.clone();
                 async move {
                     sub.calls.lock().unwrap().push("get-directories");
@@ -306,21 +306,21 @@ impl FakeSub {
                     Ok(reply)
                 }
             })
-            .method::<SetConfiguration, _, _>(move |_, request| {
+            .method::<SetConfiguration, _>(move |(), _, request| {
                 let sub = configure.clone();
                 async move {
                     sub.ask("set-configuration", Request::Call(Call::SetConfiguration(request)))
                 }
             })
-            .method::<Fetch, _, _>(move |_, request| {
+            .method::<Fetch, _>(move |(), _, request| {
                 let sub = fetch.clone();
                 async move { sub.ask("fetch", Request::Call(Call::Fetch(request))) }
             })
-            .method::<Prepare, _, _>(move |_, request| {
+            .method::<Prepare, _>(move |(), _, request| {
                 let sub = prepare.clone();
                 async move { sub.ask("prepare", Request::Call(Call::Prepare(Box::new(request)))) }
             })
-            .method::<Commit, _, _>(move |_, request| {
+            .method::<Commit, _>(move |(), _, request| {
                 let sub = commit.clone();
                 async move {
                     sub.commits.lock().unwrap().push(request.update_id);
@@ -331,7 +331,7 @@ impl FakeSub {
                     sub.ask("commit", Request::Commit(request.update_id))
                 }
             })
-            .method::<ScanNow, _, _>(move |_, _request| {
+            .method::<ScanNow, _>(move |(), _, _request| {
                 let sub = scan.clone();
                 async move {
                     sub.calls.lock().unwrap().push("scan-now");
@@ -340,7 +340,7 @@ impl FakeSub {
                     Ok(Done {})
                 }
             })
-            .method::<Cleanup, _, _>(move |_, request| {
+            .method::<Cleanup, _>(move |(), _, request| {
                 let sub = clean.clone();
                 async move { sub.ask("cleanup", Request::Call(Call::Cleanup(request))) }
             })

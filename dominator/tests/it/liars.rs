@@ -59,17 +59,17 @@ fn liar(tree: &Tree, lie: Lie) -> Router {
     let count = AtomicU64::new(0);
     let (read, tree, told) = (known, tree.clone(), Arc::clone(&settings));
     Router::new("subd", &Security::Insecure)
-        .method::<Poll, _, _>(move |_, _| {
+        .method::<Poll, _>(move |(), _, _| {
             let scope = Scope::of(&told.lock().unwrap(), &[]);
             let mut reply = truth(instance, scope, &tree);
             lie(&mut reply, count.fetch_add(1, Ordering::SeqCst));
             async { Ok(reply) }
         })
-        .method::<SetConfiguration, _, _>(move |_, request| {
+        .method::<SetConfiguration, _>(move |(), _, request| {
             *settings.lock().unwrap() = request.scan.unwrap();
             async { Ok(Done {}) }
         })
-        .method::<GetDirectories, _, _>(move |_, request| {
+        .method::<GetDirectories, _>(move |(), _, request| {
             let asked = request.digests.iter().filter_map(|digest| read.get(digest));
             let mut bytes: Vec<&Vec<u8>> = asked.collect();
             if bytes.is_empty() {
@@ -79,8 +79,8 @@ fn liar(tree: &Tree, lie: Lie) -> Router {
             let reply = GetDirectoriesReply { directories: encoded.collect(), absent: Vec::new() };
             async { Ok(reply) }
         })
-        .method::<Fetch, _, _>(|_, _| async { Ok(Done {}) })
-        .method::<Prepare, _, _>(|_, _| async { Ok(Done {}) })
+        .method::<Fetch, _>(|(), _, _| async { Ok(Done {}) })
+        .method::<Prepare, _>(|(), _, _| async { Ok(Done {}) })
 }
 
 /// Tells of news with every answer.
@@ -161,7 +161,7 @@ async fn a_good_machine_converges_beside_liars_and_the_list_stays_short() {
         guards.push(guard);
         machines.push(record(name, address.port()));
     }
-    let shouting = Router::new("subd", &Security::Insecure).method::<Poll, _, _>(|_, _| async {
+    let shouting = Router::new("subd", &Security::Insecure).method::<Poll, _>(|(), _, _| async {
         Err(Fault::new(FaultCode::Internal, format!("\u{1b}[31m{}", "y".repeat(60_000))))
     });
     let (address, guard) = start(shouting).await;
@@ -303,7 +303,7 @@ const DISTORTIONS: [(&str, Distortion, &str); 9] = [
 fn lying_image_server(images: &ImageServer) -> Router {
     let (read, objects) = (images.clone(), images.clone());
     Router::new("imageserver", &Security::Insecure)
-        .method::<GetImage, _, _>(move |_, request| {
+        .method::<GetImage, _>(move |(), _, request| {
             let known = DISTORTIONS.iter().find(|(name, ..)| request.name.as_str() == *name);
             let image: Option<Image> = read.image(request.name.as_str());
             async move {
@@ -314,7 +314,7 @@ fn lying_image_server(images: &ImageServer) -> Router {
                 Ok(image)
             }
         })
-        .download::<GetObjects, _, _, _>(move |_, request| {
+        .download::<GetObjects, _, _>(move |(), _, request| {
             let mut chunks: Vec<std::io::Result<Bytes>> = Vec::new();
             for id in request.ids {
                 let content = match id {

@@ -78,7 +78,7 @@ fn router(state: &Arc<Mutex<State>>) -> Router {
     let (add, get, list, delete) = (with(state), with(state), with(state), with(state));
     let (check, upload, download) = (with(state), with(state), with(state));
     Router::new("imageserver", &Security::Insecure)
-        .method::<AddImage, _, _>(move |_, request| {
+        .method::<AddImage, _>(move |(), _, request| {
             let image = Image { content: request.content, notes: request.notes };
             let digest = image.content.digest();
             let mut state = add.lock().unwrap();
@@ -88,7 +88,7 @@ fn router(state: &Arc<Mutex<State>>) -> Router {
             }
             async move { taken.map(|()| AddImageReply { digest }) }
         })
-        .method::<GetImage, _, _>(move |_, request| {
+        .method::<GetImage, _>(move |(), _, request| {
             let state = get.lock().unwrap();
             let found = state.images.get(&request.name).cloned();
             let code = match free(&state, &request.name) {
@@ -97,7 +97,7 @@ fn router(state: &Arc<Mutex<State>>) -> Router {
             };
             async move { found.ok_or_else(|| Fault::new(code, "there is no such image")) }
         })
-        .method::<ListImages, _, _>(move |_, request| {
+        .method::<ListImages, _>(move |(), _, request| {
             let state = list.lock().unwrap();
             let mut images = state.images.values().map(summary).collect::<Vec<_>>();
             images.retain(|image| request.after.as_ref().is_none_or(|after| image.name > *after));
@@ -106,7 +106,7 @@ fn router(state: &Arc<Mutex<State>>) -> Router {
             images.truncate(1);
             async move { Ok(ListImagesReply { images, more }) }
         })
-        .method::<DeleteImage, _, _>(move |_, request| {
+        .method::<DeleteImage, _>(move |(), _, request| {
             let mut state = delete.lock().unwrap();
             let found = state.images.remove(&request.name);
             if found.is_some() {
@@ -115,14 +115,14 @@ fn router(state: &Arc<Mutex<State>>) -> Router {
             let missing = || Fault::new(FaultCode::NotFound, "there is no such image");
             async move { found.map(|_| Done {}).ok_or_else(missing) }
         })
-        .method::<CheckObjects, _, _>(move |_, request| {
+        .method::<CheckObjects, _>(move |(), _, request| {
             let state = check.lock().unwrap();
             let missing = request.ids.into_iter().filter(|id| !state.objects.contains_key(id));
             let missing = missing.collect();
             async move { Ok(CheckObjectsReply { missing }) }
         })
-        .upload::<AddObjects, _, _>(move |_, reader| receive(with(&upload), reader))
-        .download::<GetObjects, _, _, _>(move |_, request| {
+        .upload::<AddObjects, _>(move |(), _, reader| receive(with(&upload), reader))
+        .download::<GetObjects, _, _>(move |(), _, request| {
             let state = download.lock().unwrap();
             let stalls = request.ids.iter().any(|id| state.stalled.contains(id));
             let chunks = if stalls { Vec::new() } else { send(&state, &request) };

@@ -503,47 +503,36 @@ impl Machines {
     }
 
     /// All that the machines answer to.
-    pub fn router(self: &Arc<Self>, security: &Security) -> Router {
-        let all = || Arc::clone(self);
-        let (polled, read, configured) = (all(), all(), all());
-        let (fetching, preparing, committing, cleaning) = (all(), all(), all(), all());
+    pub fn router(self: &Arc<Self>, security: &Security) -> Router<Arc<Self>> {
         Router::new("subd", security)
-            .method::<Poll, _, _>(move |caller, request| {
-                let machines = Arc::clone(&polled);
-                async move { machines.poll(caller, request).await }
+            .with_state(Arc::clone(self))
+            .method::<Poll, _>(async |machines, caller, request| {
+                machines.poll(caller, request).await
             })
-            .method::<GetDirectories, _, _>(move |caller, request| {
-                let reply = read.directories(&caller, request);
-                async move { reply }
+            .method::<GetDirectories, _>(async |machines, caller, request| {
+                machines.directories(&caller, request)
             })
-            .method::<SetConfiguration, _, _>(move |caller, request| {
+            .method::<SetConfiguration, _>(async |machines, caller, request| {
                 // The patterns of the filter would be kept for each machine.
                 let scope = request.scan.map(|settings| Scope::of(&settings, &[]));
-                let reply = configured.tell(&caller, |sub| {
+                machines.tell(&caller, |sub| {
                     if let Some(limits) = request.limits {
                         sub.limit(limits);
                     }
                     Ok(scope.and_then(|scope| sub.configure(scope)))
-                });
-                async move { reply }
+                })
             })
-            .method::<Fetch, _, _>(move |caller, request| {
-                let reply = fetching.tell(&caller, |sub| sub.fetch(request, monotonic()));
-                async move { reply }
+            .method::<Fetch, _>(async |machines, caller, request| {
+                machines.tell(&caller, |sub| sub.fetch(request, monotonic()))
             })
-            .method::<Prepare, _, _>(move |caller, request| {
-                let reply = preparing.tell(&caller, |sub| sub.prepare(request, monotonic()));
-                async move { reply }
+            .method::<Prepare, _>(async |machines, caller, request| {
+                machines.tell(&caller, |sub| sub.prepare(request, monotonic()))
             })
-            .method::<Commit, _, _>(move |caller, request| {
-                let id = request.update_id;
-                let reply = committing.tell(&caller, |sub| sub.commit(id, monotonic()));
-                async move { reply }
+            .method::<Commit, _>(async |machines, caller, request| {
+                machines.tell(&caller, |sub| sub.commit(request.update_id, monotonic()))
             })
-            .method::<Cleanup, _, _>(move |caller, request| {
-                let clean = |sub: &mut Sub| sub.clean(&request.objects).map(|()| None);
-                let reply = cleaning.tell(&caller, clean);
-                async move { reply }
+            .method::<Cleanup, _>(async |machines, caller, request| {
+                machines.tell(&caller, |sub| sub.clean(&request.objects).map(|()| None))
             })
     }
 }

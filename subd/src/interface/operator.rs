@@ -40,48 +40,32 @@ const FILES_BYTES_MAX: usize = 8 << 20;
 const CLOCK_LOOK: Duration = Duration::from_secs(30);
 
 /// `router` with the methods of this module.
-#[must_use]
-pub fn add_methods(router: Router, service: &Arc<Service>) -> Router {
-    let given = || Arc::clone(service);
-    let (scan, stopper, starter, files) = (given(), given(), given(), given());
-    let check = given();
+pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
     router
-        .method::<ScanNow, _, _>(move |_, request| {
-            scan.scanner.boost(request.content, request.media);
-            async move { Ok(Done {}) }
+        .method::<ScanNow, _>(async |service, _, request| {
+            service.scanner.boost(request.content, request.media);
+            Ok(Done {})
         })
-        .method::<Pause, _, _>(move |_, paused| {
-            let service = Arc::clone(&stopper);
-            async move {
-                pause::check(&paused, wall())?;
-                let until = model::when::moment(paused.until);
-                tracing::warn!(until, reason = paused.reason, "updates are paused");
-                set_pause(&service.report_state, &service.state, Some(paused)).await
-            }
+        .method::<Pause, _>(async |service, _, paused| {
+            pause::check(&paused, wall())?;
+            let until = model::when::moment(paused.until);
+            tracing::warn!(until, reason = paused.reason, "updates are paused");
+            set_pause(&service.report_state, &service.state, Some(paused)).await
         })
-        .method::<Resume, _, _>(move |_, ()| {
-            let service = Arc::clone(&starter);
-            async move {
-                tracing::info!("updates go on");
-                set_pause(&service.report_state, &service.state, None).await
-            }
+        .method::<Resume, _>(async |service, _, ()| {
+            tracing::info!("updates go on");
+            set_pause(&service.report_state, &service.state, None).await
         })
-        .method::<CheckHealth, _, _>(move |_, ()| {
-            let updater = Arc::clone(&check.updater);
-            async move { updater.check_health().await }
-        })
-        .method::<GetFiles, _, _>(move |_, request| {
-            let service = Arc::clone(&files);
-            async move {
-                // One at a time, so that many callers do not fill the memory.
-                let turn = service.giving_files.clone().acquire_owned().await;
-                blocking(move || {
-                    let reply = give(&service.root, &request);
-                    drop(turn);
-                    reply
-                })
-                .await
-            }
+        .method::<CheckHealth, _>(async |service, _, ()| service.updater.check_health().await)
+        .method::<GetFiles, _>(async |service, _, request| {
+            // One at a time, so that many callers do not fill the memory.
+            let turn = service.giving_files.clone().acquire_owned().await;
+            blocking(move || {
+                let reply = give(&service.root, &request);
+                drop(turn);
+                reply
+            })
+            .await
         })
 }
 

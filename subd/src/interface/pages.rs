@@ -18,15 +18,18 @@ use rpc::server::{Page, Router};
 use crate::interface::server::Service;
 
 /// Adds the page and the metrics of `service`.
-#[must_use]
-pub fn add_pages(router: Router, service: &Arc<Service>, frame: Frame) -> Router {
-    let (shown, measured) = (Arc::clone(service), Arc::clone(service));
+pub fn add_pages(
+    router: Router<Arc<Service>>,
+    service: &Arc<Service>,
+    frame: Frame,
+) -> Router<Arc<Service>> {
+    let metrics = SubMetrics(Arc::clone(service));
     router
-        .page("/", move |_| {
-            let html = page(&shown, &frame);
+        .page("/", move |service, _| {
+            let html = page(&service, &frame);
             async move { Ok(Page::Html(html)) }
         })
-        .metrics(|registry| registry.register_collector(Box::new(SubMetrics(measured))))
+        .metrics(|registry| registry.register_collector(Box::new(metrics)))
 }
 
 fn page(service: &Service, frame: &Frame) -> String {

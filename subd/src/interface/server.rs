@@ -72,64 +72,40 @@ pub struct Service {
 }
 
 /// The router with all methods and pages of `service`.
-#[must_use]
-pub fn router(service: &Arc<Service>, security: &Security) -> Router {
-    let (router, frame) = (Router::new("subd", security), Frame::new("subd", security));
-    let router = pages::add_pages(router, service, frame);
-    let router = operator::add_methods(router, service);
-    let given = || Arc::clone(service);
-    let (poll, directories, fetch, prepare) = (given(), given(), given(), given());
-    let (commit, cleanup, get, set) = (given(), given(), given(), given());
-    let offer = given();
-    router
-        .method::<Poll, _, _>(move |_, request| {
-            let service = Arc::clone(&poll);
-            async move { Ok(service.poll(request).await) }
+pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service>> {
+    let router = Router::new("subd", security).with_state(Arc::clone(service));
+    let router = pages::add_pages(router, service, Frame::new("subd", security));
+    operator::add_methods(router)
+        .method::<Poll, _>(async |service, _, request| Ok(service.poll(request).await))
+        .method::<GetDirectories, _>(async |service, _, request| {
+            blocking(move || service.directories(&request.digests)).await
         })
-        .method::<GetDirectories, _, _>(move |_, request| {
-            let service = Arc::clone(&directories);
-            async move { blocking(move || service.directories(&request.digests)).await }
+        .method::<Fetch, _>(async |service, _, request| {
+            service.fetcher.start(request).await.map(|()| Done {})
         })
-        .method::<Fetch, _, _>(move |_, request| {
-            let service = Arc::clone(&fetch);
-            async move { service.fetcher.start(request).await.map(|()| Done {}) }
+        .method::<Prepare, _>(async |service, _, request| {
+            refuse_if_paused(&service.board)?;
+            service.updater.prepare(request).await.map(|()| Done {})
         })
-        .method::<Prepare, _, _>(move |_, request| {
-            let service = Arc::clone(&prepare);
-            async move {
-                refuse_if_paused(&service.report_state)?;
-                service.updater.prepare(request).await.map(|()| Done {})
-            }
+        .method::<Commit, _>(async |service, _, request| {
+            refuse_if_paused(&service.report_state)?;
+            service.updater.permit(request.update_id).await?;
+            service.updater.commit(request.update_id).map(|()| Done {})
         })
-        .method::<Commit, _, _>(move |_, request| {
-            let service = Arc::clone(&commit);
-            async move {
-                refuse_if_paused(&service.report_state)?;
-                service.updater.permit(request.update_id).await?;
-                service.updater.commit(request.update_id).map(|()| Done {})
-            }
+        .method::<OfferImage, _>(async |service, _, request| {
+            let Some(trust) = &service.updater.trust else { return Ok(Done {}) };
+            let snapshot = service.report_state.read(|state| state.snapshot.clone());
+            let scanned = snapshot.and_then(|snapshot| snapshot.tree.clone());
+            trust.offer(request, scanned).await.map(|()| Done {})
         })
-        .method::<OfferImage, _, _>(move |_, request| {
-            let service = Arc::clone(&offer);
-            async move {
-                let Some(trust) = &service.updater.trust else { return Ok(Done {}) };
-                let snapshot = service.report_state.read(|state| state.snapshot.clone());
-                let scanned = snapshot.and_then(|snapshot| snapshot.tree.clone());
-                trust.offer(request, scanned).await.map(|()| Done {})
-            }
+        .method::<Cleanup, _>(async |service, _, request| {
+            blocking(move || service.cleanup(&request.objects)).await
         })
-        .method::<Cleanup, _, _>(move |_, request| {
-            let service = Arc::clone(&cleanup);
-            async move { blocking(move || service.cleanup(&request.objects)).await }
+        .method::<GetConfiguration, _>(async |service, _, ()| {
+            Ok(service.report_state.read(|state| state.persisted.configuration.clone()))
         })
-        .method::<GetConfiguration, _, _>(move |_, ()| {
-            let configuration =
-                get.report_state.read(|state| state.persisted.configuration.clone());
-            async move { Ok(configuration) }
-        })
-        .method::<SetConfiguration, _, _>(move |_, configuration| {
-            let service = Arc::clone(&set);
-            async move { blocking(move || service.configure(configuration)).await }
+        .method::<SetConfiguration, _>(async |service, _, request| {
+            blocking(move || service.configure(request)).await
         })
 }
 

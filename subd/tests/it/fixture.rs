@@ -55,8 +55,8 @@ impl Source {
     pub async fn start_at(address: &str) -> Self {
         let objects = Store::default();
         let store = Arc::clone(&objects);
-        let router = Router::new("test", &Security::Insecure).download::<GetObjects, _, _, _>(
-            move |_, request| {
+        let router = Router::new("test", &Security::Insecure).download::<GetObjects, _, _>(
+            move |(), _, request| {
                 let store = store.lock().unwrap();
                 let mut chunks = Vec::new();
                 for id in request.ids {

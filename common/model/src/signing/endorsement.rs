@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::keys::{Standing, TrustedKeys};
+use super::keys::{KeyStatus, TrustedKeys};
 use super::signature::{SIGNATURES_MAX, Signature};
 use crate::image::ImageName;
 use crate::object::ObjectId;
@@ -116,10 +116,10 @@ fn judge(
 ) -> Result<(String, u64), String> {
     let checked = signature.check_for(image, digest).map_err(|error| report(&error))?;
     let key = checked.fingerprint();
-    match policy.keys.standing(checked.key(), image) {
-        Standing::Unknown => return Err(format!("{key} is not trusted")),
-        Standing::OtherImages => return Err(format!("{key} is trusted for other images only")),
-        Standing::Trusted => {}
+    match policy.keys.status(checked.key(), image) {
+        KeyStatus::Unknown => return Err(format!("{key} is not trusted")),
+        KeyStatus::OtherImages => return Err(format!("{key} is trusted for other images only")),
+        KeyStatus::Trusted => {}
     }
     let statement = &checked.statement;
     if statement.signed > policy.now.saturating_add(CLOCK_APART_MAX) {

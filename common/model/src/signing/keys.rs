@@ -9,10 +9,7 @@
 //! A key without `images` may sign every image. With it only those that are named: a name is one
 //! image, a name with a slash at its end a directory with all below it.
 
-use ssh_key::public::KeyData;
-use ssh_key::{Algorithm, PublicKey};
-
-use super::signature::fingerprint;
+use super::openssh::{Invalid, KEY_TYPE, PublicKey};
 use crate::image::ImageName;
 
 /// The most keys in one text.
@@ -24,7 +21,7 @@ pub const TEXT_BYTES_MAX: usize = 256 << 10;
 /// A key that is trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TrustedKey {
-    key: KeyData,
+    key: PublicKey,
     comment: String,
     /// What it may sign; everything if `None`.
     images: Option<Vec<String>>,
@@ -70,7 +67,7 @@ pub enum KeysError {
 
 /// What a trusted key says to one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum KeyStatus {
     /// It is trusted for it.
     Trusted,
     /// It is trusted, but not for images of that name.
@@ -124,17 +121,17 @@ impl TrustedKeys {
     }
 
     /// What `key` says to images of that name.
-    pub(super) fn standing(&self, key: &KeyData, image: &ImageName) -> Standing {
+    pub(super) fn status(&self, key: &PublicKey, image: &ImageName) -> KeyStatus {
         match self.0.iter().find(|trusted| trusted.key == *key) {
-            None => Standing::Unknown,
-            Some(trusted) if trusted.may_sign(image) => Standing::Trusted,
-            Some(_) => Standing::OtherImages,
+            None => KeyStatus::Unknown,
+            Some(trusted) if trusted.may_sign(image) => KeyStatus::Trusted,
+            Some(_) => KeyStatus::OtherImages,
         }
     }
 
     /// Their fingerprints and comments, for people.
     pub fn names(&self) -> impl Iterator<Item = (String, &str)> {
-        self.0.iter().map(|trusted| (fingerprint(&trusted.key), trusted.comment.as_str()))
+        self.0.iter().map(|trusted| (trusted.key.fingerprint(), trusted.comment.as_str()))
     }
 }
 
@@ -150,13 +147,13 @@ fn read_line(line: &str) -> Result<TrustedKey, String> {
             (Some(image_list(list)?), rest.trim_start())
         }
     };
-    let key = PublicKey::from_openssh(rest).map_err(|error| {
-        format!("it is no ed25519 key as `ssh-keygen` writes it to a .pub file: {error}")
+    let (key, comment) = PublicKey::parse_line(rest).map_err(|invalid| match invalid {
+        Invalid::KeyType(kind) => format!("a key of the kind {kind}: only {KEY_TYPE} counts"),
+        Invalid::Format(why) => {
+            format!("it is no ed25519 key as `ssh-keygen` writes it to a .pub file: {why}")
+        }
     })?;
-    if key.algorithm() != Algorithm::Ed25519 {
-        return Err(format!("a key of the kind {}: only ssh-ed25519 counts", key.algorithm()));
-    }
-    Ok(TrustedKey { key: key.key_data().clone(), comment: key.comment().to_owned(), images })
+    Ok(TrustedKey { key, comment: comment.to_owned(), images })
 }
 
 fn image_list(list: &str) -> Result<Vec<String>, String> {

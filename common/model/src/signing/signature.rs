@@ -1,9 +1,8 @@
 //! One signature: a statement, and what `ssh-keygen -Y sign` makes of it.
 
 use serde::{Deserialize, Serialize};
-use ssh_key::public::KeyData;
-use ssh_key::{Algorithm, HashAlg, PublicKey, SshSig};
 
+use super::openssh::{Invalid, KEY_TYPE, PublicKey, SshSignature};
 use super::statement::{NAMESPACE, STATEMENT_BYTES_MAX, Statement, StatementError};
 use crate::image::ImageName;
 use crate::object::ObjectId;
@@ -47,7 +46,7 @@ pub enum SignatureError {
         why: String,
     },
     /// It is by a key of another kind.
-    #[error("it is by a key of the kind {kind}: only ssh-ed25519 counts")]
+    #[error("it is by a key of the kind {kind}: only {KEY_TYPE} counts")]
     Kind {
         /// Which.
         kind: String,
@@ -80,26 +79,20 @@ pub struct Checked {
     /// What is signed.
     pub statement: Statement,
     /// The key that signed it.
-    key: KeyData,
+    key: PublicKey,
 }
 
 impl Checked {
     /// The fingerprint of the key, as `ssh-keygen -l` shows it.
     #[must_use]
     pub fn fingerprint(&self) -> String {
-        fingerprint(&self.key)
+        self.key.fingerprint()
     }
 
     /// The key itself.
-    pub(super) fn key(&self) -> &KeyData {
+    pub(super) fn key(&self) -> &PublicKey {
         &self.key
     }
-}
-
-/// The fingerprint of a key, as `ssh-keygen -l` shows it.
-#[must_use]
-pub fn fingerprint(key: &KeyData) -> String {
-    key.fingerprint(HashAlg::Sha256).to_string()
 }
 
 impl Signature {
@@ -115,19 +108,18 @@ impl Signature {
         if length > SIGNATURE_BYTES_MAX {
             return Err(SignatureError::TooLong { length });
         }
-        let signature = SshSig::from_pem(&self.signature)
-            .map_err(|error| SignatureError::Format { why: error.to_string() })?;
-        let key = signature.public_key().clone();
-        if key.algorithm() != Algorithm::Ed25519 {
-            return Err(SignatureError::Kind { kind: key.algorithm().to_string() });
-        }
-        if signature.namespace() != NAMESPACE {
-            let namespace = crate::escape::escape(signature.namespace().as_bytes());
+        let signature = SshSignature::parse(&self.signature).map_err(|invalid| match invalid {
+            Invalid::KeyType(kind) => SignatureError::Kind { kind },
+            Invalid::Format(why) => SignatureError::Format { why: why.to_owned() },
+        })?;
+        let key = signature.key;
+        if signature.namespace != NAMESPACE.as_bytes() {
+            let namespace = crate::escape::escape(&signature.namespace);
             return Err(SignatureError::Namespace { namespace });
         }
-        PublicKey::from(key.clone())
-            .verify(NAMESPACE, self.statement.as_bytes(), &signature)
-            .map_err(|_| SignatureError::Wrong { key: fingerprint(&key) })?;
+        if !signature.verifies(self.statement.as_bytes()) {
+            return Err(SignatureError::Wrong { key: key.fingerprint() });
+        }
         Ok(Checked { statement, key })
     }
 

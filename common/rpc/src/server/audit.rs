@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::page::Page;
-use super::{Caller, Router};
+use super::{Caller, PageHandler, Routes};
 use crate::audit_log::{AuditCollector, AuditError, AuditLog, AuditStatus};
 use crate::page_frame::{html_escape, pairs};
 use api::audit::brief::{Brief, WHO_BYTES_MAX, WHY_BYTES_MAX, short};
@@ -19,19 +19,20 @@ use model::report::report;
 #[derive(Clone, Default)]
 pub(super) struct Recorder(Arc<OnceLock<AuditLog>>);
 
-/// Has `router` record in `log`.
-pub(super) fn attach(router: Router, log: &AuditLog) -> Router {
-    if router.recorder.0.set(log.clone()).is_err() {
+/// Has `routes` record in `log`.
+pub(super) fn attach(routes: &mut Routes, log: &AuditLog) {
+    if routes.recorder.0.set(log.clone()).is_err() {
         tracing::error!("a server has two audit logs: only the first is written");
-        return router;
+        return;
     }
     let (collected, shown) = (AuditCollector(log.clone()), log.clone());
-    let frame = router.frame.clone();
-    let router = router.metrics(|registry| registry.register_collector(Box::new(collected)));
-    router.page("/audit", move |_| {
+    routes.metrics.registry().register_collector(Box::new(collected));
+    let frame = routes.frame.clone();
+    let handler: PageHandler = Arc::new(move |_| {
         let html = frame.render("Audit log", &page(shown.status().as_ref()));
-        async move { Ok(Page::Html(html)) }
-    })
+        Box::pin(async move { Ok(Page::Html(html)) })
+    });
+    routes.pages.insert("/audit", handler);
 }
 
 fn page(status: Option<&AuditStatus>) -> String {

@@ -22,7 +22,7 @@ use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
 use super::replies::Replies;
 use super::shares::{Share, Shares};
-use super::{Caller, Entry, Kind, PageHandler, Router};
+use super::{Caller, Entry, Kind, PageHandler, Routes};
 use api::access::judge;
 use api::codec::{self, Encoding};
 use api::fault::{Fault, FaultCode};
@@ -54,9 +54,9 @@ const PATH_BYTES_MAX: usize = 8 << 10;
 /// The name under which calls of unknown methods are counted.
 const UNKNOWN: &str = "unknown";
 
-/// A router at work.
+/// Answers requests with the handlers of its routes.
 pub(super) struct Service {
-    pub(super) router: Router,
+    pub(super) routes: Routes,
     /// One for each [`SMALL_BYTES_MAX`] of large requests.
     large: Arc<Shares>,
     /// One for each [`SMALL_BYTES_MAX`] of replies.
@@ -72,14 +72,14 @@ struct Form {
 }
 
 impl Service {
-    pub(super) fn new(router: Router) -> Self {
+    pub(super) fn new(routes: Routes) -> Self {
         // One who takes all of their half leaves as much to the others.
         let shares = |bytes: usize| {
             let all = bytes / SMALL_BYTES_MAX;
             Shares::new(all, all / 2)
         };
         Self {
-            router,
+            routes,
             large: shares(LARGE_BYTES_MAX),
             replies: shares(REPLIES_BYTES_MAX),
             stranger_replies: shares(STRANGER_REPLIES_BYTES_MAX),
@@ -88,7 +88,7 @@ impl Service {
 
     /// Counts, and tells from time to time, that a connection from `address` is not let in.
     pub(super) fn refuse(&self, door: Option<&Door>, address: SocketAddr, refusal: Refusal) {
-        self.router.metrics.refused(refusal);
+        self.routes.metrics.refused(refusal);
         let why = refusal.describe();
         if door.is_some_and(Door::tells) {
             tracing::warn!(%address, "connection refused: {why} (more are counted, not told)");
@@ -172,7 +172,7 @@ impl Service {
         if !matches!(*request.method(), Verb::GET | Verb::HEAD) {
             return self.wrong_verb("GET, HEAD", "Pages are only read, with GET or HEAD.");
         }
-        if self.router.private_pages && path != "/healthz" && caller.identity.user.is_none() {
+        if self.routes.private_pages && path != "/healthz" && caller.identity.user.is_none() {
             let text = "This daemon shows its pages only to those who have a certificate that its \
                         authorities signed (--private-pages). Give one to the browser, to curl \
                         (--cert, --key) or to Prometheus (tls_config); `domtool cert issue` makes \
@@ -196,7 +196,7 @@ impl Service {
         let Some((handler, below)) = self.page_handler(&path) else {
             return match path.as_str() {
                 "/healthz" => Page::Text("ok\n".to_owned()).into_response(None),
-                "/metrics" => small(CONTENT_TYPE, self.router.metrics.text().into_bytes()),
+                "/metrics" => small(CONTENT_TYPE, self.routes.metrics.text().into_bytes()),
                 _ => self.error_page(StatusCode::NOT_FOUND, "There is no such page."),
             };
         };
@@ -224,10 +224,10 @@ impl Service {
     }
 
     fn page_handler(&self, path: &str) -> Option<(PageHandler, String)> {
-        if let Some(handler) = self.router.pages.get(path) {
+        if let Some(handler) = self.routes.pages.get(path) {
             return Some((Arc::clone(handler), String::new()));
         }
-        self.router.below.iter().rev().find_map(|(prefix, handler)| {
+        self.routes.below.iter().rev().find_map(|(prefix, handler)| {
             let below = path.strip_prefix(prefix)?;
             Some((Arc::clone(handler), below.to_owned()))
         })
@@ -235,8 +235,8 @@ impl Service {
 
     async fn call(&self, caller: Caller, name: &str, request: Request<Incoming>) -> Response<Body> {
         let begun = Instant::now();
-        let running = self.router.metrics.begin();
-        let entry = self.router.methods.get(name);
+        let running = self.routes.metrics.begin();
+        let entry = self.routes.methods.get(name);
         let label = entry.map_or(UNKNOWN, |entry| entry.name);
         let upload = entry.is_some_and(|entry| matches!(entry.kind, Kind::Upload(_)));
         let (form, result) = match form(request.headers(), upload) {
@@ -254,7 +254,7 @@ impl Service {
             }
         };
         let fault = result.as_ref().err().map(|fault| fault.code);
-        self.router.metrics.ended(label, begun.elapsed(), fault);
+        self.routes.metrics.ended(label, begun.elapsed(), fault);
         drop(running);
         if let Err(fault) = &result {
             tracing::debug!(method = label, code = ?fault.code, "{}", fault.message);
@@ -272,7 +272,7 @@ impl Service {
         let judged = judge(entry.name, entry.access, &caller.identity, "", &[]);
         let Err(error) = judged else { return Ok(()) };
         let fault = Fault::new(FaultCode::Denied, error.to_string());
-        self.router.recorder.denied(caller, entry.name, entry.effect, &fault);
+        self.routes.recorder.denied(caller, entry.name, entry.effect, &fault);
         Err(fault)
     }
 
@@ -337,7 +337,7 @@ impl Service {
     }
 
     fn no_method(&self, name: &str) -> Fault {
-        let daemon = self.router.frame.daemon();
+        let daemon = self.routes.frame.daemon();
         let known = api::methods().into_iter().find(|method| method.name == name);
         let text = match known {
             Some(method) if method.reserved => {
@@ -353,7 +353,7 @@ impl Service {
     }
 
     fn error_page(&self, status: StatusCode, text: &str) -> Response<Body> {
-        html_response(status, self.router.frame.error(status.as_u16(), text))
+        html_response(status, self.routes.frame.error(status.as_u16(), text))
     }
 
     fn wrong_verb(&self, allowed: &str, text: &str) -> Response<Body> {

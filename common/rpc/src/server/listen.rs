@@ -65,12 +65,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers on `listener` until `stop` is cancelled; then lets running calls finish, for at most
 /// [`SHUTDOWN_GRACE`]. Handlers that wait for long should watch the token too.
-pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
+pub async fn serve<S>(listener: TcpListener, router: Router<S>, stop: CancellationToken) {
     let server = Server::new(router, stop.clone());
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let is_insecure = server.service.router.security.is_insecure();
+    let is_insecure = server.service.routes.security.is_insecure();
     let door = (!is_insecure).then(|| Arc::new(Door::new(LIMITS)));
-    let (security, keeping) = (server.service.router.security.clone(), stop.clone());
+    let (security, keeping) = (server.service.routes.security.clone(), stop.clone());
     server.tracker.spawn(async move { security.keep(keeping).await });
     loop {
         let accepted = stop.run_until_cancelled(next(&listener, &places)).await;
@@ -111,8 +111,8 @@ impl Server {
     /// A server without connections. When `stop` is cancelled, connections end as soon as the
     /// calls on them are answered.
     #[must_use]
-    pub fn new(router: Router, stop: CancellationToken) -> Self {
-        let service = Arc::new(Service::new(router));
+    pub fn new<S>(router: Router<S>, stop: CancellationToken) -> Self {
+        let service = Arc::new(Service::new(router.routes));
         Self { service, tracker: TaskTracker::new(), abort: CancellationToken::new(), stop }
     }
 
@@ -216,7 +216,7 @@ impl Drop for Asking {
 impl Serve {
     async fn connection(mut self, stream: TcpStream, address: SocketAddr) {
         let service = Arc::clone(&self.service);
-        let metrics = &service.router.metrics;
+        let metrics = &service.routes.metrics;
         metrics.accepted.inc();
         let _counted = Running::of(&metrics.connections);
         // Tasks of the connection end with it, however it ends.
@@ -231,7 +231,7 @@ impl Serve {
             }
             Err(_) => return self.refuse(address, Refusal::Slow),
         };
-        let is_insecure = service.router.security.is_insecure();
+        let is_insecure = service.routes.security.is_insecure();
         let until = standing.as_ref().map(Standing::until);
         let identity = match &standing {
             Some(standing) => standing.identity(),
@@ -323,7 +323,7 @@ impl Serve {
     ) -> io::Result<(Bytestream, SocketAddr, Option<Standing>)> {
         super::super::socket::prepare(&stream)?;
         let local = stream.local_addr()?;
-        match &self.service.router.security {
+        match &self.service.routes.security {
             Security::Insecure => Ok((Either::Left(stream), local, None)),
             Security::Tls(keeper) => {
                 let (stream, standing) = keeper.accept(stream).await?;

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
+use percent_encoding::percent_decode_str;
 
 use super::super::body::{self, Body};
 use super::super::packing;
@@ -249,33 +250,20 @@ pub(super) fn set(response: &mut Response<Body>, name: HeaderName, value: &str) 
     }
 }
 
-/// Undoes `%` escapes; `None` if they are wrong or the result is no UTF-8.
-pub(super) fn unescape(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut source = text.bytes();
-    while let Some(byte) = source.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let high = char::from(source.next()?).to_digit(16)?;
-        let low = char::from(source.next()?).to_digit(16)?;
-        bytes.push(u8::try_from(high * 16 + low).ok()?);
-    }
-    String::from_utf8(bytes).ok()
+/// Decodes the `%` escapes of a path; `None` if one is malformed or the result is not UTF-8.
+pub(super) fn unescape(path: &str) -> Option<String> {
+    let is_escape = |rest: &str| {
+        rest.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let is_valid = path.split('%').skip(1).all(is_escape);
+    let decoded = percent_decode_str(path).decode_utf8().ok()?;
+    is_valid.then(|| decoded.into_owned())
 }
 
-/// The parameters of a query; ones with wrong escapes are left out.
+/// Parses a query.
 pub(super) fn parameters(query: &str) -> Query {
-    let pairs = query
-        .split('&')
-        .take(PARAMETERS_MAX)
-        .filter_map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            Some((unescape(&name.replace('+', " "))?, unescape(&value.replace('+', " "))?))
-        })
-        .filter(|(name, _)| !name.is_empty());
-    Query(pairs.collect())
+    let pairs = form_urlencoded::parse(query.as_bytes()).into_owned().take(PARAMETERS_MAX);
+    Query(pairs.filter(|(name, _)| !name.is_empty()).collect())
 }
 
 #[cfg(test)]

@@ -380,11 +380,11 @@ async fn on_a_full_disk_nothing_is_done_unseen_and_the_brake_works() {
     let done = Arc::new(AtomicU32::new(0));
     let (commits, brakes) = (Arc::clone(&done), Arc::clone(&done));
     let router = Router::new("testd", &Security::Insecure)
-        .method::<Commit, _, _>(move |_, _| {
+        .method::<Commit, _>(move |(), _, _| {
             commits.fetch_add(1, Ordering::SeqCst);
             async { Ok(Done {}) }
         })
-        .method::<DisableUpdates, _, _>(move |_, _| {
+        .method::<DisableUpdates, _>(move |(), _, _| {
             brakes.fetch_add(100, Ordering::SeqCst);
             async { Ok(Done {}) }
         });

@@ -24,9 +24,9 @@ use lab::{Authority, Lab, Wanted, peer};
 /// `DeleteImage` is for owners, of which it has none.
 fn router(security: &Security) -> Router {
     Router::new("testd", security)
-        .method::<Commit, _, _>(|_, _| async { Ok(Done {}) })
-        .method::<GetConfiguration, _, _>(|_, ()| async { Ok(Default::default()) })
-        .method::<DeleteImage, _, _>(|_, _| async { Ok(Done {}) })
+        .method::<Commit, _>(|(), _, _| async { Ok(Done {}) })
+        .method::<GetConfiguration, _>(|(), _, ()| async { Ok(Default::default()) })
+        .method::<DeleteImage, _>(|(), _, _| async { Ok(Done {}) })
 }
 
 async fn served(lab: &Lab) -> Server {
@@ -220,7 +220,7 @@ async fn until_refused(client: &Client) -> CallError {
 /// A server on which `Commit` waits for ever; what comes says that one has begun.
 async fn parking(lab: &Lab) -> (Server, mpsc::Receiver<()>) {
     let (begun, waiting) = mpsc::channel(8);
-    let router = router(&lab.open("server")).method::<Commit, _, _>(move |_, _| {
+    let router = router(&lab.open("server")).method::<Commit, _>(move |(), _, _| {
         let begun = begun.clone();
         async move {
             begun.send(()).await.unwrap();

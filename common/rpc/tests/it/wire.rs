@@ -58,16 +58,16 @@ impl Server {
 /// A router that answers a few methods.
 pub fn router() -> Router {
     Router::new("testd", &Security::Insecure)
-        .method::<Commit, _, _>(|_, request| async move {
+        .method::<Commit, _>(|(), _, request| async move {
             match request.update_id {
                 0 => Err(Fault::new(FaultCode::NotFound, "update 0 is not staged")),
                 1 => panic!("planted"),
                 _ => Ok(Done {}),
             }
         })
-        .method::<GetConfiguration, _, _>(|_, ()| async { Ok(Default::default()) })
-        .method::<DeleteImage, _, _>(|_, _| std::future::pending())
-        .upload::<AddObjects, _, _>(|_, mut reader| async move {
+        .method::<GetConfiguration, _>(|(), _, ()| async { Ok(Default::default()) })
+        .method::<DeleteImage, _>(|(), _, _| std::future::pending())
+        .upload::<AddObjects, _>(|(), _, mut reader| async move {
             let refuse =
                 |error: StreamError| Fault::new(FaultCode::BadRequest, format!("{error:?}"));
             let mut reply = AddObjectsReply::default();
@@ -84,7 +84,7 @@ pub fn router() -> Router {
                 reply.added_bytes += size_bytes;
             }
         })
-        .download::<GetObjects, _, _, _>(|_, request: GetObjectsRequest| async move {
+        .download::<GetObjects, _, _>(|(), _, request: GetObjectsRequest| async move {
             if request.ids.is_empty() {
                 return Err(Fault::new(FaultCode::BadRequest, "no ids"));
             }
@@ -104,11 +104,11 @@ pub fn router() -> Router {
             chunks.push(Ok(head_bytes(&Head::End)));
             Ok(stream::iter(chunks))
         })
-        .page("/", |request| async move {
+        .page("/", |(), request| async move {
             let asked = request.query.get("a");
             Ok(Page::Html(format!("{asked:?} from {}", request.caller.address.ip())))
         })
-        .pages_below("/objects/", |request| async move {
+        .pages_below("/objects/", |(), request| async move {
             if request.below != "digits" {
                 return Err(Fault::new(FaultCode::NotFound, "no <object>"));
             }
@@ -208,13 +208,14 @@ async fn methods_that_are_not_served_say_why() {
 
 #[tokio::test]
 async fn many_long_calls_share_one_connection_and_do_not_delay_others() {
-    let polls =
-        Router::new("testd", &Security::Insecure).method::<Commit, _, _>(|_, request| async move {
+    let polls = Router::new("testd", &Security::Insecure).method::<Commit, _>(
+        |(), _, request| async move {
             if request.update_id != 0 {
                 std::future::pending::<()>().await;
             }
             Ok(Done {})
-        });
+        },
+    );
     let server = Server::start(polls).await;
     let client = server.client();
     let mut waiting = tokio::task::JoinSet::new();
@@ -276,7 +277,7 @@ async fn a_server_that_stops_lets_calls_finish() {
     let (began, mut begun) = tokio::sync::mpsc::channel::<()>(1);
     let go = CancellationToken::new();
     let wait = go.clone();
-    let slow = Router::new("testd", &Security::Insecure).method::<Commit, _, _>(move |_, _| {
+    let slow = Router::new("testd", &Security::Insecure).method::<Commit, _>(move |(), _, _| {
         let (began, wait) = (began.clone(), wait.clone());
         async move {
             began.send(()).await.unwrap();
@@ -298,7 +299,7 @@ async fn a_server_that_stops_lets_calls_finish() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_stops_does_not_wait_for_ever() {
     let (began, mut begun) = tokio::sync::mpsc::channel::<()>(1);
-    let stuck = Router::new("testd", &Security::Insecure).method::<Commit, _, _>(move |_, _| {
+    let stuck = Router::new("testd", &Security::Insecure).method::<Commit, _>(move |(), _, _| {
         let began = began.clone();
         async move {
             began.send(()).await.unwrap();
@@ -498,7 +499,7 @@ async fn calls_and_faults_are_counted() {
 #[tokio::test]
 async fn a_handler_knows_the_address_that_was_dialled() {
     let router = Router::new("testd", &Security::Insecure)
-        .page("/", |request| async move { Ok(Page::Text(request.caller.local.to_string())) });
+        .page("/", |(), request| async move { Ok(Page::Text(request.caller.local.to_string())) });
     let server = Server::start_at(router, "0.0.0.0:0".parse().unwrap()).await;
     for host in ["127.0.0.1", "127.9.8.7"] {
         let dialled = format!("{host}:{}", server.address.port());

@@ -139,12 +139,12 @@ impl Host {
         let shelf = Shelf::default();
         let (batches, pages) = (shelf.clone(), shelf.clone());
         let router = Router::new("test", &Security::Insecure)
-            .download::<GetObjects, _, _, _>(move |_, request| {
+            .download::<GetObjects, _, _>(move |(), _, request| {
                 let chunks = batch(&batches, fault, request.ids);
                 let stream = futures_util::stream::iter(chunks.into_iter().map(Ok));
                 async move { Ok::<_, Fault>(stream) }
             })
-            .pages_below("/objects/", move |request| {
+            .pages_below("/objects/", move |(), request| {
                 let first = match request.range {
                     Some(rpc::server::ByteRange::From { first, last: None }) => first,
                     other => panic!("{other:?}"),
