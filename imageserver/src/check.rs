@@ -20,7 +20,7 @@ use model::object::ObjectId;
 use model::report::report;
 use walkdir::{DirEntry, DirEntryExt as _, WalkDir};
 
-use crate::core::missing_objects::{Holds, Survey};
+use crate::core::missing_objects::{MissingObjects, ObjectLookup};
 use crate::store::directories;
 use crate::store::layout::{self, Placed};
 use crate::store::local::directories::LocalRegister;
@@ -38,7 +38,6 @@ use crate::core::check_findings::{Finding, Findings};
 /// How a store is checked.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The data directory.
     pub data: PathBuf,
     /// True to move corrupt objects to the quarantine.
     pub repair: bool,
@@ -65,22 +64,12 @@ pub const DIRECTORIES: u64 = 256 * layout::ALGORITHMS.len() as u64;
 /// Why a store is not checked.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// There is none.
     #[error("`{path}` is no data directory of an imageserver: it has no directory `objects`")]
-    NoStore {
-        /// The data directory.
-        path: PathBuf,
-    },
-    /// A server uses it.
+    NoStore { path: PathBuf },
     #[error("an imageserver is running on `{path}`: stop it first; while it runs it checks itself")]
-    Running {
-        /// The data directory.
-        path: PathBuf,
-    },
-    /// The store cannot be read.
+    Running { path: PathBuf },
     #[error("the check was not finished")]
     Store {
-        /// Why.
         #[source]
         source: StoreError,
     },
@@ -124,7 +113,7 @@ pub fn check(options: &Options, progress: &Progress) -> Result<Findings, CheckEr
     Ok(findings)
 }
 
-/// Holds the lock of the data directory. On a disk that cannot be written no server can start, so
+/// ObjectLookup the lock of the data directory. On a disk that cannot be written no server can start, so
 /// that the lock is not needed if it is not there.
 fn lock_if_possible(data: &Path) -> Result<Option<impl Drop>, StoreError> {
     match lock(data) {
@@ -273,7 +262,7 @@ impl Check<'_> {
         if !root.is_dir() {
             return Ok(());
         }
-        let mut survey = Survey::default();
+        let mut survey = MissingObjects::default();
         let walk = WalkDir::new(&root).min_depth(1).sort_by_file_name();
         for entry in walk {
             let entry = entry.map_err(|error| failed("read the images")(error.into()))?;
@@ -299,7 +288,7 @@ impl Check<'_> {
         &self,
         name: &ImageName,
         path: &Path,
-        survey: &mut Survey,
+        survey: &mut MissingObjects,
     ) -> Result<(), StoreError> {
         self.progress.images.fetch_add(1, Ordering::Relaxed);
         self.note(Finding::Image);
@@ -347,7 +336,7 @@ struct Files<'check> {
     check: &'check Check<'check>,
 }
 
-impl Holds for Files<'_> {
+impl ObjectLookup for Files<'_> {
     type Error = StoreError;
 
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, StoreError> {
