@@ -1,11 +1,15 @@
 //! The daemon: its flags, and how its parts are put together and taken apart.
 
+pub mod budget_flags;
+pub mod command;
+pub mod reload;
+
 use rpc::tls::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::api::ApiState;
-use crate::pages::Pages;
+use crate::interface::api::ApiState;
+use crate::interface::pages::Pages;
 use clap::Parser;
 use daemon::config::ConfigArgs;
 use daemon::{
@@ -22,20 +26,21 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::budgets::{BudgetArgs, sources};
-use crate::clock::Clock;
 use crate::core::mdb_diff::EditLimits;
 use crate::core::pauses::Pauses;
-use crate::desk::Desk;
-use crate::driver::Shared;
-use crate::fleet::{Fleet, SETTINGS};
-use crate::gate::Gate;
-use crate::history::History;
-use crate::identities::Identities;
-use crate::images::Images;
-use crate::metrics::{FleetCollector, Metrics};
-use crate::pauses::PauseGate;
-use crate::state::{HistoryLimits, State, StateError};
+use crate::daemon::budget_flags::{BudgetArgs, sources};
+use crate::interface::metrics::FleetCollector;
+use crate::runtime::claim_service::ClaimService;
+use crate::runtime::clock::Clock;
+use crate::runtime::commit_gate::CommitGate;
+use crate::runtime::counters::Counters;
+use crate::runtime::driver::Shared;
+use crate::runtime::fleet::{Fleet, SETTINGS};
+use crate::runtime::history::History;
+use crate::runtime::identities::Identities;
+use crate::runtime::images::Images;
+use crate::runtime::pauses::PauseGate;
+use crate::storage::{HistoryLimits, State, StateError};
 use rpc::trees::Reader;
 
 /// The name of the daemon.
@@ -315,21 +320,21 @@ pub async fn run(
     tracker
         .spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&images).hold(holder(&listener))));
     let clock = Clock::start();
-    let desk = Arc::new(Desk::new(clock, arguments.budgets.settings(), stopped));
-    tracker.spawn(Arc::clone(&desk).run(Arc::clone(&state), stop.clone()));
+    let claim_service = Arc::new(ClaimService::new(clock, arguments.budgets.settings(), stopped));
+    tracker.spawn(Arc::clone(&claim_service).run(Arc::clone(&state), stop.clone()));
     let shared = Arc::new(Shared {
         security: security.clone(),
         clock,
         reader,
         images,
-        gate: Gate::new(brake),
+        gate: CommitGate::new(brake),
         history,
         audit: audit.clone(),
         identities: Arc::clone(&identities),
         pauses: PauseGate::new(Pauses::from_kept(pauses)),
         default_image: watch::Sender::new(default_image.map(Arc::new)),
-        metrics: Metrics::default(),
-        desk,
+        metrics: Counters::default(),
+        claim_service,
         sources,
         subd_port: arguments.subd_port,
     });
@@ -350,8 +355,8 @@ pub async fn run(
         watching.run_until_cancelled(intake).await;
     });
     let (alarms, programs) = watch::channel(arguments.alarm_program());
-    let telling = crate::alarm_program::tell(Arc::clone(&fleet), programs);
-    let following = crate::reload::follow(Arc::clone(&fleet), arguments, changed, alarms);
+    let telling = crate::runtime::alarm_program::tell(Arc::clone(&fleet), programs);
+    let following = crate::daemon::reload::follow(Arc::clone(&fleet), arguments, changed, alarms);
     let keeping = Arc::clone(&fleet).keep_mdb();
     for work in [telling.boxed(), following.boxed(), keeping.boxed()] {
         let stop = stop.clone();
@@ -379,8 +384,10 @@ fn holder(listener: &TcpListener) -> String {
 /// Takes the machine database from the server, if there is one, or else from the file, for ever.
 async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>, security: Security) {
     match server {
-        Some(server) => crate::mdb_server::follow(Client::new(server, &security), fleet).await,
-        None => crate::mdb_file::watch(file, fleet).await,
+        Some(server) => {
+            crate::inputs::mdb_server::follow(Client::new(server, &security), fleet).await
+        }
+        None => crate::inputs::mdb_file::watch(file, fleet).await,
     }
 }
 
@@ -395,5 +402,5 @@ pub fn router(fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router<Pages> {
             fleet.shared().metrics.register(registry);
             registry.register_collector(Box::new(collector));
         });
-    crate::pages::pages(crate::api::methods(router), fleet)
+    crate::interface::pages::pages(crate::interface::api::methods(router), fleet)
 }

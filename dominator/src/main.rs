@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    dominator::command::main()
+    dominator::daemon::command::main()
 }

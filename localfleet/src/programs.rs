@@ -31,7 +31,7 @@ const PROGRAMS: [(&str, Main); 10] = [
     ("fs2objectcache", fs2objectcache::main),
     ("imageserver", imageserver::daemon::command::main),
     ("imagetool", imagetool::command::main),
-    ("dominator", dominator::command::main),
+    ("dominator", dominator::daemon::command::main),
     ("domtool", domtool::main),
     ("mdbd", mdbd::main),
     (RECORD_SERVICE, record_service),

@@ -9,7 +9,7 @@ use rpc::server::Router;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::maker::Shared;
+use crate::mdb_writer::Shared;
 
 /// Adds the methods of `MdbServer` to `router`. Whoever waits for news is answered when `stop` is
 /// cancelled.
@@ -28,7 +28,7 @@ async fn get(
 ) -> Result<GetMdbReply, Fault> {
     let wait = Duration::from_millis(request.wait_ms.min(MDB_WAIT_MS_MAX).into());
     let deadline = Instant::now() + wait;
-    let mut news = shared.force();
+    let mut news = shared.published();
     let force = loop {
         let force = news.borrow_and_update().clone();
         if force.as_ref().is_some_and(|force| Some(force.version) != request.have) {

@@ -6,9 +6,9 @@
 // tidy: core
 
 pub mod address;
-pub mod board;
 pub mod data;
 pub mod hosts;
 pub mod merge;
+pub mod merged_sources;
 pub mod render;
 pub mod settings;

@@ -1,6 +1,6 @@
 //! `mdbd`: makes the machine database out of what several sources say.
 //!
-//! [`core`] decides; [`source`] reads, [`maker`] writes the file and publishes what it holds,
+//! [`core`] decides; [`source`] reads, [`writer`] writes the file and publishes what it holds,
 //! [`kept`] outlasts restarts. Dominators read the file, or follow `MdbServer.GetMdb`.
 //!
 //! # Invariants
@@ -13,8 +13,8 @@
 pub mod api;
 pub mod core;
 pub mod disk;
-pub mod kept;
-pub mod maker;
+pub mod last_good;
+pub mod mdb_writer;
 pub mod metrics;
 pub mod pages;
 pub mod source;
@@ -38,11 +38,11 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::core::board::Board;
 use self::core::hosts::{HostFilter, PatternError};
 use self::core::settings::{KEY, SettingsError, sources};
-use kept::{Kept, StateError};
-use maker::{Maker, Shared};
+use crate::core::merged_sources::MergedSources;
+use crate::last_good::{LastGood, StateError};
+use crate::mdb_writer::{MdbWriter, Shared};
 
 /// The name of the daemon.
 pub const NAME: &str = "mdbd";
@@ -173,7 +173,7 @@ pub async fn run(
         sources(beside.table.get(KEY)).map_err(|source| StartError::Settings { path, source })?;
     let filter = HostFilter::new(arguments.hosts.as_deref(), arguments.exclude_hosts.as_deref())
         .map_err(|source| StartError::Pattern { source })?;
-    let kept = Kept::open(&arguments.state).map_err(|source| StartError::State { source })?;
+    let kept = LastGood::open(&arguments.state).map_err(|source| StartError::State { source })?;
     let listener = listen_text(NAME, &security, &arguments.listen, MDBD_PORT)
         .await
         .map_err(|source| StartError::Listen { source })?;
@@ -184,8 +184,8 @@ pub async fn run(
     let origins: Vec<_> = sources.iter().map(|source| source.origin.clone()).collect();
     let shared = Shared::new(arguments.mdb, &origins, audit.clone());
     let (sender, receiver) = mpsc::channel(1);
-    let (board, published) = (Board::new(rules, filter), shared.clone());
-    tracker.spawn_blocking(move || Maker::new(board, origins, kept, published).run(receiver));
+    let (merged, published) = (MergedSources::new(rules, filter), shared.clone());
+    tracker.spawn_blocking(move || MdbWriter::new(merged, origins, kept, published).run(receiver));
     let interval = Duration::from_secs(arguments.interval);
     for (index, source) in sources.into_iter().enumerate() {
         let (following, sender) = (stop.clone(), sender.clone());
@@ -194,7 +194,7 @@ pub async fn run(
             following.run_until_cancelled(follow).await;
         });
     }
-    // The maker ends with the last source.
+    // The writer ends with the last source.
     drop(sender);
     let router = Router::new(NAME, &security)
         .metrics(|registry| metrics::register(registry, &shared))

@@ -8,8 +8,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::core::board::SourceReport;
-use super::maker::Shared;
+use crate::core::merged_sources::SourceReport;
+use crate::mdb_writer::Shared;
 
 /// Makes what `shared` tells known to `registry`.
 pub fn register(registry: &mut Registry, shared: &Arc<Shared>) {
@@ -28,7 +28,7 @@ struct Gauges(Arc<Shared>);
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let status = self.0.status();
-        let machines = self.0.force().borrow().as_ref().map_or(0, |force| force.machines.len());
+        let machines = self.0.published().borrow().as_ref().map_or(0, |force| force.machines.len());
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let gauges: [(&str, &str, i64); 5] = [
             ("mdbd_machines", "Machines in the machine database", number(machines)),

@@ -9,7 +9,7 @@ use rpc::page_frame::{Cell, Frame, Mark, html_escape, pairs, table};
 use rpc::server::{Page, Router};
 
 use super::api::not_ready;
-use super::maker::{Shared, Status};
+use crate::mdb_writer::{Shared, Status};
 use system::clock::wall;
 
 /// Adds the pages to `router`. `/healthz` is 503 while the file waits for a source.
@@ -49,7 +49,7 @@ fn body(shared: &Shared, status: &Status, now: Time) -> String {
             "What a source gave is in force, and cannot be kept over a restart: {error}"
         )));
     }
-    let force = shared.force().borrow().clone();
+    let force = shared.published().borrow().clone();
     let when = |time: Time| format!("{} ({})", ago(now, time), moment(time));
     body.push_str(&pairs([
         ("file", shared.file.display().to_string()),

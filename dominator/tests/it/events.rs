@@ -236,7 +236,7 @@ async fn a_backup_is_taken_while_it_runs_and_starts_with_updates_disabled() {
     assert_eq!(stage.status().await.brake, None);
 
     stage.kill();
-    let state = stage.directory.path().join("state").join(dominator::state::FILE);
+    let state = stage.directory.path().join("state").join(dominator::storage::FILE);
     std::fs::rename(&backup, &state).unwrap();
     sub.change(passwd("intruder"));
     stage.start().await;

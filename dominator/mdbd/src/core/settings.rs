@@ -10,9 +10,9 @@ use model::object::{Algorithm, ObjectId};
 use serde::Deserialize;
 
 use super::address::{AddressError, WebAddress};
-use super::board::Rules;
 use super::data::Format;
 use super::hosts::{HostFilter, PatternError};
+use crate::core::merged_sources::Rules;
 
 /// The key of the tables.
 pub const KEY: &str = "source";

@@ -1,0 +1,96 @@
+//! The metrics that are read from the fleet when somebody asks for them.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use crate::runtime::fleet::Fleet;
+
+/// What is read from the fleet when someone asks.
+#[derive(Debug, Default)]
+pub struct FleetCollector {
+    fleet: OnceLock<Weak<Fleet>>,
+}
+
+impl FleetCollector {
+    /// Tells of `fleet` from now on.
+    pub fn watch(&self, fleet: &Arc<Fleet>) {
+        self.fleet.get_or_init(|| Arc::downgrade(fleet));
+    }
+}
+
+impl Collector for FleetCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let Some(fleet) = self.fleet.get().and_then(Weak::upgrade) else { return Ok(()) };
+        let status = fleet.status();
+        let mut subs =
+            encoder.encode_descriptor("subs", "Machines by status", None, MetricType::Gauge)?;
+        for known in api::dominator::Status::ALL {
+            let counted = status.counts.iter().find(|(status, _)| *status == known);
+            let gauge = ConstGauge::new(i64::from(counted.map_or(0, |(_, count)| *count)));
+            gauge.encode(subs.encode_family(&[("status", known.name())])?)?;
+        }
+        let (alarms, paused) = fleet.alarms();
+        let help = "Machines that raise an alarm, by kind; show-sub tells more";
+        let mut raised = encoder.encode_descriptor("subs_alarms", help, None, MetricType::Gauge)?;
+        for kind in api::subd::Alarm::KINDS {
+            let count = alarms.get(kind).copied().unwrap_or_default();
+            ConstGauge::new(i64::from(count)).encode(raised.encode_family(&[("kind", kind)])?)?;
+        }
+        let mut one = |name, help, value: i64| {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(encoder)
+        };
+        one("subs_paused", "Machines that are paused on the machine itself", paused.into())?;
+        one(
+            "subs_paused_by_operators",
+            "Machines whose updates operators have paused on the dominator",
+            status.paused.into(),
+        )?;
+        let budgets = &status.budgets;
+        let help = "Machines that are being updated, or may be";
+        one("claims_held", help, budgets.under_way.into())?;
+        let help = "Machines that wait for their turn to be updated";
+        one("claims_waiting", help, budgets.waiting.into())?;
+        let help = "Machines that wait for their share of the network";
+        one("fetches_waiting", help, budgets.fetches_waiting.into())?;
+        let stopped = i64::try_from(budgets.stopped.len()).unwrap_or(i64::MAX);
+        one("images_stopped", "Images to which updates have stopped by themselves", stopped)?;
+        one("updates_disabled", "1 while the brake is on", i64::from(status.brake.is_some()))?;
+        one(
+            "mdb_refused",
+            "1 while the machine database cannot be taken",
+            i64::from(status.mdb_error.is_some()),
+        )?;
+        one(
+            "mdb_held",
+            "1 while a machine database waits to be accepted",
+            i64::from(status.mdb_held.is_some()),
+        )?;
+        one(
+            "mdb_not_kept",
+            "1 while the machine database in force is not kept over a restart",
+            i64::from(status.mdb_unkept.is_some()),
+        )?;
+        one(
+            "image_server_failing",
+            "1 while the image server does not give an image that is wanted",
+            i64::from(status.image_server_error.is_some()),
+        )?;
+        one(
+            "alarm_command_failing",
+            "1 while the command that tells of alarms fails",
+            i64::from(status.alarm_error.is_some()),
+        )?;
+        one(
+            "history_failing",
+            "1 while what happens cannot be put on record; no update is ordered then",
+            i64::from(status.history_error.is_some()),
+        )?;
+        let directories = i64::try_from(status.directories).unwrap_or(i64::MAX);
+        one("directories", "Distinct directories held in memory", directories)
+    }
+}

@@ -1,0 +1,73 @@
+//! Calls the operator's program when alarms begin or end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::report::report;
+use tokio::sync::watch;
+
+use crate::core::alarms::{AlarmChanges, Raised, changes};
+use crate::runtime::fleet::Fleet;
+use daemon::program::output;
+use model::backoff::doubled;
+
+/// How often alarms are looked at; the brake is looked at when it changes.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long the program may take, before it is killed.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(60);
+
+/// The first pause after a call that failed, and the longest.
+const RETRY_FIRST: Duration = Duration::from_secs(5);
+const RETRY_LONGEST: Duration = Duration::from_secs(300);
+
+/// The most that the program may print, in bytes.
+const PRINTED_BYTES_MAX: usize = 1 << 20;
+
+/// Calls the program, the words of a command line, whenever alarms begin or end; nothing while
+/// there are no words; for ever. What was told is not kept over a restart: a dominator that starts,
+/// and a program that is new, tells of the alarms that there are.
+pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>) {
+    let mut told = Raised::default();
+    let mut brakes = fleet.shared().gate.watch();
+    let mut failures = 0;
+    loop {
+        if programs.has_changed().unwrap_or(false) {
+            (told, failures) = (Raised::default(), 0);
+            fleet.note_alarm_error(None);
+        }
+        let program = programs.borrow_and_update().clone();
+        let now = if program.is_empty() { Raised::default() } else { fleet.raised() };
+        let mut pause = LOOK_INTERVAL;
+        if let Some(changes) = changes(&told, &now) {
+            match call(&program, &changes).await {
+                Ok(()) => {
+                    (told, failures) = (now, 0);
+                    fleet.note_alarm_error(None);
+                    continue;
+                }
+                Err(error) => {
+                    tracing::error!("nobody is told of alarms: {error}");
+                    fleet.note_alarm_error(Some(error));
+                    failures += 1;
+                    pause = doubled(RETRY_FIRST, RETRY_LONGEST, failures);
+                }
+            }
+        }
+        tokio::select! {
+            Ok(()) = brakes.changed() => {}
+            Ok(()) = programs.changed() => programs.mark_changed(),
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// Why the program was not called, or failed.
+async fn call(program: &[String], changes: &AlarmChanges) -> Result<(), String> {
+    let mut input = serde_json::to_vec(changes).map_err(|error| error.to_string())?;
+    input.push(b'\n');
+    let late = |_| format!("{} takes longer than {PROGRAM_LIMIT:?}", program.join(" "));
+    let run = output(program, &input, PRINTED_BYTES_MAX);
+    let printed = tokio::time::timeout(PROGRAM_LIMIT, run).await.map_err(late)?;
+    printed.map(drop).map_err(|error| report(&error))
+}

@@ -1,0 +1,127 @@
+//! Commits on their way through the disk to the sub, with a disk that waits for the test.
+
+use rpc::tls::Security;
+use std::collections::BTreeSet;
+
+use api::Done;
+use rpc::audit_log::AuditLog;
+use rpc::server::{Router, serve};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::*;
+use crate::core::budget::limits::Limits as Budget;
+use crate::core::budget::{Class, Demand, Impact};
+use crate::core::changes::tests::ordered;
+use crate::core::claims::{ClaimSettings, Release, UpdateClaim, UpdateEnd};
+use crate::core::image_breaker::FailureLimits;
+use crate::core::pauses::Pauses;
+use crate::core::sub::tests::recorder::staged_sub;
+use crate::storage::tests::HeldDisk;
+use crate::storage::{HistoryLimits, State};
+use model::object::Algorithm;
+use model::tree::text::from_text;
+
+/// What drivers share that have no machines yet.
+pub(crate) fn shared(state: &Arc<State>, stop: &CancellationToken) -> Shared {
+    let clock = Clock::start();
+    let reader = Arc::new(Reader::new(2));
+    let nobody = Client::new(
+        Peer { host: "nobody".to_owned(), port: 1, address: None },
+        &Security::Insecure,
+    );
+    let settings = ClaimSettings {
+        updating: Budget::default(),
+        high_impact: Budget::default(),
+        network: None,
+        failures: FailureLimits { percent: 100, failures_min: 1 },
+    };
+    let limits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
+    Shared {
+        security: Security::Insecure,
+        audit: AuditLog::none(),
+        clock,
+        images: Images::new(nobody, Arc::clone(&reader), TaskTracker::new(), stop.clone()),
+        reader,
+        gate: CommitGate::new(None),
+        history: History::start(Arc::clone(state), limits).unwrap(),
+        identities: Arc::new(Identities::open(Arc::clone(state)).unwrap()),
+        pauses: PauseGate::new(Pauses::default()),
+        default_image: watch::Sender::new(None),
+        metrics: Counters::default(),
+        claim_service: Arc::new(ClaimService::new(clock, settings, Vec::new())),
+        sources: Sources::new(&[]),
+        subd_port: 1,
+    }
+}
+
+/// Sends the Commit that the sub of [`staged_sub`] waits for, while `meanwhile` happens between the
+/// order and the moment when it is on the disk; gives what came of it, and which Commits arrived.
+async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), Failure>, Vec<u64>) {
+    let (directory, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    let state = Arc::new(State::open(directory.path()).unwrap());
+    let shared = shared(&state, &stop);
+    let commits: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let arrived = Arc::clone(&commits);
+    let router =
+        Router::new("subd", &Security::Insecure).method::<Commit, _>(move |(), _, request| {
+            arrived.lock().unwrap().push(request.update_id);
+            async { Ok(Done {}) }
+        });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve(listener, router, stop.clone()));
+    let (host, port) = ("web".to_owned(), address.port());
+    let client = Client::new(Peer { host, port, address: Some(address.ip()) }, &Security::Insecure);
+
+    let sub = staged_sub();
+    let handle = Handle::new(Arc::new(Machine::default()), &shared);
+    *handle.locked() = sub;
+    shared.claim_service.set_machines(std::iter::empty(), &BTreeSet::new());
+    shared.claim_service.met(handle.claimant);
+    let demand = Demand {
+        class: Class::Repair,
+        impact: Impact::Plain,
+        location: String::new(),
+        since: Duration::ZERO,
+    };
+    let update = UpdateClaim { demand, image: None, is_new: false };
+    shared.claim_service.claim(handle.claimant, Claim::Update(update));
+
+    let disk = HeldDisk::of(state);
+    let tree = |name: &str| from_text(Algorithm::Blake3, &format!("d 755 0:0 /{name}\n")).unwrap();
+    let ordered = Ordered { update_id: 1, ..ordered(&tree("before"), &tree("after"), &[]) };
+    let commit = commit(&client, &shared, "web", &handle, Box::new(ordered));
+    tokio::pin!(commit);
+    assert!(futures_util::poll!(commit.as_mut()).is_pending(), "it is to be recorded first");
+    meanwhile(&shared, &handle);
+    disk.let_go();
+    let result = commit.await;
+    assert_eq!(shared.history.last_update("web"), Some(1));
+    stop.cancel();
+    (result, commits.lock().unwrap().clone())
+}
+
+/// The machine has this record from now on.
+fn assign(shared: &Shared, handle: &Handle, machine: Machine, image: ImageState) {
+    let planned = ImageState::Undefined;
+    let event = Event::Assigned { machine: Arc::new(machine), image, planned };
+    let context = Context { jitter: 500, sources: &[] };
+    handle.locked().step(shared.clock.now(), event, &context);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_is_sent_when_it_is_on_the_disk_unless_something_else_is_wanted_by_then() {
+    let sent = commit_while(|_, _| {}).await;
+    assert_eq!(sent, (Ok(()), vec![1]));
+    let not_sent = |why: &str| (Err(braked(why)), Vec::new());
+    let otherwise = commit_while(|shared, handle| {
+        assign(shared, handle, Machine::default(), ImageState::Undefined);
+    });
+    assert_eq!(otherwise.await, not_sent("something else is wanted now"));
+    let withdrawn = commit_while(|shared, handle| {
+        shared.claim_service.release(handle.claimant, Release::Update(UpdateEnd::Withdrawn));
+    });
+    assert_eq!(withdrawn.await, not_sent("leave was taken back"));
+}

@@ -1,0 +1,430 @@
+//! The log of events in the database: rows in the order of their numbers, counted and limited.
+//!
+//! There are three streams, because what happens often must not push out what matters for long:
+//! orders, updates, statuses. Numbers are common to all. Numbers that differ only in their last
+//! bits form a *segment*; of each the first and last time and the size are known, so that a time is
+//! found without a look at each row, also if the clock jumped, and the size of all without a sum
+//! over all.
+
+use std::collections::BTreeMap;
+
+use model::tree::Time;
+use redb::{ReadTransaction, ReadableTable, TableDefinition, WriteTransaction};
+
+use super::audit::NUMBERS;
+use crate::storage::history_rows::{Digest, EndRow, List, StatusRow, UpdateRow, bytes_of, row_of};
+
+type Rows = TableDefinition<'static, u64, &'static [u8]>;
+
+/// Orders by number; JSON.
+pub(super) const ORDERS: Rows = TableDefinition::new("orders");
+/// Updates by number: [`UpdateRow`].
+pub(super) const UPDATES: Rows = TableDefinition::new("updates");
+/// How updates ended, by the number of the update: [`EndRow`].
+pub(super) const ENDS: Rows = TableDefinition::new("ends");
+/// Changes of status by number: [`StatusRow`].
+pub(super) const STATUSES: Rows = TableDefinition::new("statuses");
+/// The last update of each machine: its number in the log, and its id.
+pub(super) const LAST: TableDefinition<'static, &'static str, (u64, u64)> =
+    TableDefinition::new("last-updates");
+/// Lists of changes by digest: how many rows name it, and its chunks.
+pub(super) const LISTS: TableDefinition<'static, &'static [u8], (u64, &'static [u8])> =
+    TableDefinition::new("lists");
+/// Chunks of lists by digest: how many lists name it, and its bytes.
+pub(super) const CHUNKS: TableDefinition<'static, &'static [u8], (u64, &'static [u8])> =
+    TableDefinition::new("chunks");
+/// First second, last second, rows and bytes of each segment of each stream.
+pub(super) const SEGMENTS: TableDefinition<'static, (u8, u64), (i64, i64, u64, u64)> =
+    TableDefinition::new("segments");
+
+/// How many bits of a number say where in its segment a row is.
+pub(super) const SEGMENT_BITS: u32 = 12;
+
+/// What a row costs beside its bytes, roughly.
+const ROW_BYTES: u64 = 24;
+
+/// What a list or a chunk costs beside its bytes, roughly.
+const LIST_BYTES: u64 = 64;
+
+/// The number of the next event of any kind: numbers tell in which order events were recorded.
+const NEXT_EVENT: &str = "next-event";
+
+/// The size of all lists and chunks, in bytes.
+const LISTS_SIZE: &str = "size-lists";
+
+/// A stream of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stream {
+    Orders,
+    Updates,
+    Statuses,
+}
+
+impl Stream {
+    pub(super) const ALL: [Self; 3] = [Self::Orders, Self::Updates, Self::Statuses];
+
+    pub(super) fn rows(self) -> Rows {
+        match self {
+            Self::Orders => ORDERS,
+            Self::Updates => UPDATES,
+            Self::Statuses => STATUSES,
+        }
+    }
+
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::Orders => 0,
+            Self::Updates => 1,
+            Self::Statuses => 2,
+        }
+    }
+
+    fn size_key(self) -> &'static str {
+        match self {
+            Self::Orders => "size-orders",
+            Self::Updates => "size-updates",
+            Self::Statuses => "size-statuses",
+        }
+    }
+}
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryLimits {
+    /// The size of all together, in bytes, as it was recorded; the file takes up to twice of it.
+    pub bytes: u64,
+    /// How old updates and statuses may get, in seconds. Orders are kept as long as there is room.
+    pub seconds: i64,
+}
+
+impl HistoryLimits {
+    /// How many bytes a stream may take: updates the most.
+    fn of(self, stream: Stream) -> u64 {
+        match stream {
+            Stream::Orders => self.bytes / 8,
+            Stream::Updates => self.bytes / 8 * 5,
+            Stream::Statuses => self.bytes / 4,
+        }
+    }
+
+    fn oldest(self, stream: Stream, now: Time) -> i64 {
+        match stream {
+            Stream::Orders => i64::MIN,
+            Stream::Updates | Stream::Statuses => now.seconds.saturating_sub(self.seconds),
+        }
+    }
+}
+
+/// Something to be recorded.
+#[derive(Clone, Debug)]
+pub enum Record {
+    /// A status, or a gap.
+    Status(StatusRow),
+    /// An update that is about to be ordered; one of the same id is recorded once.
+    Update(UpdateRow, std::sync::Arc<List>),
+    /// How the last update of a machine ended, if it has this id.
+    End {
+        /// The machine.
+        host: String,
+        /// The id of the update.
+        update_id: u64,
+        /// How it ended.
+        row: EndRow,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    first: i64,
+    last: i64,
+    rows: u64,
+    bytes: u64,
+}
+
+/// Opens all tables, so that they are there.
+pub(super) fn make(write: &WriteTransaction) -> Result<(), redb::Error> {
+    for rows in [ORDERS, UPDATES, ENDS, STATUSES] {
+        write.open_table(rows)?;
+    }
+    write.open_table(LAST)?;
+    write.open_table(LISTS)?;
+    write.open_table(CHUNKS)?;
+    write.open_table(SEGMENTS)?;
+    write.open_table(NUMBERS)?;
+    Ok(())
+}
+
+/// True if all tables are there.
+pub(super) fn is_made(read: &ReadTransaction) -> bool {
+    [ORDERS, UPDATES, ENDS, STATUSES].iter().all(|rows| read.open_table(*rows).is_ok())
+        && read.open_table(LAST).is_ok()
+        && read.open_table(LISTS).is_ok()
+        && read.open_table(CHUNKS).is_ok()
+        && read.open_table(SEGMENTS).is_ok()
+        && read.open_table(NUMBERS).is_ok()
+}
+
+/// Rows that are being added in one transaction.
+pub(super) struct Log<'a> {
+    write: &'a WriteTransaction,
+    next: u64,
+    added: BTreeMap<(u8, u64), Segment>,
+}
+
+impl<'a> Log<'a> {
+    pub(super) fn open(write: &'a WriteTransaction) -> Result<Self, redb::Error> {
+        let next = write.open_table(NUMBERS)?.get(NEXT_EVENT)?.map_or(1, |next| next.value());
+        Ok(Self { write, next, added: BTreeMap::new() })
+    }
+
+    /// Adds a row, and gives its number.
+    pub(super) fn add(
+        &mut self,
+        stream: Stream,
+        time: Time,
+        row: &[u8],
+    ) -> Result<u64, redb::Error> {
+        let number = self.next;
+        self.next += 1;
+        self.write.open_table(stream.rows())?.insert(number, row)?;
+        let seconds = time.seconds;
+        let key = (stream.code(), number >> SEGMENT_BITS);
+        let none = Segment { first: seconds, last: seconds, rows: 0, bytes: 0 };
+        let segment = self.added.entry(key).or_insert(none);
+        segment.first = segment.first.min(seconds);
+        segment.last = segment.last.max(seconds);
+        segment.rows += 1;
+        segment.bytes += row.len() as u64 + ROW_BYTES;
+        Ok(number)
+    }
+
+    /// Adds records.
+    pub(super) fn record(&mut self, records: &[Record]) -> Result<(), redb::Error> {
+        for record in records {
+            match record {
+                Record::Status(row) => {
+                    self.add(Stream::Statuses, row.time(), &bytes_of(row))?;
+                }
+                Record::Update(row, list) => self.update(row, list)?,
+                Record::End { host, update_id, row } => self.end(host, *update_id, row)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn last_of(&self, host: &str) -> Result<Option<(u64, u64)>, redb::Error> {
+        Ok(self.write.open_table(LAST)?.get(host)?.map(|last| last.value()))
+    }
+
+    fn update(&mut self, row: &UpdateRow, list: &List) -> Result<(), redb::Error> {
+        if self.last_of(&row.host)?.is_some_and(|(_, id)| id == row.update_id) {
+            return Ok(());
+        }
+        let number = self.add(Stream::Updates, row.time, &bytes_of(row))?;
+        self.write.open_table(LAST)?.insert(row.host.as_str(), (number, row.update_id))?;
+        keep_list(self.write, list)
+    }
+
+    fn end(&mut self, host: &str, update_id: u64, row: &EndRow) -> Result<(), redb::Error> {
+        let Some((number, id)) = self.last_of(host)? else { return Ok(()) };
+        let mut ends = self.write.open_table(ENDS)?;
+        let known = match ends.get(number)? {
+            Some(known) => row_of::<EndRow>(known.value()).ok(),
+            None => None,
+        };
+        // Told again after a restart: it ended when it was told first.
+        if id == update_id && known.is_none_or(|known| known.outcome != row.outcome) {
+            ends.insert(number, &bytes_of(row)[..])?;
+        }
+        Ok(())
+    }
+
+    /// Notes the sizes of what was added.
+    pub(super) fn finish(self) -> Result<(), redb::Error> {
+        let mut numbers = self.write.open_table(NUMBERS)?;
+        numbers.insert(NEXT_EVENT, self.next)?;
+        let mut segments = self.write.open_table(SEGMENTS)?;
+        for ((code, place), added) in &self.added {
+            let known = segments.get((*code, *place))?.map(|known| known.value());
+            let (first, last, rows, bytes) = known.unwrap_or((i64::MAX, i64::MIN, 0, 0));
+            let sum = (
+                first.min(added.first),
+                last.max(added.last),
+                rows + added.rows,
+                bytes + added.bytes,
+            );
+            segments.insert((*code, *place), sum)?;
+        }
+        for stream in Stream::ALL {
+            let of_stream = self.added.iter().filter(|((code, _), _)| *code == stream.code());
+            let bytes: u64 = of_stream.map(|(_, added)| added.bytes).sum();
+            grow(&mut numbers, stream.size_key(), bytes)?;
+        }
+        Ok(())
+    }
+}
+
+fn grow(
+    numbers: &mut redb::Table<'_, &'static str, u64>,
+    key: &str,
+    bytes: u64,
+) -> Result<(), redb::Error> {
+    let before = size(numbers, key)?;
+    numbers.insert(key, before + bytes)?;
+    Ok(())
+}
+
+fn shrink(
+    numbers: &mut redb::Table<'_, &'static str, u64>,
+    key: &str,
+    bytes: u64,
+) -> Result<(), redb::Error> {
+    let before = size(numbers, key)?;
+    numbers.insert(key, before.saturating_sub(bytes))?;
+    Ok(())
+}
+
+fn size(numbers: &impl ReadableTable<&'static str, u64>, key: &str) -> Result<u64, redb::Error> {
+    Ok(numbers.get(key)?.map_or(0, |size| size.value()))
+}
+
+/// Names a list once more; stores what is not there of it.
+fn keep_list(write: &WriteTransaction, list: &List) -> Result<(), redb::Error> {
+    let mut lists = write.open_table(LISTS)?;
+    let index = list.index();
+    let named = lists.get(&list.digest[..])?.map_or(0, |known| known.value().0);
+    lists.insert(&list.digest[..], (named + 1, &index[..]))?;
+    if named > 0 {
+        return Ok(());
+    }
+    let mut chunks = write.open_table(CHUNKS)?;
+    let mut bytes = index.len() as u64 + LIST_BYTES;
+    for (digest, chunk) in &list.chunks {
+        let named = chunks.get(&digest[..])?.map_or(0, |known| known.value().0);
+        chunks.insert(&digest[..], (named + 1, &chunk[..]))?;
+        if named == 0 {
+            bytes += chunk.len() as u64 + LIST_BYTES;
+        }
+    }
+    grow(&mut write.open_table(NUMBERS)?, LISTS_SIZE, bytes)
+}
+
+/// Names a list once less; takes away what nothing names any more.
+fn let_list_go(write: &WriteTransaction, digest: &Digest) -> Result<(), redb::Error> {
+    let mut lists = write.open_table(LISTS)?;
+    let known = lists.get(&digest[..])?.map(|known| {
+        let (named, index) = known.value();
+        (named, index.to_vec())
+    });
+    let Some((named, index)) = known else { return Ok(()) };
+    if named > 1 {
+        lists.insert(&digest[..], (named - 1, &index[..]))?;
+        return Ok(());
+    }
+    lists.remove(&digest[..])?;
+    let mut chunks = write.open_table(CHUNKS)?;
+    let mut bytes = index.len() as u64 + LIST_BYTES;
+    for digest in index.chunks(size_of::<Digest>()) {
+        let known = chunks.get(digest)?.map(|known| {
+            let (named, chunk) = known.value();
+            (named, chunk.to_vec())
+        });
+        match known {
+            None => {}
+            Some((0 | 1, chunk)) => {
+                chunks.remove(digest)?;
+                bytes += chunk.len() as u64 + LIST_BYTES;
+            }
+            Some((named, chunk)) => {
+                chunks.insert(digest, (named - 1, &chunk[..]))?;
+            }
+        }
+    }
+    shrink(&mut write.open_table(NUMBERS)?, LISTS_SIZE, bytes)
+}
+
+/// Takes away the oldest rows that are too many or too old, at most `rows_max` of them. Gives how
+/// many.
+pub(super) fn evict(
+    write: &WriteTransaction,
+    limits: HistoryLimits,
+    now: Time,
+    rows_max: usize,
+) -> Result<usize, redb::Error> {
+    let mut gone = 0;
+    for stream in Stream::ALL {
+        let mut lost_bytes = 0;
+        while gone < rows_max {
+            let (is_much, has_lists) = {
+                let numbers = write.open_table(NUMBERS)?;
+                let rows = size(&numbers, stream.size_key())?.saturating_sub(lost_bytes);
+                let lists = if stream == Stream::Updates { size(&numbers, LISTS_SIZE)? } else { 0 };
+                (rows + lists > limits.of(stream), lists > 0)
+            };
+            let segment = {
+                let segments = write.open_table(SEGMENTS)?;
+                let mut of_stream = segments.range((stream.code(), 0)..(stream.code() + 1, 0))?;
+                match of_stream.next() {
+                    Some(entry) => {
+                        let (key, segment) = entry?;
+                        (key.value(), segment.value())
+                    }
+                    None => break,
+                }
+            };
+            let (key, (first, last, rows, bytes)) = segment;
+            let is_old = last < limits.oldest(stream, now);
+            if !is_much && !is_old {
+                break;
+            }
+            // All of a segment goes at once, unless its lists may be what is too much.
+            let wanted = if has_lists && !is_old { 64 } else { 1 << SEGMENT_BITS };
+            let (mut taken, mut taken_bytes) = (0, 0);
+            let end = (key.1 + 1) << SEGMENT_BITS;
+            while taken < wanted && gone < rows_max {
+                let row = {
+                    let mut table = write.open_table(stream.rows())?;
+                    let oldest = table.first()?.map(|(number, _)| number.value());
+                    match oldest {
+                        Some(number) if number < end => {
+                            let row = table.remove(number)?.map(|row| row.value().to_vec());
+                            (number, row.unwrap_or_default())
+                        }
+                        _ => break,
+                    }
+                };
+                let (number, row) = row;
+                taken += 1;
+                gone += 1;
+                taken_bytes += row.len() as u64 + ROW_BYTES;
+                if stream == Stream::Updates {
+                    forget_update(write, number, &row)?;
+                }
+            }
+            let mut segments = write.open_table(SEGMENTS)?;
+            if taken == 0 || rows <= taken as u64 {
+                segments.remove(key)?;
+                // Whatever the sum said, nothing is left of it.
+                taken_bytes = taken_bytes.max(bytes);
+            } else {
+                let left = (rows - taken as u64, bytes.saturating_sub(taken_bytes));
+                segments.insert(key, (first, last, left.0, left.1))?;
+            }
+            lost_bytes += taken_bytes;
+        }
+        shrink(&mut write.open_table(NUMBERS)?, stream.size_key(), lost_bytes)?;
+    }
+    Ok(gone)
+}
+
+fn forget_update(write: &WriteTransaction, number: u64, row: &[u8]) -> Result<(), redb::Error> {
+    write.open_table(ENDS)?.remove(number)?;
+    // A row that cannot be read names nothing.
+    let Ok(row) = row_of::<UpdateRow>(row) else { return Ok(()) };
+    let mut last = write.open_table(LAST)?;
+    if last.get(row.host.as_str())?.is_some_and(|last| last.value().0 == number) {
+        last.remove(row.host.as_str())?;
+    }
+    drop(last);
+    let_list_go(write, &row.list)
+}

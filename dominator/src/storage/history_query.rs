@@ -1,0 +1,322 @@
+//! Finds events in the log, the newest first, a limited number of rows at a time.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use api::dominator::events::{
+    EVENTS_MAX, Event, EventKind, ListEventsReply, ListEventsRequest, PathChange, Position,
+    UpdateFacts, What,
+};
+use redb::{ReadOnlyTable, ReadTransaction};
+
+use super::OrderRow;
+use crate::core::event_filter::EventFilter;
+use crate::storage::history_log::{CHUNKS, ENDS, LISTS, SEGMENT_BITS, SEGMENTS, Stream};
+use crate::storage::history_rows::{
+    Digest, EndRow, StatusRow, UpdateRow, bytes_of, count_of, row_of,
+};
+use api::dominator::orders::is_pattern;
+
+/// How many rows and changes are looked at for one reply.
+const WORK_MAX: usize = 200_000;
+
+/// How many bytes of rows and changes go into one reply, about.
+const REPLY_BYTES: usize = 4 << 20;
+
+/// What an event takes beside the change that it tells of, in bytes, about.
+const FACTS_BYTES: usize = 200;
+
+/// What it costs to look whether a pattern in an order means a machine that is asked for: as many
+/// rows.
+const PATTERN_WORK: usize = 20;
+
+/// How many rows are read ahead.
+const AHEAD: usize = 256;
+
+/// The rows of one stream, the newest first.
+struct Walk {
+    stream: Stream,
+    table: ReadOnlyTable<u64, &'static [u8]>,
+    /// All rows from here on were given or passed over.
+    below: u64,
+    ahead: VecDeque<(u64, Vec<u8>)>,
+}
+
+impl Walk {
+    /// The number of the next row.
+    fn peek(
+        &mut self,
+        segments: &ReadOnlyTable<(u8, u64), (i64, i64, u64, u64)>,
+        filter: &EventFilter,
+    ) -> Result<Option<u64>, redb::Error> {
+        while self.ahead.is_empty() {
+            let Some(newest) = self.table.range(..self.below)?.next_back() else { return Ok(None) };
+            let place = newest?.0.value() >> SEGMENT_BITS;
+            let start = place << SEGMENT_BITS;
+            let known = segments.get((self.stream.code(), place))?.map(|known| known.value());
+            let time = |seconds, nanoseconds| model::tree::Time { seconds, nanoseconds };
+            let is_wanted = known.is_none_or(|(first, last, ..)| {
+                filter.wants_span(time(first, 0), time(last, 999_999_999))
+            });
+            if !is_wanted {
+                self.below = start;
+                continue;
+            }
+            for row in self.table.range(start..self.below)?.rev().take(AHEAD) {
+                let (number, row) = row?;
+                self.ahead.push_back((number.value(), row.value().to_vec()));
+            }
+            self.below = self.ahead.back().map_or(start, |(number, _)| *number);
+        }
+        Ok(self.ahead.front().map(|(number, _)| *number))
+    }
+}
+
+/// The chunks of a list, each with how many changes come before it.
+type Chunks = Arc<Vec<(Digest, u32)>>;
+
+struct Search<'a> {
+    read: &'a ReadTransaction,
+    filter: EventFilter,
+    before: Position,
+    /// The number of the last row that is not asked for, because it is too old.
+    after: u64,
+    limit: usize,
+    events: Vec<Event>,
+    bytes: usize,
+    work: usize,
+    /// Lists that were looked into.
+    lists: BTreeMap<Digest, Chunks>,
+    /// Chunks that have nothing that is asked for.
+    barren: BTreeSet<Digest>,
+}
+
+/// The events that are asked for.
+///
+/// # Errors
+///
+/// What the database says.
+pub(super) fn search(
+    read: &ReadTransaction,
+    filter: EventFilter,
+    request: &ListEventsRequest,
+) -> Result<ListEventsReply, redb::Error> {
+    let limit = match request.limit {
+        0 => EVENTS_MAX,
+        limit => limit.min(EVENTS_MAX),
+    };
+    let last = Position { number: u64::MAX, part: u32::MAX };
+    let search = Search {
+        read,
+        filter,
+        before: request.before.unwrap_or(last),
+        after: request.after.map_or(0, |after| after.number),
+        limit: limit as usize,
+        events: Vec::new(),
+        bytes: 0,
+        work: 0,
+        lists: BTreeMap::new(),
+        barren: BTreeSet::new(),
+    };
+    search.run()
+}
+
+impl Search<'_> {
+    fn run(mut self) -> Result<ListEventsReply, redb::Error> {
+        let segments = self.read.open_table(SEGMENTS)?;
+        let wants = |stream| match stream {
+            Stream::Orders => self.filter.wants_kind(EventKind::Order),
+            Stream::Updates => {
+                self.filter.wants_kind(EventKind::Update)
+                    || self.filter.wants_kind(EventKind::Change)
+            }
+            Stream::Statuses => self.filter.wants_kind(EventKind::Status),
+        };
+        let mut walks = Vec::new();
+        for stream in Stream::ALL.into_iter().filter(|stream| wants(*stream)) {
+            let table = self.read.open_table(stream.rows())?;
+            let below = self.before.number.saturating_add(1);
+            walks.push(Walk { stream, table, below, ahead: VecDeque::new() });
+        }
+        loop {
+            let mut newest: Option<(u64, usize)> = None;
+            for (index, walk) in walks.iter_mut().enumerate() {
+                if let Some(number) = walk.peek(&segments, &self.filter)? {
+                    newest = newest.max(Some((number, index)));
+                }
+            }
+            let newest = newest.filter(|(number, _)| *number > self.after);
+            let Some((number, index)) = newest else {
+                return Ok(ListEventsReply { events: self.events, next: None });
+            };
+            let is_full = self.events.len() >= self.limit || self.bytes >= REPLY_BYTES;
+            if is_full || self.work >= WORK_MAX {
+                // All of the rows from here on are still to be given.
+                let next = Some(Position { number, part: u32::MAX });
+                return Ok(ListEventsReply { events: self.events, next });
+            }
+            let Some((_, row)) = walks[index].ahead.pop_front() else { continue };
+            self.work += 1;
+            let next = match walks[index].stream {
+                Stream::Orders => self.order(number, &row),
+                Stream::Statuses => self.status(number, &row),
+                Stream::Updates => self.update(number, &row)?,
+            };
+            if next.is_some() {
+                return Ok(ListEventsReply { events: self.events, next });
+            }
+        }
+    }
+
+    fn give(&mut self, number: u64, time: model::tree::Time, about: String, what: What) {
+        self.events.push(Event { at: Position { number, part: 0 }, time, about, what });
+    }
+
+    fn order(&mut self, number: u64, row: &[u8]) -> Option<Position> {
+        let order: OrderRow = serde_json::from_slice(row).ok()?;
+        let OrderRow { time, verb, about, who, why } = order;
+        if is_pattern(&about) {
+            self.work += PATTERN_WORK;
+        }
+        let is_wanted = self.filter.wants_who(&who) && self.filter.wants_order(time, &verb, &about);
+        if self.is_new(number) && is_wanted {
+            self.bytes += row.len();
+            self.give(number, time, about, What::Order { verb, who, why });
+        }
+        None
+    }
+
+    fn status(&mut self, number: u64, bytes: &[u8]) -> Option<Position> {
+        let row: StatusRow = row_of(bytes).ok()?;
+        let (time, about, what) = match row {
+            StatusRow::Status { time, host, status, detail } => {
+                (time, host, What::Status { status, detail })
+            }
+            StatusRow::Gap { time, lost } => (time, String::new(), What::Gap { lost }),
+        };
+        if self.is_new(number) && self.filter.wants(time, &about) {
+            self.bytes += bytes.len();
+            self.give(number, time, about, what);
+        }
+        None
+    }
+
+    /// True unless the row was given by the reply before this one.
+    fn is_new(&self, number: u64) -> bool {
+        number < self.before.number || self.before.part > 0
+    }
+
+    fn update(&mut self, number: u64, bytes: &[u8]) -> Result<Option<Position>, redb::Error> {
+        let Ok(row) = row_of::<UpdateRow>(bytes) else { return Ok(None) };
+        let filter = &self.filter;
+        let is_wanted = filter.wants(row.time, &row.host)
+            && filter.wants_image(&row.image)
+            && filter.wants_reasons(|reason| row.has(reason))
+            && filter.wants_marks(row.marks);
+        if !is_wanted {
+            return Ok(None);
+        }
+        // The last path first, as all goes backwards; the update itself is before its paths.
+        let upto = if number == self.before.number { self.before.part } else { u32::MAX };
+        if self.filter.wants_kind(EventKind::Change)
+            && let Some(next) = self.changes(number, &row, upto)?
+        {
+            return Ok(Some(next));
+        }
+        if self.filter.wants_kind(EventKind::Update) && upto > 0 {
+            if self.events.len() >= self.limit {
+                return Ok(Some(Position { number, part: 1 }));
+            }
+            let facts = self.facts(number, &row)?;
+            self.bytes += bytes.len();
+            self.give(number, row.time, row.host, What::Update(facts));
+        }
+        Ok(None)
+    }
+
+    /// Gives the changes of an update whose places in its list are below `upto`; they count from 1.
+    /// If not all find room, gives where to go on.
+    fn changes(
+        &mut self,
+        number: u64,
+        row: &UpdateRow,
+        upto: u32,
+    ) -> Result<Option<Position>, redb::Error> {
+        let table = self.read.open_table(CHUNKS)?;
+        let mut facts = None;
+        for (digest, start) in self.chunks(&row.list)?.iter().rev() {
+            if start + 1 >= upto || self.barren.contains(digest) {
+                continue;
+            }
+            let changes = match table.get(&digest[..])? {
+                Some(known) => row_of::<Vec<PathChange>>(known.value().1).unwrap_or_default(),
+                None => Vec::new(),
+            };
+            self.work += changes.len();
+            let mut is_barren = true;
+            for (part, change) in (start + 1..).zip(changes).collect::<Vec<_>>().into_iter().rev() {
+                if !self.filter.wants_change(&change) {
+                    continue;
+                }
+                is_barren = false;
+                if part >= upto {
+                    continue;
+                }
+                if self.events.len() >= self.limit || self.bytes >= REPLY_BYTES {
+                    return Ok(Some(Position { number, part: part + 1 }));
+                }
+                let update = match &facts {
+                    Some(facts) => UpdateFacts::clone(facts),
+                    None => facts.insert(self.facts(number, row)?).clone(),
+                };
+                self.bytes += bytes_of(&change).len() + FACTS_BYTES;
+                self.events.push(Event {
+                    at: Position { number, part },
+                    time: row.time,
+                    about: row.host.clone(),
+                    what: What::Change { update, change: Box::new(change) },
+                });
+            }
+            if is_barren {
+                self.barren.insert(*digest);
+            }
+        }
+        Ok(None)
+    }
+
+    fn facts(&self, number: u64, row: &UpdateRow) -> Result<UpdateFacts, redb::Error> {
+        let ends = self.read.open_table(ENDS)?;
+        let end = ends.get(number)?.and_then(|end| row_of::<EndRow>(end.value()).ok());
+        let [drift, of_image, computed] = row.reasons;
+        Ok(UpdateFacts {
+            update_id: row.update_id,
+            image: row.image.clone(),
+            former: row.former.clone(),
+            drift,
+            of_image,
+            computed,
+            ended: end.as_ref().map(|end| end.time),
+            outcome: end.map(|end| end.outcome),
+        })
+    }
+
+    fn chunks(&mut self, list: &Digest) -> Result<Chunks, redb::Error> {
+        if let Some(chunks) = self.lists.get(list) {
+            return Ok(Arc::clone(chunks));
+        }
+        let lists = self.read.open_table(LISTS)?;
+        let index = lists.get(&list[..])?.map(|known| known.value().1.to_vec());
+        let table = self.read.open_table(CHUNKS)?;
+        let (mut chunks, mut before) = (Vec::new(), 0_u32);
+        for digest in index.unwrap_or_default().chunks(size_of::<Digest>()) {
+            let Ok(digest) = Digest::try_from(digest) else { continue };
+            let known = table.get(&digest[..])?;
+            let count = known.map_or(0, |known| count_of(known.value().1));
+            chunks.push((digest, before));
+            before = before.saturating_add(count);
+        }
+        let chunks = Arc::new(chunks);
+        self.lists.insert(*list, Arc::clone(&chunks));
+        Ok(chunks)
+    }
+}

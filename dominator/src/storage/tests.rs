@@ -1,0 +1,473 @@
+//! The database: what was kept is there, and what is kept is limited.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use super::*;
+use crate::storage::history_rows::{EndRow, List, StatusRow, UpdateRow};
+use api::dominator::events::{Event, EventKind, Operation, PathChange, Position, Reason, What};
+use api::subd::Outcome;
+use model::object::Algorithm;
+use model::path::TreePath;
+use model::plan::Difference;
+use redb::ReadableTableMetadata as _;
+
+/// A transaction that is open: whatever else is to be written waits for it.
+pub(crate) struct HeldDisk {
+    go_on: Sender<()>,
+    disk: JoinHandle<Result<(), StateError>>,
+}
+
+impl HeldDisk {
+    /// Nothing is written to `state` from now on.
+    pub(crate) fn of(state: Arc<State>) -> Self {
+        let (held, is_held) = channel();
+        let (go_on, goes_on) = channel::<()>();
+        let disk = std::thread::spawn(move || {
+            state.transact(None, |_| {
+                held.send(()).unwrap();
+                goes_on.recv().unwrap();
+                Ok(())
+            })
+        });
+        is_held.recv().unwrap();
+        Self { go_on, disk }
+    }
+
+    /// All that waits is written.
+    pub(crate) fn let_go(self) {
+        self.go_on.send(()).unwrap();
+        self.disk.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn the_brake_is_kept_and_the_file_is_locked() {
+    let directory = tempfile::tempdir().unwrap();
+    let brake = Brake { reason: "storm".into(), who: "ops".into(), since: Time::default() };
+    let state = State::open(directory.path()).unwrap();
+    assert_eq!(state.brake().unwrap(), None);
+    state.set_brake(Some(&brake), &Order::of("disable-updates", "ops").why("storm")).unwrap();
+    let second = State::open(directory.path()).unwrap_err();
+    assert!(matches!(second, StateError::InUse { .. }), "{second}");
+    drop(state);
+    let state = State::open(directory.path()).unwrap();
+    assert_eq!(state.brake().unwrap(), Some(brake));
+    state.set_brake(None, &Order::of("enable-updates", "ops")).unwrap();
+    assert_eq!(state.brake().unwrap(), None);
+    state.record(&Order::of("retry", "ann").about("web1")).unwrap();
+    drop(state);
+    let request = ListEventsRequest::default();
+    let state = State::open(directory.path()).unwrap();
+    let orders = state.events(EventFilter::new(&request).unwrap(), &request).unwrap().events;
+    let texts: Vec<[String; 4]> = orders
+        .into_iter()
+        .map(|event| match event.what {
+            What::Order { verb, who, why } => [verb, event.about, who, why],
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let expected = [
+        ["retry", "web1", "ann", ""],
+        ["enable-updates", "", "ops", ""],
+        ["disable-updates", "", "ops", "storm"],
+    ];
+    assert_eq!(texts, expected);
+}
+
+#[test]
+fn the_machines_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = r#"[{"Hostname": "a", "RequiredImage": "x"}, {"Hostname": "b"}]"#;
+    let machines = model::mdb::parse(text).unwrap();
+    let state = State::open(directory.path()).unwrap();
+    assert_eq!(state.machines().unwrap(), None);
+    state.set_machines(&machines, None).unwrap();
+    drop(state);
+    assert_eq!(State::open(directory.path()).unwrap().machines().unwrap(), Some(machines));
+}
+
+const ROOM: HistoryLimits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
+
+fn at(seconds: i64) -> Time {
+    Time { seconds, nanoseconds: 0 }
+}
+
+fn status(seconds: i64, host: &str) -> Record {
+    let (status, detail) = ("synced".to_owned(), "equals base".to_owned());
+    Record::Status(StatusRow::Status { time: at(seconds), host: host.to_owned(), status, detail })
+}
+
+fn removal(path: &str, reason: Reason) -> PathChange {
+    let path = TreePath::new(path).unwrap();
+    let differs = vec![Difference::Extra];
+    PathChange { path, operation: Operation::Remove, reason, differs, old: None, new: None }
+}
+
+fn update(seconds: i64, host: &str, update_id: u64, changes: &[PathChange]) -> Record {
+    let list = List::of(changes);
+    let row = UpdateRow {
+        time: at(seconds),
+        host: host.to_owned(),
+        update_id,
+        image: "web/8".to_owned(),
+        former: "web/7".to_owned(),
+        list: list.digest,
+        marks: list.marks,
+        reasons: list.reasons,
+    };
+    Record::Update(row, Arc::new(list))
+}
+
+fn end(seconds: i64, host: &str, update_id: u64, outcome: Outcome) -> Record {
+    let row = EndRow { time: at(seconds), outcome };
+    Record::End { host: host.to_owned(), update_id, row }
+}
+
+/// All events that are asked for, page by page.
+fn ask(state: &State, request: &ListEventsRequest) -> Vec<Event> {
+    let (mut request, mut events) = (request.clone(), Vec::new());
+    loop {
+        let filter = EventFilter::new(&request).unwrap();
+        let reply = state.events(filter, &request).unwrap();
+        events.extend(reply.events);
+        match reply.next {
+            Some(next) => request.before = Some(next),
+            None => return events,
+        }
+    }
+}
+
+/// What an event was about, with its path or its kind.
+fn brief(events: &[Event]) -> Vec<String> {
+    let of = |event: &Event| match &event.what {
+        What::Change { change, .. } => format!("{}:{}", event.about, change.path),
+        What::Update(update) => format!("{}:update {}", event.about, update.update_id),
+        What::Status { status, .. } => format!("{}:{status}", event.about),
+        What::Order { verb, .. } => format!("{}:{verb}", event.about),
+        What::Gap { lost } => format!("gap {lost}"),
+    };
+    events.iter().map(of).collect()
+}
+
+fn texts(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
+
+#[test]
+fn events_after_one_are_those_of_later_records() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = State::open(directory.path()).unwrap();
+    let changes = [removal("/a", Reason::Drift), removal("/b", Reason::Drift)];
+    let records = [status(1, "a"), update(2, "a", 7, &changes), status(3, "b"), status(4, "a")];
+    state.append(&records, ROOM, at(5)).unwrap();
+    let after = |number, part, hosts: &[&str]| {
+        let kinds = EventKind::ALL.to_vec();
+        let after = Some(Position { number, part });
+        let request = ListEventsRequest { hosts: texts(hosts), kinds, after, ..Default::default() };
+        brief(&ask(&state, &request))
+    };
+    let all = ["a:synced", "b:synced", "a:/b", "a:/a", "a:update 7", "a:synced"];
+    assert_eq!(after(0, 9, &[]), all);
+    assert_eq!(after(1, 0, &[]), all[..5]);
+    assert_eq!(after(2, 0, &[]), all[..2]);
+    assert_eq!(after(2, 0, &["a"]), all[..1]);
+    assert_eq!(after(4, 0, &[]), all[..0]);
+}
+
+#[test]
+fn events_come_the_newest_first_in_pages_of_any_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = State::open(directory.path()).unwrap();
+    let both = [removal("/a", Reason::Drift), removal("/b", Reason::Image)];
+    state.append(&[status(1, "h1"), update(2, "h1", 7, &both)], ROOM, at(3)).unwrap();
+    state.record(&Order::of("retry", "ann").about("h1")).unwrap();
+    let records = [update(4, "h2", 8, &both[..1]), status(5, "h2"), end(6, "h1", 7, Outcome::Done)];
+    state.append(&records, ROOM, at(6)).unwrap();
+
+    let all = ListEventsRequest { kinds: EventKind::ALL.to_vec(), ..Default::default() };
+    let expected = [
+        "h2:synced",
+        "h2:/a",
+        "h2:update 8",
+        "h1:retry",
+        "h1:/b",
+        "h1:/a",
+        "h1:update 7",
+        "h1:synced",
+    ];
+    for limit in [0, 1, 2, 3, 7, 8, 100] {
+        let request = ListEventsRequest { limit, ..all.clone() };
+        assert_eq!(brief(&ask(&state, &request)), expected, "pages of {limit}");
+    }
+    // A place that was shown is where one may go on.
+    let shown = ask(&state, &all);
+    for (index, event) in shown.iter().enumerate() {
+        let request = ListEventsRequest { before: Some(event.at), ..all.clone() };
+        assert_eq!(brief(&ask(&state, &request)), expected[index + 1..], "{event:?}");
+    }
+
+    let table: [(ListEventsRequest, &[&str]); 7] = [
+        (
+            ListEventsRequest::default(),
+            &["h2:synced", "h2:update 8", "h1:retry", "h1:update 7", "h1:synced"],
+        ),
+        (ListEventsRequest { paths: texts(&["/b"]), ..Default::default() }, &["h1:/b"]),
+        (
+            ListEventsRequest { reasons: vec![Reason::Drift], ..all },
+            &["h2:/a", "h2:update 8", "h1:/a", "h1:update 7"],
+        ),
+        (
+            ListEventsRequest { hosts: texts(&["*2"]), ..Default::default() },
+            &["h2:synced", "h2:update 8"],
+        ),
+        (ListEventsRequest { who: texts(&["ann"]), ..Default::default() }, &["h1:retry"]),
+        (ListEventsRequest { images: texts(&["mail"]), ..Default::default() }, &[]),
+        (
+            ListEventsRequest { since: Some(at(2)), until: Some(at(4)), ..Default::default() },
+            &["h2:update 8", "h1:update 7"],
+        ),
+    ];
+    for (request, expected) in table {
+        assert_eq!(brief(&ask(&state, &request)), expected, "{request:?}");
+    }
+    let one = ListEventsRequest { paths: texts(&["/b"]), ..Default::default() };
+    match &ask(&state, &one)[0].what {
+        What::Change { update, change } => {
+            assert_eq!((&update.outcome, update.ended), (&Some(Outcome::Done), Some(at(6))));
+            assert_eq!((update.drift, update.of_image), (1, 1));
+            assert_eq!(**change, both[1]);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_update_is_recorded_once_and_its_end_may_change() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = State::open(directory.path()).unwrap();
+    let changes = [removal("/a", Reason::Drift)];
+    let updates = ListEventsRequest { kinds: vec![EventKind::Update], ..Default::default() };
+    let outcomes = |state: &State| -> Vec<(Option<Outcome>, Option<Time>)> {
+        let of = |event: Event| match event.what {
+            What::Update(update) => (update.outcome, update.ended),
+            other => panic!("{other:?}"),
+        };
+        ask(state, &updates).into_iter().map(of).collect()
+    };
+    for seconds in [1, 2] {
+        state.append(&[update(seconds, "h", 7, &changes)], ROOM, at(2)).unwrap();
+    }
+    assert_eq!(outcomes(&state), [(None, None)]);
+    // What is told again ended when it was told first; another machine's end is no news.
+    for (seconds, host) in [(3, "h"), (4, "h"), (5, "other")] {
+        state.append(&[end(seconds, host, 7, Outcome::Done)], ROOM, at(5)).unwrap();
+    }
+    assert_eq!(outcomes(&state), [(Some(Outcome::Done), Some(at(3)))]);
+    let undone = Outcome::Undone("sick".to_owned());
+    state.append(&[end(6, "h", 7, undone.clone())], ROOM, at(6)).unwrap();
+    assert_eq!(outcomes(&state), [(Some(undone.clone()), Some(at(6)))]);
+    // After the next update nothing more is heard of this one.
+    let later = [update(7, "h", 8, &changes), end(8, "h", 7, Outcome::Done)];
+    state.append(&later, ROOM, at(8)).unwrap();
+    assert_eq!(outcomes(&state), [(None, None), (Some(undone), Some(at(6)))]);
+    assert_eq!(state.last_updates().unwrap(), [("h".to_owned(), 8)].into());
+}
+
+#[test]
+fn a_clock_that_jumps_hides_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = State::open(directory.path()).unwrap();
+    // Far more than a segment, with the clock a day ahead in between.
+    for batch in 0..12 {
+        let base = if batch == 5 { 86_400 } else { i64::from(batch) * 1_000 };
+        let records: Vec<Record> = (0..1_000).map(|second| status(base + second, "h")).collect();
+        state.append(&records, ROOM, at(0)).unwrap();
+    }
+    let count = |since, until| {
+        let (since, until) = (Some(at(since)), Some(at(until)));
+        ask(&state, &ListEventsRequest { since, until, ..Default::default() }).len()
+    };
+    assert_eq!(count(3_000, 3_999), 1_000);
+    assert_eq!(count(86_400, 90_000), 1_000);
+    assert_eq!(count(11_500, 20_000), 500);
+    assert_eq!(count(0, 100_000), 12_000);
+}
+
+/// How many rows each table of the log has.
+fn rows(state: &State) -> [u64; 6] {
+    state
+        .with("read", |database| {
+            let read = database.begin_read()?;
+            Ok([
+                read.open_table(history_log::STATUSES)?.len()?,
+                read.open_table(history_log::UPDATES)?.len()?,
+                read.open_table(history_log::ENDS)?.len()?,
+                read.open_table(history_log::LAST)?.len()?,
+                read.open_table(history_log::LISTS)?.len()?,
+                read.open_table(history_log::CHUNKS)?.len()?,
+            ])
+        })
+        .unwrap()
+}
+
+#[test]
+fn what_is_too_old_goes_and_lists_go_with_the_last_that_names_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = State::open(directory.path()).unwrap();
+    let limits = HistoryLimits { seconds: 100, ..ROOM };
+    let (one, other) = ([removal("/a", Reason::Drift)], [removal("/b", Reason::Drift)]);
+    let records = [
+        status(0, "h1"),
+        update(0, "h1", 1, &one),
+        end(0, "h1", 1, Outcome::Done),
+        update(0, "h2", 2, &one),
+        update(0, "h2", 3, &other),
+    ];
+    state.append(&records, limits, at(0)).unwrap();
+    assert_eq!(rows(&state), [1, 3, 1, 2, 2, 2]);
+    // The rows of a segment go together, when the last of them is too old.
+    let filler: Vec<Record> = (0..5_000).map(|_| status(0, "h")).collect();
+    state.append(&filler, ROOM, at(0)).unwrap();
+    state.append(&[update(90, "h3", 4, &one)], limits, at(150)).unwrap();
+    state.record(&Order::of("retry", "ann")).unwrap();
+    while state.append(&[], limits, at(150)).unwrap() > 0 {}
+    assert_eq!(rows(&state), [0, 1, 0, 1, 1, 1]);
+    while state.append(&[], limits, at(500)).unwrap() > 0 {}
+    assert_eq!(rows(&state), [0; 6]);
+    let left = ask(&state, &ListEventsRequest::default());
+    assert_eq!(brief(&left), [":retry"], "orders are kept");
+    // Numbers go on, so that places stay what they are.
+    state.append(&[status(600, "h")], limits, at(600)).unwrap();
+    assert!(ask(&state, &ListEventsRequest::default())[0].at > left[0].at);
+}
+
+#[test]
+fn what_is_too_much_goes_and_the_file_does_not_grow_for_ever() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = State::open(directory.path()).unwrap();
+    let limits = HistoryLimits { bytes: 2 << 20, seconds: 1 << 40 };
+    let length = || std::fs::metadata(directory.path().join(FILE)).unwrap().len();
+    let mut lengths = Vec::new();
+    for batch in 0..200_u64 {
+        let records: Vec<Record> = (0..500_u64)
+            .flat_map(|number| {
+                let (id, seconds) = (batch * 500 + number, i64::try_from(batch).unwrap());
+                let host = format!("h{number}");
+                let own = [removal(&format!("/f{id}"), Reason::Drift)];
+                [
+                    status(seconds, &host),
+                    update(seconds, &host, id, &own),
+                    end(seconds, &host, id, Outcome::Done),
+                ]
+            })
+            .collect();
+        state.append(&records, limits, at(0)).unwrap();
+        state.record(&Order::of("retry", "ann").why(&"w".repeat(2_000))).unwrap();
+        lengths.push(length());
+    }
+    let [statuses, updates, ends, last, lists, chunks] = rows(&state);
+    assert!(statuses > 2_000 && statuses < 12_000, "{statuses}");
+    assert!(updates > 2_000 && updates < 10_000, "{updates}");
+    assert_eq!((ends, lists, chunks), (updates, updates, updates));
+    assert!(last <= 500, "{last}");
+    assert_eq!(lengths[140], lengths[199], "it grows: {lengths:?}");
+    assert!(lengths[199] < 8 << 20, "{lengths:?}");
+    let orders = ListEventsRequest { kinds: vec![EventKind::Order], ..Default::default() };
+    let orders = ask(&state, &orders).len();
+    assert!((100..=130).contains(&orders), "orders have room of their own: {orders}");
+}
+
+#[test]
+fn a_copy_is_complete_and_starts_with_the_brake_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = State::open(directory.path()).unwrap();
+    let changes = [removal("/a", Reason::Drift)];
+    state.append(&[update(1, "h", 7, &changes)], ROOM, at(1)).unwrap();
+    let copy = state.copy().unwrap();
+    let bytes = copy.read(0, usize::MAX).unwrap();
+    assert_eq!(bytes.len() as u64, copy.size_bytes);
+    assert_eq!(Algorithm::Blake3.digest(&bytes), copy.digest);
+    assert_eq!(copy.read(copy.size_bytes, 10).unwrap(), Vec::<u8>::new());
+    assert_eq!(state.brake().unwrap(), None, "the original goes on");
+    assert!(!directory.path().join("backup.redb").exists());
+    state.append(&[status(2, "later")], ROOM, at(2)).unwrap();
+
+    let restored = tempfile::tempdir().unwrap();
+    std::fs::write(restored.path().join(FILE), bytes).unwrap();
+    let state = State::open(restored.path()).unwrap();
+    let brake = state.brake().unwrap().expect("updates are disabled");
+    assert!(brake.reason.starts_with("the dominator was started on the backup of 2"), "{brake:?}");
+    let all = ask(&state, &ListEventsRequest::default());
+    assert_eq!(brief(&all), [":disable-updates", "h:update 7"]);
+    state.set_brake(None, &Order::of("enable-updates", "ann")).unwrap();
+    drop(state);
+    assert_eq!(State::open(restored.path()).unwrap().brake().unwrap(), None);
+}
+
+/// Measures: `HISTORY_ROWS=1000000 cargo test --release -p dominator --lib rows -- --nocapture`.
+#[test]
+fn many_rows_are_written_and_searched() {
+    let count = std::env::var("HISTORY_ROWS").map_or(20_000, |count| count.parse().unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let state = State::open(directory.path()).unwrap();
+    let started = std::time::Instant::now();
+    let shared: Vec<PathChange> =
+        (0..40).map(|number| removal(&format!("/usr/f{number}"), Reason::Image)).collect();
+    for batch in 0..count / 1_000 {
+        let records: Vec<Record> = (0..1_000_u64)
+            .map(|number| {
+                let (id, host) = (batch * 1_000 + number, format!("host{:05}", number * 7));
+                let seconds = i64::try_from(id / 10).unwrap();
+                match id % 10_000 {
+                    77 => update(seconds, &host, id, &[removal("/etc/passwd", Reason::Drift)]),
+                    place if place % 2 == 0 => update(seconds, &host, id, &shared),
+                    place => {
+                        let path = format!("/srv/f{place}");
+                        update(seconds, &host, id, &[removal(&path, Reason::Drift)])
+                    }
+                }
+            })
+            .collect();
+        state.append(&records, ROOM, at(0)).unwrap();
+    }
+    let wrote = started.elapsed();
+    let passwd = ListEventsRequest {
+        paths: texts(&["/etc/passwd"]),
+        reasons: vec![Reason::Drift],
+        since: Some(at(0)),
+        ..Default::default()
+    };
+    let timed = |request: &ListEventsRequest| {
+        let started = std::time::Instant::now();
+        (ask(&state, request).len(), started.elapsed())
+    };
+    let (found, took) = timed(&passwd);
+    let day = Some(at(i64::try_from(count / 10).unwrap() - 86_400));
+    let lately = timed(&ListEventsRequest { since: day, ..passwd.clone() });
+    let glob = timed(&ListEventsRequest { paths: texts(&["/etc/**"]), ..passwd });
+    let length = std::fs::metadata(directory.path().join(FILE)).unwrap().len();
+    println!(
+        "{count} updates: written in {wrote:?}, {length} bytes; a path in all {took:?}, in the \
+         last day {lately:?}, a pattern in all {glob:?}"
+    );
+    assert_eq!(found as u64, count.div_ceil(10_000));
+    assert_eq!(glob.0, found);
+
+    let started = std::time::Instant::now();
+    let copy = state.copy().unwrap();
+    println!("a copy of {} bytes, repaired: {:?}", copy.size_bytes, started.elapsed());
+    let started = std::time::Instant::now();
+    let limits = HistoryLimits { bytes: ROOM.bytes / 1_000, ..ROOM };
+    while state.append(&[], limits, at(0)).unwrap() > 0 {}
+    let evicted = started.elapsed();
+    drop(state);
+    let started = std::time::Instant::now();
+    drop(State::open(directory.path()).unwrap());
+    let left = std::fs::metadata(directory.path().join(FILE)).unwrap().len();
+    println!(
+        "all but a little goes in {evicted:?}; opened in {:?}, {left} bytes",
+        started.elapsed()
+    );
+}
