@@ -84,7 +84,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
             service.fetcher.start(request).await.map(|()| Done {})
         })
         .method::<Prepare, _>(async |service, _, request| {
-            refuse_if_paused(&service.board)?;
+            refuse_if_paused(&service.report_state)?;
             service.updater.prepare(request).await.map(|()| Done {})
         })
         .method::<Commit, _>(async |service, _, request| {
