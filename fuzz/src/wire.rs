@@ -72,7 +72,7 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::ClearSafetyShutoff,
     dominator::Retry,
     dominator::identity::Trust,
-    dominator::daemon::budget_flags::ResumeImage,
+    dominator::budgets::ResumeImage,
     dominator::machine_database::ShowMdb,
     dominator::machine_database::AcceptMdb,
     dominator::events::ListEvents,
