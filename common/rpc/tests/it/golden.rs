@@ -155,7 +155,7 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::ClearSafetyShutoff>(samples::clear_safety_shutoff());
     pinned.method::<dominator::Retry>(samples::retry());
     pinned.method::<dominator::identity::Trust>(samples::trust());
-    pinned.method::<dominator::daemon::budget_flags::ResumeImage>(samples::resume_image());
+    pinned.method::<dominator::budgets::ResumeImage>(samples::resume_image());
     pinned.method::<dominator::machine_database::ShowMdb>(samples::show_mdb());
     pinned.method::<dominator::machine_database::AcceptMdb>(samples::accept_mdb());
     pinned.method::<dominator::events::ListEvents>(samples::list_events());

@@ -63,7 +63,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::ClearSafetyShutoff>(),
         row::<dominator::Retry>(),
         row::<dominator::identity::Trust>(),
-        row::<dominator::daemon::budget_flags::ResumeImage>(),
+        row::<dominator::budgets::ResumeImage>(),
         row::<dominator::machine_database::ShowMdb>(),
         row::<dominator::machine_database::AcceptMdb>(),
         row::<dominator::events::ListEvents>(),
