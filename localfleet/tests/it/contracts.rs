@@ -5,5 +5,10 @@
 //! are not pinned. `UPDATE_EXPECT=1 cargo test -p localfleet --test it contracts` writes the
 //! snapshots.
 
+mod exits;
 mod flags;
+mod metrics;
+mod shape;
+pub mod site;
+mod whole;
 mod words;
