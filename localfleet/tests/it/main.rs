@@ -18,5 +18,6 @@ mod plan;
 mod signed;
 mod simulated;
 mod snapshot;
+mod state;
 mod stopped;
 mod trees;
