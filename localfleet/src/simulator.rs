@@ -35,9 +35,9 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use control::{ClearMarks, Disturb, Drift, GetMarks, Report};
-use machines::{Machines, Pace, Plenty, Taken, monotonic};
-use sub::Marks;
+use control::{ClearFirstTimes, Disturb, Drift, GetFirstTimes, GetSimulatorStatus};
+use machines::{Machines, Plenty, Taken, WorkTimes, monotonic};
+use sub::FirstTimes;
 
 /// What it is called.
 const NAME: &str = "fleet-simulator";
@@ -176,7 +176,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
     }
     let listener = listen_everywhere(arguments.port).context("cannot listen for the subs")?;
     let port = listener.local_addr().context("a listener has an address")?.port();
-    let pace = Pace {
+    let work_times = WorkTimes {
         scan: Duration::from_millis(arguments.scan_ms),
         fetch: Duration::from_millis(arguments.fetch_ms),
         prepare: Duration::from_millis(arguments.prepare_ms),
@@ -187,7 +187,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
         count,
         first: arguments.first,
         port,
-        pace,
+        work_times,
         drifted_percent: arguments.drifted,
         images,
         updates,
@@ -248,17 +248,17 @@ fn control_router(machines: &Arc<Machines>, security: &Security) -> Router {
     let all = || Arc::clone(machines);
     let (reported, cleared, marked, drifting, disturbed) = (all(), all(), all(), all(), all());
     Router::new(NAME, security)
-        .method::<Report, _, _>(move |_, ()| {
+        .method::<GetSimulatorStatus, _, _>(move |_, ()| {
             let reply = reported.report();
             async move { Ok(reply) }
         })
-        .method::<ClearMarks, _, _>(move |_, ()| {
-            cleared.each(|sub| sub.marks = Marks::default());
+        .method::<ClearFirstTimes, _, _>(move |_, ()| {
+            cleared.each(|sub| sub.first_times = FirstTimes::default());
             async move { Ok(monotonic()) }
         })
-        .method::<GetMarks, _, _>(move |_, ()| {
-            let marks = marked.each(|sub| sub.marks);
-            async move { Ok(marks) }
+        .method::<GetFirstTimes, _, _>(move |_, ()| {
+            let first_times = marked.each(|sub| sub.first_times);
+            async move { Ok(first_times) }
         })
         .method::<Drift, _, _>(move |_, request| {
             let number = usize::try_from(request.sub).unwrap_or(usize::MAX);

@@ -13,7 +13,7 @@ use api::audit::record::{Event, Outcome, open};
 use api::image_server::directories::{ListDirectories, ListDirectoriesRequest};
 use api::method::Effect;
 use localfleet::fleet::client_of;
-use localfleet::process::Daemon;
+use localfleet::fleet::daemon_process::Daemon;
 use rpc::audit_log::files_of;
 use rpc::tls::Security;
 use serde_json::json;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use certs::sets::Set;
-use localfleet::certificates::{Certificates, OPERATOR};
+use localfleet::fleet::certificates::{Certificates, OPERATOR};
 use localfleet::fleet::client_of;
-use localfleet::process::Daemon;
+use localfleet::fleet::daemon_process::Daemon;
 use localfleet::programs;
 use rpc::client::Client;
 use tempfile::TempDir;
