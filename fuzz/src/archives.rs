@@ -105,8 +105,8 @@ pub fn packages(bytes: &[u8]) {
     builder
         .replace(path, Node::Leaf(Leaf::File(tree::File { metadata, mtime, size_bytes, object })));
     let tree = builder.finish().expect("a file in directories is a tree");
-    let parts = packages::database_files(&tree).expect("one database is not too much");
-    found(parts.iter().map(|part| (part, bytes)));
+    let files = packages::database_files(&tree).expect("one database is not too much");
+    found(files.iter().map(|file| (file, bytes)));
 }
 
 /// The database of packages of an rpm.
@@ -114,8 +114,8 @@ pub fn rpm(bytes: &[u8]) {
     found([(&DatabaseFile::of_rpm(bytes), bytes)]);
 }
 
-fn found<'a>(parts: impl IntoIterator<Item = (&'a DatabaseFile, &'a [u8])>) {
-    let Ok(found) = packages::packages(parts) else { return };
+fn found<'a>(files: impl IntoIterator<Item = (&'a DatabaseFile, &'a [u8])>) {
+    let Ok(found) = packages::packages(files) else { return };
     let key = |package: &Package| (package.name.clone(), package.version.clone());
     assert!(found.is_sorted_by_key(key));
     for package in &found {

@@ -6,8 +6,8 @@
 mod content;
 mod fixture;
 mod fleet;
+mod inconsistency_window;
 mod measure;
-mod observer;
 mod serve;
 mod store;
 mod tls;
@@ -25,7 +25,7 @@ use anyhow::{Context as _, bail, ensure};
 use api::dominator::Status;
 
 use crate::fleet::{Addresses, Fleet, Options};
-use crate::material;
+use crate::source_trees;
 use fixture::{Change, LARGE, QUICK, SMALL};
 pub use measure::Row;
 
@@ -195,12 +195,12 @@ impl Bench<'_> {
         let made = self.place.join("system");
         let Some(source) = &self.arguments.system else {
             if !made.exists() {
-                material::from_this_machine(&made)?;
+                source_trees::from_this_machine(&made, &|line| eprintln!("{line}"))?;
             }
             return Ok((made, "files of this machine".to_owned()));
         };
         let name = source.file_name().unwrap_or(source.as_os_str()).display().to_string();
-        let tree = if made.exists() { made } else { material::from_image(source, &made)? };
+        let tree = if made.exists() { made } else { source_trees::from_image(source, &made)? };
         Ok((tree, name))
     }
 
@@ -217,7 +217,7 @@ impl Bench<'_> {
     /// A copy of a tree with inodes of its own.
     fn copy(&self, source: &Path, name: &str) -> anyhow::Result<PathBuf> {
         let target = self.place.join(name);
-        material::copy(source, &target)?;
+        source_trees::copy(source, &target)?;
         Ok(target)
     }
 
@@ -230,7 +230,7 @@ impl Bench<'_> {
         fs::create_dir_all(directory.join("roots")).context("cannot make a directory")?;
         if let Some(tree) = tree {
             eprintln!("{name}: copying the tree to the machine");
-            material::copy(tree, &directory.join("roots/sub-1"))?;
+            source_trees::copy(tree, &directory.join("roots/sub-1"))?;
         }
         Fleet::start(Options {
             programs: self.programs.clone(),

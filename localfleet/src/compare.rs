@@ -1,7 +1,6 @@
 //! Compares two trees on disk, attribute by attribute.
 //!
-//! Independent on purpose: it shares no code with the scanner, the planner or imagetool, so that
-//! what they get wrong shows here.
+//! It shares no code with the scanner, the planner or imagetool, so that it detects their errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
@@ -12,13 +11,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use crate::listing::{Listing, list};
-
 /// Compares `left` with `right` and returns a line for each difference, sorted by path.
 ///
-/// `skip` is asked for each path, relative to the roots; what it names is left out with all below.
-/// Times of directories and symlinks do not count. Extended attributes of the names that are
-/// managed do.
+/// `skip` returns true for paths, relative to the roots, that are left out with everything below.
+/// Times of directories and symlinks are not compared. Managed extended attributes are.
 ///
 /// # Errors
 ///
@@ -147,4 +143,27 @@ fn same_content(left: &Path, right: &Path) -> anyhow::Result<bool> {
             return Ok(false);
         }
     }
+}
+
+/// Paths relative to a root, sorted, with their metadata; the root itself is the empty path.
+pub type Listing = BTreeMap<PathBuf, Metadata>;
+
+/// Lists `root` without the paths, relative to it, that `skip` names, and what lies below them.
+/// Symlinks are not followed.
+///
+/// # Errors
+///
+/// If something cannot be read.
+pub fn list(root: &Path, skip: &dyn Fn(&Path) -> bool) -> anyhow::Result<Listing> {
+    let mut listing = Listing::new();
+    let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_owned();
+    let walk = walkdir::WalkDir::new(root)
+        .into_iter()
+        .filter_entry(|entry| entry.depth() == 0 || !skip(&relative(entry.path())));
+    for entry in walk {
+        let entry = entry.with_context(|| format!("cannot walk {}", root.display()))?;
+        let metadata = entry.metadata().context("cannot read metadata")?;
+        listing.insert(relative(entry.path()), metadata);
+    }
+    Ok(listing)
 }

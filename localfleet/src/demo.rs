@@ -1,4 +1,7 @@
-//! The demo: a fleet converges, drifts, is repaired and is updated, before your eyes.
+//! The demo: a fleet converges, drifts, is repaired and is updated.
+
+pub mod make_drift;
+pub mod status_table;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,35 +12,35 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use crate::compare::compare;
-use crate::drift::drift;
+use crate::demo::make_drift::make_drift;
+use crate::demo::status_table::Table;
 use crate::fleet::{Addresses, Fleet, Options};
-use crate::material;
-use crate::table::Table;
+use crate::source_trees;
 
-/// What every machine of the demo keeps for itself.
+/// The filter of the images of the demo.
 const FILTER: &str = "/tmp/.*\n/var/tmp/.*\n/var/log/.*\n/proc/.*\n/sys/.*\n/run/.*\n/dev/.*\n";
 
-/// What is restarted in the demo when something changes.
+/// The triggers of the images of the demo.
 const TRIGGERS: &str = r#"[
     {"MatchLines": ["/etc/.*"], "Service": "configuration"},
     {"MatchLines": ["/usr/.*", "/opt/.*"], "Service": "programs"}
 ]
 "#;
 
-/// How long one step of the demo may take.
+/// The timeout of one step of the demo.
 const STEP_MAX: Duration = Duration::from_secs(300);
 
-/// What the demo is to do.
+/// The settings of the demo.
 pub struct Demo {
     /// The directory of the programs.
     pub programs: PathBuf,
     /// A new directory for everything.
     pub directory: PathBuf,
-    /// An image of one's own: an archive or a directory.
+    /// The source of the image, if the user gives one: an archive or a directory.
     pub image: Option<PathBuf>,
-    /// How many subs.
+    /// The number of subs.
     pub subs: usize,
-    /// Set when the demo is to end.
+    /// Set to end the demo.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -60,7 +63,9 @@ impl Demo {
             stop: Arc::clone(&self.stop),
         };
         say(&format!("Starting an imageserver, a dominator and {} subds.", self.subs));
+        let start = Instant::now();
         let mut fleet = Fleet::start(options)?;
+        say(&format!("All of them answer, after {:.2} s.", start.elapsed().as_secs_f64()));
         for sub in &fleet.subs {
             let log = sub.root.join("var/log");
             fs::create_dir_all(&log).context("cannot make a directory")?;
@@ -78,8 +83,9 @@ impl Demo {
         repair(&mut fleet, &version_1)?;
 
         let version_2 = self.directory.join("version-2");
-        material::copy(&version_1, &version_2)?;
-        let changed = material::next_version(&version_2, &left_alone)?;
+        say("Copying the first version, to make a second one from it.");
+        source_trees::copy(&version_1, &version_2)?;
+        let changed = source_trees::next_version(&version_2, &is_kept)?;
         say(&format!("Uploading a second version, with {changed} changed files, as demo/2."));
         self.add(&fleet, "demo/2", &version_2)?;
         say("Editing the machine database: every machine must have demo/2.");
@@ -93,12 +99,12 @@ impl Demo {
         let directory = self.directory.join("version-1");
         match &self.image {
             Some(image) => {
-                say(&format!("Taking {} as the first version.", image.display()));
-                material::from_image(image, &directory)
+                say(&format!("Reading {} as the first version of the image.", image.display()));
+                source_trees::from_image(image, &directory)
             }
             None => {
-                say("Making an image from real files of this machine.");
-                material::from_this_machine(&directory)?;
+                say("Making the first version of the image from files of this machine.");
+                source_trees::from_this_machine(&directory, &say)?;
                 Ok(directory)
             }
         }
@@ -138,9 +144,9 @@ fn converge(fleet: &mut Fleet, image: &str) -> anyhow::Result<()> {
 fn repair(fleet: &mut Fleet, reference: &Path) -> anyhow::Result<()> {
     let sub = &fleet.subs[fleet.subs.len() / 2];
     let (hostname, root) = (sub.hostname.clone(), sub.root.clone());
-    say(&format!("Now {hostname} drifts:"));
+    say(&format!("Changing files of {hostname}:"));
     let start = Instant::now();
-    let drifts = drift(&root, &left_alone)?;
+    let drifts = make_drift(&root, &is_kept)?;
     for one in &drifts {
         say(&format!("  /{}: {}", one.path.display(), one.what));
     }
@@ -172,7 +178,7 @@ fn is_repaired(root: &Path, reference: &Path, path: &Path) -> anyhow::Result<boo
     match (there(&left), there(&right)) {
         (true, true) => match compare(&left, &right, &|_| false) {
             Ok(differences) => Ok(differences.is_empty()),
-            // It is being replaced at this moment.
+            // The path is being replaced at this moment.
             Err(_) => Ok(false),
         },
         (left, right) => Ok(left == right),
@@ -195,25 +201,23 @@ fn show_update(fleet: &Fleet) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Compares each machine's tree with `reference`, and checks that what it keeps is untouched.
+/// Compares each machine's tree with `reference`, and checks that kept files are unchanged.
 fn verify(fleet: &Fleet, reference: &Path) -> anyhow::Result<()> {
+    say("Comparing the tree of each machine with the source.");
     for sub in &fleet.subs {
-        let differences = compare(reference, &sub.root, &left_alone)?;
+        let differences = compare(reference, &sub.root, &is_kept)?;
         if let Some(first) = differences.first() {
             bail!("{}: {} differences, the first: {first}", sub.hostname, differences.len());
         }
         let kept = fs::read_to_string(sub.root.join("var/log/machine.log")).unwrap_or_default();
-        ensure!(kept == "belongs to this machine\n", "{} lost what it keeps", sub.hostname);
+        ensure!(kept == "belongs to this machine\n", "{} lost a file that it keeps", sub.hostname);
     }
-    say(&format!(
-        "Compared: {} trees are equal to the source, attribute by attribute.",
-        fleet.subs.len()
-    ));
+    say(&format!("{} trees are equal to the source, attribute by attribute.", fleet.subs.len()));
     Ok(())
 }
 
 /// Paths, relative to a root, that belong to subd or that [`FILTER`] keeps.
-fn left_alone(path: &Path) -> bool {
+fn is_kept(path: &Path) -> bool {
     let kept = ["tmp", "var/tmp", "var/log", "proc", "sys", "run", "dev"];
     path.starts_with(".subd")
         || kept.iter().any(|kept| path.starts_with(kept) && path != Path::new(kept))

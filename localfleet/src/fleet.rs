@@ -1,4 +1,7 @@
-//! An imageserver, a dominator and some subds, as processes on loopback addresses.
+//! A fleet: an imageserver, a dominator and some subds, as processes on loopback addresses.
+
+pub mod certificates;
+pub mod daemon_process;
 
 use rpc::tls::Security;
 use std::collections::BTreeMap;
@@ -21,8 +24,8 @@ use certs::sets::Set;
 use model::mdb::Machine;
 use rpc::client::{Client, Peer};
 
-use crate::certificates::{Certificates, OPERATOR};
-use crate::process::Daemon;
+use crate::fleet::certificates::{Certificates, OPERATOR};
+use crate::fleet::daemon_process::Daemon;
 use crate::programs::RECORD_SERVICE;
 
 /// How long a daemon may take to answer after it was started.
@@ -87,24 +90,23 @@ impl Addresses {
     }
 }
 
-/// What a fleet is made of.
+/// The settings of a fleet.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The directory of the programs.
     pub programs: PathBuf,
     /// A directory for roots, data, state and logs.
     pub directory: PathBuf,
-    /// How many subs.
+    /// The number of subs.
     pub subs: usize,
-    /// More flags for each of them.
+    /// Additional flags for each subd.
     pub subd_flags: Vec<(&'static str, String)>,
-    /// More flags for the dominator.
+    /// Additional flags for the dominator.
     pub dominator_flags: Vec<(&'static str, String)>,
-    /// Where they listen.
     pub addresses: Addresses,
-    /// True to do without certificates.
+    /// True to run without certificates.
     pub insecure: bool,
-    /// Set when whoever waits for the fleet is to give up.
+    /// Set to make everything that waits for the fleet fail.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -141,7 +143,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// If one does not start; its last words are in the error.
+    /// If one does not start; the end of its log is in the error.
     pub fn start(options: Options) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -356,7 +358,7 @@ impl Fleet {
         output.with_context(|| format!("cannot run {}", program.display()))
     }
 
-    /// What the dominator says of its machines.
+    /// Returns the status of all machines from the dominator.
     ///
     /// # Errors
     ///
@@ -367,7 +369,7 @@ impl Fleet {
         Ok(reply.context("the dominator does not answer")?.subs)
     }
 
-    /// What the dominator says of itself, and how many machines have each status.
+    /// Returns the status of the dominator, with the number of machines by status.
     ///
     /// # Errors
     ///
@@ -381,7 +383,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// If it does not do what it is asked.
+    /// If the call fails.
     pub fn call<M: Method>(
         &self,
         client: &Client,
@@ -401,7 +403,7 @@ impl Fleet {
         Ok((status, content.to_vec()))
     }
 
-    /// What the dominator says of one machine.
+    /// Returns the details of one machine from the dominator.
     ///
     /// # Errors
     ///
@@ -416,7 +418,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// If it does not do what it is asked.
+    /// If the call fails.
     pub fn ask_sub<M: Method>(
         &self,
         index: usize,
@@ -425,7 +427,7 @@ impl Fleet {
         let sub = self.subs.get(index).context("there is no such machine")?;
         let reply =
             self.runtime.block_on(client_of(sub.address, &self.security).call::<M>(request));
-        reply.with_context(|| format!("{} does not do {}", sub.hostname, M::NAME))
+        reply.with_context(|| format!("{} failed to execute {}", sub.hostname, M::NAME))
     }
 
     /// Waits until the dominator says that all machines are synced with the image that the
@@ -443,7 +445,7 @@ impl Fleet {
         let start = Instant::now();
         loop {
             self.check()?;
-            // A dominator that is just being started again is no reason to give up.
+            // The dominator may be restarting.
             let subs = self.statuses().unwrap_or_default();
             watch(&subs);
             let done = |sub: &SubSummary| {
@@ -477,8 +479,8 @@ impl Fleet {
         self.subs.iter_mut().try_for_each(|sub| sub.daemon.check())
     }
 
-    /// The addresses, and commands to try, for people.
-    pub fn how_to_look(&self) -> String {
+    /// Returns the addresses and some commands to try.
+    pub fn access_help(&self) -> String {
         let Addresses { imageserver, dominator, .. } = &self.options.addresses;
         let programs = self.options.programs.display();
         let scheme = self.security.scheme();
@@ -509,7 +511,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// If one does not stop in good order.
+    /// If one fails to stop.
     pub fn stop(&mut self) -> anyhow::Result<()> {
         self.dominator.stop()?;
         self.subs.iter_mut().try_for_each(|sub| sub.daemon.stop())?;
@@ -581,7 +583,7 @@ fn start_sub(options: &Options, certificates: &Certificates, index: usize) -> an
         ("--root", shown(&root)),
         ("--hostname", hostname.clone()),
         ("--service-command", record),
-        // All subs share one disk, which each would measure while the others do.
+        // All subs share one disk; their measurements would disturb each other.
         ("--device-speed", "1000000000".to_owned()),
     ];
     flags.extend(options.subd_flags.iter().cloned());

@@ -17,8 +17,8 @@ use signal_hook::flag;
 /// Run a whole fleet on this machine, and watch it converge.
 ///
 /// Starts an imageserver, a dominator and some subds as separate processes on addresses of
-/// 127.0.0.0/8, makes an image from real files of this machine, and shows how the machines take
-/// it, how one that drifts is repaired, and how all are updated to a second version. Each step is
+/// 127.0.0.0/8, makes an image from real files of this machine, and shows how the machines get
+/// it, how a machine that drifts is repaired, and how all are updated to a second version. Each step is
 /// verified by comparing the trees.
 ///
 /// Everything is kept below one temporary directory, which is removed at the end.
@@ -64,11 +64,10 @@ fn main() -> ExitCode {
         return code;
     }
     let arguments = Arguments::parse();
-    // It has signals of its own to catch, and needs no root.
+    // The simulator handles signals itself and does not need root.
     if let Some(Command::Simulate(arguments)) = arguments.command {
         return simulator::simulate(arguments);
     }
-    // Nor does this need root.
     let done = match &arguments.command {
         Some(Command::Man { directory }) => localfleet::programs::write_pages(directory),
         _ => run(&arguments),
@@ -96,6 +95,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let install = |programs: &Path| localfleet::programs::install(&binary, programs);
         return bench::run(arguments, install, stop);
     }
+    println!("Preparing a fleet with {} subs.", arguments.subs);
     let directory = tempfile::Builder::new()
         .prefix("localfleet-")
         .tempdir()
@@ -111,7 +111,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let mut fleet = demo.run()?;
     if !arguments.once {
-        println!("\nThe fleet stays up until Ctrl-C.\n\n{}", fleet.how_to_look());
+        println!("\nThe fleet stays up until Ctrl-C.\n\n{}", fleet.access_help());
         while !stop.load(Ordering::Relaxed) {
             fleet.check()?;
             std::thread::sleep(Duration::from_millis(200));

@@ -1,9 +1,8 @@
 //! All programs of the project in one binary, each under its own name.
 //!
-//! `cargo run -p localfleet` builds this crate's binary and no other. So that a fleet has all its
-//! programs all the same, this binary is each of them: started under the name `subd` it is subd,
-//! and runs the same function that subd's own binary runs. A fleet gets its programs from a
-//! directory, which [`install`] fills with symlinks to this binary.
+//! `cargo run -p localfleet` builds only this crate's binary, so it contains all programs: started
+//! under the name `subd` it runs the same function as subd's own binary. [`install`] fills a
+//! directory with symlinks to this binary, from which a fleet starts its programs.
 
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -35,9 +35,9 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use control::{ClearMarks, Disturb, Drift, GetMarks, Report};
-use machines::{Machines, Pace, Plenty, Taken, monotonic};
-use sub::Marks;
+use control::{ClearFirstTimes, Disturb, Drift, GetFirstTimes, GetSimulatorStatus};
+use machines::{Machines, Plenty, Taken, WorkTimes, monotonic};
+use sub::FirstTimes;
 
 /// What it is called.
 const NAME: &str = "fleet-simulator";
@@ -176,7 +176,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
     }
     let listener = listen_everywhere(arguments.port).context("cannot listen for the subs")?;
     let port = listener.local_addr().context("a listener has an address")?.port();
-    let pace = Pace {
+    let work_times = WorkTimes {
         scan: Duration::from_millis(arguments.scan_ms),
         fetch: Duration::from_millis(arguments.fetch_ms),
         prepare: Duration::from_millis(arguments.prepare_ms),
@@ -187,7 +187,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
         count,
         first: arguments.first,
         port,
-        pace,
+        work_times,
         drifted_percent: arguments.drifted,
         images,
         updates,
@@ -247,12 +247,12 @@ async fn take_in(listener: &TcpListener, machines: &Machines, server: &Server) {
 fn control_router(machines: &Arc<Machines>, security: &Security) -> Router<Arc<Machines>> {
     Router::new(NAME, security)
         .with_state(Arc::clone(machines))
-        .method::<Report, _>(async |machines, _, ()| Ok(machines.report()))
-        .method::<ClearMarks, _>(async |machines, _, ()| {
-            machines.each(|sub| sub.marks = Marks::default());
+        .method::<GetSimulatorStatus, _>(async |machines, _, ()| Ok(machines.report()))
+        .method::<ClearFirstTimes, _>(async |machines, _, ()| {
+            machines.each(|sub| sub.first_times = FirstTimes::default());
             Ok(monotonic())
         })
-        .method::<GetMarks, _>(async |machines, _, ()| Ok(machines.each(|sub| sub.marks)))
+        .method::<GetFirstTimes, _>(async |machines, _, ()| Ok(machines.each(|sub| sub.first_times)))
         .method::<Drift, _>(async |machines, _, request| {
             let number = usize::try_from(request.sub).unwrap_or(usize::MAX);
             machines.drift(number, request.chance)

@@ -197,11 +197,8 @@ impl Stage {
 pub fn wait_until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
     let place = std::panic::Location::caller();
     async move {
-        let deadline = Instant::now() + PATIENCE;
-        while !is_so().await {
-            assert!(Instant::now() < deadline, "{place}: not in time: {what}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let what = format!("{what}, at {place}");
+        testing::eventually_async(&what, async || is_so().await.then_some(())).await;
     }
 }
 

@@ -4,11 +4,11 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use expect_test::{Expect, expect, expect_file};
 use model::object::Algorithm;
+use testing::eventually;
 
 use crate::server::Server;
 use crate::tars::{Member, archive};
@@ -84,11 +84,7 @@ impl Place {
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(input).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !is_under_way() {
-            assert!(Instant::now() < deadline, "{arguments:?} does not get under way");
-            std::thread::yield_now();
-        }
+        eventually("the program is running", || is_under_way().then_some(()));
         let id = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
         nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT).unwrap();
         let output = child.wait_with_output().unwrap();

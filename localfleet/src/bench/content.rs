@@ -11,8 +11,8 @@ use api::subd::{Poll, PollRequest, ScanNow, ScanNowRequest};
 
 use super::measure::{Row, Samples, Took, cpu_of, mebibytes, memory_of, run, seconds};
 use super::{Bench, MEMORY_WANTED, subd_of, update_to, upload};
+use crate::compare::list;
 use crate::fleet::Fleet;
-use crate::listing::list;
 
 /// How long one content pass may take.
 const PASS_MAX: Duration = Duration::from_secs(300);

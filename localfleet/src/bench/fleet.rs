@@ -14,11 +14,13 @@ use super::fixture::{self, Change, Shape};
 use super::measure::{Row, Samples, cpu_of, mebibytes, memory_of, seconds};
 use super::{Bench, upload_filtered};
 use crate::fleet::Fleet;
-use crate::simulated::SimulatedFleet;
+use crate::simulated_fleet::SimulatedFleet;
 use crate::simulator::allow_connections;
-use crate::simulator::control::{ClearMarks, Disturb, DisturbRequest, Drift, DriftRequest, Fate};
+use crate::simulator::control::{
+    ClearFirstTimes, Disturb, DisturbRequest, Disturbance, Drift, DriftRequest,
+};
 use crate::simulator::machines::monotonic;
-use crate::simulator::sub::Marks;
+use crate::simulator::sub::FirstTimes;
 
 /// What every image leaves to its machines.
 const FILTER: &str = "/var/log/.*\n/var/tmp/.*\n/tmp/.*\n/home/.*\n";
@@ -191,7 +193,7 @@ impl Run {
 
     fn intake(&mut self, image_of: &dyn Fn(usize) -> String, files: usize) -> anyhow::Result<()> {
         eprintln!("{}: taking them in", self.name);
-        let begun = self.all.ask::<ClearMarks>(&())?;
+        let begun = self.all.ask::<ClearFirstTimes>(&())?;
         let before = self.cpu()?;
         let start = Instant::now();
         self.require(image_of)?;
@@ -205,10 +207,15 @@ impl Run {
         let known = start.elapsed();
         self.all.wait_all_synced("all are taken in", LIMIT)?;
         let synced = start.elapsed();
-        let marks = self.all.marks()?;
+        let first_times = self.all.first_times()?;
         let what = format!("intake, {IMAGES} images of {files} files, a file of each sub drifted");
         self.row(&format!("{what}: all have answered"), seconds(known.as_secs_f64()));
-        self.last(&format!("{what}: to the order of the last"), &marks, begun, Marks::order);
+        self.last(
+            &format!("{what}: to the order of the last"),
+            &first_times,
+            begun,
+            FirstTimes::order,
+        );
         self.wanted(&format!("{what}: to all synced"), synced.as_secs_f64(), INTAKE_WANTED);
         self.spent("intake", before)
     }
@@ -222,11 +229,11 @@ impl Run {
     fn last(
         &mut self,
         what: &str,
-        marks: &[Marks],
+        first_times: &[FirstTimes],
         begun: u64,
-        mark: impl Fn(&Marks) -> Option<u64>,
+        mark: impl Fn(&FirstTimes) -> Option<u64>,
     ) {
-        let mut times: Vec<u64> = marks.iter().filter_map(mark).collect();
+        let mut times: Vec<u64> = first_times.iter().filter_map(mark).collect();
         times.sort_unstable();
         let shown = |at: Option<&u64>| {
             let took = at.map_or(0, |at| at.saturating_sub(begun));
@@ -287,7 +294,7 @@ impl Run {
     /// One machine after the other drifts.
     fn drift(&mut self) -> anyhow::Result<()> {
         eprintln!("{}: letting some drift", self.name);
-        self.all.ask::<ClearMarks>(&())?;
+        self.all.ask::<ClearFirstTimes>(&())?;
         let drifts = DRIFTS.min(u32::try_from(self.subs)?);
         let step = u32::try_from(self.subs)? / drifts;
         for number in 0..drifts {
@@ -297,12 +304,14 @@ impl Run {
         }
         self.all.wait("drift is repaired", LIMIT, |all| Ok(all.report()?.verified >= drifts))?;
         let (mut ordered, mut repaired) = (Samples::default(), Samples::default());
-        for marks in self.all.marks()? {
-            let Some(drifted) = marks.drifted else { continue };
+        for first_times in self.all.first_times()? {
+            let Some(drifted) = first_times.drifted else { continue };
             let since = |mark: Option<u64>| {
                 mark.map(|at| Duration::from_nanos(at.saturating_sub(drifted)).as_secs_f64())
             };
-            if let (Some(order), Some(end)) = (since(marks.order()), since(marks.verified)) {
+            if let (Some(order), Some(end)) =
+                (since(first_times.order()), since(first_times.verified))
+            {
                 ordered.add(order);
                 repaired.add(end);
             }
@@ -321,30 +330,37 @@ impl Run {
         let files = fixture::SMALL.files;
         let what = format!("{what}update of all by {files} files, from the edit");
         eprintln!("{}: {what}", self.name);
-        self.all.ask::<ClearMarks>(&())?;
+        self.all.ask::<ClearFirstTimes>(&())?;
         self.forget_peak()?;
         let before = self.cpu()?;
         self.require(image_of)?;
         // To write the file is not the dominator's work.
         let begun = monotonic();
-        let is_steady = |number: &usize| self.fate(*number) == Fate::Steady;
+        let is_steady = |number: &usize| self.disturbance(*number) == Disturbance::Steady;
         let steady: Vec<usize> = (0..self.subs).filter(is_steady).collect();
         self.all.wait(&what, LIMIT, |all| {
             if (all.report()?.verified as usize) < steady.len() {
                 return Ok(false);
             }
-            let marks = all.marks()?;
-            Ok(steady.iter().all(|&number| marks[number].verified.is_some()))
+            let first_times = all.first_times()?;
+            Ok(steady.iter().all(|&number| first_times[number].verified.is_some()))
         })?;
-        let marks = self.all.marks()?;
-        let marks: Vec<Marks> = steady.iter().map(|&number| marks[number]).collect();
-        let last = marks.iter().filter_map(|marks| marks.prepare).max().unwrap_or(begun);
+        let first_times = self.all.first_times()?;
+        let first_times: Vec<FirstTimes> =
+            steady.iter().map(|&number| first_times[number]).collect();
+        let last =
+            first_times.iter().filter_map(|first_times| first_times.prepare).max().unwrap_or(begun);
         let last = Duration::from_nanos(last.saturating_sub(begun)).as_secs_f64();
-        self.last(&format!("{what} until the last is told to fetch"), &marks, begun, |marks| {
-            marks.order()
-        });
+        self.last(
+            &format!("{what} until the last is told to fetch"),
+            &first_times,
+            begun,
+            |first_times| first_times.order(),
+        );
         self.wanted(&format!("{what} until the last is ordered"), last, ORDERED_WANTED);
-        self.last(&format!("{what} until the last has it"), &marks, begun, |marks| marks.verified);
+        self.last(&format!("{what} until the last has it"), &first_times, begun, |first_times| {
+            first_times.verified
+        });
         if steady.len() == self.subs {
             self.all.wait_all_synced(&what, LIMIT)?;
             let took = Duration::from_nanos(monotonic().saturating_sub(begun)).as_secs_f64();
@@ -356,8 +372,8 @@ impl Run {
         Ok(())
     }
 
-    fn fate(&self, number: usize) -> Fate {
-        if self.is_disturbed { DISTURBED.fate(number) } else { Fate::Steady }
+    fn disturbance(&self, number: usize) -> Disturbance {
+        if self.is_disturbed { DISTURBED.disturbance(number) } else { Disturbance::Steady }
     }
 
     /// The dominator is started again, with a fleet that is in place.

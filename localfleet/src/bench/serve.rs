@@ -29,9 +29,9 @@ use tokio::time::Instant;
 
 use super::Bench;
 use super::measure::{Row, Samples, cpu_of, mebibytes, memory_of, run};
-use crate::certificates::{Certificates, OPERATOR};
+use crate::fleet::certificates::{Certificates, OPERATOR};
 use crate::fleet::client_of;
-use crate::process::Daemon;
+use crate::fleet::daemon_process::Daemon;
 use crate::simulator::allow_connections;
 
 /// Machines that fetch at the same time, and uploads beside each other.

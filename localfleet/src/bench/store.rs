@@ -17,7 +17,7 @@ use serde::Deserialize;
 use super::measure::{Row, Samples, cpu_of, mebibytes, run, seconds};
 use super::{Bench, settle};
 use crate::fleet::Fleet;
-use crate::material;
+use crate::source_trees;
 
 /// What is wanted: a third of ostree's time.
 const OSTREE_WANTED: f64 = 1.0 / 3.0;
@@ -173,10 +173,10 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         stored: PathBuf::new(),
         target: PathBuf::new(),
     };
-    material::copy(&system, &place.tree)?;
+    source_trees::copy(&system, &place.tree)?;
     leave_out_special_files(&place.tree)?;
-    material::copy(&place.tree, &place.next)?;
-    let changed = material::next_version(&place.next, &|_| false)?;
+    source_trees::copy(&place.tree, &place.next)?;
+    let changed = source_trees::next_version(&place.next, &|_| false)?;
     let mut ours = Ours::default();
     let mut peers: Vec<Times> = PEERS.iter().map(|_| Times::default()).collect();
     for _ in 0..bench.runs() {

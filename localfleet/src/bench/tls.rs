@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use super::fixture::{self, Shape};
 use super::measure::{Row, cpu_of, mebibytes, memory_of, seconds};
 use super::{Bench, upload_filtered};
-use crate::simulated::SimulatedFleet;
+use crate::simulated_fleet::SimulatedFleet;
 use crate::simulator::allow_connections;
 
 /// How many files the machines have: their trees are of no matter here.

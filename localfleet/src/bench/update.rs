@@ -13,8 +13,8 @@ use api::dominator::SubDetail;
 
 use super::fixture::Change;
 use super::measure::{Row, Samples, Took, cpu_of, mebibytes, memory_of, run, seconds};
-use super::observer::{Observer, Renames};
 use super::{Bench, CHANGES, MEMORY_WANTED, QUICK, QUICK_MAX, settle, subd_of, update_to, upload};
+use crate::bench::inconsistency_window::{RenameWatch, WindowSampler};
 use crate::compare::compare;
 use crate::fleet::Fleet;
 
@@ -121,11 +121,11 @@ fn beside_rsync(bench: &Bench<'_>, change: Change) -> anyhow::Result<Vec<Row>> {
     ])
 }
 
-/// The window, as the kernel tells it to an observer, and as subd reports it.
+/// The window, as the kernel tells it to an sampler, and as subd reports it.
 ///
 /// # Errors
 ///
-/// If an update fails, or the observer has not seen it.
+/// If an update fails, or the sampler has not seen it.
 pub fn windows(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (change, wanted) in CHANGES {
@@ -136,16 +136,16 @@ pub fn windows(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         // The order of one update there and one back.
         let mut ends = Vec::new();
         for _ in 0..2 {
-            let renames = Renames::of(paths.iter().map(|path| root.join(path)))?;
+            let renames = RenameWatch::of(paths.iter().map(|path| root.join(path)))?;
             update_to(&mut fleet, next()?)?;
             ends.push(renames.ends()?);
         }
         let (mut seen, mut reported) = (Samples::default(), Samples::default());
         for run in 0..usize::from(bench.arguments.windows) {
             let (first, last) = ends[run % 2].clone();
-            let observer = Observer::start(first, last)?;
+            let sampler = WindowSampler::start(first, last)?;
             update_to(&mut fleet, next()?)?;
-            seen.add(observer.window()?.as_secs_f64());
+            seen.add(sampler.window()?.as_secs_f64());
             let (_, window) = last_update(&fleet.detail("sub-1")?, change.files)?;
             reported.add(window.as_secs_f64());
         }

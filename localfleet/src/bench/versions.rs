@@ -25,8 +25,8 @@ use rpc::trees::Reader;
 use super::fixture::{self, Shape};
 use super::measure::{Row, cpu_of, mebibytes, memory_of, seconds};
 use super::{Bench, settle, upload};
+use crate::compare::list;
 use crate::fleet::client_of;
-use crate::listing::list;
 use crate::simulator::patch::{own_directories, with_one_file};
 
 /// The length of a file, in bytes.

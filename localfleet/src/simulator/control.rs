@@ -8,14 +8,14 @@ use api::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::sub::Marks;
+use super::sub::FirstTimes;
 
 /// Tells how the simulator is doing.
-pub enum Report {}
+pub enum GetSimulatorStatus {}
 
-/// See [`Report`].
+/// See [`GetSimulatorStatus`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReportReply {
+pub struct SimulatorStatus {
     /// The port that all subs listen on.
     pub port: u16,
     /// How many subs there are.
@@ -24,25 +24,25 @@ pub struct ReportReply {
     pub connections: u64,
     /// Polls that were answered since the start.
     pub polls: u64,
-    /// Subs that were told to do something since the marks were cleared.
+    /// Subs that were told to do something since the first_times were cleared.
     pub ordered: u32,
-    /// Subs whose update was verified since the marks were cleared.
+    /// Subs whose update was verified since the first_times were cleared.
     pub verified: u32,
 }
 
-impl Method for Report {
+impl Method for GetSimulatorStatus {
     const NAME: &'static str = "Simulator.Report";
     const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Tells;
     type Request = ();
-    type Reply = ReportReply;
+    type Reply = SimulatorStatus;
 }
 
 /// Forgets when which sub first saw what; answers with the time, in nanoseconds on the monotonic
 /// clock of the system.
-pub enum ClearMarks {}
+pub enum ClearFirstTimes {}
 
-impl Method for ClearMarks {
+impl Method for ClearFirstTimes {
     const NAME: &'static str = "Simulator.ClearMarks";
     const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Tells;
@@ -51,15 +51,15 @@ impl Method for ClearMarks {
 }
 
 /// Tells when each sub, in the order of their addresses, first saw what.
-pub enum GetMarks {}
+pub enum GetFirstTimes {}
 
-impl Method for GetMarks {
+impl Method for GetFirstTimes {
     const NAME: &'static str = "Simulator.GetMarks";
     const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = ();
-    type Reply = Vec<Marks>;
+    type Reply = Vec<FirstTimes>;
 }
 
 /// Changes one file of one sub.
@@ -104,7 +104,7 @@ impl Method for Disturb {
 
 /// How a sub is disturbed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fate {
+pub enum Disturbance {
     /// Not at all.
     #[default]
     Steady,
@@ -117,18 +117,18 @@ pub enum Fate {
 }
 
 impl DisturbRequest {
-    /// What becomes of the sub with number `sub`: in each hundred of them every fate is as frequent
+    /// What becomes of the sub with number `sub`: in each hundred of them every disturbance is as frequent
     /// as was asked for.
-    pub fn fate(self, sub: usize) -> Fate {
+    pub fn disturbance(self, sub: usize) -> Disturbance {
         // A number that has no factor in common with a hundred visits all of a hundred.
         let place = sub * 37 % 100;
         let dead = usize::from(self.dead_percent);
         if place < dead {
-            if place.is_multiple_of(2) { Fate::Refusing } else { Fate::Silent }
+            if place.is_multiple_of(2) { Disturbance::Refusing } else { Disturbance::Silent }
         } else if place < dead + usize::from(self.flapping_percent) {
-            Fate::Flapping
+            Disturbance::Flapping
         } else {
-            Fate::Steady
+            Disturbance::Steady
         }
     }
 }
@@ -140,9 +140,18 @@ mod tests {
     #[test]
     fn fates_are_as_frequent_as_asked_for() {
         let request = DisturbRequest { dead_percent: 10, flapping_percent: 5 };
-        let count = |fate| (0..1_000).filter(|&sub| request.fate(sub) == fate).count();
-        let counts = [Fate::Steady, Fate::Refusing, Fate::Silent, Fate::Flapping].map(count);
+        let count =
+            |disturbance| (0..1_000).filter(|&sub| request.disturbance(sub) == disturbance).count();
+        let counts = [
+            Disturbance::Steady,
+            Disturbance::Refusing,
+            Disturbance::Silent,
+            Disturbance::Flapping,
+        ]
+        .map(count);
         assert_eq!(counts, [850, 50, 50, 50]);
-        assert!((0..1_000).all(|sub| DisturbRequest::default().fate(sub) == Fate::Steady));
+        assert!(
+            (0..1_000).all(|sub| DisturbRequest::default().disturbance(sub) == Disturbance::Steady)
+        );
     }
 }

@@ -31,9 +31,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::control::{DisturbRequest, Fate, ReportReply};
+use super::control::{DisturbRequest, Disturbance, SimulatorStatus};
 use super::patch::{drifted, own_directories, patched};
-use super::sub::{Patched, Sub, Work};
+use super::sub::{Patched, Sub, Task};
 
 /// How many trees that plans gave are remembered: a fleet is updated from few trees to few others.
 const RESULTS: usize = 64;
@@ -51,7 +51,7 @@ const FLAP_UP_MS: (u64, u64) = (4_000, 8_000);
 
 /// How long each kind of work takes.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct WorkTimes {
     /// A scan of what has changed.
     pub scan: Duration,
     pub fetch: Duration,
@@ -94,7 +94,7 @@ impl Machine {
 /// What a machine does with its connections.
 #[derive(Default)]
 struct Line {
-    fate: Fate,
+    disturbance: Disturbance,
     is_down: bool,
     open: Vec<CancellationToken>,
     /// Connections that get no answer.
@@ -121,7 +121,7 @@ pub struct Machines {
     machines: Vec<Machine>,
     first: Ipv4Addr,
     port: u16,
-    pace: Pace,
+    work_times: WorkTimes,
     reader: Arc<Reader>,
     /// The trees of all images, by digest; while they are held the reader knows their directories.
     trees: BTreeMap<ObjectId, Tree>,
@@ -149,7 +149,7 @@ pub struct Plenty {
     /// The port of all.
     pub port: u16,
     /// How fast they are.
-    pub pace: Pace,
+    pub work_times: WorkTimes,
     /// How many of them differ from their image at first, in a file each, per cent.
     pub drifted_percent: u8,
     /// The images that they have in turns.
@@ -208,7 +208,8 @@ fn identity(number: usize) -> Identity {
 impl Machines {
     /// Makes the machines; their work is done in `tracker` until `stop` is cancelled.
     pub fn new(plenty: Plenty, tracker: TaskTracker, stop: CancellationToken) -> Arc<Self> {
-        let Plenty { count, first, port, pace, drifted_percent, images, updates, reader } = plenty;
+        let Plenty { count, first, port, work_times, drifted_percent, images, updates, reader } =
+            plenty;
         let mut chance = Chance(1);
         let machines = (0..count)
             .zip(images.iter().cycle())
@@ -226,7 +227,7 @@ impl Machines {
             machines,
             first,
             port,
-            pace,
+            work_times,
             reader,
             trees,
             results: Mutex::default(),
@@ -253,16 +254,16 @@ impl Machines {
     pub fn take(&self, number: usize, stream: TcpStream, cut: &CancellationToken) -> Taken {
         self.counts.connections.fetch_add(1, Ordering::Relaxed);
         let mut line = locked(&self.machines[number].line);
-        match line.fate {
-            Fate::Silent => {
+        match line.disturbance {
+            Disturbance::Silent => {
                 // Whoever has given up an older one does not come back to it.
                 line.silent.truncate(1);
                 line.silent.push(stream);
                 Taken::Held
             }
-            Fate::Refusing => Taken::Refused(stream),
-            Fate::Flapping if line.is_down => Taken::Refused(stream),
-            Fate::Flapping | Fate::Steady => {
+            Disturbance::Refusing => Taken::Refused(stream),
+            Disturbance::Flapping if line.is_down => Taken::Refused(stream),
+            Disturbance::Flapping | Disturbance::Steady => {
                 line.open.retain(|open| !open.is_cancelled());
                 line.open.push(cut.clone());
                 Taken::Served(stream)
@@ -271,18 +272,18 @@ impl Machines {
     }
 
     /// How they are doing.
-    pub fn report(&self) -> ReportReply {
+    pub fn report(&self) -> SimulatorStatus {
         let count = |what: fn(&Sub) -> bool| {
             let found = self.machines.iter().filter(|machine| what(&locked(&machine.sub)));
             u32::try_from(found.count()).unwrap_or(u32::MAX)
         };
-        ReportReply {
+        SimulatorStatus {
             port: self.port,
             subs: u32::try_from(self.machines.len()).unwrap_or(u32::MAX),
             connections: self.counts.connections.load(Ordering::Relaxed),
             polls: self.counts.polls.load(Ordering::Relaxed),
-            ordered: count(|sub| sub.marks.order().is_some()),
-            verified: count(|sub| sub.marks.verified.is_some()),
+            ordered: count(|sub| sub.first_times.order().is_some()),
+            verified: count(|sub| sub.first_times.verified.is_some()),
         }
     }
 
@@ -311,14 +312,14 @@ impl Machines {
     /// Lets machines fail as asked for, and others come up.
     pub fn disturb(self: &Arc<Self>, request: DisturbRequest) {
         for number in 0..self.machines.len() {
-            let fate = request.fate(number);
+            let disturbance = request.disturbance(number);
             let mut line = locked(&self.machines[number].line);
-            if std::mem::replace(&mut line.fate, fate) == fate {
+            if std::mem::replace(&mut line.disturbance, disturbance) == disturbance {
                 continue;
             }
-            match fate {
-                Fate::Refusing | Fate::Silent => self.go_down(number, &mut line),
-                Fate::Steady | Fate::Flapping => self.come_up(number, &mut line),
+            match disturbance {
+                Disturbance::Refusing | Disturbance::Silent => self.go_down(number, &mut line),
+                Disturbance::Steady | Disturbance::Flapping => self.come_up(number, &mut line),
             }
         }
     }
@@ -333,7 +334,7 @@ impl Machines {
             for (number, next) in next.iter_mut().enumerate() {
                 // Held to the end: nobody else may decide meanwhile that it is to be up.
                 let mut line = locked(&self.machines[number].line);
-                if line.fate != Fate::Flapping {
+                if line.disturbance != Disturbance::Flapping {
                     *next = None;
                     continue;
                 }
@@ -378,17 +379,17 @@ impl Machines {
     }
 
     /// Does some work of a machine after the time it takes, and what follows from it.
-    fn work(self: &Arc<Self>, number: usize, instance: u64, work: Work) {
+    fn work(self: &Arc<Self>, number: usize, instance: u64, work: Task) {
         let (machines, stop) = (Arc::clone(self), self.stop.clone());
         let all = async move {
             let mut next = Some(work);
             while let Some(work) = next {
-                let pace = machines.pace;
+                let work_times = machines.work_times;
                 let pause = match work {
-                    Work::Scan => pace.scan,
-                    Work::Fetch(_) => pace.fetch,
-                    Work::Prepare(_) => pace.prepare,
-                    Work::Update(_) => pace.update,
+                    Task::Scan => work_times.scan,
+                    Task::Fetch(_) => work_times.fetch,
+                    Task::Prepare(_) => work_times.prepare,
+                    Task::Update(_) => work_times.update,
                 };
                 tokio::time::sleep(pause).await;
                 let machine = &machines.machines[number];
@@ -488,7 +489,7 @@ impl Machines {
     fn tell(
         self: &Arc<Self>,
         caller: &Caller,
-        order: impl FnOnce(&mut Sub) -> Result<Option<Work>, Fault>,
+        order: impl FnOnce(&mut Sub) -> Result<Option<Task>, Fault>,
     ) -> Result<Done, Fault> {
         let (number, machine) = self.called(caller)?;
         let (work, instance) = {
@@ -567,7 +568,7 @@ mod tests {
             count: 1,
             first: FIRST,
             port: 6969,
-            pace: Pace { scan: no, fetch: no, prepare: no, update: no },
+            work_times: WorkTimes { scan: no, fetch: no, prepare: no, update: no },
             drifted_percent: 0,
             images: vec![Arc::new(RequiredImage::new(content, tree))],
             updates: Vec::new(),

@@ -2,7 +2,7 @@
 //!
 //! A machine is its tree in memory. It scans at once when something has changed; it fetches without
 //! moving bytes; it stages by remembering the plan. All else is as subd does it, as far as a
-//! dominator can see. What takes time is given back as [`Work`], and the caller says when it is
+//! dominator can see. What takes time is given back as [`Task`], and the caller says when it is
 //! over.
 //!
 //! Its tree has nothing that an image's filter would keep, so that every scan sees all of it.
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 /// Something that takes time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum Task {
     /// A scan of what has changed.
     Scan,
     /// The fetch with this id.
@@ -37,10 +37,10 @@ pub enum Work {
     Update(u64),
 }
 
-/// When a machine first saw something, since the marks were cleared: nanoseconds on the monotonic
+/// When a machine first saw something, since the first_times were cleared: nanoseconds on the monotonic
 /// clock of the system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Marks {
+pub struct FirstTimes {
     /// A scan found something else than the scan before, and no update had been made.
     pub drifted: Option<u64>,
     /// It was told to fetch.
@@ -53,7 +53,7 @@ pub struct Marks {
     pub verified: Option<u64>,
 }
 
-impl Marks {
+impl FirstTimes {
     /// When it was first told to do something about its tree.
     pub fn order(&self) -> Option<u64> {
         [self.fetch, self.prepare].into_iter().flatten().min()
@@ -67,7 +67,7 @@ pub struct Sub {
     /// False while the machine gives no answer.
     pub is_up: bool,
     /// What it has seen.
-    pub marks: Marks,
+    pub first_times: FirstTimes,
 
     // On its disk.
     tree: Tree,
@@ -98,7 +98,7 @@ impl Sub {
         Self {
             identity: Arc::new(identity),
             is_up: true,
-            marks: Marks::default(),
+            first_times: FirstTimes::default(),
             scan: Some(tree.clone()),
             tree,
             scope: Scope::of(&ScanSettings::default(), &[]),
@@ -153,13 +153,13 @@ impl Sub {
     }
 
     /// Comes up as `instance`, and finishes the update that was under way.
-    pub fn start(&mut self, instance: u64, patch: impl FnOnce(&Tree, &Plan) -> Patched) -> Work {
+    pub fn start(&mut self, instance: u64, patch: impl FnOnce(&Tree, &Plan) -> Patched) -> Task {
         self.is_up = true;
         self.version = Version { instance, generation: 0, status: 1 };
         if let Some(request) = self.staged.take() {
             self.finish(&request, patch);
         }
-        Work::Scan
+        Task::Scan
     }
 
     /// True if a poll by one who knows `have` is to be answered at once.
@@ -190,20 +190,20 @@ impl Sub {
     }
 
     /// Something on the machine changes that nobody asked for.
-    pub fn drift(&mut self, tree: Tree) -> Work {
+    pub fn drift(&mut self, tree: Tree) -> Task {
         self.tree = tree;
-        Work::Scan
+        Task::Scan
     }
 
     /// Is told how to scan.
-    pub fn configure(&mut self, scope: Scope) -> Option<Work> {
+    pub fn configure(&mut self, scope: Scope) -> Option<Task> {
         if self.scope == scope {
             return None;
         }
         self.scope = scope;
         self.scan = None;
         self.version.status += 1;
-        Some(Work::Scan)
+        Some(Task::Scan)
     }
 
     /// Is told what to take at most.
@@ -219,7 +219,7 @@ impl Sub {
     /// # Errors
     ///
     /// That it is busy.
-    pub fn fetch(&mut self, request: FetchRequest, at: u64) -> Result<Option<Work>, Fault> {
+    pub fn fetch(&mut self, request: FetchRequest, at: u64) -> Result<Option<Task>, Fault> {
         let id = request.fetch_id;
         if !request.ahead {
             self.make_way(id);
@@ -235,10 +235,10 @@ impl Sub {
         if let UpdatePhase::Preparing(_) | UpdatePhase::Updating(_) = self.update {
             return Err(refuse(FaultCode::Busy, "an update is under way"));
         }
-        self.marks.fetch.get_or_insert(at);
+        self.first_times.fetch.get_or_insert(at);
         self.fetching = Some(Box::new(request));
         self.version.status += 1;
-        Ok(Some(Work::Fetch(id)))
+        Ok(Some(Task::Fetch(id)))
     }
 
     /// Ends a fetch that is ahead of need and is not the one with this id.
@@ -257,7 +257,7 @@ impl Sub {
     /// # Errors
     ///
     /// That it is busy, or that it is not what the plan was made for.
-    pub fn prepare(&mut self, request: PrepareRequest, at: u64) -> Result<Option<Work>, Fault> {
+    pub fn prepare(&mut self, request: PrepareRequest, at: u64) -> Result<Option<Task>, Fault> {
         let id = request.update_id;
         match self.update {
             UpdatePhase::Preparing(current)
@@ -282,11 +282,11 @@ impl Sub {
         {
             return Err(refuse(FaultCode::Stale, "the plan was made upon another scan"));
         }
-        self.marks.prepare.get_or_insert(at);
+        self.first_times.prepare.get_or_insert(at);
         self.staged = Some(Box::new(request));
         self.update = UpdatePhase::Preparing(id);
         self.version.status += 1;
-        Ok(Some(Work::Prepare(id)))
+        Ok(Some(Task::Prepare(id)))
     }
 
     /// Is told to carry an update out.
@@ -294,14 +294,14 @@ impl Sub {
     /// # Errors
     ///
     /// That no such update is staged.
-    pub fn commit(&mut self, id: u64, at: u64) -> Result<Option<Work>, Fault> {
+    pub fn commit(&mut self, id: u64, at: u64) -> Result<Option<Task>, Fault> {
         match self.update {
             UpdatePhase::Updating(current) if current == id => Ok(None),
             UpdatePhase::Prepared(current) if current == id => {
-                self.marks.commit.get_or_insert(at);
+                self.first_times.commit.get_or_insert(at);
                 self.update = UpdatePhase::Updating(id);
                 self.version.status += 1;
-                Ok(Some(Work::Update(id)))
+                Ok(Some(Task::Update(id)))
             }
             _ if self.last_update.as_ref().is_some_and(|last| last.update_id == id) => Ok(None),
             _ => Err(refuse(FaultCode::NotFound, "no such update is staged")),
@@ -328,21 +328,21 @@ impl Sub {
     /// Some work is over; gives what follows from it.
     pub fn over(
         &mut self,
-        work: Work,
+        work: Task,
         at: u64,
         patch: impl FnOnce(&Tree, &Plan) -> Patched,
-    ) -> Option<Work> {
+    ) -> Option<Task> {
         match work {
-            Work::Scan => self.scan_is_over(at),
-            Work::Fetch(id) => self.fetch_is_over(id),
-            Work::Prepare(id) => self.prepare_is_over(id),
-            Work::Update(id) if self.update == UpdatePhase::Updating(id) => {
+            Task::Scan => self.scan_is_over(at),
+            Task::Fetch(id) => self.fetch_is_over(id),
+            Task::Prepare(id) => self.prepare_is_over(id),
+            Task::Update(id) if self.update == UpdatePhase::Updating(id) => {
                 if let Some(request) = self.staged.take() {
                     self.finish(&request, patch);
-                    return Some(Work::Scan);
+                    return Some(Task::Scan);
                 }
             }
-            Work::Update(_) => {}
+            Task::Update(_) => {}
         }
         None
     }
@@ -357,10 +357,10 @@ impl Sub {
             Some(last) => {
                 last.verified_generation = Some(self.version.generation);
                 self.version.status += 1;
-                self.marks.verified.get_or_insert(at);
+                self.first_times.verified.get_or_insert(at);
             }
             None if !is_same && before.is_some() => {
-                self.marks.drifted.get_or_insert(at);
+                self.first_times.drifted.get_or_insert(at);
             }
             None => {}
         }
@@ -503,14 +503,14 @@ mod tests {
         must_be_news(&sub);
         assert_eq!(sub.scanned(), Some(&tree()));
         assert_eq!((sub.commit(3, 60), sub.prepare(request, 61)), (Ok(None), Ok(None)));
-        let marks = Marks {
+        let first_times = FirstTimes {
             drifted: Some(10),
             fetch: Some(20),
             prepare: Some(30),
             commit: Some(40),
             verified: Some(50),
         };
-        assert_eq!((sub.marks, sub.marks.order()), (marks, Some(20)));
+        assert_eq!((sub.first_times, sub.first_times.order()), (first_times, Some(20)));
         sub.clean(&[tree().digest()]).unwrap();
         assert!(!sub.has_news(Some(known)), "nothing of that was in the cache");
     }

@@ -13,10 +13,11 @@ use api::audit::record::{Event, Outcome, open};
 use api::image_server::directories::{ListDirectories, ListDirectoriesRequest};
 use api::method::Effect;
 use localfleet::fleet::client_of;
-use localfleet::process::Daemon;
+use localfleet::fleet::daemon_process::Daemon;
 use rpc::audit_log::files_of;
 use rpc::tls::Security;
 use serde_json::json;
+use testing::eventually;
 
 use crate::converges::{Scenario, programs};
 use crate::trees;
@@ -184,11 +185,7 @@ fn free_address() -> SocketAddr {
 }
 
 fn wait_for(address: SocketAddr) {
-    let begun = std::time::Instant::now();
-    while TcpStream::connect(address).is_err() {
-        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "it does not start");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    eventually("the daemon listens", || TcpStream::connect(address).ok());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use api::dominator::{Status, SubSummary};
 use localfleet::compare::compare;
-use localfleet::drift::drift;
+use localfleet::demo::make_drift::make_drift;
 use localfleet::fleet::{Addresses, Fleet, Options};
 use localfleet::programs::install;
 
@@ -26,7 +26,7 @@ const TRIGGERS: &str = r#"[
 ]"#;
 
 /// True for paths, relative to a root, that are subd's or that [`FILTER`] keeps.
-fn left_alone(path: &Path) -> bool {
+fn is_kept(path: &Path) -> bool {
     let kept = ["var/log", "proc", "sys", "tmp"];
     path.starts_with(".subd")
         || path.starts_with("srv/data")
@@ -118,7 +118,7 @@ impl Scenario {
     /// Fails unless each machine is equal to `tree`, and has what it keeps.
     pub fn verify(&self, tree: &Path) {
         for sub in &self.fleet.subs {
-            let differences = compare(tree, &sub.root, &left_alone).unwrap();
+            let differences = compare(tree, &sub.root, &is_kept).unwrap();
             assert_eq!(differences, Vec::<String>::new(), "{}", sub.hostname);
             if let Some(differences) = rsync(tree, &sub.root) {
                 assert_eq!(differences, "", "{}: rsync", sub.hostname);
@@ -242,7 +242,7 @@ pub fn converges_and_stays(first: &Path, second: &Path) {
 
 fn repairs_every_kind_of_drift(scenario: &mut Scenario, tree: &Path) {
     for sub in &scenario.fleet.subs {
-        drift(&sub.root, &left_alone).unwrap();
+        make_drift(&sub.root, &is_kept).unwrap();
     }
     wait_equal(scenario, tree);
     scenario.fleet.wait_synced("test/1", CONVERGE_MAX, |_| {}).unwrap();
@@ -259,7 +259,7 @@ fn wait_equal(scenario: &mut Scenario, tree: &Path) {
             .iter()
             // A tree that changes while it is compared is not equal yet.
             .flat_map(|sub| {
-                compare(tree, &sub.root, &left_alone)
+                compare(tree, &sub.root, &is_kept)
                     .unwrap_or_else(|error| vec![format!("{error:#}")])
             })
             .collect();
@@ -276,8 +276,9 @@ fn a_sparse_image_removes_nothing(scenario: &mut Scenario, tree: &Path) {
     fs::create_dir_all(overlay.join("etc")).unwrap();
     fs::write(overlay.join("etc/sparse"), "from a sparse image\n").unwrap();
     let expected = scenario.directory.path().join("expected");
-    localfleet::material::copy(tree, &expected).unwrap();
-    localfleet::material::copy(&overlay.join("etc/sparse"), &expected.join("etc/sparse")).unwrap();
+    localfleet::source_trees::copy(tree, &expected).unwrap();
+    localfleet::source_trees::copy(&overlay.join("etc/sparse"), &expected.join("etc/sparse"))
+        .unwrap();
     // The overlay brings its own directories' owners and modes, which are those of the tree.
     for directory in ["", "etc"] {
         let metadata = fs::metadata(tree.join(directory)).unwrap();

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use api::dominator::Status;
 use api::subd::{Activity, Poll, PollRequest};
-use localfleet::process::Daemon;
+use localfleet::fleet::daemon_process::Daemon;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

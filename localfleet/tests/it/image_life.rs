@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use certs::sets::Set;
-use localfleet::certificates::{Certificates, OPERATOR};
+use localfleet::fleet::certificates::{Certificates, OPERATOR};
 use localfleet::fleet::client_of;
-use localfleet::process::Daemon;
+use localfleet::fleet::daemon_process::Daemon;
 use localfleet::programs;
 use rpc::client::Client;
 use tempfile::TempDir;
+use testing::eventually_async;
 
 /// An image server, and a directory to work in.
 struct Place {
@@ -49,13 +50,9 @@ impl Place {
 
     fn wait(&self, client: &Client) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let begun = std::time::Instant::now();
         let request = api::image_server::ListImagesRequest::default();
-        let ask = || async { client.call::<api::image_server::ListImages>(&request).await.is_ok() };
-        while !runtime.block_on(ask()) {
-            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "it does not start");
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        let answers = async || client.call::<api::image_server::ListImages>(&request).await.ok();
+        runtime.block_on(eventually_async("the image server answers", answers));
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicBool;
 use api::dominator::Status;
 use localfleet::fleet::{Addresses, Fleet, Options, client_of};
 use localfleet::programs::install;
-use localfleet::simulated::SimulatedFleet;
+use localfleet::simulated_fleet::SimulatedFleet;
 use localfleet::simulator::control::{
-    ClearMarks, Disturb, DisturbRequest, Drift, DriftRequest, Fate,
+    ClearFirstTimes, Disturb, DisturbRequest, Disturbance, Drift, DriftRequest,
 };
 
 use crate::converges::{CONVERGE_MAX, programs};
@@ -53,9 +53,13 @@ fn simulated_machines_are_taken_in_repaired_and_updated() {
     let (first, second) = ("test/1".to_owned(), "test/2".to_owned());
     all.require(|_| &first).unwrap();
     all.wait_all_synced("all are taken in", CONVERGE_MAX).unwrap();
-    let marks = all.marks().unwrap();
+    let first_times = all.first_times().unwrap();
     // Each differed from its image in a file of its own.
-    assert!(marks.iter().all(|marks| marks.order().is_some() && marks.verified.is_some()));
+    assert!(
+        first_times
+            .iter()
+            .all(|first_times| first_times.order().is_some() && first_times.verified.is_some())
+    );
 
     // What all of them would do is told of one plan.
     let plans = |all: &SimulatedFleet| {
@@ -73,19 +77,21 @@ fn simulated_machines_are_taken_in_repaired_and_updated() {
     assert_eq!(plan["updates"].as_array().unwrap().len(), 1);
     assert_eq!(plans(&all), before + 1);
 
-    all.ask::<ClearMarks>(&()).unwrap();
+    all.ask::<ClearFirstTimes>(&()).unwrap();
     all.ask::<Drift>(&DriftRequest { sub: 7, chance: 0x1234_5678_9abc_def0 }).unwrap();
     all.wait("drift is repaired", CONVERGE_MAX, |all| Ok(all.report()?.verified == 1)).unwrap();
-    let marks = all.marks().unwrap();
-    let seven = marks[7];
+    let first_times = all.first_times().unwrap();
+    let seven = first_times[7];
     let steps = [seven.drifted, seven.order(), seven.prepare, seven.commit, seven.verified];
     assert!(steps.is_sorted() && steps[0].is_some(), "{seven:?}");
-    assert_eq!(marks.iter().filter(|marks| marks.order().is_some()).count(), 1);
+    assert_eq!(first_times.iter().filter(|first_times| first_times.order().is_some()).count(), 1);
 
     let disturbed = DisturbRequest { dead_percent: 20, flapping_percent: 10 };
-    let number_of = |fate: Fate| (0..SUBS).filter(|&sub| disturbed.fate(sub) == fate).count();
-    let dead = number_of(Fate::Refusing) + number_of(Fate::Silent);
-    assert!(dead > 5 && number_of(Fate::Flapping) > 2);
+    let number_of = |disturbance: Disturbance| {
+        (0..SUBS).filter(|&sub| disturbed.disturbance(sub) == disturbance).count()
+    };
+    let dead = number_of(Disturbance::Refusing) + number_of(Disturbance::Silent);
+    assert!(dead > 5 && number_of(Disturbance::Flapping) > 2);
     all.ask::<Disturb>(&disturbed).unwrap();
     all.wait(
         "the dead are missed",
@@ -93,12 +99,12 @@ fn simulated_machines_are_taken_in_repaired_and_updated() {
         |all| Ok(all.count(Status::Unreachable)? >= dead),
     )
     .unwrap();
-    all.ask::<ClearMarks>(&()).unwrap();
+    all.ask::<ClearFirstTimes>(&()).unwrap();
     all.require(|_| &second).unwrap();
     all.wait("the steady ones are updated", CONVERGE_MAX, |all| {
-        let marks = all.marks()?;
-        let steady = (0..SUBS).filter(|&sub| disturbed.fate(sub) == Fate::Steady);
-        Ok(steady.map(|sub| marks[sub]).all(|marks| marks.verified.is_some()))
+        let first_times = all.first_times()?;
+        let steady = (0..SUBS).filter(|&sub| disturbed.disturbance(sub) == Disturbance::Steady);
+        Ok(steady.map(|sub| first_times[sub]).all(|first_times| first_times.verified.is_some()))
     })
     .unwrap();
 

@@ -1,4 +1,4 @@
-//! One daemon as a process: started, killed, started again, stopped.
+//! A daemon as a process that can be started, killed and stopped.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -55,7 +55,7 @@ impl Daemon {
         let child = Command::new(&self.program)
             .args(&self.arguments)
             .stdin(Stdio::null())
-            // Ctrl-C is for the one who started the fleet, who then stops it in good order.
+            // Ctrl-C must reach only the parent, which then stops the daemons in order.
             .process_group(0)
             .stdout(log.try_clone().context("cannot duplicate a descriptor")?)
             .stderr(log)
@@ -91,7 +91,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Asks it to stop with SIGTERM, and waits until it has.
+    /// Sends SIGTERM, and waits until the daemon has stopped.
     ///
     /// # Errors
     ///
@@ -124,14 +124,14 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Who wants to know how it ended calls `stop`.
+        // The exit status is available only through `stop`.
         if let Some(Err(error)) = self.child.as_mut().map(end) {
             eprintln!("warning: cannot stop {}: {error}", self.name);
         }
     }
 }
 
-/// Ends a process with SIGTERM; one that does not care, with SIGKILL, and then there is no status.
+/// Ends a process with SIGTERM. If that has no effect, kills it with SIGKILL and returns no status.
 fn end(child: &mut Child) -> std::io::Result<Option<ExitStatus>> {
     let start = Instant::now();
     if child.try_wait()?.is_none() {

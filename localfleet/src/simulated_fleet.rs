@@ -12,12 +12,12 @@ use certs::sets::Set;
 use model::mdb::Machine;
 use rpc::client::Client;
 
+use crate::fleet::daemon_process::Daemon;
 use crate::fleet::{Fleet, client_of};
-use crate::process::Daemon;
 use crate::programs::FLEET_SIMULATOR;
-use crate::simulator::control::{GetMarks, Report, ReportReply};
+use crate::simulator::control::{GetFirstTimes, GetSimulatorStatus, SimulatorStatus};
 use crate::simulator::machines::{address, hostname};
-use crate::simulator::sub::Marks;
+use crate::simulator::sub::FirstTimes;
 
 /// The address of the first simulated sub.
 const FIRST: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
@@ -26,7 +26,7 @@ const FIRST: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
 const READY_MAX: Duration = Duration::from_secs(120);
 
 /// How often something that is waited for is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub struct SimulatedFleet {
     /// The process with all subs.
@@ -75,7 +75,7 @@ impl SimulatedFleet {
         let mut simulator = Daemon::start(FLEET_SIMULATOR, &program, words, log)?;
         fleet.wait_for(control, &mut simulator, READY_MAX)?;
         let control = client_of(control, fleet.security());
-        let port = fleet.call::<Report>(&control, &())?.port;
+        let port = fleet.call::<GetSimulatorStatus>(&control, &())?.port;
         Ok(Self { simulator, fleet, control, port, subs })
     }
 
@@ -93,8 +93,8 @@ impl SimulatedFleet {
     /// # Errors
     ///
     /// If it does not answer.
-    pub fn report(&self) -> anyhow::Result<ReportReply> {
-        self.ask::<Report>(&())
+    pub fn report(&self) -> anyhow::Result<SimulatorStatus> {
+        self.ask::<GetSimulatorStatus>(&())
     }
 
     /// When each sub saw what.
@@ -102,8 +102,8 @@ impl SimulatedFleet {
     /// # Errors
     ///
     /// If the simulator does not answer.
-    pub fn marks(&self) -> anyhow::Result<Vec<Marks>> {
-        self.ask::<GetMarks>(&())
+    pub fn first_times(&self) -> anyhow::Result<Vec<FirstTimes>> {
+        self.ask::<GetFirstTimes>(&())
     }
 
     /// All subs as machines, each with the image that `image_of` gives its number.
@@ -193,7 +193,7 @@ impl SimulatedFleet {
                 let report = self.report()?;
                 bail!("{what}: not so after {limit:?}: {counts:?}, {report:?}");
             }
-            std::thread::sleep(LOOK_INTERVAL);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

@@ -1,4 +1,5 @@
-//! What images are made of: real files of this machine, or a directory or archive of one's own.
+//! The trees that images are made of: real files of this machine, or a directory or archive that the
+//! user gives.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, lchown, symlink};
@@ -10,40 +11,49 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
-use crate::listing::list;
+use crate::compare::list;
 
-/// Where files are taken from, until there are enough.
+/// The directories that files are copied from, until there are enough.
 const SOURCES: [&str; 6] = ["etc", "usr/bin", "usr/sbin", "usr/share", "usr/lib", "usr/include"];
 
-/// How many files a made-up image has at least.
+/// The minimum number of files of an image.
 pub const FILES_MIN: usize = 6_000;
 
-/// How large its files are together at least, in bytes.
+/// The minimum total size of the files of an image, in bytes.
 pub const BYTES_MIN: u64 = 128 << 20;
 
-/// The largest file that is taken, in bytes.
+/// The largest file that is copied, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// The most files and bytes that one source may give before the others had their turn.
+/// In the first round, one source provides at most this fraction of the minimum.
 const SHARE: usize = 4;
 
 /// Copies real files of this machine to `target`, a new directory: at least [`FILES_MIN`] and
-/// [`BYTES_MIN`], with their directories, symlinks, owners, modes and times.
+/// [`BYTES_MIN`], with their directories, symlinks, owners, modes and times. Calls `progress` with a
+/// line of text before it reads a directory.
 ///
 /// # Errors
 ///
 /// If the machine does not have as many, or the copy fails.
-pub fn from_this_machine(target: &Path) -> anyhow::Result<()> {
+pub fn from_this_machine(target: &Path, progress: &dyn Fn(&str)) -> anyhow::Result<()> {
     fs::create_dir(target).with_context(|| format!("cannot make {}", target.display()))?;
     let mut copy = Copy { target, files: 0, bytes: 0 };
     for limited in [true, false] {
         for source in SOURCES {
+            if copy.is_complete() {
+                break;
+            }
+            progress(&format!(
+                "  copying the files of /{source} ({} files, {} MB so far)",
+                copy.files,
+                copy.bytes / 1_000_000
+            ));
             copy.take_from(Path::new("/"), Path::new(source), limited)?;
         }
     }
     ensure!(
-        copy.files >= FILES_MIN && copy.bytes >= BYTES_MIN,
-        "this machine has only {} files and {} bytes to offer; give a tree with --image",
+        copy.is_complete(),
+        "this machine has only {} suitable files with {} bytes; give a tree with --image",
         copy.files,
         copy.bytes
     );
@@ -60,15 +70,18 @@ struct Copy<'target> {
 }
 
 impl Copy<'_> {
+    fn is_complete(&self) -> bool {
+        self.files >= FILES_MIN && self.bytes >= BYTES_MIN
+    }
+
     fn take_from(&mut self, root: &Path, source: &Path, limited: bool) -> anyhow::Result<()> {
         let (files_before, bytes_before) = (self.files, self.bytes);
         let walk =
             walkdir::WalkDir::new(root.join(source)).sort_by_file_name().same_file_system(true);
         for entry in walk.into_iter().filter_map(Result::ok) {
-            let enough = self.files >= FILES_MIN && self.bytes >= BYTES_MIN;
             let share_used = self.files - files_before > FILES_MIN / SHARE
                 || self.bytes - bytes_before > BYTES_MIN / SHARE as u64;
-            if enough || (limited && share_used) {
+            if self.is_complete() || (limited && share_used) {
                 break;
             }
             let Ok(relative) = entry.path().strip_prefix(root) else { continue };
@@ -87,7 +100,7 @@ impl Copy<'_> {
                     .context("cannot set an owner")?;
             } else if metadata.is_file() && metadata.len() <= FILE_BYTES_MAX {
                 self.directories_to(root, relative.parent().unwrap_or(Path::new("")))?;
-                // A file that cannot be read, or goes away meanwhile, is no loss.
+                // A file that cannot be read or that disappears is skipped.
                 if fs::copy(entry.path(), &target).is_ok() {
                     attributes(&target, &metadata)?;
                     self.files += 1;
@@ -122,8 +135,8 @@ fn attributes(target: &Path, metadata: &fs::Metadata) -> anyhow::Result<()> {
         .context("cannot set a time")
 }
 
-/// Makes `source`, a directory or an archive that GNU tar reads, available as a directory, which
-/// is made at `target` if need be.
+/// Provides `source`, a directory or an archive that GNU tar reads, as a directory. An archive is
+/// extracted to `target`.
 ///
 /// # Errors
 ///
@@ -152,8 +165,8 @@ pub fn copy(source: &Path, target: &Path) -> anyhow::Result<()> {
     run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(source).arg(target))
 }
 
-/// Changes `root` as a new version of an image would: fifty files get new content, ten are added
-/// in a new directory, five go. Returns how many changed.
+/// Changes `root` like a new version of an image: fifty files get new content, ten are added in a new
+/// directory, five are removed. Returns the number of changed files.
 ///
 /// # Errors
 ///

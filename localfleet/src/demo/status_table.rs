@@ -1,4 +1,4 @@
-//! The live table of the demo: what each machine is doing, redrawn in place on a terminal.
+//! The live table of the demo: the status of each machine, redrawn in place on a terminal.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Instant;
@@ -57,8 +57,8 @@ impl Table {
             }
         }
         self.last = rows;
-        // A terminal that went away is no reason to stop the fleet.
-        let _unseen = std::io::stderr().write_all(text.as_bytes());
+        // A closed terminal must not stop the fleet.
+        let _ignored = std::io::stderr().write_all(text.as_bytes());
     }
 
     /// Ends the table in place: what follows is below it.

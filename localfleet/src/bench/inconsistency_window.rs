@@ -22,13 +22,13 @@ use rustix::fs::inotify;
 use rustix::io::Errno;
 
 /// Watches directories for renames.
-pub struct Renames {
+pub struct RenameWatch {
     queue: OwnedFd,
     directories: BTreeMap<i32, PathBuf>,
     paths: BTreeSet<PathBuf>,
 }
 
-impl Renames {
+impl RenameWatch {
     /// Starts to watch for renames to `paths`.
     ///
     /// # Errors
@@ -77,12 +77,12 @@ impl Renames {
 }
 
 /// A thread that looks all the time.
-pub struct Observer {
+pub struct WindowSampler {
     thread: JoinHandle<Option<Duration>>,
     stop: Arc<AtomicBool>,
 }
 
-impl Observer {
+impl WindowSampler {
     /// Starts to look at both paths.
     ///
     /// # Errors
@@ -124,7 +124,7 @@ impl Observer {
     pub fn window(self) -> anyhow::Result<Duration> {
         self.stop.store(true, Ordering::Relaxed);
         let seen = self.thread.join().ok().flatten();
-        seen.context("the observer has not seen both paths change")
+        seen.context("the sampler has not seen both paths change")
     }
 }
 
@@ -145,13 +145,13 @@ mod tests {
             }
         };
         names.iter().for_each(|name| fs::write(path(name), "old").unwrap());
-        let renames = Renames::of(names.map(path)).unwrap();
+        let renames = RenameWatch::of(names.map(path)).unwrap();
         swap();
         let (first, last) = renames.ends().unwrap();
         assert_eq!((&first, &last), (&path("c"), &path("b")));
-        let observer = Observer::start(first, last).unwrap();
+        let sampler = WindowSampler::start(first, last).unwrap();
         swap();
-        let window = observer.window().unwrap();
+        let window = sampler.window().unwrap();
         assert!(window >= Duration::from_millis(40), "{window:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Makes a machine drift, in every way that a repair has to undo.
+//! Makes a machine drift, in all ways that a repair has to undo.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -9,30 +9,30 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
-use crate::listing::list;
+use crate::compare::list;
 
-/// One way in which a machine was made to differ.
-pub struct Drift {
-    /// What was done, in words.
+/// A path that was changed.
+pub struct DriftedPath {
+    /// A description of the change.
     pub what: String,
-    /// Where, relative to the root.
+    /// The path, relative to the root.
     pub path: PathBuf,
 }
 
 /// Changes `root` in seven ways: content (size and mtime kept), mode, owner, a file deleted, a
-/// file added, a symlink that points elsewhere, an extended attribute. `skip` names paths that
-/// must be left alone, relative to the root.
+/// file added, a symlink that points elsewhere, an extended attribute. `skip` returns
+/// true for paths, relative to the root, that must not be changed.
 ///
 /// # Errors
 ///
 /// If the tree has too few files, or something cannot be changed.
-pub fn drift(root: &Path, skip: &dyn Fn(&Path) -> bool) -> anyhow::Result<Vec<Drift>> {
+pub fn make_drift(root: &Path, skip: &dyn Fn(&Path) -> bool) -> anyhow::Result<Vec<DriftedPath>> {
     let (files, links) = candidates(root, skip)?;
     ensure!(files.len() >= 10 && !links.is_empty(), "{} is too small", root.display());
     let pick = |index: usize| &files[index * (files.len() - 1) / 9];
     let mut done = Vec::new();
     let mut note = |what: &str, path: &Path| {
-        done.push(Drift { what: what.to_owned(), path: path.to_owned() });
+        done.push(DriftedPath { what: what.to_owned(), path: path.to_owned() });
     };
 
     let path = pick(1);

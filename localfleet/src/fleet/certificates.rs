@@ -1,4 +1,4 @@
-//! The certificates of a fleet: an authority of its own, and one certificate for each program.
+//! The certificates of a fleet: its own authority, and a certificate for each program.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use certs::{
 };
 use rpc::tls::Security;
 
-/// The holder of every power, for whoever tries things out.
+/// The holder of all powers: the operator of the fleet.
 pub const OPERATOR: &str = "operator";
 
 /// The certificates of one fleet, in a directory for each holder; or none, for a fleet that runs
@@ -46,8 +46,8 @@ impl Certificates {
         Ok(all)
     }
 
-    /// A certificate for the daemon `holder`, with the powers of `set`, that is reached by these
-    /// names and addresses.
+    /// Issues a certificate for the daemon `holder`, with the powers of `set`, for these names and
+    /// addresses.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Certificates {
         self.made.as_ref().map(|made| &made.authority)
     }
 
-    /// The file of the authority, for those who do not know it; `None` without certificates.
+    /// The certificate file of the authority; `None` without certificates.
     pub fn authority_file(&self) -> Option<PathBuf> {
         self.made.as_ref().map(|made| made.directory.join(OPERATOR).join("ca.pem"))
     }
@@ -90,7 +90,7 @@ impl Certificates {
         }
     }
 
-    /// How the connections of `holder` are protected, for what runs in this process.
+    /// The protection of the connections of `holder`, for code in this process.
     ///
     /// # Errors
     ///
