@@ -20,7 +20,7 @@ use model::object::ObjectId;
 use model::report::report;
 use walkdir::{DirEntry, DirEntryExt as _, WalkDir};
 
-use crate::core::missing_objects::{Holds, Survey};
+use crate::core::missing_objects::{MissingObjects, ObjectLookup};
 use crate::store::directories;
 use crate::store::layout::{self, Placed};
 use crate::store::local::directories::LocalRegister;
@@ -124,7 +124,7 @@ pub fn check(options: &Options, progress: &Progress) -> Result<Findings, CheckEr
     Ok(findings)
 }
 
-/// Holds the lock of the data directory. On a disk that cannot be written no server can start, so
+/// ObjectLookup the lock of the data directory. On a disk that cannot be written no server can start, so
 /// that the lock is not needed if it is not there.
 fn lock_if_possible(data: &Path) -> Result<Option<impl Drop>, StoreError> {
     match lock(data) {
@@ -273,7 +273,7 @@ impl Check<'_> {
         if !root.is_dir() {
             return Ok(());
         }
-        let mut survey = Survey::default();
+        let mut survey = MissingObjects::default();
         let walk = WalkDir::new(&root).min_depth(1).sort_by_file_name();
         for entry in walk {
             let entry = entry.map_err(|error| failed("read the images")(error.into()))?;
@@ -299,7 +299,7 @@ impl Check<'_> {
         &self,
         name: &ImageName,
         path: &Path,
-        survey: &mut Survey,
+        survey: &mut MissingObjects,
     ) -> Result<(), StoreError> {
         self.progress.images.fetch_add(1, Ordering::Relaxed);
         self.note(Finding::Image);
@@ -347,7 +347,7 @@ struct Files<'check> {
     check: &'check Check<'check>,
 }
 
-impl Holds for Files<'_> {
+impl ObjectLookup for Files<'_> {
     type Error = StoreError;
 
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, StoreError> {

@@ -16,14 +16,14 @@ use rpc::audit_log::AuditLog;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{boot_id, reading, wall};
-use crate::core::clock_trust::{Kept, Reading, Trust, Watch};
+use crate::core::clock_trust::{ClockTrust, ClockWatch, Reading, SavedClock};
 use crate::core::image_expiry::{Due, due};
 use crate::store::{Store, files, layout};
 
 /// How often what was believed is kept, in seconds.
 const KEEP_INTERVAL: i64 = 300;
 
-/// How [`Kept`] is written.
+/// How [`SavedClock`] is written.
 #[derive(Serialize, Deserialize)]
 struct KeptFile {
     boot_id: String,
@@ -33,8 +33,8 @@ struct KeptFile {
 
 #[derive(Debug)]
 struct State {
-    watch: Watch,
-    trust: Trust,
+    watch: ClockWatch,
+    trust: ClockTrust,
     kept_at: Option<i64>,
     /// Images whose time has come, but which are in use.
     overdue: Vec<ImageName>,
@@ -61,12 +61,13 @@ impl Expiry {
             tracing::error!("what the clock showed before is not known: {}", report(&error));
             None
         });
-        let kept = kept.map(|KeptFile { boot_id, wall, offset }| Kept { boot_id, wall, offset });
+        let kept =
+            kept.map(|KeptFile { boot_id, wall, offset }| SavedClock { boot_id, wall, offset });
         let settle = i64::try_from(settle.as_secs()).unwrap_or(i64::MAX);
-        let watch = Watch::new(kept.as_ref(), &boot_id, settle, reading());
+        let watch = ClockWatch::new(kept.as_ref(), &boot_id, settle, reading());
         let state = State {
             watch,
-            trust: Trust::Settling(settle),
+            trust: ClockTrust::Settling(settle),
             kept_at: None,
             overdue: Vec::new(),
             expired: 0,
@@ -83,35 +84,35 @@ impl Expiry {
     /// Reads the clocks, and deletes the images whose time has come.
     pub fn tick(&self) {
         let now = reading();
-        if self.read(now) == Trust::Trusted && !self.is_replica {
+        if self.read(now) == ClockTrust::Trusted && !self.is_replica {
             // The time that was believed, not another that is read later.
             self.expire(Time { seconds: now.wall, nanoseconds: 0 });
         }
     }
 
     /// Takes note of what the clocks show, and tells if that is not believed any more.
-    fn read(&self, now: Reading) -> Trust {
+    fn read(&self, now: Reading) -> ClockTrust {
         let mut state = self.state();
         let (trust, before) = (state.watch.read(now), state.trust);
         state.trust = trust;
         match (before, trust) {
-            (Trust::Jumped(_), Trust::Jumped(_)) => {}
-            (_, Trust::Jumped(seconds)) => tracing::error!(
+            (ClockTrust::Jumped(_), ClockTrust::Jumped(_)) => {}
+            (_, ClockTrust::Jumped(seconds)) => tracing::error!(
                 seconds,
                 "the clock jumped: no image expires until it is back, or an operator says that it \
                  is right with `imagetool accept-clock`"
             ),
-            (Trust::Jumped(_), Trust::Settling(seconds)) => {
+            (ClockTrust::Jumped(_), ClockTrust::Settling(seconds)) => {
                 tracing::warn!(
                     "the clock is back: images expire again if it stays for {seconds} s"
                 );
             }
-            (Trust::Jumped(_) | Trust::Settling(_), Trust::Trusted) => {
+            (ClockTrust::Jumped(_) | ClockTrust::Settling(_), ClockTrust::Trusted) => {
                 tracing::info!("the clock is believed: images expire");
             }
             _ => {}
         }
-        if trust == Trust::Trusted {
+        if trust == ClockTrust::Trusted {
             self.keep(&mut state, now);
         }
         trust
@@ -121,7 +122,7 @@ impl Expiry {
         if state.kept_at.is_some_and(|at| now.since_boot < at + KEEP_INTERVAL) {
             return;
         }
-        let Kept { boot_id, wall, offset } = state.watch.keep(&self.boot_id, now);
+        let SavedClock { boot_id, wall, offset } = state.watch.keep(&self.boot_id, now);
         let file = KeptFile { boot_id, wall, offset };
         match files::write(self.store.data(), layout::CLOCK, &file) {
             Ok(()) => state.kept_at = Some(now.since_boot),
@@ -186,11 +187,11 @@ impl Expiry {
         let now = reading();
         let mut state = self.state();
         let jumped_seconds = match state.watch.read(now) {
-            Trust::Jumped(seconds) => seconds,
-            Trust::Trusted | Trust::Settling(_) => 0,
+            ClockTrust::Jumped(seconds) => seconds,
+            ClockTrust::Trusted | ClockTrust::Settling(_) => 0,
         };
         state.watch.accept(now);
-        state.trust = Trust::Trusted;
+        state.trust = ClockTrust::Trusted;
         state.kept_at = None;
         self.keep(&mut state, now);
         AcceptClockReply { now: wall(), jumped_seconds }
@@ -198,7 +199,7 @@ impl Expiry {
 
     /// Whether the time was believed when it was last looked at.
     #[must_use]
-    pub fn trust(&self) -> Trust {
+    pub fn trust(&self) -> ClockTrust {
         self.state().trust
     }
 

@@ -35,7 +35,7 @@ use model::tree::Time;
 use rpc::client::Peer;
 
 use crate::core::replication::patterns::Patterns;
-use crate::core::replication::replicas::Roster;
+use crate::core::replication::replicas::Replicas;
 use follower::Follower;
 
 /// Whom a replica follows, and in what.
@@ -57,14 +57,14 @@ pub struct Settings {
 pub struct Replication {
     id: ServerId,
     follower: Option<Arc<Follower>>,
-    roster: Mutex<Roster>,
+    replicas: Mutex<Replicas>,
 }
 
 impl Replication {
     /// The place of the server with that store, which may follow a master.
     #[must_use]
     pub fn new(id: ServerId, follower: Option<Arc<Follower>>) -> Self {
-        Self { id, follower, roster: Mutex::default() }
+        Self { id, follower, replicas: Mutex::default() }
     }
 
     /// The store of this server.
@@ -79,13 +79,13 @@ impl Replication {
         self.follower.as_ref()
     }
 
-    fn roster(&self) -> MutexGuard<'_, Roster> {
-        locked(&self.roster)
+    fn replicas(&self) -> MutexGuard<'_, Replicas> {
+        locked(&self.replicas)
     }
 
     /// Takes note that a replica at `address` has asked for changes.
     pub fn note_replica(&self, now: Time, address: String, report: &ReplicaReport) {
-        self.roster().note(now, address, report);
+        self.replicas().note(now, address, report);
     }
 
     /// How all stands.
@@ -94,7 +94,7 @@ impl Replication {
         GetReplicationReply {
             server: self.id.clone(),
             master: self.follower.as_ref().map(|follower| follower.report()),
-            replicas: self.roster().list(now),
+            replicas: self.replicas().list(now),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Reads the whole store in the background, for ever, and says what is lost.
 //!
-//! One thread reads every object from the medium within a period ([`course`] decides how fast),
+//! One thread reads every object from the medium within a period ([`progress`] decides how fast),
 //! puts corrupt ones aside, and finds out which images need what is lost. Another server, if one is
 //! named, is asked for that ([`repairs`] decides when); what comes is hashed as every upload is.
 
@@ -26,16 +26,16 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::missing_objects::{Holds, Survey};
+use crate::core::missing_objects::{MissingObjects, ObjectLookup};
 use crate::store::contract::Objects;
 use crate::store::counters::Counters;
-use crate::store::damaged_objects::Wound;
+use crate::store::damaged_objects::Damage;
 use crate::store::medium_reader::MediumReader;
 use crate::store::medium_reader::OnMedium;
 use crate::store::upload::store_objects;
 use crate::store::{Store, error::StoreError, layout};
 
-use crate::core::scrub_progress::{Course, Limits, Step};
+use crate::core::scrub_progress::{Limits, ScrubProgress, Step};
 use crate::core::scrub_repairs::{Ask, Repairs};
 
 /// How many bytes are charged as one: no device reads less at once.
@@ -65,7 +65,7 @@ pub struct Losses {
     /// What images need and is not there or cannot be read.
     pub images: BTreeMap<ImageName, BTreeSet<ObjectId>>,
     /// What is wrong with these objects.
-    pub objects: BTreeMap<ObjectId, Wound>,
+    pub objects: BTreeMap<ObjectId, Damage>,
     /// How many more are known to be lost, that no image needs.
     pub unneeded: usize,
 }
@@ -169,41 +169,41 @@ impl Reader {
             tracing::warn!("the store is read with normal priority: {error}");
         }
         let places = u16::try_from(layout::places().count()).expect("there are 512");
-        let mut course = self.load(places);
+        let mut progress = self.load(places);
         if self.store.objects.is_doubtful() {
             // Only a pass from the beginning reads all that a former server has left.
-            course = Course { completed: course.completed, ..Course::default() };
+            progress = ScrubProgress { completed: progress.completed, ..ScrubProgress::default() };
         }
         let mut late = false;
-        if self.store.objects.wounds().count() > 0 {
+        if self.store.objects.damaged_objects().count() > 0 {
             self.survey();
         }
         while !self.stop.is_cancelled() {
-            self.scrub.directories.store(course.next.into(), Ordering::Relaxed);
-            self.scrub.completed.store(course.completed, Ordering::Relaxed);
+            self.scrub.directories.store(progress.next.into(), Ordering::Relaxed);
+            self.scrub.completed.store(progress.completed, Ordering::Relaxed);
             let Some(limits) = self.limits else {
                 self.wait(Duration::from_secs(3_600));
                 continue;
             };
-            let held_bytes = self.store.objects.holdings().bytes;
+            let held_bytes = self.store.objects.object_counts().bytes;
             let now = now();
-            match course.next(now, places, held_bytes, &limits) {
+            match progress.next(now, places, held_bytes, &limits) {
                 Step::Begin => {
-                    course = Course::begin(now, course.completed);
-                    course.hurry = self.store.objects.is_doubtful();
+                    progress = ScrubProgress::begin(now, progress.completed);
+                    progress.hurry = self.store.objects.is_doubtful();
                     self.all_read = true;
                     late = false;
-                    self.save(&course);
+                    self.save(&progress);
                 }
                 Step::Read { place, bytes_per_second } => {
                     let Some((objects, bytes)) = self.read(place, bytes_per_second) else {
                         continue;
                     };
-                    course.read(objects, bytes);
+                    progress.read(objects, bytes);
                     if self.saved.is_none_or(|saved| saved.elapsed() > SAVE_EVERY) {
-                        self.save(&course);
+                        self.save(&progress);
                     }
-                    if !late && course.is_late(now, places, &limits) {
+                    if !late && progress.is_late(now, places, &limits) {
                         late = true;
                         tracing::warn!(
                             "reading all objects takes longer than --scrub-every: raise \
@@ -217,15 +217,15 @@ impl Reader {
                     if std::mem::take(&mut self.all_read) {
                         self.store.objects.all_read();
                     }
-                    course.complete(now);
-                    let Course { objects, bytes, .. } = course;
+                    progress.complete(now);
+                    let ScrubProgress { objects, bytes, .. } = progress;
                     tracing::info!(objects, bytes, "every object was read");
-                    self.save(&course);
+                    self.save(&progress);
                 }
                 Step::Wait(time) => self.wait(time),
             }
         }
-        self.save(&course);
+        self.save(&progress);
     }
 
     /// Waits until what is lost has changed, but not longer than `time`.
@@ -234,7 +234,7 @@ impl Reader {
             tokio::select! {
                 () = self.stop.cancelled() => false,
                 () = tokio::time::sleep(time) => false,
-                () = self.store.objects.wounds().changed() => true,
+                () = self.store.objects.damaged_objects().changed() => true,
             }
         });
         if changed {
@@ -252,7 +252,7 @@ impl Reader {
 
     fn survey_if_due(&mut self) {
         let is_due = self.surveyed.is_none_or(|(at, took)| at.elapsed() >= took * 10);
-        if is_due && self.store.objects.wounds().take_changed() {
+        if is_due && self.store.objects.damaged_objects().take_changed() {
             self.survey();
         }
     }
@@ -297,7 +297,7 @@ impl Reader {
                 Err(error) => {
                     tracing::error!("{}", report(&error));
                     // One that is known to be unreadable is not believed to be there.
-                    skipped |= self.store.objects.wounds().of(&id).is_none();
+                    skipped |= self.store.objects.damaged_objects().of(&id).is_none();
                 }
             }
         }
@@ -335,7 +335,7 @@ impl Reader {
 
     fn find_losses(&self) -> Result<Losses, StoreError> {
         let objects = &*self.store.objects;
-        let mut survey = Survey::default();
+        let mut survey = MissingObjects::default();
         let mut losses = Losses::default();
         let mut after = None;
         loop {
@@ -346,8 +346,8 @@ impl Reader {
                 }
                 let lacks = survey.lacks(image.root, &mut Present(objects))?;
                 for id in &lacks {
-                    let wound = objects.wounds().of(id).unwrap_or(Wound::Missing);
-                    losses.objects.insert(*id, wound);
+                    let damage = objects.damaged_objects().of(id).unwrap_or(Damage::Missing);
+                    losses.objects.insert(*id, damage);
                 }
                 if !lacks.is_empty() {
                     losses.images.insert(image.name.clone(), lacks);
@@ -358,36 +358,36 @@ impl Reader {
                 break;
             }
         }
-        let known = objects.wounds().all();
+        let known = objects.damaged_objects().all();
         losses.unneeded = known.keys().filter(|id| !losses.objects.contains_key(id)).count();
-        for (id, wound) in &losses.objects {
-            if *wound == Wound::Missing {
-                objects.wounds().add(*id, Wound::Missing);
+        for (id, damage) in &losses.objects {
+            if *damage == Damage::Missing {
+                objects.damaged_objects().add(*id, Damage::Missing);
             }
         }
-        objects.wounds().forget_missing(|id| losses.objects.contains_key(id));
+        objects.damaged_objects().forget_missing(|id| losses.objects.contains_key(id));
         Ok(losses)
     }
 
-    fn load(&self, places: u16) -> Course {
+    fn load(&self, places: u16) -> ScrubProgress {
         let text = match fs_err::read(&self.state) {
             Ok(text) => text,
             Err(error) => {
                 if error.kind() != std::io::ErrorKind::NotFound {
                     tracing::warn!(%error, "reading all objects begins anew");
                 }
-                return Course::default();
+                return ScrubProgress::default();
             }
         };
-        let course: Option<Course> = serde_json::from_slice(&text).ok();
-        course.filter(|course| course.is_possible(places)).unwrap_or_default()
+        let progress: Option<ScrubProgress> = serde_json::from_slice(&text).ok();
+        progress.filter(|progress| progress.is_possible(places)).unwrap_or_default()
     }
 
     /// Writes down how far the pass is. A file that was cut short costs a pass too early: nothing
     /// else depends on it.
-    fn save(&mut self, course: &Course) {
+    fn save(&mut self, progress: &ScrubProgress) {
         self.saved = Some(Instant::now());
-        let saved = serde_json::to_vec(course)
+        let saved = serde_json::to_vec(progress)
             .map_err(std::io::Error::other)
             .and_then(|text| fs_err::write(&self.state, text));
         if let Err(error) = saved {
@@ -399,20 +399,20 @@ impl Reader {
 /// The store as images need it.
 struct Present<'store>(&'store dyn Objects);
 
-impl Holds for Present<'_> {
+impl ObjectLookup for Present<'_> {
     type Error = StoreError;
 
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, StoreError> {
         match self.0.open_verified(id) {
             Ok(None) => Ok(None),
             Ok(Some(content)) => Ok(content.into_bytes().ok().map(Vec::from)),
-            Err(_) if self.0.wounds().of(id).is_some() => Ok(None),
+            Err(_) if self.0.damaged_objects().of(id).is_some() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     fn has(&mut self, id: &ObjectId, size_bytes: u64) -> Result<bool, StoreError> {
-        Ok(self.0.wounds().of(id) != Some(Wound::Unreadable)
+        Ok(self.0.damaged_objects().of(id) != Some(Damage::Unreadable)
             && self.0.size_bytes(id)? == Some(size_bytes))
     }
 }
@@ -467,7 +467,7 @@ impl Repairer {
             // What has come since is not lost any more, though it may not be told yet.
             let wanted: BTreeSet<ObjectId> = wanted
                 .into_iter()
-                .filter(|id| self.store.objects.wounds().of(id).is_some())
+                .filter(|id| self.store.objects.damaged_objects().of(id).is_some())
                 .collect();
             match repairs.next(start.elapsed(), &wanted) {
                 Ask::For(ids) => {
@@ -496,7 +496,8 @@ impl Repairer {
         let reader = self.client.get_objects(&request).await.map_err(|error| report(&error))?;
         let (store, counters) = (Arc::clone(&self.store), Arc::clone(&self.counters));
         let stored = store_objects(store, counters, &self.tasks, reader, ids).await;
-        let came = ids.iter().filter(|id| self.store.objects.wounds().of(id).is_none()).count();
+        let came =
+            ids.iter().filter(|id| self.store.objects.damaged_objects().of(id).is_none()).count();
         if came > 0 {
             tracing::info!(objects = came, from = %self.client.peer(), "repaired what was lost");
             self.counters.objects_repaired.inc_by(came as u64);

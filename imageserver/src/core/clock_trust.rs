@@ -37,7 +37,7 @@ impl Reading {
 
 /// What is kept over restarts: readings that were believed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct SavedClock {
     /// The boot in which they were made.
     pub boot_id: String,
     /// What the time of day was then.
@@ -48,7 +48,7 @@ pub struct Kept {
 
 /// Whether the time of day may be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
+pub enum ClockTrust {
     /// It may.
     Trusted,
     /// It looks right, but has not for long enough. For so many seconds more.
@@ -59,7 +59,7 @@ pub enum Trust {
 
 /// Watches the clocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Watch {
+pub struct ClockWatch {
     /// The least and the greatest difference that is expected.
     expected: (i64, i64),
     /// The difference that was seen last, and since when it has been about that.
@@ -70,10 +70,10 @@ pub struct Watch {
     settle: i64,
 }
 
-impl Watch {
+impl ClockWatch {
     /// Begins to watch, in the boot `boot_id`.
     #[must_use]
-    pub fn new(kept: Option<&Kept>, boot_id: &str, settle: i64, first: Reading) -> Self {
+    pub fn new(kept: Option<&SavedClock>, boot_id: &str, settle: i64, first: Reading) -> Self {
         let expected = match kept {
             None => (i64::MIN / 4, i64::MAX / 4),
             Some(kept) if kept.boot_id == boot_id => (kept.offset, kept.offset),
@@ -87,7 +87,7 @@ impl Watch {
     }
 
     /// Takes note of what the clocks show.
-    pub fn read(&mut self, now: Reading) -> Trust {
+    pub fn read(&mut self, now: Reading) -> ClockTrust {
         let elapsed = now.since_boot.saturating_sub(self.read_at).max(0);
         self.read_at = now.since_boot;
         let (offset, moved) = (now.offset(), now.offset().saturating_sub(self.steady.0));
@@ -99,25 +99,25 @@ impl Watch {
             self.steady.0 += moved.clamp(-drift, drift);
         }
         let trust = self.trust(now);
-        if trust == Trust::Trusted {
+        if trust == ClockTrust::Trusted {
             self.expected = (self.steady.0, self.steady.0);
         }
         trust
     }
 
-    fn trust(&self, now: Reading) -> Trust {
+    fn trust(&self, now: Reading) -> ClockTrust {
         let (least, greatest) = self.expected;
         let offset = now.offset();
         if offset < least.saturating_sub(TOLERANCE) {
-            return Trust::Jumped(offset.saturating_sub(least));
+            return ClockTrust::Jumped(offset.saturating_sub(least));
         }
         if offset > greatest.saturating_add(TOLERANCE) {
-            return Trust::Jumped(offset.saturating_sub(greatest));
+            return ClockTrust::Jumped(offset.saturating_sub(greatest));
         }
         let steady_for = now.since_boot.saturating_sub(self.steady.1);
         match self.settle.saturating_sub(steady_for) {
-            ..=0 => Trust::Trusted,
-            left => Trust::Settling(left),
+            ..=0 => ClockTrust::Trusted,
+            left => ClockTrust::Settling(left),
         }
     }
 
@@ -130,8 +130,8 @@ impl Watch {
 
     /// What is to be kept if the clocks may be believed.
     #[must_use]
-    pub fn keep(&self, boot_id: &str, now: Reading) -> Kept {
-        Kept { boot_id: boot_id.to_owned(), wall: now.wall, offset: self.expected.0 }
+    pub fn keep(&self, boot_id: &str, now: Reading) -> SavedClock {
+        SavedClock { boot_id: boot_id.to_owned(), wall: now.wall, offset: self.expected.0 }
     }
 }
 
@@ -147,10 +147,10 @@ mod tests {
     }
 
     /// A watch that trusts the clock, at 1,000 s after boot.
-    fn trusting() -> Watch {
-        let mut watch = Watch::new(None, "boot", 600, at(0, 0));
-        assert_eq!(watch.read(at(10, 10)), Trust::Settling(590));
-        assert_eq!(watch.read(at(1_000, 1_000)), Trust::Trusted);
+    fn trusting() -> ClockWatch {
+        let mut watch = ClockWatch::new(None, "boot", 600, at(0, 0));
+        assert_eq!(watch.read(at(10, 10)), ClockTrust::Settling(590));
+        assert_eq!(watch.read(at(1_000, 1_000)), ClockTrust::Trusted);
         watch
     }
 
@@ -158,33 +158,33 @@ mod tests {
     fn nothing_expires_after_a_jump_until_the_clock_is_back_for_a_while() {
         for jump in [61, DAY, 365 * DAY, -61, -DAY] {
             let mut watch = trusting();
-            assert_eq!(watch.read(at(1_010 + jump, 1_010)), Trust::Jumped(jump));
+            assert_eq!(watch.read(at(1_010 + jump, 1_010)), ClockTrust::Jumped(jump));
             // It stays so for as long as the clock does, however long that is.
-            assert_eq!(watch.read(at(9_000 + jump, 9_000)), Trust::Jumped(jump));
-            assert_eq!(watch.read(at(10_000, 10_000)), Trust::Settling(600));
-            assert_eq!(watch.read(at(10_599, 10_599)), Trust::Settling(1));
-            assert_eq!(watch.read(at(10_600, 10_600)), Trust::Trusted);
+            assert_eq!(watch.read(at(9_000 + jump, 9_000)), ClockTrust::Jumped(jump));
+            assert_eq!(watch.read(at(10_000, 10_000)), ClockTrust::Settling(600));
+            assert_eq!(watch.read(at(10_599, 10_599)), ClockTrust::Settling(1));
+            assert_eq!(watch.read(at(10_600, 10_600)), ClockTrust::Trusted);
         }
         let mut watch = trusting();
-        assert_eq!(watch.read(at(1_010 + 60, 1_010)), Trust::Trusted);
+        assert_eq!(watch.read(at(1_010 + 60, 1_010)), ClockTrust::Trusted);
     }
 
     #[test]
     fn an_operator_may_say_that_the_new_time_is_right() {
         let mut watch = trusting();
         let jumped = at(1_010 + DAY, 1_010);
-        assert_eq!(watch.read(jumped), Trust::Jumped(DAY));
+        assert_eq!(watch.read(jumped), ClockTrust::Jumped(DAY));
         watch.accept(jumped);
-        assert_eq!(watch.read(at(1_020 + DAY, 1_020)), Trust::Trusted);
-        assert_eq!(watch.read(at(1_030, 1_030)), Trust::Jumped(-DAY));
+        assert_eq!(watch.read(at(1_020 + DAY, 1_020)), ClockTrust::Trusted);
+        assert_eq!(watch.read(at(1_030, 1_030)), ClockTrust::Jumped(-DAY));
     }
 
     #[test]
     fn a_clock_that_is_set_while_it_settles_must_settle_anew() {
-        let mut watch = Watch::new(None, "boot", 600, at(0, 0));
-        assert_eq!(watch.read(at(500, 500)), Trust::Settling(100));
-        assert_eq!(watch.read(at(DAY, 550)), Trust::Settling(600));
-        assert_eq!(watch.read(at(DAY + 600, 1_150)), Trust::Trusted);
+        let mut watch = ClockWatch::new(None, "boot", 600, at(0, 0));
+        assert_eq!(watch.read(at(500, 500)), ClockTrust::Settling(100));
+        assert_eq!(watch.read(at(DAY, 550)), ClockTrust::Settling(600));
+        assert_eq!(watch.read(at(DAY + 600, 1_150)), ClockTrust::Trusted);
     }
 
     #[test]
@@ -195,34 +195,37 @@ mod tests {
             let since_boot = 1_000 + 60 * minute;
             assert_eq!(
                 watch.read(at(since_boot + 60 * minute / 2_000, since_boot)),
-                Trust::Trusted
+                ClockTrust::Trusted
             );
         }
         let mut watch = trusting();
-        let mut trust = Trust::Trusted;
+        let mut trust = ClockTrust::Trusted;
         for step in 1..10 {
             trust = watch.read(at(1_000 + 10 * step + 50 * step, 1_000 + 10 * step));
         }
-        assert!(matches!(trust, Trust::Jumped(60..)), "{trust:?}");
+        assert!(matches!(trust, ClockTrust::Jumped(60..)), "{trust:?}");
     }
 
     #[test]
     fn what_was_expected_lasts_over_restarts() {
         let kept = trusting().keep("boot", at(1_000, 1_000));
-        assert_eq!(kept, Kept { boot_id: "boot".to_owned(), wall: START + 1_000, offset: START });
+        assert_eq!(
+            kept,
+            SavedClock { boot_id: "boot".to_owned(), wall: START + 1_000, offset: START }
+        );
         #[rustfmt::skip]
         let table = [
             // boot, at start: wall, since boot; trust 600 s later
-            ("boot", at(2_000, 2_000), Trust::Trusted),
-            ("boot", at(2_000 + DAY, 2_000), Trust::Jumped(DAY)),
-            ("boot", at(2_000 - DAY, 2_000), Trust::Jumped(-DAY)),
-            ("next", at(2_000, 5), Trust::Trusted),
-            ("next", at(29 * DAY, 5), Trust::Trusted),
-            ("next", at(1_000 + 31 * DAY, 0), Trust::Jumped(DAY)),
-            ("next", at(1_000 - DAY, 0), Trust::Jumped(-DAY)),
+            ("boot", at(2_000, 2_000), ClockTrust::Trusted),
+            ("boot", at(2_000 + DAY, 2_000), ClockTrust::Jumped(DAY)),
+            ("boot", at(2_000 - DAY, 2_000), ClockTrust::Jumped(-DAY)),
+            ("next", at(2_000, 5), ClockTrust::Trusted),
+            ("next", at(29 * DAY, 5), ClockTrust::Trusted),
+            ("next", at(1_000 + 31 * DAY, 0), ClockTrust::Jumped(DAY)),
+            ("next", at(1_000 - DAY, 0), ClockTrust::Jumped(-DAY)),
         ];
         for (boot, start, trust) in table {
-            let mut watch = Watch::new(Some(&kept), boot, 600, start);
+            let mut watch = ClockWatch::new(Some(&kept), boot, 600, start);
             let later = Reading { wall: start.wall + 600, since_boot: start.since_boot + 600 };
             assert_eq!(watch.read(later), trust, "{boot} {start:?}");
         }

@@ -18,7 +18,7 @@ pub const HOLDERS_MAX: usize = 1_000;
 
 /// What is kept of a holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct SavedHold {
     /// Who.
     pub holder: String,
     /// Which images.
@@ -58,7 +58,7 @@ pub struct Holds {
 impl Holds {
     /// The holds that a former server knew.
     #[must_use]
-    pub fn new(kept: Vec<Kept>) -> Self {
+    pub fn new(kept: Vec<SavedHold>) -> Self {
         let hold = |names| Hold { names, until: AFTER_START_SECONDS, is_old: true };
         Self { holds: kept.into_iter().map(|kept| (kept.holder, hold(kept.names))).collect() }
     }
@@ -112,8 +112,8 @@ impl Holds {
 
     /// What is to be kept.
     #[must_use]
-    pub fn kept(&self) -> Vec<Kept> {
-        let kept = |(holder, hold): (&String, &Hold)| Kept {
+    pub fn kept(&self) -> Vec<SavedHold> {
+        let kept = |(holder, hold): (&String, &Hold)| SavedHold {
             holder: holder.clone(),
             names: hold.names.clone(),
         };
@@ -173,12 +173,12 @@ mod tests {
         assert_eq!(holds.note(60, "a", names(&["web/3"]), 100), Ok(true));
         assert_eq!(who(&holds, 60, "web/2"), [""; 0]);
         assert_eq!(holds.held(60), [&name("web/3")].into());
-        assert_eq!(holds.kept(), [Kept { holder: "a".to_owned(), names: names(&["web/3"]) }]);
+        assert_eq!(holds.kept(), [SavedHold { holder: "a".to_owned(), names: names(&["web/3"]) }]);
     }
 
     #[test]
     fn holds_of_a_former_server_last_for_a_while() {
-        let kept = vec![Kept { holder: "a".to_owned(), names: names(&["web/1"]) }];
+        let kept = vec![SavedHold { holder: "a".to_owned(), names: names(&["web/1"]) }];
         let mut holds = Holds::new(kept.clone());
         assert_eq!(holds.kept(), kept);
         let holders = holds.holders(30, &name("web/1"));

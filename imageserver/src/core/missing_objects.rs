@@ -7,7 +7,7 @@ use model::object::ObjectId;
 use model::tree::encode::references;
 
 /// What is asked of a store.
-pub trait Holds {
+pub trait ObjectLookup {
     /// Why it could not be asked.
     type Error;
 
@@ -29,18 +29,18 @@ pub trait Holds {
 /// Looks through one image after the other. Memory grows with the directories that are different:
 /// images share most of them.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub struct MissingObjects {
     /// Directories of which is known that they are there, with all below them.
     whole: BTreeSet<ObjectId>,
 }
 
-impl Survey {
+impl MissingObjects {
     /// What the tree `root` needs and `store` has not.
     ///
     /// # Errors
     ///
     /// What the store says.
-    pub fn lacks<H: Holds>(
+    pub fn lacks<H: ObjectLookup>(
         &mut self,
         root: ObjectId,
         store: &mut H,
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    impl Holds for Model {
+    impl ObjectLookup for Model {
         type Error = Infallible;
 
         fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, Infallible> {
@@ -133,7 +133,7 @@ mod tests {
         let mut model = Model::default();
         model.take(one.root());
         model.take(two.root());
-        let mut survey = Survey::default();
+        let mut survey = MissingObjects::default();
         assert_eq!(survey.lacks(one.digest(), &mut model), Ok(BTreeSet::new()));
         assert_eq!(model.asked, 4);
         assert_eq!(survey.lacks(two.digest(), &mut model), Ok(BTreeSet::new()));
@@ -141,7 +141,7 @@ mod tests {
 
         let own = Algorithm::Blake3.digest(b"1");
         model.files.remove(&own);
-        let mut survey = Survey::default();
+        let mut survey = MissingObjects::default();
         assert_eq!(survey.lacks(one.digest(), &mut model), Ok([own].into()));
         assert_eq!(survey.lacks(two.digest(), &mut model), Ok(BTreeSet::new()));
         model.directories.remove(&one.digest());

@@ -28,7 +28,7 @@ pub struct Limits {
 /// How far a pass is. Kept over restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Course {
+pub struct ScrubProgress {
     /// When the pass began, in seconds since 1970.
     pub began: u64,
     /// The directory of objects that is read next.
@@ -62,7 +62,7 @@ pub enum Step {
     Wait(Duration),
 }
 
-impl Course {
+impl ScrubProgress {
     /// A pass that begins.
     #[must_use]
     pub fn begin(now: u64, completed: u64) -> Self {
@@ -140,16 +140,21 @@ mod tests {
 
     #[test]
     fn what_is_next_and_how_fast() {
-        let at = |next, completed| Course { began: 1_000, next, completed, ..Course::default() };
+        let at = |next, completed| ScrubProgress {
+            began: 1_000,
+            next,
+            completed,
+            ..ScrubProgress::default()
+        };
         let read = |place, bytes_per_second| Step::Read { place, bytes_per_second };
         let wait = |seconds| Step::Wait(Duration::from_secs(seconds));
         let (tera, half) = (1_000_000_000_000, 1_000 + 15 * DAY);
-        let hurried = Course { hurry: true, ..at(3, 0) };
+        let hurried = ScrubProgress { hurry: true, ..at(3, 0) };
         let early = 990 + 30 * DAY;
         #[rustfmt::skip]
         let table = [
-            // name                course             now           held      step
-            ("never read",         Course::default(), 5,            0,        Step::Begin),
+            // name                progress             now           held      step
+            ("never read",         ScrubProgress::default(), 5,            0,        Step::Begin),
             ("a small store",      at(0, 0),          1_000,        tera / 9, read(0, 1_000_000)),
             ("a large store",      at(0, 0),          1_000,        9 * tera, read(0, 6_944_444)),
             ("half of it is read", at(256, 0),        1_000,        9 * tera, read(256, 3_472_222)),
@@ -163,43 +168,43 @@ mod tests {
             ("done, and set back", at(512, 2_000),    1,            tera,     Step::Begin),
             ("nothing believed",   hurried,           1_000,        1,        read(3, MAX)),
         ];
-        for (name, course, now, held_bytes, step) in table {
-            assert_eq!(course.next(now, 512, held_bytes, &LIMITS), step, "{name}");
+        for (name, progress, now, held_bytes, step) in table {
+            assert_eq!(progress.next(now, 512, held_bytes, &LIMITS), step, "{name}");
         }
     }
 
     #[test]
     fn a_pass_reads_every_directory_once_in_half_the_period() {
         let mut now = 7;
-        let mut course = Course::default();
+        let mut progress = ScrubProgress::default();
         let held_bytes: u64 = 3_000_000_000_000;
         let mut places = Vec::new();
         loop {
-            match course.next(now, 512, held_bytes, &LIMITS) {
-                Step::Begin => course = Course::begin(now, course.completed),
+            match progress.next(now, 512, held_bytes, &LIMITS) {
+                Step::Begin => progress = ScrubProgress::begin(now, progress.completed),
                 Step::Read { place, bytes_per_second } => {
                     places.push(place);
                     now += held_bytes / 512 / bytes_per_second;
-                    course.read(10, held_bytes / 512);
-                    assert!(!course.is_late(now, 512, &LIMITS));
+                    progress.read(10, held_bytes / 512);
+                    assert!(!progress.is_late(now, 512, &LIMITS));
                 }
-                Step::Complete => course.complete(now),
+                Step::Complete => progress.complete(now),
                 Step::Wait(_) => break,
             }
         }
         assert_eq!(places, (0..512).collect::<Vec<u16>>());
-        assert_eq!(course.objects, 5_120);
+        assert_eq!(progress.objects, 5_120);
         let took = now - 7;
         assert!((14 * DAY..=15 * DAY).contains(&took), "{took}");
     }
 
     #[test]
     fn a_pass_that_takes_too_long_is_late() {
-        let course = Course { began: 1_000, next: 3, ..Course::default() };
-        assert!(!course.is_late(1_000 + 30 * DAY, 512, &LIMITS));
-        assert!(course.is_late(1_001 + 30 * DAY, 512, &LIMITS));
-        assert!(!Course { next: 512, ..course }.is_late(1_001 + 30 * DAY, 512, &LIMITS));
-        assert!(!Course::default().is_late(1 << 40, 512, &LIMITS));
-        assert!(course.is_possible(512) && !course.is_possible(2));
+        let progress = ScrubProgress { began: 1_000, next: 3, ..ScrubProgress::default() };
+        assert!(!progress.is_late(1_000 + 30 * DAY, 512, &LIMITS));
+        assert!(progress.is_late(1_001 + 30 * DAY, 512, &LIMITS));
+        assert!(!ScrubProgress { next: 512, ..progress }.is_late(1_001 + 30 * DAY, 512, &LIMITS));
+        assert!(!ScrubProgress::default().is_late(1 << 40, 512, &LIMITS));
+        assert!(progress.is_possible(512) && !progress.is_possible(2));
     }
 }

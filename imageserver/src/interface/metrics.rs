@@ -12,9 +12,9 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::clock::wall;
-use crate::core::clock_trust::Trust;
+use crate::core::clock_trust::ClockTrust;
 use crate::interface::Life;
-use crate::interface::metrics::replication::Stand;
+use crate::interface::metrics::replication::ReplicationMetrics;
 use crate::scrub::Scrub;
 use crate::store::Store;
 use crate::store::counters::Counters;
@@ -44,27 +44,27 @@ pub fn register(registry: &mut Registry, counters: &Counters, store: &Arc<Store>
         registry.register(name, help, counter.clone());
     }
     let (store, life) = (Arc::clone(store), life.clone());
-    registry.register_collector(Box::new(Watch(Arc::clone(&life.scrub))));
-    registry.register_collector(Box::new(Stand(Arc::clone(&life.replication))));
-    registry.register_collector(Box::new(Holdings { store, life }));
+    registry.register_collector(Box::new(ScrubMetrics(Arc::clone(&life.scrub))));
+    registry.register_collector(Box::new(ReplicationMetrics(Arc::clone(&life.replication))));
+    registry.register_collector(Box::new(StoreMetrics { store, life }));
 }
 /// What the store holds, asked for when metrics are.
-struct Holdings {
+struct StoreMetrics {
     store: Arc<Store>,
     life: Life,
 }
 
-impl std::fmt::Debug for Holdings {
+impl std::fmt::Debug for StoreMetrics {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_tuple("Holdings").field(&self.store.data()).finish()
+        formatter.debug_tuple("StoreMetrics").field(&self.store.data()).finish()
     }
 }
 
-impl Collector for Holdings {
+impl Collector for StoreMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let objects = &self.store.objects;
-        let held = objects.holdings();
+        let held = objects.object_counts();
         let mut gauges = vec![
             ("images", "Images", self.store.images.count() as u64),
             (
@@ -113,11 +113,11 @@ impl Collector for Holdings {
     }
 }
 
-impl Holdings {
+impl StoreMetrics {
     /// What there is to know of images that go by themselves.
     fn of_expiry(&self) -> [(&'static str, &'static str, u64); 4] {
         let expiry = &self.life.expiry;
-        let jumped = matches!(expiry.trust(), Trust::Jumped(_));
+        let jumped = matches!(expiry.trust(), ClockTrust::Jumped(_));
         let week = wall().seconds.saturating_add(EXPIRES_SOON);
         let expiring = self.store.images.expiring().into_iter();
         let soon = expiring.filter(|(_, at)| at.seconds <= week).count() as u64;
@@ -156,9 +156,9 @@ impl Holdings {
 
 /// How far reading all objects is, and what it has found, asked for when metrics are.
 #[derive(Debug)]
-struct Watch(Arc<Scrub>);
+struct ScrubMetrics(Arc<Scrub>);
 
-impl Collector for Watch {
+impl Collector for ScrubMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let load = |number: &AtomicU64| number.load(Ordering::Relaxed);

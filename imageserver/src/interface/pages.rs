@@ -18,7 +18,7 @@ use rpc::server::{Page, PageRequest, Router};
 
 use crate::clock::wall;
 use crate::collection::{Collector, LastRun};
-use crate::core::clock_trust::Trust;
+use crate::core::clock_trust::ClockTrust;
 use crate::expiry::Expiry;
 use crate::interface::Life;
 use crate::interface::metrics::EXPIRES_SOON;
@@ -72,7 +72,7 @@ fn name_of(request: &PageRequest, parameter: &str) -> Result<Option<ImageName>, 
 }
 
 fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> Result<Page, Fault> {
-    let held = store.objects.holdings();
+    let held = store.objects.object_counts();
     let still = if held.complete { "" } else { " (still counting those of former runs)" };
     let free = match store.objects.space() {
         Ok(Some(space)) => size(space.free),
@@ -124,7 +124,7 @@ fn alarms(store: &Store, expiry: &Expiry) -> String {
              and restart the server."
         ));
     }
-    if let Trust::Jumped(seconds) = expiry.trust() {
+    if let ClockTrust::Jumped(seconds) = expiry.trust() {
         texts.push(format!(
             "The clock jumped by {seconds} s. No image expires until it is back, or you say that \
              it is right: imagetool accept-clock"
@@ -189,8 +189,8 @@ fn lost(losses: &Losses) -> String {
         .take(LOST_IMAGES_MAX)
         .map(|(name, lacks)| {
             let first = lacks.iter().next().map(|id| {
-                let wound = losses.objects.get(id).map_or("missing", |wound| wound.name());
-                format!("{id} is {wound}")
+                let damage = losses.objects.get(id).map_or("missing", |damage| damage.name());
+                format!("{id} is {damage}")
             });
             vec![
                 Cell::Name(name.to_string()),

@@ -22,7 +22,7 @@ const ROUNDS_MAX: u32 = 8;
 
 /// How this server stands with the directories of its master.
 #[derive(Debug, Default)]
-pub(super) struct Standing {
+pub(super) struct DirectoriesSync {
     /// What the master told last.
     pub told: Option<DirectoriesVersion>,
     /// True from then on until they are here.
@@ -31,7 +31,7 @@ pub(super) struct Standing {
     trouble: Option<TroubledDirectories>,
 }
 
-impl Standing {
+impl DirectoriesSync {
     /// True if they are as they should be, as far as that can be.
     pub fn is_settled(&self) -> bool {
         !self.is_taking
@@ -58,24 +58,24 @@ impl Follower {
     /// Takes note of the version that the master has. True if there is something to do.
     pub(super) fn hear_of_directories(
         &self,
-        standing: &mut Standing,
+        sync: &mut DirectoriesSync,
         theirs: Option<DirectoriesVersion>,
     ) -> bool {
-        standing.told = theirs;
+        sync.told = theirs;
         let decision = decide(theirs, own(&self.store));
-        let former = standing.trouble.as_ref().map(|troubled| troubled.trouble);
-        standing.is_taking = decision == Decision::Take;
+        let former = sync.trouble.as_ref().map(|troubled| troubled.trouble);
+        sync.is_taking = decision == Decision::Take;
         match decision {
             Decision::Take => {}
-            Decision::Nothing => (standing.trouble, standing.failures) = (None, 0),
+            Decision::Nothing => (sync.trouble, sync.failures) = (None, 0),
             Decision::Keep(trouble) if former == Some(trouble) => {}
             Decision::Keep(trouble) => {
                 let text = self.text_of_directories(trouble);
                 tracing::error!(trouble = trouble.name(), "{text}");
-                standing.trouble = Some(TroubledDirectories { trouble, text });
+                sync.trouble = Some(TroubledDirectories { trouble, text });
             }
         }
-        standing.is_taking
+        sync.is_taking
     }
 
     fn text_of_directories(&self, trouble: DirectoriesTrouble) -> String {
@@ -137,10 +137,10 @@ impl Follower {
         if !is_told {
             tracing::error!("{text}");
         }
-        let standing = &mut state.directories;
-        let wait = backoff(standing.failures, chance);
-        standing.failures += 1;
-        standing.trouble = Some(TroubledDirectories { trouble, text });
+        let sync = &mut state.directories;
+        let wait = backoff(sync.failures, chance);
+        sync.failures += 1;
+        sync.trouble = Some(TroubledDirectories { trouble, text });
         wait
     }
 

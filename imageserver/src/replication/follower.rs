@@ -31,8 +31,8 @@ use super::fetch::Fetcher;
 use crate::clock::{random, wall};
 use crate::core::replication::decision::{Decision, Rules};
 use crate::core::replication::queue::{Outcome, Queue, backoff};
-use crate::core::replication::sync_cursor::{Course, Taken, expect_no_loop};
-use crate::replication::directories::Standing;
+use crate::core::replication::sync_cursor::{SyncCursor, Taken, expect_no_loop};
+use crate::replication::directories::DirectoriesSync;
 use crate::replication::image_steps;
 use crate::store::Store;
 use crate::store::counters::Counters;
@@ -56,8 +56,8 @@ pub(super) const ERROR_BYTES_MAX: usize = 2_000;
 const LOG_AGAIN: Duration = Duration::from_secs(600);
 
 pub(super) struct State {
-    pub(super) directories: Standing,
-    course: Course,
+    pub(super) directories: DirectoriesSync,
+    sync_cursor: SyncCursor,
     queue: Queue,
     link: Link,
     since: Time,
@@ -102,8 +102,8 @@ impl Follower {
         let client = Client::new(settings.from.clone(), security);
         let fetcher = Fetcher::new(client, Arc::clone(&store), counters, tasks);
         let state = State {
-            directories: Standing::default(),
-            course: Course::default(),
+            directories: DirectoriesSync::default(),
+            sync_cursor: SyncCursor::default(),
             queue: Queue::default(),
             link: Link::Connecting,
             since: wall(),
@@ -212,7 +212,7 @@ impl Follower {
                     is_level: state.is_level(),
                     images_behind: state.queue.behind().0,
                 };
-                let position = state.course.position();
+                let position = state.sync_cursor.position();
                 let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
                 let directories = state.directories.told;
                 GetImageUpdatesRequest { position, wait_ms, replica, directories }
@@ -288,10 +288,10 @@ impl Follower {
             return Some(self.failed(Link::Loop, &report(&error)));
         }
         let mut state = self.state();
-        let taken = match state.course.take(&reply) {
+        let taken = match state.sync_cursor.take(&reply) {
             Ok(taken) => taken,
             Err(error) => {
-                state.course = Course::Begin;
+                state.sync_cursor = SyncCursor::Begin;
                 drop(state);
                 return Some(self.failed(Link::Broken, &report(&error)));
             }
@@ -331,7 +331,7 @@ impl Follower {
 
     /// Finds out which images the master does not name.
     fn look_for_others(&self, state: &mut State, taken: &Taken, changes: &[Change]) {
-        let State { only_here, course, .. } = state;
+        let State { only_here, sync_cursor, .. } = state;
         let [former, next] = only_here;
         let Some(span) = &taken.span else {
             for change in changes {
@@ -345,7 +345,7 @@ impl Follower {
         let named: BTreeSet<&ImageName> = changes.iter().map(Change::name).collect();
         let here = self.store.images.between(span).into_iter();
         next.extend(here.filter(|name| self.rules.follow(name) && !named.contains(name)));
-        if !course.follows() {
+        if !sync_cursor.follows() {
             return;
         }
         *former = std::mem::take(next);
@@ -617,7 +617,7 @@ impl Follower {
             progress.as_mut().enable();
             {
                 let state = self.state();
-                if state.course.has_passed(cursor) && state.queue.is_settled(name) {
+                if state.sync_cursor.has_passed(cursor) && state.queue.is_settled(name) {
                     return;
                 }
             }
@@ -680,7 +680,7 @@ impl State {
 
     fn is_level(&self) -> bool {
         self.link == Link::Connected
-            && self.course.follows()
+            && self.sync_cursor.follows()
             && self.queue.behind().0 == 0
             && self.directories.is_settled()
     }

@@ -16,12 +16,12 @@ use model::object::ObjectId;
 use super::content::Content;
 use crate::core::collection::disk_pressure::Space;
 use crate::core::image_holds::{Holder, TooManyError};
-use crate::store::damaged_objects::Wounds;
+use crate::store::damaged_objects::DamagedObjects;
 use crate::store::error::CollectError;
 use crate::store::error::{Ending, StoreError, failed};
 use crate::store::medium_reader::MediumReader;
 use crate::store::medium_reader::OnMedium;
-use crate::store::object_counts::Holdings;
+use crate::store::object_counts::ObjectCounts;
 
 /// Content by digest. What is given out was checked against its digest.
 pub trait Objects: Send + Sync {
@@ -120,13 +120,13 @@ pub trait Objects: Send + Sync {
     fn count(&self, stop: &dyn Fn() -> bool);
 
     /// How many objects there are.
-    fn holdings(&self) -> Holdings;
+    fn object_counts(&self) -> ObjectCounts;
 
     /// How many corrupt objects were found since the server started.
     fn corrupt(&self) -> u64;
 
     /// The objects that are known to be lost or unreadable.
-    fn wounds(&self) -> &Wounds;
+    fn damaged_objects(&self) -> &DamagedObjects;
 
     /// The objects in one of the directories of [`super::layout::places`], in the order in which
     /// they are best read.
@@ -172,14 +172,14 @@ pub trait Receiving {
     /// # Errors
     ///
     /// [`StoreError::Content`] if it is not; otherwise what the store says.
-    fn finish(self: Box<Self>) -> Result<Landing, StoreError>;
+    fn finish(self: Box<Self>) -> Result<PendingStore, StoreError>;
 }
 
 /// An object that is complete, and on its way to its place.
 #[must_use = "it is there when it has landed"]
-pub struct Landing(Option<Box<dyn FnOnce() -> Result<(), StoreError> + Send>>);
+pub struct PendingStore(Option<Box<dyn FnOnce() -> Result<(), StoreError> + Send>>);
 
-impl Landing {
+impl PendingStore {
     /// It is there.
     pub fn done() -> Self {
         Self(None)

@@ -15,7 +15,7 @@ const REMEMBERED_MAX: usize = 100_000;
 
 /// What is wrong with an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Wound {
+pub enum Damage {
     /// It was not what its name says, and was put aside.
     Corrupt,
     /// The disk does not give it back.
@@ -24,7 +24,7 @@ pub enum Wound {
     Missing,
 }
 
-impl Wound {
+impl Damage {
     /// The word for it.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -38,17 +38,17 @@ impl Wound {
 
 /// The objects that have to come again.
 #[derive(Default)]
-pub struct Wounds {
-    known: Mutex<BTreeMap<ObjectId, Wound>>,
+pub struct DamagedObjects {
+    known: Mutex<BTreeMap<ObjectId, Damage>>,
     changed: Notify,
     is_changed: AtomicBool,
 }
 
-impl Wounds {
+impl DamagedObjects {
     /// Takes note that there is something wrong with `id`.
-    pub fn add(&self, id: ObjectId, wound: Wound) {
+    pub fn add(&self, id: ObjectId, damage: Damage) {
         let mut known = locked(&self.known);
-        if known.len() >= REMEMBERED_MAX || known.insert(id, wound) == Some(wound) {
+        if known.len() >= REMEMBERED_MAX || known.insert(id, damage) == Some(damage) {
             return;
         }
         drop(known);
@@ -57,7 +57,7 @@ impl Wounds {
     }
 
     /// Takes note that `id` is whole.
-    pub fn heal(&self, id: &ObjectId) {
+    pub fn mark_repaired(&self, id: &ObjectId) {
         let mut known = locked(&self.known);
         if known.is_empty() || known.remove(id).is_none() {
             return;
@@ -69,13 +69,13 @@ impl Wounds {
 
     /// What is wrong with `id`, if that is known.
     #[must_use]
-    pub fn of(&self, id: &ObjectId) -> Option<Wound> {
+    pub fn of(&self, id: &ObjectId) -> Option<Damage> {
         locked(&self.known).get(id).copied()
     }
 
     /// All of them.
     #[must_use]
-    pub fn all(&self) -> BTreeMap<ObjectId, Wound> {
+    pub fn all(&self) -> BTreeMap<ObjectId, Damage> {
         locked(&self.known).clone()
     }
 
@@ -87,10 +87,10 @@ impl Wounds {
 
     /// Forgets what was missing and is not needed any more.
     pub fn forget_missing(&self, is_needed: impl Fn(&ObjectId) -> bool) {
-        locked(&self.known).retain(|id, wound| *wound != Wound::Missing || is_needed(id));
+        locked(&self.known).retain(|id, damage| *damage != Damage::Missing || is_needed(id));
     }
 
-    /// True if they have changed since it was last asked, or since [`Wounds::changed`].
+    /// True if they have changed since it was last asked, or since [`DamagedObjects::changed`].
     pub fn take_changed(&self) -> bool {
         self.is_changed.swap(false, Ordering::AcqRel)
     }

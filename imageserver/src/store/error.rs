@@ -233,7 +233,7 @@ pub enum StoreError {
     },
     /// Another server may collect by now.
     #[error("the turn to collect was not renewed in time: nothing more is removed")]
-    TurnLost,
+    GcLeaseLost,
     /// An image took too long to be added.
     #[error("adding the image took so long that its objects may have been removed: add it again")]
     TooLate,
@@ -427,7 +427,7 @@ pub(crate) fn fault_of_store(error: &StoreError) -> Fault {
         StoreError::Unsynced
         | StoreError::Slow { .. }
         | StoreError::Removing { .. }
-        | StoreError::TurnLost
+        | StoreError::GcLeaseLost
         | StoreError::TooLate => FaultCode::Unavailable,
         StoreError::Raced { .. } | StoreError::RacedDirectories => FaultCode::Busy,
         StoreError::LongName { .. } => FaultCode::BadRequest,

@@ -24,13 +24,13 @@ use crate::clock::random;
 use crate::core::directories::is_below;
 use crate::core::replication::change_log::Log;
 use crate::store::error::StoreError;
-use crate::store::image_walk::Start;
-use changes::Mark;
+use crate::store::image_walk::ImageRoots;
+use changes::Tombstone;
 
 struct Index {
     images: BTreeMap<ImageName, ImageSummary>,
     notes: BTreeMap<ImageName, ObjectId>,
-    ended: BTreeMap<ImageName, Mark>,
+    ended: BTreeMap<ImageName, Tombstone>,
     log: Log<ImageName>,
     damaged: BTreeMap<ImageName, String>,
     build_logs: BTreeMap<ImageName, ObjectId>,
@@ -92,7 +92,7 @@ impl Images {
                 return;
             }
             Ok(Found::Gone(ending)) => {
-                let mark = self.mark_of(name, ending);
+                let mark = self.tombstone_of(name, ending);
                 self.changed(name, |index| index.end(name, mark));
                 return;
             }
@@ -203,9 +203,9 @@ impl Images {
 
     /// What all images need, and how many of them had been added.
     #[must_use]
-    pub fn starts(&self) -> (u64, Vec<Start>) {
+    pub fn starts(&self) -> (u64, Vec<ImageRoots>) {
         let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
-        let start = |(name, summary): (&ImageName, &ImageSummary)| Start {
+        let start = |(name, summary): (&ImageName, &ImageSummary)| ImageRoots {
             image: name.clone(),
             root: summary.root,
             build_log: index.build_logs.get(name).copied(),
@@ -349,10 +349,10 @@ impl Images {
         version: Option<&Version>,
         mark: &str,
     ) -> Result<(), StoreError> {
-        let mark = Mark::text(mark, self.digest(name));
+        let mark = Tombstone::text(mark, self.digest(name));
         let deleted = self.records.bury(name, version, &mark, &mut || {
             let mut index = self.write_index();
-            index.end(name, Mark::read(mark.as_bytes()));
+            index.end(name, Tombstone::read(mark.as_bytes()));
             self.tell(&mut index, name);
         });
         if matches!(deleted, Err(StoreError::Gone { .. })) {

@@ -19,7 +19,7 @@ use crate::store::error::StoreError;
 
 /// How many objects the store holds, and the length of their files together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub struct ObjectCounts {
     /// How many.
     pub objects: u64,
     /// The length of their files together, in bytes; of what is packed, as it is packed.
@@ -45,7 +45,7 @@ enum Walk {
 }
 
 /// Counts the objects of a store.
-pub(super) struct Tally {
+pub(super) struct ObjectCounter {
     /// In the order of [`directories`].
     walks: Vec<Mutex<Walk>>,
     total: Mutex<(u64, u64)>,
@@ -60,7 +60,7 @@ pub(super) fn directories() -> impl Iterator<Item = (model::object::Algorithm, s
     })
 }
 
-impl Tally {
+impl ObjectCounter {
     pub fn new() -> Self {
         Self {
             walks: directories().map(|_| Mutex::new(Walk::Ahead)).collect(),
@@ -118,11 +118,11 @@ impl Tally {
         self.complete.store(true, Ordering::Release);
     }
 
-    pub fn holdings(&self) -> Holdings {
+    pub fn object_counts(&self) -> ObjectCounts {
         // Read first: what was counted before it became true is in the total.
         let complete = self.complete.load(Ordering::Acquire);
         let (objects, bytes) = *locked(&self.total);
-        Holdings { objects, bytes, complete }
+        ObjectCounts { objects, bytes, complete }
     }
 
     fn add(&self, Change { before, after }: Change) {
@@ -152,8 +152,8 @@ mod tests {
     const CAME: Change = Change { before: None, after: Some(7) };
     const WENT: Change = Change { before: Some(7), after: None };
 
-    fn held(objects: u64, bytes: u64, complete: bool) -> Holdings {
-        Holdings { objects, bytes, complete }
+    fn held(objects: u64, bytes: u64, complete: bool) -> ObjectCounts {
+        ObjectCounts { objects, bytes, complete }
     }
 
     fn store(contents: &[&[u8]]) -> (tempfile::TempDir, PathBuf) {
@@ -188,39 +188,39 @@ mod tests {
         std::fs::write(objects.join(layout::object_path(&cut)), b"").unwrap();
 
         // It comes again before it is walked, goes, comes and goes while its directory is walked.
-        let tally = Tally::new();
-        tally.note(&changing, || Ok(CAME)).unwrap();
-        assert_eq!(tally.holdings(), held(0, 0, false));
+        let counter = ObjectCounter::new();
+        counter.note(&changing, || Ok(CAME)).unwrap();
+        assert_eq!(counter.object_counts(), held(0, 0, false));
         let directory = place(&changing);
         let looks = std::cell::Cell::new(0);
-        tally.count(&objects, || {
-            if matches!(&*locked(&tally.walks[directory]), Walk::Under(_)) {
+        counter.count(&objects, || {
+            if matches!(&*locked(&counter.walks[directory]), Walk::Under(_)) {
                 looks.set(looks.get() + 1);
                 for change in [WENT, CAME, WENT] {
-                    tally.note(&changing, || Ok(change)).unwrap();
+                    counter.note(&changing, || Ok(change)).unwrap();
                 }
             }
             false
         });
-        assert_eq!((tally.holdings(), looks.get()), (held(3, 8, true), 1));
+        assert_eq!((counter.object_counts(), looks.get()), (held(3, 8, true), 1));
 
-        tally.note(&changing, || Ok(CAME)).unwrap();
-        assert_eq!(tally.holdings(), held(4, 15, true));
-        tally.note(&cut, || Ok(Change { before: None, after: Some(18) })).unwrap();
-        tally.note(&changing, || Ok(WENT)).unwrap();
-        assert_eq!(tally.holdings(), held(4, 26, true));
+        counter.note(&changing, || Ok(CAME)).unwrap();
+        assert_eq!(counter.object_counts(), held(4, 15, true));
+        counter.note(&cut, || Ok(Change { before: None, after: Some(18) })).unwrap();
+        counter.note(&changing, || Ok(WENT)).unwrap();
+        assert_eq!(counter.object_counts(), held(4, 26, true));
     }
 
     #[test]
     fn a_failed_change_and_a_walk_that_was_stopped_count_nothing() {
         let (_kept, objects) = store(&[b"one"]);
-        let tally = Tally::new();
-        tally.count(&objects, || true);
-        assert_eq!(tally.holdings(), held(0, 0, false));
-        tally.count(&objects, || false);
+        let counter = ObjectCounter::new();
+        counter.count(&objects, || true);
+        assert_eq!(counter.object_counts(), held(0, 0, false));
+        counter.count(&objects, || false);
         let id = Algorithm::Blake3.digest(b"two");
-        let failed = tally.note(&id, || Err(StoreError::Unsynced));
+        let failed = counter.note(&id, || Err(StoreError::Unsynced));
         assert!(matches!(failed, Err(StoreError::Unsynced)), "{failed:?}");
-        assert_eq!(tally.holdings(), held(1, 3, true));
+        assert_eq!(counter.object_counts(), held(1, 3, true));
     }
 }

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::store::comparing::Comparing;
-use crate::store::contract::{Landing, Receiving};
+use crate::store::contract::{PendingStore, Receiving};
 use crate::store::counters::Counters;
 use crate::store::error::{fault_of_store, joined};
 use crate::store::{Store, error::StoreError};
@@ -228,7 +228,7 @@ struct Writer<'store> {
     counters: &'store Counters,
     current: Current<'store>,
     /// Objects that are on their way to their places, with their lengths.
-    landing: VecDeque<(ObjectId, Landing, u64)>,
+    landing: VecDeque<(ObjectId, PendingStore, u64)>,
     reply: AddObjectsReply,
 }
 

@@ -12,7 +12,7 @@ use imageserver::collection::Collector;
 use imageserver::core::collection::disk_pressure::Bounds;
 use imageserver::core::directories::{Directories, DirectoryError, Made, Sums};
 use imageserver::replication::image_steps;
-use imageserver::store::contract::Landing;
+use imageserver::store::contract::PendingStore;
 use imageserver::store::directories::KeepError;
 use imageserver::store::medium_reader::MediumReader;
 use imageserver::store::record::Record;
@@ -226,7 +226,7 @@ pub fn act(directory: &Path) -> ExitCode {
     mark(END);
     // As a server does in the background, which hears that the disk gives it now.
     let mut reader = MediumReader::default();
-    for id in store.objects.wounds().all().keys() {
+    for id in store.objects.damaged_objects().all().keys() {
         store.objects.read_medium(id, &mut reader, &mut |_| true).unwrap();
     }
     // What could be read before can be read after, of this very store.
@@ -422,7 +422,7 @@ fn upload(store: &Store, image: &str) -> Result<Image, String> {
         for chunk in content.chunks(200_000) {
             receiving.write(chunk).map_err(failed)?;
         }
-        receiving.finish().and_then(Landing::wait).map_err(failed)?;
+        receiving.finish().and_then(PendingStore::wait).map_err(failed)?;
     }
     Ok(Image { content: content_of(image), notes: Notes::default() })
 }

@@ -172,7 +172,7 @@ fn an_object_that_is_there_twice_counts_once_and_goes_whole() {
     twice();
     let store = Store::open(data.path()).unwrap();
     store.objects.count(&|| false);
-    assert_eq!(store.objects.holdings().objects, 1);
+    assert_eq!(store.objects.object_counts().objects, 1);
     let place = layout::object_path(&id).parent().unwrap().to_owned();
     assert_eq!(store.objects.list(&place).unwrap(), [id]);
     // Reading all leaves one of them.
@@ -194,7 +194,7 @@ fn an_object_that_is_there_twice_counts_once_and_goes_whole() {
     let store = Arc::new(Store::open(data.path()).unwrap());
     let got = store.objects.open_verified(&id).unwrap().unwrap().into_bytes().unwrap();
     assert!(got == content);
-    assert_eq!((store.objects.corrupt(), store.objects.wounds().of(&id)), (1, None));
+    assert_eq!((store.objects.corrupt(), store.objects.damaged_objects().of(&id)), (1, None));
     assert_eq!((path(Form::Plain).exists(), path(Form::Packed).exists()), (false, true));
 
     // A collection takes both.

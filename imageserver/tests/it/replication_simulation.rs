@@ -25,7 +25,7 @@ use imageserver::core::replication::decision::{Decision, Here, Rules};
 use imageserver::core::replication::directories::{self, Draft, Own, Step};
 use imageserver::core::replication::patterns::Patterns;
 use imageserver::core::replication::queue::{Outcome, Queue};
-use imageserver::core::replication::sync_cursor::Course;
+use imageserver::core::replication::sync_cursor::SyncCursor;
 
 /// How many names are on a page: few, so that lists have many.
 const PAGE: usize = 3;
@@ -64,7 +64,7 @@ struct Server {
     master: Option<usize>,
     is_cut: bool,
     rules: Rules,
-    course: Course,
+    sync_cursor: SyncCursor,
     queue: Queue,
 }
 
@@ -80,14 +80,14 @@ impl Server {
             master,
             is_cut: false,
             rules,
-            course: Course::default(),
+            sync_cursor: SyncCursor::default(),
             queue: Queue::default(),
         }
     }
 
     fn kill(&mut self, instance: u64) {
         self.log = Log::new(instance);
-        (self.course, self.queue) = (Course::default(), Queue::default());
+        (self.sync_cursor, self.queue) = (SyncCursor::default(), Queue::default());
         (self.directories_told, self.draft) = (None, Draft::default());
     }
 
@@ -162,7 +162,7 @@ impl Server {
 
     /// Takes a reply, as the follower does.
     fn take(&mut self, now: Duration, reply: GetImageUpdatesReply) {
-        self.course.take(&reply).unwrap();
+        self.sync_cursor.take(&reply).unwrap();
         self.directories_told = reply.directories;
         for change in reply.changes {
             let is_idle =
@@ -283,7 +283,7 @@ impl World {
         if self.servers[index].is_cut {
             return;
         }
-        let reply = self.servers[master].answer(&self.servers[index].course.position());
+        let reply = self.servers[master].answer(&self.servers[index].sync_cursor.position());
         if self.chance.below(8) > 0 {
             self.servers[index].take(self.now, reply);
         }
@@ -392,7 +392,7 @@ fn servers_in_a_tree_end_with_what_their_patterns_say_and_lose_nothing() {
         for (index, server) in world.servers.iter().enumerate().skip(1) {
             let all = &world.servers[0].directories;
             assert_eq!(&server.directories, all, "seed {seed}, server {index}");
-            assert!(server.course.follows(), "seed {seed}, server {index}");
+            assert!(server.sync_cursor.follows(), "seed {seed}, server {index}");
             let troubles: Vec<_> = server.queue.troubles().collect();
             assert_eq!(troubles, [], "seed {seed}, server {index}");
             assert_eq!(server.queue.behind(), (0, 0), "seed {seed}, server {index}");

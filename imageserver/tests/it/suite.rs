@@ -162,7 +162,7 @@ fn objects_come_back_and_outlast_the_server(place: &dyn Place) {
     expect(&store);
     store.objects.count(&|| false);
     let bytes: u64 = twice.iter().map(|content| content.len() as u64).sum();
-    let held = store.objects.holdings();
+    let held = store.objects.object_counts();
     assert_eq!((held.objects, held.complete), (14, true));
     match place.is_packing() {
         true => assert!(held.bytes < bytes / 10, "{} of {bytes}", held.bytes),
@@ -220,10 +220,13 @@ fn corrupt_objects_are_put_aside_and_come_again(place: &dyn Place) {
         assert_eq!(read(&store, &id), None);
         assert_eq!(store.objects.corrupt(), 1);
         assert_eq!(store.objects.missing(&[id]).unwrap(), [id]);
-        assert_eq!(store.objects.wounds().of(&id).map(|wound| wound.name()), Some("corrupt"));
+        assert_eq!(
+            store.objects.damaged_objects().of(&id).map(|damage| damage.name()),
+            Some("corrupt")
+        );
         put(&store, &content);
         assert_eq!(read(&store, &id), Some(content));
-        assert_eq!(store.objects.wounds().count(), 0);
+        assert_eq!(store.objects.damaged_objects().count(), 0);
     }
 }
 

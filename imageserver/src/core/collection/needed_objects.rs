@@ -17,12 +17,12 @@ const STRONG_BYTES: usize = 32;
 
 /// See the module's text. Takes some 14 bytes for each object that is needed.
 #[derive(Clone, Debug, Default)]
-pub struct Marks {
+pub struct NeededObjects {
     needed: BTreeSet<u64>,
     walked: BTreeSet<[u8; STRONG_BYTES]>,
 }
 
-impl Marks {
+impl NeededObjects {
     /// Takes note that an image needs `id`.
     pub fn need(&mut self, id: &ObjectId) {
         self.needed.insert(short(id));
@@ -51,22 +51,22 @@ mod tests {
 
     #[test]
     fn a_directory_is_entered_once() {
-        let mut marks = Marks::default();
+        let mut needed = NeededObjects::default();
         let [file, directory, other] = [1, 2, 3].map(|byte| Algorithm::Blake3.digest(&[byte]));
-        marks.need(&file);
-        assert!(marks.enter(&directory));
-        assert!(!marks.enter(&directory));
-        assert!(marks.needs(&file) && marks.needs(&directory) && !marks.needs(&other));
+        needed.need(&file);
+        assert!(needed.enter(&directory));
+        assert!(!needed.enter(&directory));
+        assert!(needed.needs(&file) && needed.needs(&directory) && !needed.needs(&other));
     }
 
     #[test]
     fn objects_that_begin_alike_are_kept_and_directories_that_do_are_told_apart() {
-        let mut marks = Marks::default();
+        let mut needed = NeededObjects::default();
         let (mut one, mut two) = ([7; 32], [7; 32]);
         (one[31], two[31]) = (1, 2);
         let (one, two) = (ObjectId::Blake3(one), ObjectId::Blake3(two));
-        assert!(marks.enter(&one));
-        assert!(marks.needs(&two));
-        assert!(marks.enter(&two));
+        assert!(needed.enter(&one));
+        assert!(needed.needs(&two));
+        assert!(needed.enter(&two));
     }
 }

@@ -4,20 +4,20 @@
 use model::object::ObjectId;
 
 use super::leases::Leases;
-use crate::core::collection::needed_objects::Marks;
+use crate::core::collection::needed_objects::NeededObjects;
 
 /// What is known of the images, and when it was.
 #[derive(Clone, Debug, Default)]
 pub struct Knowledge {
     /// What the images need that were walked.
-    pub marks: Marks,
+    pub needed: NeededObjects,
     /// How many images had been added when the last of them was walked.
     pub additions: u64,
 }
 
 /// What is to become of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Decision {
     /// It goes.
     Remove,
     /// An image needs it.
@@ -37,15 +37,15 @@ pub fn decide(
     leases: &Leases,
     now: u64,
     id: &ObjectId,
-) -> Verdict {
+) -> Decision {
     if additions != knowledge.additions {
-        Verdict::WalkAgain
-    } else if knowledge.marks.needs(id) {
-        Verdict::Needed
+        Decision::WalkAgain
+    } else if knowledge.needed.needs(id) {
+        Decision::Needed
     } else if leases.hold(now, id) {
-        Verdict::Leased
+        Decision::Leased
     } else {
-        Verdict::Remove
+        Decision::Remove
     }
 }
 
@@ -62,17 +62,17 @@ mod tests {
         let mut knowledge = Knowledge { additions: 5, ..Knowledge::default() };
         let mut leases = Leases::default();
         for id in [needed, both] {
-            knowledge.marks.need(&id);
+            knowledge.needed.need(&id);
         }
         for id in [leased, both] {
             leases.give(0, &id, 10);
         }
         #[rustfmt::skip]
         let table = [
-            (needed, 5, 0, Verdict::Needed), (needed, 5, 10, Verdict::Needed),
-            (leased, 5, 9, Verdict::Leased), (leased, 5, 10, Verdict::Remove),
-            (both, 5, 9, Verdict::Needed), (both, 5, 10, Verdict::Needed),
-            (none, 5, 0, Verdict::Remove), (none, 6, 0, Verdict::WalkAgain),
+            (needed, 5, 0, Decision::Needed), (needed, 5, 10, Decision::Needed),
+            (leased, 5, 9, Decision::Leased), (leased, 5, 10, Decision::Remove),
+            (both, 5, 9, Decision::Needed), (both, 5, 10, Decision::Needed),
+            (none, 5, 0, Decision::Remove), (none, 6, 0, Decision::WalkAgain),
         ];
         for (id, additions, now, verdict) in table {
             assert_eq!(decide(&knowledge, additions, &leases, now, &id), verdict);

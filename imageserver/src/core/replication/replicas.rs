@@ -17,11 +17,11 @@ const CONNECTED_SECONDS: i64 = 90;
 
 /// All that have asked.
 #[derive(Clone, Debug, Default)]
-pub struct Roster {
+pub struct Replicas {
     replicas: BTreeMap<ServerId, ReplicaState>,
 }
 
-impl Roster {
+impl Replicas {
     /// Takes note that a replica at `address` has asked.
     pub fn note(&mut self, now: Time, address: String, report: &ReplicaReport) {
         let ReplicaReport { server, port: _, is_level, images_behind } = report.clone();
@@ -72,9 +72,9 @@ mod tests {
 
     #[test]
     fn who_asks_is_known_and_who_does_not_is_shown_as_gone_and_then_forgotten() {
-        let mut roster = Roster::default();
-        roster.note(at(0), "b:1".to_owned(), &report(1));
-        roster.note(at(100), "a:1".to_owned(), &report(2));
+        let mut replicas = Replicas::default();
+        replicas.note(at(0), "b:1".to_owned(), &report(1));
+        replicas.note(at(100), "a:1".to_owned(), &report(2));
         let state = |number, address: &str, seen, is_connected| ReplicaState {
             server: ServerId::from(number),
             address: address.to_owned(),
@@ -84,13 +84,13 @@ mod tests {
             images_behind: 7,
         };
         let both = [state(2, "a:1", 100, true), state(1, "b:1", 0, false)];
-        assert_eq!(roster.list(at(101)), both);
-        roster.note(at(REMEMBERED_SECONDS + 1), "c:1".to_owned(), &report(2));
+        assert_eq!(replicas.list(at(101)), both);
+        replicas.note(at(REMEMBERED_SECONDS + 1), "c:1".to_owned(), &report(2));
         let last = state(2, "c:1", REMEMBERED_SECONDS + 1, true);
-        assert_eq!(roster.list(at(REMEMBERED_SECONDS + 1)), [last]);
+        assert_eq!(replicas.list(at(REMEMBERED_SECONDS + 1)), [last]);
         for number in 0..2 * REPLICAS_MAX as u128 {
-            roster.note(at(REMEMBERED_SECONDS + 2), "d:1".to_owned(), &report(number));
+            replicas.note(at(REMEMBERED_SECONDS + 2), "d:1".to_owned(), &report(number));
         }
-        assert_eq!(roster.list(at(0)).len(), REPLICAS_MAX);
+        assert_eq!(replicas.list(at(0)).len(), REPLICAS_MAX);
     }
 }

@@ -10,7 +10,7 @@ use model::image::ImageName;
 
 /// Where a replica is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Course {
+pub enum SyncCursor {
     /// Nothing is known.
     #[default]
     Begin,
@@ -78,7 +78,7 @@ pub struct Taken {
     pub is_first: bool,
 }
 
-impl Course {
+impl SyncCursor {
     /// What to ask for next.
     #[must_use]
     pub fn position(&self) -> Position {
@@ -213,69 +213,69 @@ mod tests {
 
     #[test]
     fn a_list_is_taken_page_by_page_and_changes_since_its_beginning_follow() {
-        let mut course = Course::default();
-        assert_eq!(course.position(), Position::Start);
-        let first = course.take(&reply((7, 10), true, &["a", "b"], true)).unwrap();
+        let mut sync_cursor = SyncCursor::default();
+        assert_eq!(sync_cursor.position(), Position::Start);
+        let first = sync_cursor.take(&reply((7, 10), true, &["a", "b"], true)).unwrap();
         let to_b = (Bound::Unbounded, Bound::Included(name("b")));
         assert_eq!(first, Taken { span: Some(to_b), is_first: true });
-        assert_eq!(course.position(), Position::After { instance: 7, name: name("b") });
-        assert!(!course.has_passed(Cursor { instance: 7, sequence: 1 }));
+        assert_eq!(sync_cursor.position(), Position::After { instance: 7, name: name("b") });
+        assert!(!sync_cursor.has_passed(Cursor { instance: 7, sequence: 1 }));
 
         // Something changed meanwhile: it is told again, from where the list began.
-        let last = course.take(&reply((7, 12), true, &["c"], false)).unwrap();
+        let last = sync_cursor.take(&reply((7, 12), true, &["c"], false)).unwrap();
         let rest = (Bound::Excluded(name("b")), Bound::Unbounded);
         assert_eq!(last, Taken { span: Some(rest), is_first: false });
-        assert_eq!(course.position(), Position::Since(Cursor { instance: 7, sequence: 10 }));
-        course.take(&reply((7, 12), false, &["a"], false)).unwrap();
-        assert_eq!(course, Course::Following(Cursor { instance: 7, sequence: 12 }));
-        assert!(course.has_passed(Cursor { instance: 7, sequence: 12 }));
-        assert!(!course.has_passed(Cursor { instance: 7, sequence: 13 }));
+        assert_eq!(sync_cursor.position(), Position::Since(Cursor { instance: 7, sequence: 10 }));
+        sync_cursor.take(&reply((7, 12), false, &["a"], false)).unwrap();
+        assert_eq!(sync_cursor, SyncCursor::Following(Cursor { instance: 7, sequence: 12 }));
+        assert!(sync_cursor.has_passed(Cursor { instance: 7, sequence: 12 }));
+        assert!(!sync_cursor.has_passed(Cursor { instance: 7, sequence: 13 }));
 
         // The master was started again.
-        let again = course.take(&reply((8, 0), true, &[], false)).unwrap();
+        let again = sync_cursor.take(&reply((8, 0), true, &[], false)).unwrap();
         let all = (Bound::Unbounded, Bound::Unbounded);
         assert_eq!(again, Taken { span: Some(all), is_first: true });
-        assert_eq!(course, Course::Following(Cursor { instance: 8, sequence: 0 }));
-        assert!(course.has_passed(Cursor { instance: 7, sequence: 99 }));
+        assert_eq!(sync_cursor, SyncCursor::Following(Cursor { instance: 8, sequence: 0 }));
+        assert!(sync_cursor.has_passed(Cursor { instance: 7, sequence: 99 }));
     }
 
     #[test]
     fn a_master_that_is_started_again_in_the_middle_of_its_list_begins_anew() {
-        let mut course = Course::default();
-        course.take(&reply((7, 10), true, &["a", "m"], true)).unwrap();
-        let taken = course.take(&reply((8, 0), true, &["a"], true)).unwrap();
+        let mut sync_cursor = SyncCursor::default();
+        sync_cursor.take(&reply((7, 10), true, &["a", "m"], true)).unwrap();
+        let taken = sync_cursor.take(&reply((8, 0), true, &["a"], true)).unwrap();
         assert!(taken.is_first);
-        assert_eq!(course.position(), Position::After { instance: 8, name: name("a") });
+        assert_eq!(sync_cursor.position(), Position::After { instance: 8, name: name("a") });
     }
 
     #[test]
     fn replies_that_make_no_sense_change_nothing() {
         let order = |text: &str| ReplyError::Order { name: name(text) };
         let in_list = {
-            let mut course = Course::default();
-            course.take(&reply((7, 10), true, &["m"], true)).unwrap();
-            course
+            let mut sync_cursor = SyncCursor::default();
+            sync_cursor.take(&reply((7, 10), true, &["m"], true)).unwrap();
+            sync_cursor
         };
-        let following = Course::Following(Cursor { instance: 7, sequence: 10 });
+        let following = SyncCursor::Following(Cursor { instance: 7, sequence: 10 });
         let many: Vec<String> = (0..=CHANGES_MAX).map(|number| format!("{number:06}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let changes = ReplyError::TooMany { what: "changes", limit: CHANGES_MAX };
         #[rustfmt::skip]
         let table = [
-            (Course::Begin,     reply((7, 1), true, &["b", "a"], false),  order("a")),
-            (Course::Begin,     reply((7, 1), true, &["a", "a"], false),  order("a")),
-            (Course::Begin,     reply((7, 1), true, &[], true),           ReplyError::Empty),
-            (Course::Begin,     reply((7, 1), false, &["a"], false),      ReplyError::Back),
-            (Course::Begin,     reply((7, 1), true, &many, false),        changes),
+            (SyncCursor::Begin,     reply((7, 1), true, &["b", "a"], false),  order("a")),
+            (SyncCursor::Begin,     reply((7, 1), true, &["a", "a"], false),  order("a")),
+            (SyncCursor::Begin,     reply((7, 1), true, &[], true),           ReplyError::Empty),
+            (SyncCursor::Begin,     reply((7, 1), false, &["a"], false),      ReplyError::Back),
+            (SyncCursor::Begin,     reply((7, 1), true, &many, false),        changes),
             (in_list.clone(),   reply((7, 11), true, &["a"], false),      order("a")),
             (in_list,           reply((7, 11), false, &["z"], false),     ReplyError::Back),
             (following.clone(), reply((7, 9), false, &["a"], false),      ReplyError::Back),
             (following,         reply((8, 11), false, &["a"], false),     ReplyError::Back),
         ];
-        for (course, reply, error) in table {
-            let mut after = course.clone();
+        for (sync_cursor, reply, error) in table {
+            let mut after = sync_cursor.clone();
             assert_eq!(after.take(&reply), Err(error));
-            assert_eq!(after, course);
+            assert_eq!(after, sync_cursor);
         }
     }
 

@@ -10,13 +10,13 @@ use model::report::report;
 use model::tree::encode::references;
 
 use super::{Service, place};
-use crate::core::collection::needed_objects::Marks;
+use crate::core::collection::needed_objects::NeededObjects;
 use crate::store::Store;
 use crate::store::error::{fault_of_store, joined};
 use crate::store::{admission::read_directory, error::AdmissionError};
 use crate::store::{
     error::WalkError,
-    image_walk::{Start, walk},
+    image_walk::{ImageRoots, walk},
 };
 
 /// How often the images are looked through when they change meanwhile.
@@ -54,14 +54,14 @@ fn estimate(
         let record = store.images.get(name).map_err(|error| fault_of_store(&error))?;
         let (_, mut others) = store.images.starts();
         others.retain(|start| start.image != *name);
-        let own = Start {
+        let own = ImageRoots {
             image: name.clone(),
             root: record.image.content.root,
             build_log: record.image.notes.build_log,
         };
-        let mut marks = Marks::default();
-        let walked = walk(&*store.objects, &mut marks, &others, &stop);
-        match walked.and_then(|all| if all { split(store, &marks, &own, &stop) } else { Ok(None) })
+        let mut needed = NeededObjects::default();
+        let walked = walk(&*store.objects, &mut needed, &others, &stop);
+        match walked.and_then(|all| if all { split(store, &needed, &own, &stop) } else { Ok(None) })
         {
             Ok(Some(reply)) => return Ok(reply),
             Ok(None) => return Err(stopped()),
@@ -75,15 +75,15 @@ fn estimate(
 /// Tells what of `own` is marked, because others need it. `None` if `stop` said so.
 fn split(
     store: &Store,
-    marks: &Marks,
-    own: &Start,
+    needed: &NeededObjects,
+    own: &ImageRoots,
     stop: impl Fn() -> bool,
 ) -> Result<Option<EstimateImageReply>, WalkError> {
     let failed = |source| WalkError { image: own.image.clone(), source };
     let mut reply = EstimateImageReply::default();
     let mut seen = BTreeSet::new();
     let mut count = |id: &ObjectId, bytes: u64| {
-        let sum: &mut Sum = if marks.needs(id) { &mut reply.shared } else { &mut reply.own };
+        let sum: &mut Sum = if needed.needs(id) { &mut reply.shared } else { &mut reply.own };
         sum.count(bytes);
     };
     let mut stack = vec![own.root];

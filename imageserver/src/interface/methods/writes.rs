@@ -41,7 +41,7 @@ use super::access::{expect_may_add, expect_may_change};
 use super::expiry::expect_unused;
 use super::images::fault_of_admission;
 use super::{Service, download};
-use crate::core::missing_objects::{Holds, Survey};
+use crate::core::missing_objects::{MissingObjects, ObjectLookup};
 use crate::replication::follower::Follower;
 use crate::store::admission::{admit, read_directory};
 use crate::store::contract::Objects;
@@ -418,7 +418,7 @@ fn needs(store: &Store, content: &Content, log: Option<ObjectId>) -> Result<Vec<
         return Err(Fault::new(FaultCode::NotFound, text));
     }
     let mut all = All { objects: &*store.objects, ids: log.into_iter().collect() };
-    let lacks = Survey::default().lacks(content.root, &mut all).map_err(store_fault)?;
+    let lacks = MissingObjects::default().lacks(content.root, &mut all).map_err(store_fault)?;
     match lacks.first() {
         None => Ok(all.ids.into_iter().collect()),
         Some(id) => Err(Fault::new(FaultCode::NotFound, format!("object {id} was lost meanwhile"))),
@@ -431,7 +431,7 @@ struct All<'store> {
     ids: BTreeSet<ObjectId>,
 }
 
-impl Holds for All<'_> {
+impl ObjectLookup for All<'_> {
     type Error = StoreError;
 
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, StoreError> {

@@ -11,17 +11,17 @@ use crate::clock::wall;
 use crate::replication::Replication;
 
 /// See the module's text.
-pub struct Stand(pub Arc<Replication>);
+pub struct ReplicationMetrics(pub Arc<Replication>);
 
-impl std::fmt::Debug for Stand {
+impl std::fmt::Debug for ReplicationMetrics {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_tuple("Stand").field(self.0.id()).finish()
+        formatter.debug_tuple("ReplicationMetrics").field(self.0.id()).finish()
     }
 }
 
 type Gauge = (&'static str, &'static str, u64);
 
-impl Collector for Stand {
+impl Collector for ReplicationMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         for (name, help, value) in gauges(&self.0.report(wall())) {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));

@@ -19,7 +19,7 @@
 //! visible too late to be walked had its lease before, which the remover saw.
 //!
 //! 3. One server has the *turn*, by a conditional write. It acts upon it for
-//!    [`crate::store::bucket::removal_rules::TURN_SECONDS_MAX`] after it renewed it, by a clock that nobody can set.
+//!    [`crate::store::bucket::removal_rules::GC_LEASE_SECONDS_MAX`] after it renewed it, by a clock that nobody can set.
 //!    Another takes the turn, or a list that was left, only when nothing was heard for
 //!    [`crate::store::bucket::removal_rules::SILENT_SECONDS`] by the bucket's clock. In between each request has ended:
 //!    it is not tried for longer than a minute, and a bucket refuses one that was signed a quarter
@@ -47,9 +47,11 @@ use super::leases::AllLeases;
 use super::objects::BucketObjects;
 use super::remote::Remote;
 use crate::core::collection::leases::short;
-use crate::core::collection::needed_objects::Marks;
-use crate::store::bucket::gc_lease::{LOOK_INTERVAL, Sentence, Taken, Turn, withdraw_old};
-use crate::store::bucket::removal_rules::{Clocks, Fate, Known, fate};
+use crate::core::collection::needed_objects::NeededObjects;
+use crate::store::bucket::gc_lease::{
+    ActiveDeletes, GcLease, GcLeaseState, LOOK_INTERVAL, withdraw_old,
+};
+use crate::store::bucket::removal_rules::{Clocks, Decision, Known, fate};
 use crate::store::contract::{Collecting, CollectionProgress, Look};
 use crate::store::error::CollectError;
 use crate::store::error::StoreError;
@@ -148,24 +150,24 @@ impl Collecting for BucketCollecting {
         progress: &dyn CollectionProgress,
         stop: &dyn Fn() -> bool,
     ) -> Result<CollectReply, CollectError> {
-        let turn = match Turn::take(&self.remote)? {
-            Taken::Ours(turn) => turn,
-            Taken::Of(server) => return Err(CollectError::Elsewhere { server }),
+        let gc_lease = match GcLease::take(&self.remote)? {
+            GcLeaseState::Ours(gc_lease) => gc_lease,
+            GcLeaseState::Of(server) => return Err(CollectError::Elsewhere { server }),
         };
         withdraw_old(&self.remote)?;
         let mut run = Run {
             collecting: self,
             request,
             progress,
-            turn: RefCell::new(turn),
+            gc_lease: RefCell::new(gc_lease),
             renewed: Cell::new(Instant::now()),
             stop,
-            marks: Marks::default(),
+            needed: NeededObjects::default(),
             leases: AllLeases::default(),
             reply: CollectReply::default(),
         };
         let result = run.all();
-        run.turn.into_inner().end();
+        run.gc_lease.into_inner().end();
         result
     }
 
@@ -204,10 +206,10 @@ struct Run<'run> {
     collecting: &'run BucketCollecting,
     request: CollectRequest,
     progress: &'run dyn CollectionProgress,
-    turn: RefCell<Turn<'run>>,
+    gc_lease: RefCell<GcLease<'run>>,
     renewed: Cell<Instant>,
     stop: &'run dyn Fn() -> bool,
-    marks: Marks,
+    needed: NeededObjects,
     leases: AllLeases,
     reply: CollectReply,
 }
@@ -222,9 +224,9 @@ impl Run<'_> {
         let mut free = Vec::new();
         for candidate in candidates {
             match self.fate(&candidate, now) {
-                Fate::Goes => free.push(candidate),
-                Fate::Leased => self.reply.leased.count(candidate.bytes),
-                Fate::Waits => {}
+                Decision::Goes => free.push(candidate),
+                Decision::Leased => self.reply.leased.count(candidate.bytes),
+                Decision::Waits => {}
             }
         }
         free.sort_by_key(|candidate| (candidate.modified, candidate.id));
@@ -251,7 +253,7 @@ impl Run<'_> {
     fn is_over(&self) -> bool {
         if self.renewed.get().elapsed() > RENEW_INTERVAL {
             self.renewed.set(Instant::now());
-            if let Err(error) = self.turn.borrow_mut().renew() {
+            if let Err(error) = self.gc_lease.borrow_mut().renew() {
                 // What removes finds the turn to be old.
                 tracing::warn!("{}", report(&error));
                 return true;
@@ -272,9 +274,9 @@ impl Run<'_> {
             return Err(CollectError::Damaged { image });
         }
         let (_, starts) = images.starts();
-        let mut marks = std::mem::take(&mut self.marks);
-        let walked = walk(&**objects, &mut marks, &starts, || self.is_over());
-        self.marks = marks;
+        let mut needed = std::mem::take(&mut self.needed);
+        let walked = walk(&**objects, &mut needed, &starts, || self.is_over());
+        self.needed = needed;
         if !walked.map_err(|source| CollectError::Walk { source })? {
             return Err(CollectError::Stopped);
         }
@@ -296,7 +298,7 @@ impl Run<'_> {
         self.collecting.objects.visit(&mut |id, meta| {
             objects += 1;
             bytes += meta.size_bytes;
-            if !self.marks.needs(&id) {
+            if !self.needed.needs(&id) {
                 self.reply.unneeded.count(meta.size_bytes);
                 if candidates.len() < REMEMBERED_MAX {
                     let since = former.get(&short(&id)).copied().unwrap_or(now);
@@ -320,7 +322,7 @@ impl Run<'_> {
         Ok(candidates)
     }
 
-    fn fate(&self, candidate: &Candidate, now: Clocks) -> Fate {
+    fn fate(&self, candidate: &Candidate, now: Clocks) -> Decision {
         let known = Known {
             modified: candidate.modified,
             unneeded_since: candidate.since,
@@ -336,15 +338,15 @@ impl Run<'_> {
     fn remove(&mut self, batch: &[Candidate]) -> Result<(), CollectError> {
         self.expect_going_on()?;
         let _removing = locked(&self.collecting.removing);
-        self.turn.borrow_mut().renew()?;
+        self.gc_lease.borrow_mut().renew()?;
         self.renewed.set(Instant::now());
         let ids = batch.iter().map(|candidate| candidate.id).collect();
-        let sentence = self.turn.borrow().condemn(ids)?;
+        let deletes = self.gc_lease.borrow().announce_deletes(ids)?;
         match self.still_free(batch) {
-            Ok(free) => self.execute(sentence, &free),
+            Ok(free) => self.execute(deletes, &free),
             Err(error) => {
                 // Nothing was asked to be removed yet.
-                sentence.withdraw()?;
+                deletes.withdraw()?;
                 Err(error)
             }
         }
@@ -364,23 +366,27 @@ impl Run<'_> {
         let free = batch.iter().zip(dates).filter(|(candidate, date)| {
             // One that was stored again since it was listed is not the one that was listed.
             *date == Some(candidate.modified)
-                && !self.marks.needs(&candidate.id)
-                && self.fate(candidate, now) == Fate::Goes
+                && !self.needed.needs(&candidate.id)
+                && self.fate(candidate, now) == Decision::Goes
         });
         Ok(free.map(|(candidate, _)| candidate).collect())
     }
 
     /// Removes them. If that is not answered the list stays, and is taken back later.
-    fn execute(&mut self, sentence: Sentence<'_>, free: &[&Candidate]) -> Result<(), CollectError> {
+    fn execute(
+        &mut self,
+        deletes: ActiveDeletes<'_>,
+        free: &[&Candidate],
+    ) -> Result<(), CollectError> {
         let remote = &self.collecting.remote;
-        if let Err(error) = self.turn.borrow().expect_fresh() {
-            sentence.withdraw()?;
+        if let Err(error) = self.gc_lease.borrow().expect_fresh() {
+            deletes.withdraw()?;
             return Err(error.into());
         }
         let keys: Vec<_> =
             free.iter().map(|candidate| remote.key(&keys::object(&candidate.id))).collect();
         remote.delete(&keys)?;
-        sentence.withdraw()?;
+        deletes.withdraw()?;
         for candidate in free {
             self.collecting.objects.leasing.forget(&candidate.id);
             self.reply.removed.count(candidate.bytes);

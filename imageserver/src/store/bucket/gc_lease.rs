@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::keys;
 use super::remote::{Remote, random};
 use crate::clock::reading;
-use crate::store::bucket::removal_rules::{TURN_SECONDS_MAX, may_take_turn, may_withdraw};
+use crate::store::bucket::removal_rules::{GC_LEASE_SECONDS_MAX, may_take_gc_lease, may_withdraw};
 use crate::store::error::StoreError;
 
 /// The longest of the keys, in bytes.
@@ -17,7 +17,7 @@ const BYTES_MAX: u64 = 1 << 20;
 
 /// What the key of the turn holds.
 #[derive(Serialize, Deserialize)]
-struct Written {
+struct LeaseRecord {
     /// Who has it; `None` for nobody.
     server: Option<String>,
     /// So that no two are equal.
@@ -26,7 +26,7 @@ struct Written {
 
 /// What is removed just now.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Condemned {
+pub struct PendingDeletes {
     /// By whom.
     pub server: String,
     /// What; nothing if the list is not in force.
@@ -36,7 +36,7 @@ pub struct Condemned {
 }
 
 /// The turn to collect, which this server has.
-pub struct Turn<'remote> {
+pub struct GcLease<'remote> {
     remote: &'remote Remote,
     etag: String,
     /// When it was last known to be ours, in seconds since the machine was started.
@@ -44,9 +44,9 @@ pub struct Turn<'remote> {
 }
 
 /// Whether there is a turn.
-pub enum Taken<'remote> {
+pub enum GcLeaseState<'remote> {
     /// It is ours.
-    Ours(Turn<'remote>),
+    Ours(GcLease<'remote>),
     /// That server has it.
     Of(String),
 }
@@ -55,27 +55,27 @@ fn encode(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("strings can be written")
 }
 
-impl<'remote> Turn<'remote> {
+impl<'remote> GcLease<'remote> {
     /// Takes the turn if nobody has it, or who has it has been silent for too long.
-    pub fn take(remote: &'remote Remote) -> Result<Taken<'remote>, StoreError> {
-        let key = remote.key(keys::TURN);
+    pub fn take(remote: &'remote Remote) -> Result<GcLeaseState<'remote>, StoreError> {
+        let key = remote.key(keys::GC_LEASE);
         let own = remote.server();
         let renewed_at = reading().since_boot;
-        let written = Written { server: Some(own.to_owned()), nonce: random()? };
+        let written = LeaseRecord { server: Some(own.to_owned()), nonce: random()? };
         let etag = match remote.get(&key, BYTES_MAX)? {
             None => remote.create(&key, encode(&written))?,
             Some(entry) => {
-                let found: Written = serde_json::from_slice(&entry.bytes)
+                let found: LeaseRecord = serde_json::from_slice(&entry.bytes)
                     .map_err(|_| remote.unfit("the key of the turn to collect is damaged"))?;
                 let silent = remote.tell_time()?.bucket.saturating_sub(entry.modified);
-                if !may_take_turn(own, found.server.as_deref(), silent) {
-                    return Ok(Taken::Of(found.server.unwrap_or_default()));
+                if !may_take_gc_lease(own, found.server.as_deref(), silent) {
+                    return Ok(GcLeaseState::Of(found.server.unwrap_or_default()));
                 }
                 remote.update(&key, encode(&written), &entry.etag)?
             }
         };
-        Ok(etag.map_or(Taken::Of("another server".to_owned()), |etag| {
-            Taken::Ours(Self { remote, etag, renewed_at })
+        Ok(etag.map_or(GcLeaseState::Of("another server".to_owned()), |etag| {
+            GcLeaseState::Ours(Self { remote, etag, renewed_at })
         }))
     }
 
@@ -88,11 +88,11 @@ impl<'remote> Turn<'remote> {
     }
 
     fn write(&mut self, server: Option<String>) -> Result<(), StoreError> {
-        let bytes = encode(&Written { server, nonce: random()? });
-        let key = self.remote.key(keys::TURN);
+        let bytes = encode(&LeaseRecord { server, nonce: random()? });
+        let key = self.remote.key(keys::GC_LEASE);
         match self.remote.update(&key, bytes, &self.etag)? {
             Some(etag) => self.etag = etag,
-            None => return Err(StoreError::TurnLost),
+            None => return Err(StoreError::GcLeaseLost),
         }
         Ok(())
     }
@@ -100,7 +100,7 @@ impl<'remote> Turn<'remote> {
     /// Refuses to go on if the turn was not renewed for so long that another may have it soon.
     pub fn expect_fresh(&self) -> Result<(), StoreError> {
         let age = reading().since_boot.saturating_sub(self.renewed_at);
-        if age > TURN_SECONDS_MAX { Err(StoreError::TurnLost) } else { Ok(()) }
+        if age > GC_LEASE_SECONDS_MAX { Err(StoreError::GcLeaseLost) } else { Ok(()) }
     }
 
     /// Gives the turn back.
@@ -111,10 +111,13 @@ impl<'remote> Turn<'remote> {
     }
 
     /// Writes down that `ids` are removed from now on. Gives what takes it back.
-    pub fn condemn(&self, ids: Vec<ObjectId>) -> Result<Sentence<'remote>, StoreError> {
+    pub fn announce_deletes(
+        &self,
+        ids: Vec<ObjectId>,
+    ) -> Result<ActiveDeletes<'remote>, StoreError> {
         let remote = self.remote;
-        let key = remote.key(keys::CONDEMNED);
-        let list = Condemned { server: remote.server().to_owned(), ids, nonce: random()? };
+        let key = remote.key(keys::PENDING_DELETES);
+        let list = PendingDeletes { server: remote.server().to_owned(), ids, nonce: random()? };
         let etag = match remote.get(&key, BYTES_MAX)? {
             None => remote.create(&key, encode(&list))?,
             Some(entry) => {
@@ -126,17 +129,17 @@ impl<'remote> Turn<'remote> {
                 remote.update(&key, encode(&list), &entry.etag)?
             }
         };
-        etag.map(|etag| Sentence { remote, etag }).ok_or(StoreError::TurnLost)
+        etag.map(|etag| ActiveDeletes { remote, etag }).ok_or(StoreError::GcLeaseLost)
     }
 }
 
 /// A list of what is removed, which is in force.
-pub struct Sentence<'remote> {
+pub struct ActiveDeletes<'remote> {
     remote: &'remote Remote,
     etag: String,
 }
 
-impl Sentence<'_> {
+impl ActiveDeletes<'_> {
     /// Takes the list back: each removal was answered.
     pub fn withdraw(self) -> Result<(), StoreError> {
         withdraw(self.remote, &self.etag).map(drop)
@@ -145,18 +148,18 @@ impl Sentence<'_> {
 
 /// True if the list of that tag was in force until now.
 fn withdraw(remote: &Remote, etag: &str) -> Result<bool, StoreError> {
-    let none = Condemned { server: remote.server().to_owned(), ids: vec![], nonce: random()? };
-    Ok(remote.update(&remote.key(keys::CONDEMNED), encode(&none), etag)?.is_some())
+    let none = PendingDeletes { server: remote.server().to_owned(), ids: vec![], nonce: random()? };
+    Ok(remote.update(&remote.key(keys::PENDING_DELETES), encode(&none), etag)?.is_some())
 }
 
-fn decode(remote: &Remote, bytes: &[u8]) -> Result<Condemned, StoreError> {
+fn decode(remote: &Remote, bytes: &[u8]) -> Result<PendingDeletes, StoreError> {
     serde_json::from_slice(bytes)
         .map_err(|_| remote.unfit("the list of what is being removed is damaged"))
 }
 
 /// What is being removed; `None` if nothing is.
-pub fn condemned(remote: &Remote) -> Result<Option<Condemned>, StoreError> {
-    let Some(entry) = remote.get(&remote.key(keys::CONDEMNED), BYTES_MAX)? else {
+pub fn pending_deletes(remote: &Remote) -> Result<Option<PendingDeletes>, StoreError> {
+    let Some(entry) = remote.get(&remote.key(keys::PENDING_DELETES), BYTES_MAX)? else {
         return Ok(None);
     };
     Ok(Some(decode(remote, &entry.bytes)?).filter(|list| !list.ids.is_empty()))
@@ -165,7 +168,9 @@ pub fn condemned(remote: &Remote) -> Result<Option<Condemned>, StoreError> {
 /// Takes back a list that a server has left which was killed while it removed objects. Called only
 /// while this server removes none itself.
 pub fn withdraw_old(remote: &Remote) -> Result<(), StoreError> {
-    let Some(entry) = remote.get(&remote.key(keys::CONDEMNED), BYTES_MAX)? else { return Ok(()) };
+    let Some(entry) = remote.get(&remote.key(keys::PENDING_DELETES), BYTES_MAX)? else {
+        return Ok(());
+    };
     let list = decode(remote, &entry.bytes)?;
     if list.ids.is_empty() {
         return Ok(());

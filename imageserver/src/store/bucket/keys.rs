@@ -23,9 +23,9 @@ pub const LEASES: &str = "leases";
 /// What is above all holds.
 pub const HOLDS: &str = "holds";
 /// Which server collects.
-pub const TURN: &str = "collector/turn";
+pub const GC_LEASE: &str = "collector/turn";
 /// What is removed just now.
-pub const CONDEMNED: &str = "collector/condemned";
+pub const PENDING_DELETES: &str = "collector/condemned";
 /// What no image needs.
 pub const UNNEEDED: &str = "collector/unneeded";
 

@@ -95,14 +95,14 @@ impl BucketLeasing {
             self.remote.put(&key, bytes)?;
             written.push(key);
         }
-        self.expect_not_condemned(ids)?;
+        self.wait_for_pending_deletes(ids)?;
         Ok(written)
     }
 
-    fn expect_not_condemned(&self, ids: &[ObjectId]) -> Result<(), StoreError> {
+    fn wait_for_pending_deletes(&self, ids: &[ObjectId]) -> Result<(), StoreError> {
         let begun = Instant::now();
         loop {
-            let Some(list) = gc_lease::condemned(&self.remote)? else { return Ok(()) };
+            let Some(list) = gc_lease::pending_deletes(&self.remote)? else { return Ok(()) };
             let Some(id) = ids.iter().find(|id| list.ids.contains(id)) else { return Ok(()) };
             if begun.elapsed() > REMOVAL_WAIT {
                 return Err(StoreError::Removing { id: *id, server: list.server });

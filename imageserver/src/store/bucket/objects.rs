@@ -25,12 +25,12 @@ use crate::core::collection::disk_pressure::Space;
 use crate::store::bucket::receiving::{BucketReceiving, UNITS_MAX};
 use crate::store::content::Content;
 use crate::store::contract::{Objects, Pin, Receiving};
-use crate::store::damaged_objects::{Wound, Wounds};
+use crate::store::damaged_objects::{Damage, DamagedObjects};
 use crate::store::error::StoreError;
 use crate::store::local::objects::{LocalObjects, WHOLE_BYTES_MAX, is_empty_object};
 use crate::store::medium_reader::MediumReader;
 use crate::store::medium_reader::OnMedium;
-use crate::store::object_counts::Holdings;
+use crate::store::object_counts::ObjectCounts;
 
 /// How many objects are fetched ahead at once.
 const AHEAD_MAX: usize = 16;
@@ -69,7 +69,7 @@ pub struct BucketObjects {
 /// What is known of all that is in the bucket.
 pub struct Stored {
     leasing: Arc<BucketLeasing>,
-    wounds: Wounds,
+    damaged_objects: DamagedObjects,
     objects: AtomicU64,
     bytes: AtomicU64,
     counted: AtomicBool,
@@ -83,7 +83,7 @@ impl Stored {
             self.bytes.fetch_add(size_bytes, Ordering::Relaxed);
         }
         self.leasing.note(id, size_bytes);
-        self.wounds.heal(id);
+        self.damaged_objects.mark_repaired(id);
     }
 
     /// Takes note of what a list of all objects has shown.
@@ -116,7 +116,7 @@ impl BucketObjects {
         cache.count(|| false);
         let stored = Arc::new(Stored {
             leasing: Arc::clone(&leasing),
-            wounds: Wounds::default(),
+            damaged_objects: DamagedObjects::default(),
             objects: AtomicU64::default(),
             bytes: AtomicU64::default(),
             counted: AtomicBool::default(),
@@ -136,7 +136,7 @@ impl BucketObjects {
 
     /// Frees the oldest of what the cache holds, if it holds too much or `now` needs it.
     pub(super) fn evict(&self, more_bytes: u64) {
-        let held = self.cache.holdings().bytes;
+        let held = self.cache.object_counts().bytes;
         if held.saturating_add(more_bytes) <= self.cache_bytes_max {
             return;
         }
@@ -154,7 +154,7 @@ impl BucketObjects {
             return tracing::error!("the cache is not emptied: {}", report(&error));
         }
         for (_, id) in all.into_keys() {
-            if self.cache.holdings().bytes.saturating_add(more_bytes) <= goal {
+            if self.cache.object_counts().bytes.saturating_add(more_bytes) <= goal {
                 break;
             }
             let removed = self.cache.take_away(&id).and_then(|taken| match taken {
@@ -240,7 +240,7 @@ impl BucketObjects {
                 "an object is corrupt: put aside, not served; upload it again"
             );
             self.leasing.forget(id);
-            self.stored.wounds.add(*id, Wound::Corrupt);
+            self.stored.damaged_objects.add(*id, Damage::Corrupt);
         }
         Ok(())
     }
@@ -421,8 +421,8 @@ impl Objects for BucketObjects {
         }
     }
 
-    fn holdings(&self) -> Holdings {
-        Holdings {
+    fn object_counts(&self) -> ObjectCounts {
+        ObjectCounts {
             objects: self.stored.objects.load(Ordering::Relaxed),
             bytes: self.stored.bytes.load(Ordering::Relaxed),
             complete: self.stored.counted.load(Ordering::Acquire),
@@ -433,8 +433,8 @@ impl Objects for BucketObjects {
         self.corrupt.load(Ordering::Relaxed)
     }
 
-    fn wounds(&self) -> &Wounds {
-        &self.stored.wounds
+    fn damaged_objects(&self) -> &DamagedObjects {
+        &self.stored.damaged_objects
     }
 
     fn list(&self, below: &Path) -> Result<Vec<ObjectId>, StoreError> {
@@ -479,7 +479,7 @@ impl Objects for BucketObjects {
             self.put_aside(id, &etag, size_bytes)?;
             return Ok(OnMedium::Corrupt);
         }
-        self.stored.wounds.heal(id);
+        self.stored.damaged_objects.mark_repaired(id);
         Ok(OnMedium::Whole(size_bytes))
     }
 

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::keys;
 use super::objects::BucketObjects;
 use crate::store::content::ContentReader;
-use crate::store::contract::{Landing, Receiving};
+use crate::store::contract::{PendingStore, Receiving};
 use crate::store::error::{StoreError, failed};
 use crate::store::local::receiving::LocalReceiving;
 
@@ -58,7 +58,7 @@ impl Receiving for BucketReceiving<'_> {
         self.inner.write(content)
     }
 
-    fn finish(self: Box<Self>) -> Result<Landing, StoreError> {
+    fn finish(self: Box<Self>) -> Result<PendingStore, StoreError> {
         let Self { objects, inner, id, size_bytes } = *self;
         inner.finish()?;
         let sending = Sending { objects, id, size_bytes };
@@ -87,7 +87,7 @@ impl Sending<'_> {
     }
 
     /// Sends it in one request, while others are sent.
-    fn whole(self, bytes: Bytes) -> Result<Landing, StoreError> {
+    fn whole(self, bytes: Bytes) -> Result<PendingStore, StoreError> {
         let Self { objects, id, size_bytes } = self;
         let units = u32::try_from(size_bytes.div_ceil(UNIT_BYTES).max(1)).unwrap_or(1);
         let places = Arc::clone(&objects.units).acquire_many_owned(units);
@@ -103,7 +103,7 @@ impl Sending<'_> {
             let _heard = sender.send(done);
         });
         let stored = Arc::clone(&objects.stored);
-        Ok(Landing::later(move || {
+        Ok(PendingStore::later(move || {
             receiver.blocking_recv().unwrap_or_else(|_| {
                 let source = std::io::Error::other("the server stops");
                 Err(StoreError::Io { what: format!("store object {id}"), source })
@@ -114,7 +114,7 @@ impl Sending<'_> {
     }
 
     /// Sends it in parts, and waits until all are there.
-    fn in_parts(self, mut content: ContentReader) -> Result<Landing, StoreError> {
+    fn in_parts(self, mut content: ContentReader) -> Result<PendingStore, StoreError> {
         let Self { objects, id, size_bytes } = self;
         let remote = &objects.remote;
         let why = || remote.failed(format!("store object {id}"));
@@ -156,6 +156,6 @@ impl Sending<'_> {
         }
         sent?;
         objects.stored.note(&id, size_bytes);
-        Ok(Landing::done())
+        Ok(PendingStore::done())
     }
 }

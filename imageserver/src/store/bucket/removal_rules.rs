@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 /// For how long a collector must have been silent before another takes its turn or its list, in
-/// seconds. Much longer than [`TURN_SECONDS_MAX`] and than any request lasts: a bucket refuses one
+/// seconds. Much longer than [`GC_LEASE_SECONDS_MAX`] and than any request lasts: a bucket refuses one
 /// that was signed more than a quarter of an hour ago.
 pub const SILENT_SECONDS: i64 = 1_800;
 
@@ -19,7 +19,7 @@ pub const OWN_SECONDS: i64 = 60;
 
 /// For how long after it was renewed a collector acts upon its turn, in seconds by a clock that
 /// nobody can set and that goes on while the machine sleeps.
-pub const TURN_SECONDS_MAX: i64 = 120;
+pub const GC_LEASE_SECONDS_MAX: i64 = 120;
 
 /// A moment, in seconds since 1970, as two clocks show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub struct Known {
 
 /// What becomes of an object that the images do not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Decision {
     /// It may be removed.
     Goes,
     /// It was promised.
@@ -61,14 +61,14 @@ pub enum Fate {
 
 /// Decides over an object that must have been there, and without use, for `seconds`.
 #[must_use]
-pub fn fate(known: Known, seconds: i64, now: Clocks) -> Fate {
+pub fn fate(known: Known, seconds: i64, now: Clocks) -> Decision {
     let is_old = now.bucket.saturating_sub(known.modified) >= seconds;
     if known.is_leased {
-        Fate::Leased
+        Decision::Leased
     } else if is_old && elapsed(known.unneeded_since, now) >= seconds {
-        Fate::Goes
+        Decision::Goes
     } else {
-        Fate::Waits
+        Decision::Waits
     }
 }
 
@@ -81,7 +81,7 @@ pub fn holds(given: Clocks, seconds: u32, now: Clocks) -> bool {
 /// True if the server `own` may take the turn that `holder` has had for `silent` seconds without a
 /// word.
 #[must_use]
-pub fn may_take_turn(own: &str, holder: Option<&str>, silent: i64) -> bool {
+pub fn may_take_gc_lease(own: &str, holder: Option<&str>, silent: i64) -> bool {
     match holder {
         None => true,
         // It was killed: a data directory has one server.
@@ -115,15 +115,15 @@ mod tests {
         let day_ago = Clocks { bucket: 9 * DAY, server: 19 * DAY };
         #[rustfmt::skip]
         let table = [
-            (known(0, day_ago, false), Fate::Goes),
-            (known(0, day_ago, true), Fate::Leased),
-            (known(9 * DAY + 1, day_ago, false), Fate::Waits),
-            (known(0, Clocks { bucket: 9 * DAY + 1, ..day_ago }, false), Fate::Waits),
-            (known(0, Clocks { server: 19 * DAY + 1, ..day_ago }, false), Fate::Waits),
+            (known(0, day_ago, false), Decision::Goes),
+            (known(0, day_ago, true), Decision::Leased),
+            (known(9 * DAY + 1, day_ago, false), Decision::Waits),
+            (known(0, Clocks { bucket: 9 * DAY + 1, ..day_ago }, false), Decision::Waits),
+            (known(0, Clocks { server: 19 * DAY + 1, ..day_ago }, false), Decision::Waits),
             // Clocks that were set back.
-            (known(11 * DAY, day_ago, false), Fate::Waits),
-            (known(0, Clocks { bucket: 0, server: 21 * DAY }, false), Fate::Waits),
-            (known(0, Clocks { bucket: 11 * DAY, server: 0 }, false), Fate::Waits),
+            (known(11 * DAY, day_ago, false), Decision::Waits),
+            (known(0, Clocks { bucket: 0, server: 21 * DAY }, false), Decision::Waits),
+            (known(0, Clocks { bucket: 11 * DAY, server: 0 }, false), Decision::Waits),
         ];
         for (known, expected) in table {
             assert_eq!(fate(known, DAY, now), expected, "{known:?}");
@@ -140,10 +140,10 @@ mod tests {
 
     #[test]
     fn who_is_silent_for_long_is_given_up() {
-        assert!(may_take_turn("a", None, 0));
-        assert!(may_take_turn("a", Some("a"), 0));
-        assert!(!may_take_turn("a", Some("b"), SILENT_SECONDS));
-        assert!(may_take_turn("a", Some("b"), SILENT_SECONDS + 1));
+        assert!(may_take_gc_lease("a", None, 0));
+        assert!(may_take_gc_lease("a", Some("a"), 0));
+        assert!(!may_take_gc_lease("a", Some("b"), SILENT_SECONDS));
+        assert!(may_take_gc_lease("a", Some("b"), SILENT_SECONDS + 1));
         assert!(!may_withdraw("a", "a", OWN_SECONDS) && may_withdraw("a", "a", OWN_SECONDS + 1));
         assert!(!may_withdraw("a", "b", SILENT_SECONDS));
         assert!(may_withdraw("a", "b", SILENT_SECONDS + 1));

@@ -20,12 +20,12 @@ const DIGEST: &str = "digest ";
 
 /// What is left of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct Tombstone {
     ending: Ending,
     digest: Option<ObjectId>,
 }
 
-impl Mark {
+impl Tombstone {
     /// What the file of the mark says.
     pub(super) fn read(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
@@ -74,7 +74,7 @@ impl Index {
                 bytes: summary.totals.bytes,
             });
         }
-        let Mark { ending, digest } = *self.ended.get(name)?;
+        let Tombstone { ending, digest } = *self.ended.get(name)?;
         let how = match ending {
             Ending::Deleted => Ended::Deleted,
             Ending::Expired => Ended::Expired,
@@ -83,7 +83,7 @@ impl Index {
     }
 
     /// Takes note that an image has ended.
-    pub(super) fn end(&mut self, name: &ImageName, mark: Mark) {
+    pub(super) fn end(&mut self, name: &ImageName, mark: Tombstone) {
         self.remove(name);
         self.ended.insert(name.clone(), mark);
     }
@@ -190,10 +190,10 @@ impl Images {
         mark: &str,
     ) -> Result<(), StoreError> {
         let _change = locked(&self.change);
-        let text = Mark::text(mark, digest);
+        let text = Tombstone::text(mark, digest);
         self.records.reserve(name, &text)?;
         let mut index = self.write_index();
-        index.end(name, Mark::read(text.as_bytes()));
+        index.end(name, Tombstone::read(text.as_bytes()));
         self.tell(&mut index, name);
         Ok(())
     }
@@ -258,13 +258,13 @@ impl Images {
     }
 
     /// What is to be known of an image that has ended so.
-    pub(super) fn mark_of(&self, name: &ImageName, ending: Ending) -> Mark {
+    pub(super) fn tombstone_of(&self, name: &ImageName, ending: Ending) -> Tombstone {
         match self.records.mark(name) {
-            Ok(Some(bytes)) => Mark::read(&bytes),
-            Ok(None) => Mark { ending, digest: None },
+            Ok(Some(bytes)) => Tombstone::read(&bytes),
+            Ok(None) => Tombstone { ending, digest: None },
             Err(error) => {
                 tracing::warn!("which image has ended is not known: {}", report(&error));
-                Mark { ending, digest: None }
+                Tombstone { ending, digest: None }
             }
         }
     }

@@ -7,7 +7,7 @@ use api::image_server::collection::{Amount, CollectReply, CollectRequest};
 use model::object::ObjectId;
 
 use crate::core::collection::oldest_objects::{Candidate, Oldest, REMEMBERED_MAX};
-use crate::core::collection::removal::{Knowledge, Verdict, decide};
+use crate::core::collection::removal::{Decision, Knowledge, decide};
 use crate::store::contract::{Collecting, CollectionProgress};
 use crate::store::error::CollectError;
 use crate::store::error::StoreError;
@@ -15,7 +15,7 @@ use crate::store::image_walk::walk;
 use crate::store::images::Images;
 use crate::store::local::leasing::LocalLeasing;
 use crate::store::local::objects::LocalObjects;
-use crate::store::local::removal::Taken;
+use crate::store::local::removal::RemovedObject;
 
 /// How many files are renamed at most while no image can be added and no lease given.
 const BATCH_MAX: usize = 64;
@@ -92,7 +92,7 @@ impl<'run> Run<'run> {
             return Err(CollectError::Damaged { image });
         }
         let (additions, starts) = images.starts();
-        let walked = walk(&*self.local.objects, &mut self.knowledge.marks, &starts, self.stop);
+        let walked = walk(&*self.local.objects, &mut self.knowledge.needed, &starts, self.stop);
         if !walked.map_err(|source| CollectError::Walk { source })? {
             return Err(CollectError::Stopped);
         }
@@ -107,11 +107,11 @@ impl<'run> Run<'run> {
         let now = local.leasing.now();
         let mut oldest = Oldest::new(REMEMBERED_MAX);
         let (mut unneeded, mut leased) = (Amount::default(), Amount::default());
-        let marks = &self.knowledge.marks;
+        let needed = &self.knowledge.needed;
         let go_on = || !(self.stop)();
         let all = local.objects.visit(
             go_on,
-            |id| !marks.needs(id),
+            |id| !needed.needs(id),
             |candidate| {
                 unneeded.count(candidate.bytes);
                 if local.leasing.table().hold(now, &candidate.id) {
@@ -191,9 +191,9 @@ impl<'run> Run<'run> {
             }
             let id: &ObjectId = &candidate.id;
             match decide(&self.knowledge, additions, &leases, now, id) {
-                Verdict::WalkAgain => return Batch::WalkAgain,
-                Verdict::Needed | Verdict::Leased => {}
-                Verdict::Remove => match objects.take_away(id) {
+                Decision::WalkAgain => return Batch::WalkAgain,
+                Decision::Needed | Decision::Leased => {}
+                Decision::Remove => match objects.take_away(id) {
                     Ok(None) => {}
                     Ok(Some(one)) => {
                         bytes += one.bytes();
@@ -218,5 +218,5 @@ enum Batch {
     /// An image was added: nothing was done.
     WalkAgain,
     /// These were taken away, until one failed.
-    Done { taken: Vec<Taken>, failed: Option<StoreError> },
+    Done { taken: Vec<RemovedObject>, failed: Option<StoreError> },
 }

@@ -28,12 +28,12 @@ use walkdir::{DirEntryExt as _, WalkDir};
 use crate::core::collection::disk_pressure::Space;
 use crate::store::content::{Content, PackedContent};
 use crate::store::contract::{Objects, Receiving};
-use crate::store::damaged_objects::{Wound, Wounds, is_unreadable};
+use crate::store::damaged_objects::{Damage, DamagedObjects, is_unreadable};
 use crate::store::local::receiving::{LocalReceiving, Packers};
-use crate::store::local::unsynced_objects::Unsynced;
-use crate::store::local::verified_files::Verified;
+use crate::store::local::unsynced_objects::UnsyncedObjects;
+use crate::store::local::verified_files::VerifiedFiles;
 use crate::store::medium_reader::{Found, MediumReader, OnMedium};
-use crate::store::object_counts::{Change, Holdings, Tally};
+use crate::store::object_counts::{Change, ObjectCounter, ObjectCounts};
 use crate::store::packed::{Reader, head_bytes, is_damage};
 use crate::store::{
     error::{StoreError, failed},
@@ -59,15 +59,15 @@ pub struct LocalObjects {
     // Opened at start, so that a failed write-back of any object written since is reported to it.
     handle: fs_err::File,
     failed: AtomicBool,
-    pub(super) unsynced: Unsynced,
+    pub(super) unsynced: UnsyncedObjects,
     next: AtomicU64,
-    pub(super) verified: Verified,
+    pub(super) verified: VerifiedFiles,
     checks: [Mutex<()>; CHECKS_MAX],
-    pub(super) tally: Tally,
+    pub(super) counter: ObjectCounter,
     corrupt: AtomicU64,
-    wounds: Wounds,
+    damaged_objects: DamagedObjects,
     /// What was read from the medium, or came, since the start; only while objects are doubtful.
-    on_medium: Verified,
+    on_medium: VerifiedFiles,
     // For the objects that are doubtful: one at a time, so that there is one buffer.
     medium: Mutex<MediumReader>,
     pub(super) packers: Packers,
@@ -119,14 +119,14 @@ impl LocalObjects {
             quarantine,
             handle,
             failed: AtomicBool::new(false),
-            unsynced: Unsynced::open(data)?,
+            unsynced: UnsyncedObjects::open(data)?,
             next: AtomicU64::new(0),
-            verified: Verified::default(),
+            verified: VerifiedFiles::default(),
             checks: [const { Mutex::new(()) }; CHECKS_MAX],
-            tally: Tally::new(),
+            counter: ObjectCounter::new(),
             corrupt: AtomicU64::new(0),
-            wounds: Wounds::default(),
-            on_medium: Verified::default(),
+            damaged_objects: DamagedObjects::default(),
+            on_medium: VerifiedFiles::default(),
             medium: Mutex::default(),
             packers: Packers::new(level),
         };
@@ -143,7 +143,7 @@ impl LocalObjects {
                 continue;
             };
             if self.size_bytes(&id)?.is_none() {
-                self.wounds.add(id, Wound::Corrupt);
+                self.damaged_objects.add(id, Damage::Corrupt);
             }
         }
         Ok(())
@@ -213,7 +213,7 @@ impl LocalObjects {
     ///
     /// What the file-system says.
     pub fn held(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
-        if self.wounds.of(id) == Some(Wound::Unreadable) {
+        if self.damaged_objects.of(id) == Some(Damage::Unreadable) {
             return Ok(None);
         }
         if !self.is_doubtful() {
@@ -228,7 +228,7 @@ impl LocalObjects {
         match self.read_medium(id, &mut reader, &mut |_| true) {
             Ok(OnMedium::Whole(size_bytes)) => Ok(Some(size_bytes)),
             Ok(_) => Ok(None),
-            Err(_) if self.wounds.of(id) == Some(Wound::Unreadable) => Ok(None),
+            Err(_) if self.damaged_objects.of(id) == Some(Damage::Unreadable) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -274,7 +274,7 @@ impl LocalObjects {
         } else {
             self.drop_twin(id, form)?;
         }
-        self.wounds.heal(id);
+        self.damaged_objects.mark_repaired(id);
         Ok(OnMedium::Whole(size_bytes))
     }
 
@@ -283,7 +283,7 @@ impl LocalObjects {
         if form == Form::Packed || self.locate_as(id, Form::Packed)?.is_none() {
             return Ok(());
         }
-        self.tally.note(id, || {
+        self.counter.note(id, || {
             let length = self.locate_as(id, form)?.and_then(|located| located.length(id));
             if length.is_some() {
                 self.remove_others(id, form);
@@ -295,7 +295,7 @@ impl LocalObjects {
     /// Takes note that `id` was put in place by this server, which would hear of it if it did not
     /// get to the medium.
     pub(super) fn received(&self, id: &ObjectId) {
-        self.wounds.heal(id);
+        self.damaged_objects.mark_repaired(id);
         if self.is_doubtful()
             && let Ok(Some(located)) = self.locate(id)
         {
@@ -337,15 +337,15 @@ impl LocalObjects {
     /// of the kernel: what `fs_err` makes of it does not tell its number.
     fn unread(&self, id: &ObjectId, error: io::Error) -> StoreError {
         if is_unreadable(&error) {
-            self.wounds.add(*id, Wound::Unreadable);
+            self.damaged_objects.add(*id, Damage::Unreadable);
         }
         failed(format!("read object {id}"))(error)
     }
 
     /// The objects that are known to be lost or unreadable.
     #[must_use]
-    pub fn wounds(&self) -> &Wounds {
-        &self.wounds
+    pub fn damaged_objects(&self) -> &DamagedObjects {
+        &self.damaged_objects
     }
 
     /// Starts to store an object of `size_bytes`, of which nothing is seen until it is complete.
@@ -399,7 +399,7 @@ impl LocalObjects {
             if id.algorithm().digest(&content) != *id {
                 return Ok(None);
             }
-            self.wounds.heal(id);
+            self.damaged_objects.mark_repaired(id);
             return Ok(Some(Content::Whole(content.into())));
         }
         let hash = |file: &mut fs_err::File| {
@@ -443,7 +443,7 @@ impl LocalObjects {
                 Ok(_) => return Ok(None),
                 Err(error) => return damaged(error),
             }
-            self.wounds.heal(id);
+            self.damaged_objects.mark_repaired(id);
             let content = PackedContent::in_memory(size_bytes, chunks.into());
             return Ok(Some(Content::Packed(content)));
         }
@@ -476,7 +476,7 @@ impl LocalObjects {
         }
         let intact = hash(file)? == *id;
         if intact {
-            self.wounds.heal(id);
+            self.damaged_objects.mark_repaired(id);
             self.verified.remember(id, metadata);
         }
         Ok(intact)
@@ -492,7 +492,7 @@ impl LocalObjects {
         let path = self.path(id, form);
         let aside = self.quarantine.join(layout::aside(id, form, bad.ino()));
         let held = || Ok(self.locate(id)?.and_then(|located| located.length(id)));
-        self.tally.note(id, || {
+        self.counter.note(id, || {
             let before = held()?;
             match fs_err::symlink_metadata(&path) {
                 Ok(now) if now.ino() == bad.ino() => (),
@@ -512,7 +512,7 @@ impl LocalObjects {
             self.corrupt.fetch_add(1, Ordering::Relaxed);
             let after = held()?;
             if after.is_none() {
-                self.wounds.add(*id, Wound::Corrupt);
+                self.damaged_objects.add(*id, Damage::Corrupt);
             }
             Ok(Change { before, after })
         })
@@ -555,13 +555,13 @@ impl LocalObjects {
     /// Counts the objects of former runs, one after the other, until `stop` says so. The others
     /// are counted as they come.
     pub fn count(&self, stop: impl Fn() -> bool) {
-        self.tally.count(&self.root, stop);
+        self.counter.count(&self.root, stop);
     }
 
     /// How many objects there are.
     #[must_use]
-    pub fn holdings(&self) -> Holdings {
-        self.tally.holdings()
+    pub fn object_counts(&self) -> ObjectCounts {
+        self.counter.object_counts()
     }
 
     /// How many corrupt objects were found since the server started.
@@ -604,16 +604,16 @@ impl Objects for LocalObjects {
         self.count(stop);
     }
 
-    fn holdings(&self) -> Holdings {
-        self.holdings()
+    fn object_counts(&self) -> ObjectCounts {
+        self.object_counts()
     }
 
     fn corrupt(&self) -> u64 {
         self.corrupt()
     }
 
-    fn wounds(&self) -> &Wounds {
-        self.wounds()
+    fn damaged_objects(&self) -> &DamagedObjects {
+        self.damaged_objects()
     }
 
     fn list(&self, below: &Path) -> Result<Vec<ObjectId>, StoreError> {
@@ -681,8 +681,8 @@ mod tests {
         fs_err::write(objects.path(&cut, Form::Plain), b"").unwrap();
         fs_err::write(objects.path(&bad, Form::Plain), b"BAD").unwrap();
         objects.count(|| false);
-        let held = |objects, bytes| Holdings { objects, bytes, complete: true };
-        assert_eq!(objects.holdings(), held(3, 7));
+        let held = |objects, bytes| ObjectCounts { objects, bytes, complete: true };
+        assert_eq!(objects.object_counts(), held(3, 7));
         for (id, is_there, after) in [
             (cut, false, held(3, 7)),
             (bad, false, held(2, 4)),
@@ -690,7 +690,7 @@ mod tests {
             (empty, true, held(2, 4)),
         ] {
             assert_eq!(objects.open_verified(&id).unwrap().is_some(), is_there);
-            assert_eq!(objects.holdings(), after);
+            assert_eq!(objects.object_counts(), after);
         }
         assert_eq!(objects.corrupt(), 2);
     }

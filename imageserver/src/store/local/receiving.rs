@@ -12,7 +12,7 @@ use model::object::{Hasher, ObjectId};
 use rpc::packing::{self, CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, Packer};
 
 use super::objects::LocalObjects;
-use crate::store::contract::{Landing, Receiving};
+use crate::store::contract::{PendingStore, Receiving};
 use crate::store::error::{StoreError, failed};
 use crate::store::object_counts::Change;
 use crate::store::packed::{self, PLAIN_BYTES_MAX, is_worth};
@@ -177,13 +177,13 @@ impl<'store> LocalReceiving<'store> {
         let path = self.objects.path(&id, form);
         // Two uploads of one object may end here, one after the other: either file is the object,
         // so that it does not matter which of them stays.
-        self.objects.tally.note(&id, || {
+        self.objects.counter.note(&id, || {
             let former = self.objects.locate(&id)?;
             let before = former.as_ref().and_then(|located| located.length(&id));
             let is_other = former.is_some_and(|former| former.form != form);
             if is_other
                 && self.objects.size_bytes(&id)? == Some(self.size_bytes)
-                && self.objects.wounds().of(&id).is_none()
+                && self.objects.damaged_objects().of(&id).is_none()
             {
                 // It is there in another form, and on the medium before this one would be.
                 return Ok(Change { before, after: before });
@@ -206,8 +206,8 @@ impl Receiving for LocalReceiving<'_> {
         self.write(content)
     }
 
-    fn finish(self: Box<Self>) -> Result<Landing, StoreError> {
-        (*self).finish().map(|()| Landing::done())
+    fn finish(self: Box<Self>) -> Result<PendingStore, StoreError> {
+        (*self).finish().map(|()| PendingStore::done())
     }
 }
 

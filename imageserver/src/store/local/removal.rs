@@ -20,12 +20,12 @@ const BLOCK_BYTES: u64 = 512;
 /// An object that is no longer there, but still takes space.
 #[derive(Debug)]
 #[must_use = "it takes space until it is removed"]
-pub struct Taken {
+pub struct RemovedObject {
     paths: Vec<PathBuf>,
     bytes: u64,
 }
 
-impl Taken {
+impl RemovedObject {
     /// The space that it takes, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -50,9 +50,9 @@ impl LocalObjects {
     /// # Errors
     ///
     /// What the file-system says.
-    pub fn take_away(&self, id: &ObjectId) -> Result<Option<Taken>, StoreError> {
+    pub fn take_away(&self, id: &ObjectId) -> Result<Option<RemovedObject>, StoreError> {
         let mut taken = None;
-        self.tally.note(id, || {
+        self.counter.note(id, || {
             let before = self.locate(id)?.and_then(|located| located.length(id));
             for form in layout::FORMS {
                 let Some(Located { path, metadata, .. }) = self.locate_as(id, form)? else {
@@ -61,14 +61,14 @@ impl LocalObjects {
                 let aside = self.temporary();
                 fs_err::rename(&path, &aside).map_err(failed(format!("remove object {id}")))?;
                 self.verified.forget(id, &metadata);
-                let Taken { paths, bytes } =
-                    taken.get_or_insert_with(|| Taken { paths: Vec::new(), bytes: 0 });
+                let RemovedObject { paths, bytes } =
+                    taken.get_or_insert_with(|| RemovedObject { paths: Vec::new(), bytes: 0 });
                 paths.push(aside);
                 *bytes += metadata.blocks() * BLOCK_BYTES;
             }
             if taken.is_some() {
                 // What is wrong with it is of no matter any more.
-                self.wounds().heal(id);
+                self.damaged_objects().mark_repaired(id);
             }
             Ok(Change { before, after: None })
         })?;
@@ -134,7 +134,7 @@ mod tests {
 
     use super::super::objects::LocalObjects;
     use crate::store::layout;
-    use crate::store::object_counts::Holdings;
+    use crate::store::object_counts::ObjectCounts;
 
     #[test]
     fn what_is_taken_away_is_counted_no_more_and_can_come_again() {
@@ -153,8 +153,8 @@ mod tests {
         let large = vec![7; 300 << 10];
         let (one, two) = (put(&large), put(b"two"));
         assert!(objects.open_verified(&one).unwrap().is_some());
-        let held = |objects, bytes| Holdings { objects, bytes, complete: true };
-        assert_eq!(objects.holdings(), held(2, 3 + (300 << 10)));
+        let held = |objects, bytes| ObjectCounts { objects, bytes, complete: true };
+        assert_eq!(objects.object_counts(), held(2, 3 + (300 << 10)));
 
         let metadata = std::fs::metadata(objects.path(&one, Form::Plain)).unwrap();
         assert!(objects.verified.knows(&one, &metadata));
@@ -163,10 +163,10 @@ mod tests {
         assert!(!objects.verified.knows(&one, &metadata));
         assert_eq!(objects.size_bytes(&one).unwrap(), None);
         assert!(objects.take_away(&one).unwrap().is_none());
-        assert_eq!(objects.holdings(), held(1, 3));
+        assert_eq!(objects.object_counts(), held(1, 3));
         put(&large);
         taken.remove().unwrap();
-        assert_eq!(objects.holdings(), held(2, 3 + (300 << 10)));
+        assert_eq!(objects.object_counts(), held(2, 3 + (300 << 10)));
         assert!(objects.open_verified(&one).unwrap().is_some());
         let incoming = std::fs::read_dir(data.path().join(layout::INCOMING)).unwrap();
         assert_eq!(incoming.count(), 0);

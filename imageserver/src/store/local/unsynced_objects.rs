@@ -21,7 +21,7 @@ use crate::store::{
 };
 
 /// Whether objects may not be on the medium.
-pub(super) struct Unsynced {
+pub(super) struct UnsyncedObjects {
     mark: PathBuf,
     /// True if a former server has left such objects, and not all have been read since.
     doubtful: AtomicBool,
@@ -34,7 +34,7 @@ struct State {
     placed: u64,
 }
 
-impl Unsynced {
+impl UnsyncedObjects {
     pub fn open(data: &Path) -> Result<Self, StoreError> {
         let mark = data.join(layout::UNSYNCED);
         let marked = match fs_err::symlink_metadata(&mark) {
@@ -102,7 +102,7 @@ mod tests {
     fn the_mark_is_there_while_an_object_may_not_be_on_the_medium() {
         let data = tempfile::tempdir().unwrap();
         let mark = data.path().join(layout::UNSYNCED);
-        let unsynced = Unsynced::open(data.path()).unwrap();
+        let unsynced = UnsyncedObjects::open(data.path()).unwrap();
         assert!(!mark.exists() && !unsynced.is_doubtful());
         let put = || {
             assert!(mark.exists(), "it is there before the object is");
@@ -120,7 +120,7 @@ mod tests {
         unsynced.place(|| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
 
         // It was killed.
-        let unsynced = Unsynced::open(data.path()).unwrap();
+        let unsynced = UnsyncedObjects::open(data.path()).unwrap();
         assert!(unsynced.is_doubtful());
         unsynced.synced(unsynced.placed());
         assert!(mark.exists(), "what the former server left has not been read");

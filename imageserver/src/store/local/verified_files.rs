@@ -17,9 +17,9 @@ const REMEMBERED_MAX: usize = 250_000;
 
 /// Which object files are known to be good.
 #[derive(Default)]
-pub struct Verified(Mutex<HashSet<[u8; 16]>>);
+pub struct VerifiedFiles(Mutex<HashSet<[u8; 16]>>);
 
-impl Verified {
+impl VerifiedFiles {
     /// True if the file that `metadata` describes was found to be the object `id`.
     pub fn knows(&self, id: &ObjectId, metadata: &std::fs::Metadata) -> bool {
         locked(&self.0).contains(&stamp(id, metadata))

@@ -10,7 +10,7 @@ use model::object::{Algorithm, ObjectId};
 
 use super::{Found, Party, World, expect_all_well, expect_loss, explore};
 use imageserver::core::collection::leases::Leases;
-use imageserver::core::collection::removal::{Knowledge, Verdict, decide};
+use imageserver::core::collection::removal::{Decision, Knowledge, decide};
 
 const LEASE: u64 = 10;
 
@@ -210,15 +210,15 @@ impl Collector {
             Self::Visit { mut knowledge, additions, images } => {
                 // An image was whole when it was listed, and what it needs is what it needed.
                 if images > 0 {
-                    knowledge.marks.enter(&id(PARTS[0]));
-                    knowledge.marks.need(&id(PARTS[1]));
+                    knowledge.needed.enter(&id(PARTS[0]));
+                    knowledge.needed.need(&id(PARTS[1]));
                 }
                 knowledge.additions = additions;
                 Self::List { knowledge }
             }
             Self::List { knowledge } => {
                 let is_free = |part: &&&str| {
-                    !knowledge.marks.needs(&id(part)) && !world.leases.hold(world.now, &id(part))
+                    !knowledge.needed.needs(&id(part)) && !world.leases.hold(world.now, &id(part))
                 };
                 let candidates = world.objects.iter().filter(is_free).copied().collect();
                 Self::Lock { knowledge, candidates }
@@ -245,12 +245,12 @@ impl Collector {
                     _ => world.additions,
                 };
                 match decide(&knowledge, additions, &world.leases, world.now, &id(part)) {
-                    Verdict::WalkAgain => {
+                    Decision::WalkAgain => {
                         world.is_removing = false;
                         Self::Walk { knowledge }
                     }
-                    Verdict::Remove => Self::Rename { knowledge, candidates, part },
-                    Verdict::Needed | Verdict::Leased => Self::Decide { knowledge, candidates },
+                    Decision::Remove => Self::Rename { knowledge, candidates, part },
+                    Decision::Needed | Decision::Leased => Self::Decide { knowledge, candidates },
                 }
             }
             Self::Rename { knowledge, candidates, part } => {

@@ -54,7 +54,7 @@ impl Proxy {
         self.cut.notify_waiters();
     }
 
-    pub async fn heal(&self, to: SocketAddr) {
+    pub async fn mark_repaired(&self, to: SocketAddr) {
         *self.to.lock().await = to;
         self.is_cut.store(false, Ordering::SeqCst);
     }
@@ -83,7 +83,7 @@ async fn servers_that_are_killed_and_links_that_are_cut_end_with_the_same_images
         match round {
             0 | 4 => below.cut(),
             1 => {
-                below.heal(middle.address).await;
+                below.mark_repaired(middle.address).await;
                 last.kill();
                 last = replica(data[2].path(), &below.text(), &[]);
             }
@@ -91,19 +91,19 @@ async fn servers_that_are_killed_and_links_that_are_cut_end_with_the_same_images
             3 => {
                 middle.kill();
                 middle = replica(data[1].path(), &above.text(), &[]);
-                above.heal(root.address).await;
-                below.heal(middle.address).await;
+                above.mark_repaired(root.address).await;
+                below.mark_repaired(middle.address).await;
             }
             5 => {
-                below.heal(middle.address).await;
+                below.mark_repaired(middle.address).await;
                 root.kill();
                 root = Server::start(data[0].path());
-                above.heal(root.address).await;
+                above.mark_repaired(root.address).await;
             }
             _ => {
                 middle.kill();
                 middle = replica(data[1].path(), &above.text(), &[]);
-                below.heal(middle.address).await;
+                below.mark_repaired(middle.address).await;
             }
         }
     }
@@ -143,7 +143,7 @@ async fn a_replica_whose_master_is_away_serves_and_says_so() {
     let refused = delete(&replica, "base/1", false).await.unwrap_err();
     assert_eq!(refused.code, FaultCode::Unavailable);
     let root = Server::start(data[0].path());
-    link.heal(root.address).await;
+    link.mark_repaired(root.address).await;
     until_level(&replica).await;
     delete(&replica, "base/1", false).await.unwrap();
     assert_eq!(names(&root).await, Vec::<String>::new());

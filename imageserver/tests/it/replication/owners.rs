@@ -88,7 +88,7 @@ async fn owners_follow_through_a_chain_that_is_cut_and_killed() {
     rmdir(&root, "web/prod").await.unwrap();
     last = replica(data[2].path(), &below.text(), &only);
     assert_eq!(made(&last).await, expected);
-    below.heal(middle.address).await;
+    below.mark_repaired(middle.address).await;
     until_made(&last, &["base group infra", "web group infra"]).await;
 
     // More than a page of them, while servers are killed.
@@ -100,14 +100,14 @@ async fn owners_follow_through_a_chain_that_is_cut_and_killed() {
             40 => {
                 middle.kill();
                 middle = replica(data[1].path(), &above.text(), &[]);
-                below.heal(middle.address).await;
+                below.mark_repaired(middle.address).await;
             }
             70 => {
                 above.cut();
                 last.kill();
                 last = replica(data[2].path(), &below.text(), &only);
             }
-            90 => above.heal(root.address).await,
+            90 => above.mark_repaired(root.address).await,
             _ => {}
         }
     }
@@ -115,7 +115,7 @@ async fn owners_follow_through_a_chain_that_is_cut_and_killed() {
     assert_eq!(all.len(), 2 + 1 + 120 * 11);
     root.kill();
     root = Server::start(data[0].path());
-    above.heal(root.address).await;
+    above.mark_repaired(root.address).await;
     for server in [&middle, &last] {
         until(async || made(server).await == all).await;
         until_level(server).await;

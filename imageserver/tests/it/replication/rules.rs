@@ -165,7 +165,7 @@ async fn what_expires_on_the_master_ends_on_the_replica_and_its_own_clock_ends_n
     until(async || get(&root, "short/1").await == Err(FaultCode::Gone)).await;
     // By its clock both should have gone.
     assert_eq!(names(&replica).await, ["base/1", "short/1", "short/2"]);
-    link.heal(root.address).await;
+    link.mark_repaired(root.address).await;
     until_names(&replica, &["base/1", "short/2"]).await;
     until(async || {
         get(&replica, "short/2").await.is_ok_and(|image| image.notes.expires_at.is_none())
@@ -207,7 +207,7 @@ async fn servers_that_follow_each_other_in_a_circle_say_so_and_change_nothing() 
     let link = links::Proxy::to("127.0.0.1:1".parse().unwrap()).await;
     let one = replica(data[0].path(), &link.text(), &[]);
     let two = replica(data[1].path(), &address(&one), &[]);
-    link.heal(two.address).await;
+    link.mark_repaired(two.address).await;
     for server in [&one, &two] {
         until(async || master_of(server).await.link.name() == "loop").await;
         let (_, why) = master_of(server).await.last_error.unwrap();
@@ -219,7 +219,7 @@ async fn servers_that_follow_each_other_in_a_circle_say_so_and_change_nothing() 
     // One of them follows no more.
     two.stop().await;
     let two = Server::start(data[1].path());
-    link.heal(two.address).await;
+    link.mark_repaired(two.address).await;
     until(async || master_of(&one).await.is_level).await;
     add(&one, "base/1").await.unwrap();
     assert_eq!(names(&two).await, ["base/1"]);
