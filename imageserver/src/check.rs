@@ -38,7 +38,6 @@ use crate::core::check_findings::{Finding, Findings};
 /// How a store is checked.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The data directory.
     pub data: PathBuf,
     /// True to move corrupt objects to the quarantine.
     pub repair: bool,
@@ -65,22 +64,12 @@ pub const DIRECTORIES: u64 = 256 * layout::ALGORITHMS.len() as u64;
 /// Why a store is not checked.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// There is none.
     #[error("`{path}` is no data directory of an imageserver: it has no directory `objects`")]
-    NoStore {
-        /// The data directory.
-        path: PathBuf,
-    },
-    /// A server uses it.
+    NoStore { path: PathBuf },
     #[error("an imageserver is running on `{path}`: stop it first; while it runs it checks itself")]
-    Running {
-        /// The data directory.
-        path: PathBuf,
-    },
-    /// The store cannot be read.
+    Running { path: PathBuf },
     #[error("the check was not finished")]
     Store {
-        /// Why.
         #[source]
         source: StoreError,
     },

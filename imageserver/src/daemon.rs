@@ -48,7 +48,6 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// What an image server needs to know.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The data directory.
     pub data: PathBuf,
     /// The bucket that has the store, if the data directory has not.
     pub bucket: Option<Settings>,
@@ -94,13 +93,10 @@ pub struct ImageServer {
 /// A server that cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The data directory cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// It is that of an archive.
     #[error(transparent)]
     Archive(#[from] identity::ArchiveError),
-    /// The audit log cannot be written.
     #[error(transparent)]
     Audit(#[from] AuditError),
 }

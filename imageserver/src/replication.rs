@@ -41,7 +41,6 @@ use follower::Follower;
 /// Whom a replica follows, and in what.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The master.
     pub from: Peer,
     /// Patterns of which one must match, as they were written.
     pub include: Vec<String>,

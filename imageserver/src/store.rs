@@ -65,7 +65,6 @@ pub struct Store {
 }
 
 impl Store {
-    /// The data directory.
     #[must_use]
     pub fn data(&self) -> &Path {
         &self.data

@@ -27,7 +27,6 @@ pub enum Finding {
     Empty,
     /// An object that is not what its name says.
     Corrupt {
-        /// Which.
         id: ObjectId,
         /// How long it is.
         size_bytes: u64,
@@ -36,7 +35,6 @@ pub enum Finding {
     },
     /// An object that the disk does not give back.
     Unreadable {
-        /// Which.
         id: ObjectId,
         /// What the kernel said.
         error: String,
@@ -50,7 +48,6 @@ pub enum Finding {
     },
     /// An image of which not all is there.
     Lacks {
-        /// Which.
         name: ImageName,
         /// What it needs.
         objects: BTreeSet<ObjectId>,
@@ -66,7 +63,6 @@ pub enum Finding {
 /// An object that is not what its name says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Corrupt {
-    /// Which.
     pub object: ObjectId,
     /// How long it is.
     pub size_bytes: u64,
@@ -77,7 +73,6 @@ pub struct Corrupt {
 /// An image of which not all is there.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Lacking {
-    /// Which.
     pub image: ImageName,
     /// What it needs.
     pub objects: Vec<ObjectId>,

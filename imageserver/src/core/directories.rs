@@ -46,57 +46,27 @@ pub struct Directories {
 /// Why directories are not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DirectoryError {
-    /// It was made before.
     #[error("directory {name} exists already")]
-    Exists {
-        /// The directory.
-        name: ImageName,
-    },
-    /// There is none.
+    Exists { name: ImageName },
     #[error("there is no directory {name}")]
-    NotFound {
-        /// The directory.
-        name: ImageName,
-    },
-    /// There is none to make it in.
+    NotFound { name: ImageName },
     #[error("there is no directory {above} to make {name} in: make that first, or ask for both")]
-    NoParent {
-        /// The directory.
-        name: ImageName,
-        /// What is missing.
-        above: ImageName,
-    },
-    /// Something is in it.
+    NoParent { name: ImageName, above: ImageName },
     #[error("directory {name} is not empty: it has {}", held(*.images, *.directories))]
-    NotEmpty {
-        /// The directory.
-        name: ImageName,
-        /// How many images are below it.
-        images: u64,
-        /// How many directories are, that were made.
-        directories: u64,
-    },
-    /// It would have no allowed owners.
+    NotEmpty { name: ImageName, images: u64, directories: u64 },
     #[error("directory {name} cannot have these owners")]
     Owners {
-        /// The directory.
         name: ImageName,
-        /// Why.
         #[source]
         source: OwnersError,
     },
-    /// There are too many.
     #[error("there are {DIRECTORIES_MAX} directories, and there cannot be more")]
     TooMany,
-    /// The server asks for directories to be made.
     #[error(
         "there is no directory {directory}, and this server takes images only into directories \
          that were made: `imagetool mkdir -p {directory}`"
     )]
-    Demanded {
-        /// What is missing.
-        directory: ImageName,
-    },
+    Demanded { directory: ImageName },
 }
 
 fn held(images: u64, directories: u64) -> String {

@@ -28,22 +28,17 @@ pub fn due(expires_at: Option<Time>, now: Time, is_held: bool) -> Due {
 /// An image would go earlier than it was said to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShorterError {
-    /// It was said to stay for ever.
     #[error(
         "it never expires, and what somebody may rely on is not taken back: delete it when \
          nobody needs it"
     )]
     Never,
-    /// It was said to stay for longer.
     #[error(
         "it expires {}, which is later: an expiry is only put off, so delete the image if it \
          should go earlier",
         moment(*until)
     )]
-    Longer {
-        /// Until when.
-        until: Time,
-    },
+    Longer { until: Time },
 }
 
 /// When an image goes that was to go at `before` and should go at `wanted`.

@@ -19,7 +19,6 @@ pub const HOLDERS_MAX: usize = 1_000;
 /// What is kept of a holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedHold {
-    /// Who.
     pub holder: String,
     /// Which images.
     pub names: BTreeSet<ImageName>,
@@ -65,10 +64,6 @@ impl Holds {
 
     /// Takes note that `holder` holds `names`, and no others, for `seconds`. True if who holds what
     /// has changed, so that it must be kept.
-    ///
-    /// # Errors
-    ///
-    /// [`TooManyError`].
     pub fn note(
         &mut self,
         now: u64,

@@ -36,10 +36,6 @@ pub struct MissingObjects {
 
 impl MissingObjects {
     /// What the tree `root` needs and `store` has not.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     pub fn lacks<H: ObjectLookup>(
         &mut self,
         root: ObjectId,

@@ -51,7 +51,6 @@ pub enum Step {
     Begin,
     /// Read a directory.
     Read {
-        /// Which.
         place: u16,
         /// How fast.
         bytes_per_second: u64,

@@ -31,7 +31,6 @@ const BATCH_BYTES_MAX: u64 = 256 << 20;
 
 /// Gets objects from one server. What several images need is fetched once.
 pub struct Fetcher {
-    /// The server.
     pub client: Client,
     /// Where to.
     pub store: Arc<Store>,

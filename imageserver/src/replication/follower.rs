@@ -177,7 +177,6 @@ impl Follower {
         &self.fetcher.client
     }
 
-    /// The master.
     #[must_use]
     pub fn master(&self) -> &Peer {
         &self.settings.from

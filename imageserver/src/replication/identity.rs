@@ -21,10 +21,6 @@ pub struct ArchiveError {
 }
 
 /// The id of the store in `data`, made if it has none.
-///
-/// # Errors
-///
-/// What the file-system says.
 pub fn server_id(data: &Path) -> Result<ServerId, StoreError> {
     match files::read::<ServerId>(data, layout::SERVER_ID) {
         Ok(Some(id)) => return Ok(id),

@@ -14,43 +14,26 @@ use crate::store::{admission::admit, error::AdmissionError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArrivalError {
-    /// Something that it needs is missing here, or it breaks a rule.
     #[error("cannot take image {name}")]
     Admission {
-        /// Its name.
         name: ImageName,
-        /// What is missing or wrong.
         #[source]
         source: AdmissionError,
     },
-    /// Its build log is missing here.
     #[error("cannot take image {name}: its build log {log} is missing")]
-    BuildLog {
-        /// The name.
-        name: ImageName,
-        /// The object.
-        log: ObjectId,
-    },
-    /// Its tags are not allowed.
+    BuildLog { name: ImageName, log: ObjectId },
     #[error("cannot take image {name}")]
     Tags {
-        /// Its name.
         name: ImageName,
-        /// What is wrong with them.
         #[source]
         source: tags::TagsError,
     },
-    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 /// Adds an image with the notes that it has, when all that it needs is here. False if it is here
 /// already.
-///
-/// # Errors
-///
-/// [`ArrivalError`].
 pub fn receive(store: &Store, image: Image) -> Result<bool, ArrivalError> {
     let name = image.content.name.clone();
     let digest = image.content.digest();
@@ -73,10 +56,6 @@ pub fn receive(store: &Store, image: Image) -> Result<bool, ArrivalError> {
 }
 
 /// Gives an image the notes that it has on the master. False if there is another image here.
-///
-/// # Errors
-///
-/// [`ArrivalError`].
 pub fn renote(store: &Store, image: &Image) -> Result<bool, ArrivalError> {
     let Image { content, notes } = image;
     verify(image)?;
@@ -95,10 +74,6 @@ fn verify(image: &Image) -> Result<(), ArrivalError> {
 }
 
 /// Ends the image of that digest, as `master` says. False if there is another image here.
-///
-/// # Errors
-///
-/// What the store says.
 pub fn end(
     store: &Store,
     name: &ImageName,
@@ -110,10 +85,6 @@ pub fn end(
 }
 
 /// Keeps that an image which never was here has ended.
-///
-/// # Errors
-///
-/// What the store says.
 pub fn mark_ended(
     store: &Store,
     name: &ImageName,

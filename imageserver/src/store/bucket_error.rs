@@ -9,49 +9,19 @@ const SAID_MAX: usize = 300;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BucketError {
-    /// It does not answer, or only that it cannot now.
     #[error("the bucket {bucket} does not answer, or cannot now ({said}): try again later")]
-    Unreachable {
-        /// Which.
-        bucket: String,
-        /// What was said.
-        said: String,
-    },
-    /// It does not let this server do that.
+    Unreachable { bucket: String, said: String },
     #[error(
         "the bucket {bucket} does not allow it ({said}): check the credentials of this server, and \
          what they may do"
     )]
-    Denied {
-        /// Which.
-        bucket: String,
-        /// What was said.
-        said: String,
-    },
-    /// It is full, or its owner may store no more.
+    Denied { bucket: String, said: String },
     #[error("the bucket {bucket} takes no more ({said}): give it more space, or delete images")]
-    Full {
-        /// Which.
-        bucket: String,
-        /// What was said.
-        said: String,
-    },
-    /// It cannot be used for images.
+    Full { bucket: String, said: String },
     #[error("the bucket {bucket} cannot be used: {why}")]
-    Unfit {
-        /// Which.
-        bucket: String,
-        /// Why.
-        why: &'static str,
-    },
-    /// It said something else.
+    Unfit { bucket: String, why: &'static str },
     #[error("the bucket {bucket} refuses ({said})")]
-    Refused {
-        /// Which.
-        bucket: String,
-        /// What was said.
-        said: String,
-    },
+    Refused { bucket: String, said: String },
 }
 
 impl BucketError {

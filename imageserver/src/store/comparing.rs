@@ -28,10 +28,6 @@ impl Comparing {
     }
 
     /// Takes what comes next.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn write(&mut self, part: &[u8]) -> Result<(), StoreError> {
         self.hasher.update(part);
         if self.differs {

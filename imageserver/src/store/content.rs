@@ -65,10 +65,6 @@ impl Content {
     }
 
     /// All of it, which is known to be short enough for the memory.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn into_bytes(self) -> io::Result<Bytes> {
         if let Self::Whole(bytes) = self {
             return Ok(bytes);
@@ -100,10 +96,6 @@ impl PackedContent {
 
 impl ContentReader {
     /// Leaves `bytes` out, of which there are as many. Only before anything is read.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn skip(&mut self, bytes: u64) -> io::Result<()> {
         match self {
             Self::Packed(reader) => reader.skip(bytes),

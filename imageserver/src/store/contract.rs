@@ -26,34 +26,18 @@ use crate::store::object_counts::ObjectCounts;
 /// Content by digest. What is given out was checked against its digest.
 pub trait Objects: Send + Sync {
     /// The length of the object in bytes, or `None` if it is not there. Its content is not read.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError>;
 
     /// The length in bytes of an object that an image may need, or `None` if it has to be
     /// uploaded. It stays for as long as it is leased.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn held(&self, id: &ObjectId) -> Result<Option<u64>, StoreError>;
 
     /// The same of many, in their order.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn all_held(&self, ids: &[ObjectId]) -> Result<Vec<Option<u64>>, StoreError> {
         ids.iter().map(|id| self.held(id)).collect()
     }
 
     /// Those of `ids` that have to be uploaded, in order.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn missing(&self, ids: &[ObjectId]) -> Result<Vec<ObjectId>, StoreError> {
         let held = self.all_held(ids)?;
         let missing = ids.iter().zip(held).filter(|(_, held)| held.is_none());
@@ -62,20 +46,12 @@ pub trait Objects: Send + Sync {
 
     /// The length in bytes of an object that certainly need not be uploaded, if that is known
     /// without asking far away.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn known(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
         self.held(id)
     }
 
     /// Holds `ids` while an image is added, before it is looked whether they are there: nothing
     /// has to be done for that where [`Store::adding`] keeps objects from being removed.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn pin(&self, ids: &[ObjectId]) -> Result<Option<Box<dyn Pin>>, StoreError> {
         let _ = ids;
         Ok(None)
@@ -96,24 +72,12 @@ pub trait Objects: Send + Sync {
 
     /// Opens an object, and makes sure that its content is what its id says. `None` if it is not
     /// there, or is corrupt: then it is put aside, so that it can be uploaded again.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError>;
 
     /// Makes every object that was stored before this call durable.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn sync(&self) -> Result<(), StoreError>;
 
     /// The space for objects; `None` if there is no end of it that the server knows.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn space(&self) -> Result<Option<Space>, StoreError>;
 
     /// Counts the objects of former runs, until `stop` says so.
@@ -130,18 +94,10 @@ pub trait Objects: Send + Sync {
 
     /// The objects in one of the directories of [`super::layout::places`], in the order in which
     /// they are best read.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn list(&self, below: &Path) -> Result<Vec<ObjectId>, StoreError>;
 
     /// Reads an object from the medium, whatever is in memory, and puts it aside if it is corrupt.
     /// `pace` as for [`MediumReader::hash`].
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn read_medium(
         &self,
         id: &ObjectId,
@@ -191,10 +147,6 @@ impl PendingStore {
     }
 
     /// Waits until the object is there.
-    ///
-    /// # Errors
-    ///
-    /// Why it is not.
     pub fn wait(self) -> Result<(), StoreError> {
         self.0.map_or(Ok(()), |wait| wait())
     }
@@ -234,10 +186,6 @@ pub enum Look {
 pub trait Records: Send + Sync {
     /// Gives what has changed since this was last called; at first all that there is. Who calls it
     /// may be told again of what it has changed itself.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn changes(
         &self,
         look: Look,
@@ -245,10 +193,6 @@ pub trait Records: Send + Sync {
     ) -> Result<(), StoreError>;
 
     /// What is under `name`.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn read(&self, name: &ImageName) -> Result<Found, StoreError>;
 
     /// Refuses a name that is or was used.
@@ -259,17 +203,9 @@ pub trait Records: Send + Sync {
     fn expect_new(&self, name: &ImageName) -> Result<(), StoreError>;
 
     /// Makes a record durable, then visible, complete or not at all.
-    ///
-    /// # Errors
-    ///
-    /// As [`Records::expect_new`].
     fn create(&self, name: &ImageName, bytes: &[u8]) -> Result<(), StoreError>;
 
     /// Puts `bytes` in the place of the record of that version: whoever reads gets either of them.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn replace(&self, name: &ImageName, version: &Version, bytes: &[u8]) -> Result<(), StoreError>;
 
     /// Puts `mark` in the place of a record that is there, for ever; only of that version, if one
@@ -288,19 +224,11 @@ pub trait Records: Send + Sync {
     ) -> Result<(), StoreError>;
 
     /// The mark that is under `name`; `None` if there is none, or it is not known.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn mark(&self, _name: &ImageName) -> Result<Option<Vec<u8>>, StoreError> {
         Ok(None)
     }
 
     /// Puts `mark` under a name that is and was not used, for ever.
-    ///
-    /// # Errors
-    ///
-    /// As [`Records::expect_new`].
     fn reserve(&self, name: &ImageName, _mark: &str) -> Result<(), StoreError> {
         Err(cannot(format!("keep that image {name} has ended")))
     }
@@ -319,10 +247,6 @@ pub trait Records: Send + Sync {
 pub trait Register: Send + Sync {
     /// What it holds, and what tells that from what it holds at another time; `None` if nothing
     /// was ever written. It has at most `bytes_max` bytes.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn read(&self, bytes_max: usize) -> Result<Option<(Vec<u8>, Version)>, StoreError>;
 
     /// Puts `bytes` in the place of that version, durably. If it fails the former one is there.
@@ -333,10 +257,6 @@ pub trait Register: Send + Sync {
     fn replace(&self, version: &Version, bytes: &[u8]) -> Result<Version, StoreError>;
 
     /// True if it may have another version than that one.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn has_changed(&self, version: &Version) -> Result<bool, StoreError>;
 
     /// Where it is, for people.
@@ -350,17 +270,9 @@ pub trait Leasing: Send + Sync {
 
     /// Holds `ids` for `seconds`, or as long as leases are at most. Whoever then finds one of them
     /// there will find it there until the lease ends.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn give(&self, ids: &[ObjectId], seconds: u32) -> Result<(), StoreError>;
 
     /// Keeps that time has passed.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     fn count_down(&self) -> Result<(), StoreError>;
 
     /// For how many seconds more nothing at all is removed.
@@ -373,10 +285,6 @@ pub trait Leasing: Send + Sync {
 /// Which images are in use.
 pub trait Holding: Send + Sync {
     /// Takes note that `holder` uses `names`, and no others, for `seconds`.
-    ///
-    /// # Errors
-    ///
-    /// [`TooManyError`].
     fn note(
         &self,
         holder: &str,

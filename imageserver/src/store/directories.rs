@@ -33,34 +33,22 @@ pub const BYTES_MAX: usize = 256 << 20;
 /// Why directories are not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
-    /// It makes no sense.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// The caller may not.
     #[error(transparent)]
     Denied(#[from] api::access::DeniedError),
-    /// What there is is not known.
     #[error(
         "no directory is changed, because the file `{path}` cannot be used ({why}): put it back \
          from a backup, or move it away to begin without any, and restart the server"
     )]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// It cannot be written as JSON.
+    Damaged { path: PathBuf, why: String },
     #[error("cannot write the directories")]
     Encode {
-        /// What the encoder said.
         #[source]
         source: CodecError,
     },
-    /// The file would be too long.
     #[error("there are too many directories and owners for one file of {BYTES_MAX} bytes")]
     TooLong,
-    /// The file-system failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -135,10 +123,6 @@ impl KeptDirectories {
     }
 
     /// Takes note of what other servers have changed, if several share the store.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     pub fn refresh(&self) -> Result<(), StoreError> {
         let mut version = locked(&self.change);
         if self.damage.is_none() && self.register.has_changed(&version)? {
@@ -201,10 +185,6 @@ impl KeptDirectories {
 
     /// Takes all directories of a master, if `may` they take the place of those that are here then.
     /// Durable as [`Self::change`]. False if they may not.
-    ///
-    /// # Errors
-    ///
-    /// [`KeepError`].
     pub fn take(
         &self,
         theirs: Directories,

@@ -18,21 +18,15 @@ const BYTES_MAX: usize = 64 << 20;
 /// A small file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SmallError {
-    /// It cannot be read.
     #[error("cannot read `{name}`")]
     Read {
-        /// Its name in the data directory.
         name: &'static str,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// It is not what was written.
     #[error("`{name}` is damaged")]
     Damaged {
-        /// Its name in the data directory.
         name: &'static str,
-        /// What the decoder said.
         #[source]
         source: CodecError,
     },
@@ -62,10 +56,6 @@ pub fn write(data: &Path, name: &'static str, value: &impl Serialize) -> Result<
 }
 
 /// Reads what [`write()`] wrote; `None` if nothing was written ever.
-///
-/// # Errors
-///
-/// [`SmallError`].
 pub fn read<T: DeserializeOwned>(data: &Path, name: &'static str) -> Result<Option<T>, SmallError> {
     match fs_err::read(data.join(name)) {
         Ok(bytes) => codec::decode(Encoding::Json, name, &bytes, BYTES_MAX)

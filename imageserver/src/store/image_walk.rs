@@ -14,7 +14,6 @@ use crate::store::contract::Objects;
 /// What an image needs, beside what its tree names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageRoots {
-    /// The image.
     pub image: ImageName,
     /// Its tree.
     pub root: ObjectId,

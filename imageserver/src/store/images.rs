@@ -50,7 +50,6 @@ pub struct Images {
 /// Some of the images, sorted by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// The images.
     pub images: Vec<ImageSummary>,
     /// True if there are more after the last of these.
     pub more: bool,
@@ -75,10 +74,6 @@ impl Images {
     }
 
     /// Takes note of what other servers have changed, if several share the store.
-    ///
-    /// # Errors
-    ///
-    /// What the store says.
     pub fn refresh(&self, look: Look) -> Result<(), StoreError> {
         self.records.changes(look, &mut |name, found| self.note(&name, found))
     }
@@ -258,10 +253,6 @@ impl Images {
     }
 
     /// Deletes an image if it `is_due` by when it goes. True if it was.
-    ///
-    /// # Errors
-    ///
-    /// As [`Images::delete`].
     pub fn expire(
         &self,
         name: &ImageName,

@@ -42,10 +42,6 @@ impl Store {
 
     /// Opens the data directory like [`Store::open`], and packs new objects with this level of
     /// zstd if that saves enough. Objects that are already stored stay as they are.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::open`].
     pub fn open_packing(data: &Path, level: i32) -> Result<Self, StoreError> {
         let what = "is what a server with a --bucket keeps on its own disk";
         let lock = take_directory(data, layout::SERVER, what)?;

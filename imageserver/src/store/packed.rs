@@ -127,10 +127,6 @@ impl<R: Read> Reader<R> {
     }
 
     /// The next chunk as it is; `None` at the end. For who asks for nothing else.
-    ///
-    /// # Errors
-    ///
-    /// As [`Reader::open`].
     pub fn chunk(&mut self) -> io::Result<Option<Chunk<'_>>> {
         let head = self.chunk_head()?;
         Ok(head.map(|head| match head.is_plain() {
@@ -153,10 +149,6 @@ impl<R: Read> Reader<R> {
     }
 
     /// Leaves `bytes` of the content out.
-    ///
-    /// # Errors
-    ///
-    /// As [`Reader::open`].
     pub fn skip(&mut self, mut bytes: u64) -> io::Result<()> {
         while bytes > 0 {
             if self.content.is_empty() {
@@ -184,10 +176,6 @@ impl<R: Read> Reader<R> {
     }
 
     /// Hashes all content, which must be all that is in the file.
-    ///
-    /// # Errors
-    ///
-    /// As [`Reader::open`].
     pub fn hash(mut self, id: &ObjectId) -> io::Result<ObjectId> {
         let mut hasher = Hasher::new(id.algorithm());
         loop {

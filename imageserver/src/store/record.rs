@@ -46,7 +46,6 @@ pub const RECORD_BYTES_MAX: usize = 128 << 20;
 /// An image as it is kept: with the sums over its tree, so that none needs the tree to be listed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The image.
     pub image: Image,
     /// Sums over its tree.
     pub totals: Totals,
@@ -55,16 +54,12 @@ pub struct Record {
 /// Bytes that are no intact record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The first line is not that of a record.
     #[error("it does not begin as such a file does")]
     Magic,
-    /// What follows the first line is not what was written.
     #[error("it was changed or cut short after it was written")]
     Damaged,
-    /// It is intact, but not understood; it may be of a later release.
     #[error("it is intact, but this release does not understand it")]
     Unknown {
-        /// What the decoder said.
         #[source]
         source: CodecError,
     },

@@ -60,29 +60,15 @@ pub fn decide(theirs: Option<DirectoriesVersion>, own: Own) -> Decision {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageError {
-    /// There is too much in it, or in all of them.
     #[error("the master tells of more than {limit} directories {within}")]
-    TooMany {
-        /// What is accepted.
-        limit: usize,
-        /// In what.
-        within: &'static str,
-    },
-    /// A page is not sorted, or does not follow the one before.
+    TooMany { limit: usize, within: &'static str },
     #[error("the master's directories are not sorted at {name}")]
-    Order {
-        /// Where.
-        name: ImageName,
-    },
-    /// There should be more, after nothing.
+    Order { name: ImageName },
     #[error("a page of the master's directories is empty, and not the last one")]
     Empty,
-    /// Owners that nothing may have.
     #[error("the master's directory {name} has owners that are not allowed")]
     Owners {
-        /// The directory.
         name: ImageName,
-        /// Why not.
         #[source]
         source: OwnersError,
     },
@@ -114,10 +100,6 @@ impl Draft {
     }
 
     /// Takes a page.
-    ///
-    /// # Errors
-    ///
-    /// [`PageError`].
     pub fn take(&mut self, page: GetMadeDirectoriesReply) -> Result<Step, PageError> {
         let GetMadeDirectoriesReply { version: Some(version), directories, more } = page else {
             return Ok(Step::Changed);

@@ -25,10 +25,6 @@ pub struct Patterns {
 
 impl Patterns {
     /// Names of which one of `include` matches, or any if there are none, and none of `exclude`.
-    ///
-    /// # Errors
-    ///
-    /// [`PatternError`].
     pub fn new(include: &[String], exclude: &[String]) -> Result<Self, PatternError> {
         let include = if include.is_empty() { None } else { Some(set(include)?) };
         Ok(Self { include, exclude: set(exclude)? })

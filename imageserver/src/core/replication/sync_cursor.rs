@@ -29,24 +29,12 @@ pub enum SyncCursor {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplyError {
-    /// There is too much in it.
     #[error("the master's reply has more than {limit} {what}")]
-    TooMany {
-        /// Of what.
-        what: &'static str,
-        /// What is accepted.
-        limit: usize,
-    },
-    /// A page is not sorted, or does not follow the one before.
+    TooMany { what: &'static str, limit: usize },
     #[error("the master's list is not sorted at {name}")]
-    Order {
-        /// Where.
-        name: ImageName,
-    },
-    /// There should be more, after nothing.
+    Order { name: ImageName },
     #[error("a page of the master's list is empty, and not the last one")]
     Empty,
-    /// It is no answer to what was asked.
     #[error("the master's reply goes back behind what was followed already")]
     Back,
 }
@@ -59,9 +47,7 @@ pub enum ReplyError {
      in one of the two"
 )]
 pub struct LoopError {
-    /// Its store.
     pub own: ServerId,
-    /// Those between, for people.
     pub servers: String,
 }
 
@@ -159,10 +145,6 @@ impl SyncCursor {
 }
 
 /// Refuses a master that follows this server.
-///
-/// # Errors
-///
-/// [`LoopError`].
 pub fn expect_no_loop(own: &ServerId, reply: &GetImageUpdatesReply) -> Result<(), LoopError> {
     let mut between = vec![&reply.server];
     if reply.server == *own {

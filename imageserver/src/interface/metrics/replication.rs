@@ -10,7 +10,6 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use crate::clock::wall;
 use crate::replication::Replication;
 
-/// See the module's text.
 pub struct ReplicationMetrics(pub Arc<Replication>);
 
 impl std::fmt::Debug for ReplicationMetrics {

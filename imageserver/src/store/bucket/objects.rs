@@ -100,7 +100,6 @@ enum Fetched {
     Whole(Bytes),
     /// It is in the cache.
     Cached,
-    /// There is none.
     Absent,
     /// It is larger than was asked for.
     Large,

@@ -37,7 +37,6 @@ pub const REQUESTS_MAX: usize = 64;
 
 /// What is under a key.
 pub struct Entry {
-    /// The bytes.
     pub bytes: Vec<u8>,
     /// What tells it from what is there at another time.
     pub etag: String,
@@ -48,7 +47,6 @@ pub struct Entry {
 /// What is known of a key without its bytes.
 #[derive(Clone, Debug)]
 pub struct Meta {
-    /// The key.
     pub key: Path,
     /// As of [`Entry`].
     pub etag: String,

@@ -6,7 +6,6 @@ use std::time::Duration;
 /// What an operator says of a bucket.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Its name.
     pub bucket: String,
     /// What all keys begin with; empty for nothing.
     pub prefix: String,
@@ -28,33 +27,17 @@ pub struct Settings {
 /// An address of a bucket that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It does not begin as one does.
     #[error("`{text}` is no bucket: write s3://NAME or s3://NAME/PREFIX")]
-    Form {
-        /// What was given.
-        text: String,
-    },
-    /// A bucket cannot have that name.
+    Form { text: String },
     #[error("`{name}` is no name of a bucket: 3 to 63 of a-z, 0-9, `.` and `-`")]
-    Name {
-        /// The name.
-        name: String,
-    },
-    /// Keys cannot begin like that.
+    Name { name: String },
     #[error(
         "the prefix `{prefix}` has something else in it than a-z, A-Z, 0-9, `.`, `_`, `-`, `/`"
     )]
-    Prefix {
-        /// The prefix.
-        prefix: String,
-    },
+    Prefix { prefix: String },
 }
 
 /// The bucket and the prefix of `s3://NAME/PREFIX`.
-///
-/// # Errors
-///
-/// [`AddressError`].
 pub fn address(text: &str) -> Result<(String, String), AddressError> {
     let form = || AddressError::Form { text: text.to_owned() };
     let rest = text.strip_prefix("s3://").ok_or_else(form)?;
@@ -80,7 +63,6 @@ pub fn address(text: &str) -> Result<(String, String), AddressError> {
 /// What somebody shows to a bucket.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// Who.
     pub key_id: String,
     /// What only they know.
     pub secret: String,

@@ -166,10 +166,6 @@ impl Images {
     }
 
     /// Deletes the image of that name if it has this digest. True if it did.
-    ///
-    /// # Errors
-    ///
-    /// As [`Images::delete`].
     pub fn end(&self, name: &ImageName, digest: ObjectId, mark: &str) -> Result<bool, StoreError> {
         let _change = locked(&self.change);
         if self.digest(name) != Some(digest) {
@@ -199,10 +195,6 @@ impl Images {
     }
 
     /// Takes the notes of an image from another server, if it has this digest. True if it has.
-    ///
-    /// # Errors
-    ///
-    /// As [`Images::change`].
     pub fn renote(
         &self,
         name: &ImageName,

@@ -85,10 +85,6 @@ impl LocalLeasing {
 
     /// Holds `ids` for `seconds`, or as long as leases are at most. Whoever then finds one of them
     /// there will find it there until the lease ends.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn give(&self, ids: &[ObjectId], seconds: u32) -> Result<(), StoreError> {
         let seconds = match seconds.min(self.longest.load(Ordering::Relaxed)) {
             0 => return Ok(()),
@@ -110,10 +106,6 @@ impl LocalLeasing {
     }
 
     /// Keeps that time has passed. It need not be on the medium: what is there lasts longer.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn count_down(&self) -> Result<(), StoreError> {
         let mut kept_until = locked(&self.kept_until);
         let now = self.now();

@@ -195,10 +195,6 @@ impl LocalObjects {
     }
 
     /// The length of the object in bytes, or `None` if it is not there. Its content is not read.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
         match self.locate(id)? {
             Some(located) if located.length(id).is_some() => content_bytes(id, &located),
@@ -208,10 +204,6 @@ impl LocalObjects {
 
     /// The length in bytes of an object that an image may need, or `None` if it has to be uploaded.
     /// Its content is read only while it is doubtful what a former server has left.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn held(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
         if self.damaged_objects.of(id) == Some(Damage::Unreadable) {
             return Ok(None);
@@ -235,10 +227,6 @@ impl LocalObjects {
 
     /// Reads an object from the medium, whatever is in memory, and puts it aside if it is corrupt.
     /// `pace` as for [`MediumReader::hash`].
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn read_medium(
         &self,
         id: &ObjectId,
@@ -317,10 +305,6 @@ impl LocalObjects {
     }
 
     /// The objects in one of the directories of [`layout::places`], as they lie on the disk.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn list(&self, below: &Path) -> Result<Vec<ObjectId>, StoreError> {
         let mut found = Vec::new();
         for entry in WalkDir::new(self.root.join(below)).min_depth(1).max_depth(1) {
@@ -359,10 +343,6 @@ impl LocalObjects {
 
     /// Opens an object, and makes sure that its content is what its id says. `None` if it is not
     /// there, or is corrupt: then it is put aside, so that it can be uploaded again.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
         for form in layout::FORMS {
             let path = self.path(id, form);
@@ -538,10 +518,6 @@ impl LocalObjects {
     }
 
     /// How much a writer without privileges could store now, in bytes.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
         let status = self.status()?;
         Ok(status.blocks_available().saturating_mul(status.fragment_size()))

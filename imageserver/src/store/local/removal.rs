@@ -46,10 +46,6 @@ impl RemovedObject {
 
 impl LocalObjects {
     /// Takes `id` away: it is no longer there. `None` if it was not.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn take_away(&self, id: &ObjectId) -> Result<Option<RemovedObject>, StoreError> {
         let mut taken = None;
         self.counter.note(id, || {
@@ -77,10 +73,6 @@ impl LocalObjects {
 
     /// Gives each object that is `wanted` to `take`, in no order that means anything. False if it
     /// ended early because `go_on` said so.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn visit(
         &self,
         go_on: impl Fn() -> bool,
@@ -111,10 +103,6 @@ impl LocalObjects {
     }
 
     /// The space of the file-system.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says.
     pub fn space(&self) -> Result<Space, StoreError> {
         let status = self.status()?;
         let unit = status.fragment_size();
