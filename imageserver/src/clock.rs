@@ -1,4 +1,4 @@
-//! The clocks and chance, which the shell reads and hands to the cores.
+//! Reads the clocks and the source of randomness, for cores that take them as arguments.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};

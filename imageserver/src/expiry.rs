@@ -1,7 +1,7 @@
-//! Lets images go when their time has come, as long as the time can be believed.
+//! Deletes images that have expired, as long as the clock can be trusted.
 //!
-//! [`trust`] decides whether it can, [`mod@due`] which images go. This reads the clocks, deletes,
-//! and tells operators when it may not.
+//! [`crate::core::clock_trust`] decides whether it can, [`crate::core::image_expiry`] which images
+//! expire. This module reads the clocks, deletes images, and logs when it may not.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;

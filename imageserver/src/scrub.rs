@@ -1,8 +1,9 @@
-//! Reads the whole store in the background, for ever, and says what is lost.
+//! Reads the whole store again in the background, and reports lost objects.
 //!
-//! One thread reads every object from the medium within a period ([`progress`] decides how fast),
-//! puts corrupt ones aside, and finds out which images need what is lost. Another server, if one is
-//! named, is asked for that ([`repairs`] decides when); what comes is hashed as every upload is.
+//! One thread reads every object from the medium within a period
+//! ([`crate::core::scrub_progress`] decides how fast), moves corrupt objects to the quarantine, and
+//! finds the images that need a lost object. If another server is configured, the lost objects are
+//! requested from it ([`crate::core::scrub_repairs`] decides when) and verified like an upload.
 
 use rpc::tls::Security;
 use std::collections::{BTreeMap, BTreeSet};

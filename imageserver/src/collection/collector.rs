@@ -1,4 +1,4 @@
-//! When collections are made, one at a time, and what became of them.
+//! Runs collections, one at a time, and records their results.
 
 use crate::store::error::CollectError;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};

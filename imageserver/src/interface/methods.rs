@@ -1,7 +1,7 @@
-//! The methods of the image server: what a call may do, and what it is answered.
+//! The methods of the image server.
 //!
-//! File work runs on threads of its own, never on those that serve the network. A change that was
-//! begun is finished even if its caller goes away.
+//! File work runs on separate threads, never on those that serve the network. A change that has
+//! begun is completed even if its caller disconnects.
 
 mod access;
 mod collection;

@@ -1,7 +1,8 @@
-//! Follows a master: asks it what has changed, and makes that so here.
+//! Follows a master: asks for its changes and makes them here.
 //!
-//! One task asks, and puts what is to be done into the queue; a few others do it, so that a large
-//! image holds up no other. [`crate::core::replication::decision`] says what is done, [`crate::replication::image_steps`] does it.
+//! One task asks and fills the queue. Several tasks work on the queue, so that a large image does
+//! not delay others. [`crate::core::replication::decision`] decides what is done,
+//! [`super::image_steps`] does it.
 
 use rpc::tls::Security;
 use std::collections::BTreeSet;

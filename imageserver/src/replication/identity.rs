@@ -1,4 +1,4 @@
-//! Which store this is, and whether it is an archive: small files that last as long as the store.
+//! The id of this store, and whether it is an archive: files that last as long as the store.
 
 use std::path::Path;
 

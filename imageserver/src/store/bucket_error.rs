@@ -1,4 +1,4 @@
-//! Why a bucket did not do what it was asked, in few words.
+//! Why a request to a bucket failed, in few words.
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! What the store could not do.
+//! The errors of the store, and the faults that callers get for them.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,8 +1,7 @@
-//! `ObjectServer.AddObjects`: moves an object stream from the network to the store.
+//! Moves a stream of objects from the network to the store.
 //!
-//! One thread for each upload hashes and writes, while the next objects arrive. What is between
-//! them is limited, so that memory does not grow with the size of objects, nor with a disk that is
-//! slower than the network.
+//! One thread for each upload hashes and writes while the next objects arrive. The queue between
+//! them is bounded, so memory does not grow with the size of objects or with a slow disk.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;

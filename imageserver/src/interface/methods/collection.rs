@@ -1,4 +1,4 @@
-//! `ImageServer.Collect`: removing objects on request.
+//! `ImageServer.Collect`: removes objects on request.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `ImageServer.EstimateImage`: what only one image needs, and what it shares.
+//! `ImageServer.EstimateImage`: the space that an image needs alone, and that it shares.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Which server collects, and what it removes just now.
+//! The lease of the collector in a bucket, and the list of objects that it is removing.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which images dominators use, by what they told to any of the servers.
+//! The images that dominators use, as reported to any server of the bucket.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

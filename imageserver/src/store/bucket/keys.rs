@@ -1,4 +1,4 @@
-//! Names, ids and servers as keys of a bucket, and back.
+//! Converts names, ids and servers to keys of a bucket and back.
 // tidy: core
 
 use std::fmt::Write as _;

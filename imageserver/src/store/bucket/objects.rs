@@ -1,9 +1,8 @@
-//! Objects in a bucket, behind a cache on the server's own disk.
+//! Objects in a bucket, with a cache on the server's own disk.
 //!
-//! What is fetched is hashed while it goes into the cache and is served from there, so that nothing
-//! corrupt is ever sent, and a large object takes no memory. A corrupt object is copied to the
-//! quarantine, and an empty one is written in its place if it is still the same: one that is good
-//! and came meanwhile stays.
+//! An object is hashed while it is fetched into the cache and is served from there: corrupt content
+//! is never sent, and a large object takes no memory. A corrupt object is copied to the quarantine
+//! and replaced by an empty one, unless a good one was stored meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The records of images in a bucket: one key for each name, which never goes.
+//! The records of images in a bucket: one key for each name, which is never deleted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

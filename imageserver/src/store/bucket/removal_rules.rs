@@ -1,9 +1,8 @@
-//! What may be removed from a bucket that several servers share, and when a server that has gone
-//! silent is given up.
+//! Decides what may be removed from a shared bucket, and when a silent server has lost its lease.
 //!
-//! Time is that of the bucket, as it dates what is written, and beside it the time of day of the
-//! server that looks. Only what both say has passed has passed ([`elapsed`]): a clock that jumps
-//! ahead, of either, removes nothing too early, and one that is set back only delays.
+//! Two clocks count: the bucket's, from the dates of what is written, and the wall clock of the
+//! server that looks. Time has passed only if both say so ([`elapsed`]): a clock that jumps ahead
+//! removes nothing too early, and one that is set back only delays.
 // tidy: core
 
 use serde::{Deserialize, Serialize};

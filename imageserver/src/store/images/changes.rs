@@ -1,5 +1,4 @@
-//! What replicas follow: which images there are, which there were, and what has changed since the
-//! start.
+//! The names and changes that replicas follow: images, tombstones, and the log since the start.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, RangeBounds};

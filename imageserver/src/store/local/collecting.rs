@@ -1,5 +1,4 @@
-//! Collects the objects of a data directory: walks, lists, and removes what [`crate::core::collection::removal`]
-//! gives free.
+//! Collects the objects of a data directory, as [`crate::core::collection::removal`] decides.
 
 use std::sync::{Arc, PoisonError, RwLock};
 

@@ -1,4 +1,4 @@
-//! Keeps over a restart which images are in use.
+//! Saves which images are in use, for the next start.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
-//! Gives leases, and keeps over a restart for how long any may last.
+//! Gives leases, and saves for how long any of them may last.
 //!
-//! Which objects are leased is known in memory only. But how long the longest lease lasts is on the
-//! medium before it is given, and for so long all objects are held after a start. What is kept is
-//! a length, not a time of day: whatever the clock of the machine shows after a restart, a lease
-//! that was given lasts. The file is of one length and is changed in place, so that a full disk
-//! does not hinder it; one that cannot be read stands for the longest lease there is.
+//! The leased objects are known in memory only. But the length of the longest lease is on the
+//! medium before the lease is given, and after a start all objects are held for so long. The file
+//! has a length, not a time of day: a lease lasts whatever the clock shows after a restart. The
+//! file has a fixed size and is changed in place, so a full disk does not prevent it. A file that
+//! cannot be read counts as the longest possible lease.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;

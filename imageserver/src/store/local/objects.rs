@@ -1,16 +1,15 @@
 //! Content by digest: files that are written once and never changed.
 //!
-//! An object is written to a temporary file while it is hashed, and renamed to its name when its
-//! length and digest are what was announced. Its own directory is not made durable for each:
-//! [`LocalObjects::sync`] does that for all at once, before an image that needs them is seen. After
-//! a power failure an object that no image needs yet may therefore be empty or damaged: an empty
-//! one is not counted as there; and after a server that did not stop well, with objects that were
-//! not synced, none is believed to be there before it was read, until all were
-//! ([`LocalObjects::held`]).
+//! An object is written to a temporary file while it is hashed, and renamed to its name when length
+//! and digest match. Its directory is not synced for each object: [`LocalObjects::sync`] syncs all
+//! at once before an image that needs them becomes visible. After a power failure an object that no
+//! image needs yet may therefore be empty or damaged. An empty file does not count as the object.
+//! After an unclean stop with unsynced objects, each object is read before it counts as present,
+//! until all were read ([`LocalObjects::held`]).
 //!
-//! Large objects may be packed ([`crate::store::packed`]), each by itself: a store may have some of both
-//! kinds. An object that lies there in both forms, which a crash can leave, is there once: what is
-//! not packed is taken first, and the other removed when that was read from the medium.
+//! Large objects may be packed ([`crate::store::packed`]), so a store may have both kinds. A crash
+//! can leave an object in both forms. Then the plain form is used, and the packed one is removed
+//! once the plain one was read from the medium.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _};

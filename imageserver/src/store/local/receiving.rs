@@ -1,5 +1,6 @@
-//! An object that is being stored: a temporary file that is hashed as it grows, and packed if that
-//! is wanted and gains enough: its first chunk tells.
+//! Stores an object: writes a temporary file that is hashed as it grows.
+//!
+//! The file is packed if that is configured and the first chunk shows that it saves enough.
 
 use std::io::Write as _;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Takes objects away that nothing needs. Which these are is for [`crate::collection`] to say.
+//! Removes objects. The collector decides which ([`super::collecting`]).
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
