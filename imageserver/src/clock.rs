@@ -32,7 +32,7 @@ pub fn boot_id() -> String {
     match fs_err::read_to_string("/proc/sys/kernel/random/boot_id") {
         Ok(id) => id.trim().to_owned(),
         Err(error) => {
-            tracing::warn!("which boot of the machine this is, is not known: {error}");
+            tracing::warn!("cannot read the boot id of the machine: {error}");
             format!("unknown, at {}", wall().seconds)
         }
     }

@@ -228,15 +228,15 @@ async fn refresh(store: Arc<Store>, stop: CancellationToken) {
             Ok(Ok(())) if is_known => {}
             Ok(Ok(())) => {
                 is_known = true;
-                tracing::info!("what other servers changed is known again");
+                tracing::info!("reads the changes of other servers again");
             }
             Ok(Err(error)) => {
                 // Once is enough: it is looked every few seconds.
                 if std::mem::take(&mut is_known) {
-                    tracing::error!("what other servers change is not known: {}", report(&error));
+                    tracing::error!("cannot read the changes of other servers: {}", report(&error));
                 }
             }
-            Err(error) => tracing::error!("looking for images was broken off: {error}"),
+            Err(error) => tracing::error!("looking for changes of other servers failed: {error}"),
         }
     }
 }
@@ -246,7 +246,7 @@ async fn expire(expiry: Arc<Expiry>, stop: CancellationToken) {
     loop {
         let ticking = Arc::clone(&expiry);
         if let Err(error) = tokio::task::spawn_blocking(move || ticking.tick()).await {
-            tracing::error!("expiring images was broken off: {error}");
+            tracing::error!("expiring images failed: {error}");
         }
         tokio::select! {
             () = tokio::time::sleep(EXPIRE_INTERVAL) => {}
@@ -269,7 +269,7 @@ async fn relieve(store: Arc<Store>, collector: Arc<Collector>, stop: Cancellatio
             })
         };
         if let Err(error) = work.await {
-            tracing::error!("a collection was lost: {error}");
+            tracing::error!("a collection failed: {error}");
         }
         tokio::select! {
             () = tokio::time::sleep(RELIEVE_INTERVAL) => {}

@@ -58,7 +58,7 @@ impl Expiry {
     pub fn new(store: Arc<Store>, settle: Duration, is_replica: bool) -> Self {
         let boot_id = boot_id();
         let kept = files::read(store.data(), layout::CLOCK).unwrap_or_else(|error| {
-            tracing::error!("what the clock showed before is not known: {}", report(&error));
+            tracing::error!("cannot read the saved clock: {}", report(&error));
             None
         });
         let kept =
@@ -108,7 +108,7 @@ impl Expiry {
                 );
             }
             (ClockTrust::Jumped(_) | ClockTrust::Settling(_), ClockTrust::Trusted) => {
-                tracing::info!("the clock is believed: images expire");
+                tracing::info!("the clock is trusted: images expire");
             }
             _ => {}
         }
@@ -126,7 +126,7 @@ impl Expiry {
         let file = KeptFile { boot_id, wall, offset };
         match files::write(self.store.data(), layout::CLOCK, &file) {
             Ok(()) => state.kept_at = Some(now.since_boot),
-            Err(error) => tracing::error!("what the clock shows is not kept: {}", report(&error)),
+            Err(error) => tracing::error!("cannot save the clock: {}", report(&error)),
         }
     }
 
@@ -139,7 +139,7 @@ impl Expiry {
             let is_held = match self.store.holding.holders(&name) {
                 Ok(holders) => !holders.is_empty(),
                 Err(error) => {
-                    tracing::error!(image = %name, "who uses it is not known: {}", report(&error));
+                    tracing::error!(image = %name, "cannot read who uses it: {}", report(&error));
                     continue;
                 }
             };
@@ -154,8 +154,8 @@ impl Expiry {
             if !state.overdue.contains(name) {
                 tracing::error!(
                     image = %name,
-                    "an image whose time has come is in use, and stays: put its expiry off with \
-                     `imagetool change-expiry`, or let machines have another"
+                    "an expired image is in use and stays: extend its expiry with `imagetool \
+                     change-expiry`, or assign another image to its machines"
                 );
             }
         }

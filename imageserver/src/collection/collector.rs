@@ -97,7 +97,7 @@ impl Collector {
         let goal = self.state().pressure.goal(self.bounds, space, self.now());
         let Some(bytes) = goal else { return };
         let used = space.percent();
-        tracing::info!(used_percent = used, bytes, "the disk is nearly full: collects objects");
+        tracing::info!(used_percent = used, bytes, "the disk is nearly full: collecting objects");
         let freed = match self.collect(CollectRequest { dry_run: false, bytes }, stop) {
             Ok(reply) => {
                 self.record(&reply, "the disk is nearly full");
@@ -115,8 +115,8 @@ impl Collector {
                 used_percent = used,
                 wanted = bytes,
                 freed,
-                "the disk is nearly full, and there is not enough that no image needs: delete \
-                 images, or give the server more space"
+                "the disk is nearly full, and images need most of the objects: delete images, or \
+                 give the server more space"
             );
         }
     }

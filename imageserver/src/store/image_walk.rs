@@ -21,7 +21,7 @@ pub struct ImageRoots {
     pub build_log: Option<ObjectId>,
 }
 
-/// NeededObjects what the images need. Walks no directory that was walked before. False if `stop` said so
+/// Records what the images need. Walks no directory that was walked before. False if `stop` said so
 /// before all were walked.
 ///
 /// # Errors

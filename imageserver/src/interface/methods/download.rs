@@ -62,7 +62,7 @@ fn chunks<S: Send + 'static>(
         match step.await {
             Err(lost) => Some((Err(io::Error::other(lost)), None)),
             Ok((Err(error), _)) => {
-                tracing::error!("a download was cut: {}", report(&error));
+                tracing::error!("a download was interrupted: {}", report(&error));
                 Some((Err(error), None))
             }
             Ok((Ok(None), _)) => None,

@@ -316,7 +316,7 @@ impl Service {
             && let Err(why) = follower.receive(image.as_ref().clone()).await
         {
             // It is on the master, which tells of it, so that it is tried again.
-            tracing::warn!(image = %name, "it is on the master, and not here yet: {why}");
+            tracing::warn!(image = %name, "the image is on the master, but not here yet: {why}");
         }
         if is_of_image {
             follower.settled(&name, reply.cursor, SETTLE_LIMIT).await;

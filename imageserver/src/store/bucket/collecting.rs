@@ -176,7 +176,7 @@ impl Collecting for BucketCollecting {
         let _removing = locked(&self.removing);
         let tended = self.remote.tell_time().and_then(|_| withdraw_old(&self.remote));
         if let Err(error) = tended {
-            tracing::warn!("the bucket was not looked after: {}", report(&error));
+            tracing::warn!("cannot do the periodic work on the bucket: {}", report(&error));
         }
     }
 
@@ -185,7 +185,7 @@ impl Collecting for BucketCollecting {
             return false;
         }
         self.look_due().unwrap_or_else(|error| {
-            tracing::warn!("when objects were last collected is not known: {}", report(&error));
+            tracing::warn!("cannot read when objects were last collected: {}", report(&error));
             false
         })
     }

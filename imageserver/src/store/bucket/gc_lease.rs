@@ -106,7 +106,10 @@ impl<'remote> GcLease<'remote> {
     /// Gives the turn back.
     pub fn end(mut self) {
         if let Err(error) = self.write(None) {
-            tracing::warn!("other servers collect nothing for a while: {}", report(&error));
+            tracing::warn!(
+                "cannot give the lease of the collector back; it ends later: {}",
+                report(&error)
+            );
         }
     }
 
@@ -179,7 +182,7 @@ pub fn withdraw_old(remote: &Remote) -> Result<(), StoreError> {
     if may_withdraw(remote.server(), &list.server, age) && withdraw(remote, &entry.etag)? {
         tracing::warn!(
             objects = list.ids.len(), server = %list.server,
-            "a server stopped while it removed objects: what is left of them can be used again"
+            "a server stopped while it removed objects: cleared its list of pending deletes"
         );
     }
     Ok(())

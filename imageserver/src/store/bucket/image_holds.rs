@@ -93,7 +93,7 @@ impl Holding for BucketHolding {
         if let Err(error) = self.write(&hold) {
             // It counts here all the same, and is said again before it ends.
             tracing::error!(
-                "other servers do not hear which images are in use: {}",
+                "other servers do not learn which images are in use: {}",
                 report(&error)
             );
         }

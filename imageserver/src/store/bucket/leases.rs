@@ -168,7 +168,7 @@ impl Drop for Pin {
         if !self.keys.is_empty()
             && let Err(error) = self.leasing.remote.delete(&self.keys)
         {
-            tracing::debug!("a lease is left: {}", model::report::report(&error));
+            tracing::debug!("cannot delete a lease: {}", model::report::report(&error));
         }
     }
 }

@@ -149,7 +149,7 @@ impl BucketObjects {
             },
         );
         if let Err(error) = visited {
-            return tracing::error!("the cache is not emptied: {}", report(&error));
+            return tracing::error!("cannot trim the cache: {}", report(&error));
         }
         for (_, id) in all.into_keys() {
             if self.cache.object_counts().bytes.saturating_add(more_bytes) <= goal {
@@ -160,7 +160,7 @@ impl BucketObjects {
                 None => Ok(()),
             });
             if let Err(error) = removed {
-                return tracing::error!("the cache is not emptied: {}", report(&error));
+                return tracing::error!("cannot trim the cache: {}", report(&error));
             }
         }
     }
@@ -198,7 +198,7 @@ impl BucketObjects {
             }
             // It is served all the same.
             if let Err(error) = self.keep(id, &bytes) {
-                tracing::warn!("an object does not get into the cache: {}", report(&error));
+                tracing::warn!("cannot store an object in the cache: {}", report(&error));
             }
             return Ok(Fetched::Whole(bytes));
         }
@@ -235,7 +235,7 @@ impl BucketObjects {
         if self.remote.update(&from, Vec::new(), etag)?.is_some() {
             tracing::error!(
                 object = %id, size_bytes, %aside,
-                "an object is corrupt: put aside, not served; upload it again"
+                "a corrupt object was moved to the quarantine: upload it again"
             );
             self.leasing.forget(id);
             self.stored.damaged_objects.add(*id, Damage::Corrupt);
@@ -415,7 +415,7 @@ impl Objects for BucketObjects {
         match listed {
             Ok(()) if !stop() => self.stored.counted(objects, bytes),
             Ok(()) => {}
-            Err(error) => tracing::error!("the objects are not counted: {}", report(&error)),
+            Err(error) => tracing::error!("cannot count the objects: {}", report(&error)),
         }
     }
 

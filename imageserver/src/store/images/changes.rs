@@ -254,7 +254,7 @@ impl Images {
             Ok(Some(bytes)) => Tombstone::read(&bytes),
             Ok(None) => Tombstone { ending, digest: None },
             Err(error) => {
-                tracing::warn!("which image has ended is not known: {}", report(&error));
+                tracing::warn!("cannot read which image has ended: {}", report(&error));
                 Tombstone { ending, digest: None }
             }
         }

@@ -181,9 +181,11 @@ impl LocalObjects {
     pub(super) fn remove_others(&self, id: &ObjectId, form: Form) {
         for other in layout::FORMS.into_iter().filter(|other| *other != form) {
             match fs_err::remove_file(self.path(id, other)) {
-                Ok(()) => tracing::info!(object = %id, "an object was there twice"),
+                Ok(()) => tracing::info!(object = %id, "removed the second file of an object"),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => tracing::warn!(object = %id, %error, "an object stays there twice"),
+                Err(error) => {
+                    tracing::warn!(object = %id, %error, "cannot remove the second file of an object")
+                }
             }
         }
     }
@@ -483,7 +485,7 @@ impl LocalObjects {
             }
             tracing::error!(
                 object = %id, size_bytes = bad.len(), aside = %aside.display(),
-                "an object is corrupt: put aside, not served; upload it again and check the disk"
+                "a corrupt object was moved to the quarantine: upload it again and check the disk"
             );
             fs_err::rename(&path, &aside)
                 .map_err(failed(format!("put the corrupt object {id} aside")))?;

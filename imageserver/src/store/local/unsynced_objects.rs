@@ -44,8 +44,7 @@ impl UnsyncedObjects {
         };
         if marked {
             tracing::warn!(
-                "the former server did not stop well: what is in the store is read before it is \
-                 believed to be there, until all of it was"
+                "the former server did not stop cleanly: each object is verified before it is used"
             );
         }
         let state = Mutex::new(State { marked, placed: 0 });
@@ -79,7 +78,9 @@ impl UnsyncedObjects {
         }
         match fs_err::remove_file(&self.mark) {
             Ok(()) => state.marked = false,
-            Err(error) => tracing::warn!(%error, "the next server will doubt what is in the store"),
+            Err(error) => {
+                tracing::warn!(%error, "the next start will verify each object before it is used")
+            }
         }
     }
 
