@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::keys;
 use super::objects::BucketObjects;
 use crate::store::content::ContentReader;
-use crate::store::contract::{PendingStore, Receiving};
+use crate::store::contract::{Objects as _, PendingStore, Receiving};
 use crate::store::error::{StoreError, failed};
 use crate::store::local::receiving::LocalReceiving;
 

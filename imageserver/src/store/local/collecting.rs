@@ -7,7 +7,7 @@ use model::object::ObjectId;
 
 use crate::core::collection::oldest_objects::{Candidate, Oldest, REMEMBERED_MAX};
 use crate::core::collection::removal::{Decision, Knowledge, decide};
-use crate::store::contract::{Collecting, CollectionProgress};
+use crate::store::contract::{Collecting, CollectionProgress, Leasing as _};
 use crate::store::error::CollectError;
 use crate::store::error::StoreError;
 use crate::store::image_walk::walk;

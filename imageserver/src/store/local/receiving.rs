@@ -13,7 +13,7 @@ use model::object::{Hasher, ObjectId};
 use rpc::packing::{self, CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, Packer};
 
 use super::objects::LocalObjects;
-use crate::store::contract::{PendingStore, Receiving};
+use crate::store::contract::{Objects as _, PendingStore, Receiving};
 use crate::store::error::{StoreError, failed};
 use crate::store::object_counts::Change;
 use crate::store::packed::{self, PLAIN_BYTES_MAX, is_worth};
