@@ -20,7 +20,7 @@ use crate::core::clock_trust::{ClockTrust, ClockWatch, Reading, SavedClock};
 use crate::core::image_expiry::{Due, due};
 use crate::store::{Store, files, layout};
 
-/// How often what was believed is kept, in seconds.
+/// How often the clock is saved, in seconds.
 const KEEP_INTERVAL: i64 = 300;
 
 /// How [`SavedClock`] is written.
@@ -36,12 +36,12 @@ struct State {
     watch: ClockWatch,
     trust: ClockTrust,
     kept_at: Option<i64>,
-    /// Images whose time has come, but which are in use.
+    /// Expired images that are in use.
     overdue: Vec<ImageName>,
     expired: u64,
 }
 
-/// Lets the images of one store expire.
+/// Deletes the expired images of one store.
 pub struct Expiry {
     store: Arc<Store>,
     boot_id: String,
@@ -75,13 +75,13 @@ impl Expiry {
         Self { store, boot_id, is_replica, audit: AuditLog::none(), state: Mutex::new(state) }
     }
 
-    /// Has what expires recorded in `audit`.
+    /// Records expired images in `audit`.
     #[must_use]
     pub fn recording(self, audit: AuditLog) -> Self {
         Self { audit, ..self }
     }
 
-    /// Reads the clocks, and deletes the images whose time has come.
+    /// Reads the clocks, and deletes expired images.
     pub fn tick(&self) {
         let now = reading();
         if self.read(now) == ClockTrust::Trusted && !self.is_replica {
@@ -90,7 +90,7 @@ impl Expiry {
         }
     }
 
-    /// Takes note of what the clocks show, and tells if that is not believed any more.
+    /// Reads the clocks, and logs when they are no longer trusted.
     fn read(&self, now: Reading) -> ClockTrust {
         let mut state = self.state();
         let (trust, before) = (state.watch.read(now), state.trust);
@@ -182,7 +182,7 @@ impl Expiry {
         }
     }
 
-    /// Believes what the clock shows: an operator says that it is right.
+    /// Accepts the wall clock, on the word of an operator.
     pub fn accept(&self) -> AcceptClockReply {
         let now = reading();
         let mut state = self.state();
@@ -197,13 +197,13 @@ impl Expiry {
         AcceptClockReply { now: wall(), jumped_seconds }
     }
 
-    /// Whether the time was believed when it was last looked at.
+    /// Returns whether the clock was trusted when it was last read.
     #[must_use]
     pub fn trust(&self) -> ClockTrust {
         self.state().trust
     }
 
-    /// The images whose time has come, but which are in use.
+    /// Returns the expired images that are in use.
     #[must_use]
     pub fn overdue(&self) -> Vec<ImageName> {
         self.state().overdue.clone()

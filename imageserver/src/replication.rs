@@ -38,7 +38,7 @@ use crate::core::replication::patterns::Patterns;
 use crate::core::replication::replicas::Replicas;
 use follower::Follower;
 
-/// Whom a replica follows, and in what.
+/// Which master a replica follows, and which of its images.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub from: Peer,
@@ -52,7 +52,7 @@ pub struct Settings {
     pub is_archive: bool,
 }
 
-/// The part of a server in replication: its place in the tree.
+/// The state of replication: the master and the replicas of this server.
 pub struct Replication {
     id: ServerId,
     follower: Option<Arc<Follower>>,
@@ -87,7 +87,7 @@ impl Replication {
         self.replicas().note(now, address, report);
     }
 
-    /// How all stands.
+    /// Returns the state of the master and of all replicas.
     #[must_use]
     pub fn report(&self, now: Time) -> GetReplicationReply {
         GetReplicationReply {

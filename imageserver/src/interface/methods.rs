@@ -67,7 +67,7 @@ const ADMISSIONS_MAX: usize = 2;
 /// The most estimates at one time: each reads the directories of all images.
 const ESTIMATES_MAX: usize = 1;
 
-/// What answers the calls. A clone shares everything.
+/// The state that all methods share. A clone shares everything.
 #[derive(Clone)]
 pub struct Service {
     store: Arc<Store>,
@@ -85,7 +85,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Answers calls from `store`. Work that outlives a call is tracked by `tasks`; calls that
+    /// Serves calls from `store`. Work that outlives a call is tracked by `tasks`; calls that
     /// wait give up when `stop` is cancelled.
     #[must_use]
     pub fn new(

@@ -12,8 +12,8 @@ pub enum BucketError {
     #[error("the bucket {bucket} is unavailable ({said}): try again later")]
     Unreachable { bucket: String, said: String },
     #[error(
-        "the bucket {bucket} denies access ({said}): check the credentials of this server and their \
-         permissions"
+        "the bucket {bucket} denies access ({said}): check the credentials of this server and \
+         their permissions"
     )]
     Denied { bucket: String, said: String },
     #[error("the bucket {bucket} is full ({said}): give it more space, or delete images")]

@@ -16,7 +16,7 @@ use super::bucket_error::BucketError;
 use super::record::RecordError;
 use crate::core::image_expiry::ShorterError;
 
-/// What became of an image whose name was used.
+/// How an image has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// It was deleted.
@@ -26,12 +26,12 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// By the mark that was left.
+    /// Reads the ending from a tombstone.
     pub(crate) fn of(mark: &[u8]) -> Self {
         if mark.starts_with(b"expired") { Self::Expired } else { Self::Deleted }
     }
 
-    /// What became of the image, as a predicate.
+    /// Returns the ending as a predicate.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -41,7 +41,7 @@ impl Ending {
     }
 }
 
-/// What the store could not do.
+/// Why the store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -62,8 +62,8 @@ pub enum StoreError {
     #[error("the content sent as {want} hashes to {got}")]
     Content { want: ObjectId, got: ObjectId },
     #[error(
-        "two different contents have the digest {id}: the upload differs from the stored object. The \
-         digest algorithm is broken, or the memory of a machine is faulty. Nothing was stored. \
+        "two different contents have the digest {id}: the upload differs from the stored object. \
+         The digest algorithm is broken, or the memory of a machine is faulty. Nothing was stored. \
          Keep both contents and report this"
     )]
     Collision { id: ObjectId },
@@ -132,8 +132,8 @@ pub enum StoreError {
     )]
     LongName { name: ImageName },
     #[error(
-        "the server {server} is removing object {id} and has not finished: try again; if that server \
-         was killed, start it again, or wait for half an hour"
+        "the server {server} is removing object {id} and has not finished: try again; if that \
+         server was killed, start it again, or wait for half an hour"
     )]
     Removing { id: ObjectId, server: String },
     #[error("the lease of the collector was not renewed in time: nothing more is removed")]
@@ -147,7 +147,7 @@ pub enum StoreError {
     Unsynced,
 }
 
-/// Tells a full file-system from other failures to `what`.
+/// Converts an I/O error into a [`StoreError`]; `what` names the operation that failed.
 pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -252,12 +252,12 @@ impl From<StoreError> for CollectError {
     }
 }
 
-/// What a thread gave back; that it panicked fails the call only.
+/// Returns the result of a task. A panic of the task fails only this call.
 pub(crate) fn joined<T>(done: Result<T, JoinError>) -> Result<T, Fault> {
     done.map_err(|error| Fault::new(FaultCode::Internal, format!("the task failed: {error}")))
 }
 
-/// What a caller is told of a failure of the store.
+/// Converts an error of the store into the fault that the caller gets.
 pub(crate) fn fault_of_store(error: &StoreError) -> Fault {
     let code = match error {
         StoreError::Full { .. } | StoreError::TooLittle { .. } => FaultCode::NoSpace,

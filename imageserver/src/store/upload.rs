@@ -37,14 +37,14 @@ const BATCHES_MAX: usize = 4;
 /// How many objects of one upload may be on their way to their places.
 const LANDING_MAX: usize = 64;
 
-/// One thing for the writer to do.
+/// A step for the writer.
 enum Step {
     Begin { id: ObjectId, size_bytes: u64 },
     Content(Bytes),
     Finish,
 }
 
-/// The writer has failed and listens no more; it says why when it is joined.
+/// The writer has failed; its result tells why.
 struct WriterGone;
 
 /// Why the stream was not read to its end.
@@ -211,7 +211,7 @@ impl Feed {
     }
 }
 
-/// What becomes of the content that arrives.
+/// The object that is being uploaded.
 enum Current<'store> {
     /// Between two objects.
     None,

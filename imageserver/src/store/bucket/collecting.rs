@@ -56,7 +56,7 @@ use crate::store::error::StoreError;
 use crate::store::image_walk::walk;
 use crate::store::images::Images;
 
-/// How many objects are condemned at once.
+/// How many objects are removed at once.
 const BATCH_MAX: usize = 500;
 
 /// Of how many objects that no image needs it is remembered since when.
@@ -65,7 +65,7 @@ const REMEMBERED_MAX: usize = 1 << 20;
 /// The longest key that says so, in bytes.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// How often the turn is renewed.
+/// How often the lease is renewed.
 const RENEW_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How long after the last collection, by any server, one is made without being asked for; and how
@@ -247,12 +247,12 @@ impl Run<'_> {
         Ok(self.reply)
     }
 
-    /// True if the run ends now. Renews the turn where that is due.
+    /// Returns true if the run ends now. Renews the lease when that is due.
     fn is_over(&self) -> bool {
         if self.renewed.get().elapsed() > RENEW_INTERVAL {
             self.renewed.set(Instant::now());
             if let Err(error) = self.gc_lease.borrow_mut().renew() {
-                // What removes finds the turn to be old.
+                // The removal checks the age of the lease itself.
                 tracing::warn!("{}", report(&error));
                 return true;
             }

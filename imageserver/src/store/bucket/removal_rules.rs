@@ -7,9 +7,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// For how long a collector must have been silent before another takes its turn or its list, in
-/// seconds. Much longer than [`GC_LEASE_SECONDS_MAX`] and than any request lasts: a bucket refuses one
-/// that was signed more than a quarter of an hour ago.
+/// For how long a collector must have been silent before another takes its lease or its list, in
+/// seconds. Much longer than [`GC_LEASE_SECONDS_MAX`] and than any request lasts: a bucket
+/// refuses one that was signed more than a quarter of an hour ago.
 pub const SILENT_SECONDS: i64 = 1_800;
 
 /// For how long a server waits before it takes back a list of its own, which it left when it was
