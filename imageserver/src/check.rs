@@ -1,9 +1,9 @@
-//! `imageserver check`: looks at all of a store that no server uses.
+//! Implements `imageserver check`: verifies a store that no server uses.
 //!
-//! Every object is read from the medium, around the page cache, and hashed; then every record is
-//! read, and every directory that an image needs is looked into. Nothing is changed, but that
-//! corrupt objects are moved to the quarantine if that is asked for. Memory grows with the
-//! directories of all images, each counted once, and not with the objects.
+//! Reads every object from the medium, around the page cache, and hashes it. Then reads every image
+//! record and looks for every object that an image needs. Changes nothing, except that it moves
+//! corrupt objects to the quarantine with `--repair`. Memory grows with the directories of all
+//! images, each counted once, and not with the number of objects.
 
 pub mod command;
 

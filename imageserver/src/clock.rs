@@ -1,4 +1,4 @@
-//! The clocks and chance, which the shell reads and hands to the cores.
+//! Reads the clocks and the source of randomness, for cores that take them as arguments.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -32,7 +32,7 @@ pub fn boot_id() -> String {
     match fs_err::read_to_string("/proc/sys/kernel/random/boot_id") {
         Ok(id) => id.trim().to_owned(),
         Err(error) => {
-            tracing::warn!("which boot of the machine this is, is not known: {error}");
+            tracing::warn!("cannot read the boot id of the machine: {error}");
             format!("unknown, at {}", wall().seconds)
         }
     }

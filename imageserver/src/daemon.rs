@@ -36,28 +36,28 @@ use crate::store::{
 /// The name of the daemon.
 pub const DAEMON: &str = "imageserver";
 
-/// How often it is looked whether the disk is nearly full.
+/// How often the free space is checked.
 const RELIEVE_INTERVAL: Duration = Duration::from_secs(20);
 
-/// How often the clocks are read, and images looked for whose time has come.
+/// How often the clocks are read and expired images deleted.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often it is looked what other servers that share the store have changed.
+/// How often the changes of other servers that share the store are read.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What an image server needs to know.
+/// The configuration of an image server.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub data: PathBuf,
     /// The bucket that has the store, if the data directory has not.
     pub bucket: Option<Settings>,
-    /// When objects are collected without being asked for.
+    /// When objects are collected without a request.
     pub collect: Bounds,
     /// The longest lease that is given.
     pub lease_max: Duration,
     /// For how long the clocks must have agreed before images expire.
     pub clock_settle: Duration,
-    /// How all that is kept is read again.
+    /// How fast all objects are read again.
     pub scrub: crate::scrub::Settings,
     /// Which master is followed.
     pub replicate: Option<crate::replication::Settings>,
@@ -76,7 +76,7 @@ pub struct Config {
     pub private_pages: bool,
 }
 
-/// An image server that has its data directory, and does not answer yet.
+/// An image server that has opened its data directory, and does not serve yet.
 pub struct ImageServer {
     store: Arc<Store>,
     collector: Arc<Collector>,
@@ -90,7 +90,7 @@ pub struct ImageServer {
     private_pages: bool,
 }
 
-/// A server that cannot start.
+/// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
@@ -161,7 +161,7 @@ impl ImageServer {
         })
     }
 
-    /// Answers on `listener` until `stop` is cancelled, and ends what was begun.
+    /// Serves on `listener` until `stop` is cancelled, then completes the calls that have begun.
     pub async fn run(self, listener: TcpListener, stop: CancellationToken) {
         let tasks = TaskTracker::new();
         let security = self.security;
@@ -202,7 +202,7 @@ impl ImageServer {
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;
-        // So that the next server need not doubt what is there.
+        // So that the next start need not verify every object.
         let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;
         if let Ok(Err(error)) = synced {
             tracing::error!("objects may not be on the medium: {}", report(&error));
@@ -211,7 +211,7 @@ impl ImageServer {
     }
 }
 
-/// Hears of images that other servers have added or changed, until `stop` is cancelled.
+/// Reads the changes of other servers, until `stop` is cancelled.
 async fn refresh(store: Arc<Store>, stop: CancellationToken) {
     let mut is_known = true;
     loop {
@@ -228,25 +228,25 @@ async fn refresh(store: Arc<Store>, stop: CancellationToken) {
             Ok(Ok(())) if is_known => {}
             Ok(Ok(())) => {
                 is_known = true;
-                tracing::info!("what other servers changed is known again");
+                tracing::info!("reads the changes of other servers again");
             }
             Ok(Err(error)) => {
-                // Once is enough: it is looked every few seconds.
+                // Logged once: this runs every few seconds.
                 if std::mem::take(&mut is_known) {
-                    tracing::error!("what other servers change is not known: {}", report(&error));
+                    tracing::error!("cannot read the changes of other servers: {}", report(&error));
                 }
             }
-            Err(error) => tracing::error!("looking for images was broken off: {error}"),
+            Err(error) => tracing::error!("looking for changes of other servers failed: {error}"),
         }
     }
 }
 
-/// Lets images expire, until `stop` is cancelled.
+/// Deletes expired images, until `stop` is cancelled.
 async fn expire(expiry: Arc<Expiry>, stop: CancellationToken) {
     loop {
         let ticking = Arc::clone(&expiry);
         if let Err(error) = tokio::task::spawn_blocking(move || ticking.tick()).await {
-            tracing::error!("expiring images was broken off: {error}");
+            tracing::error!("expiring images failed: {error}");
         }
         tokio::select! {
             () = tokio::time::sleep(EXPIRE_INTERVAL) => {}
@@ -269,7 +269,7 @@ async fn relieve(store: Arc<Store>, collector: Arc<Collector>, stop: Cancellatio
             })
         };
         if let Err(error) = work.await {
-            tracing::error!("a collection was lost: {error}");
+            tracing::error!("a collection failed: {error}");
         }
         tokio::select! {
             () = tokio::time::sleep(RELIEVE_INTERVAL) => {}

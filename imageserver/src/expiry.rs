@@ -1,7 +1,7 @@
-//! Lets images go when their time has come, as long as the time can be believed.
+//! Deletes images that have expired, as long as the clock can be trusted.
 //!
-//! [`trust`] decides whether it can, [`mod@due`] which images go. This reads the clocks, deletes,
-//! and tells operators when it may not.
+//! [`crate::core::clock_trust`] decides whether it can, [`crate::core::image_expiry`] which images
+//! expire. This module reads the clocks, deletes images, and logs when it may not.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::core::clock_trust::{ClockTrust, ClockWatch, Reading, SavedClock};
 use crate::core::image_expiry::{Due, due};
 use crate::store::{Store, files, layout};
 
-/// How often what was believed is kept, in seconds.
+/// How often the clock is saved, in seconds.
 const KEEP_INTERVAL: i64 = 300;
 
 /// How [`SavedClock`] is written.
@@ -36,12 +36,12 @@ struct State {
     watch: ClockWatch,
     trust: ClockTrust,
     kept_at: Option<i64>,
-    /// Images whose time has come, but which are in use.
+    /// Expired images that are in use.
     overdue: Vec<ImageName>,
     expired: u64,
 }
 
-/// Lets the images of one store expire.
+/// Deletes the expired images of one store.
 pub struct Expiry {
     store: Arc<Store>,
     boot_id: String,
@@ -58,7 +58,7 @@ impl Expiry {
     pub fn new(store: Arc<Store>, settle: Duration, is_replica: bool) -> Self {
         let boot_id = boot_id();
         let kept = files::read(store.data(), layout::CLOCK).unwrap_or_else(|error| {
-            tracing::error!("what the clock showed before is not known: {}", report(&error));
+            tracing::error!("cannot read the saved clock: {}", report(&error));
             None
         });
         let kept =
@@ -75,13 +75,13 @@ impl Expiry {
         Self { store, boot_id, is_replica, audit: AuditLog::none(), state: Mutex::new(state) }
     }
 
-    /// Has what expires recorded in `audit`.
+    /// Records expired images in `audit`.
     #[must_use]
     pub fn recording(self, audit: AuditLog) -> Self {
         Self { audit, ..self }
     }
 
-    /// Reads the clocks, and deletes the images whose time has come.
+    /// Reads the clocks, and deletes expired images.
     pub fn tick(&self) {
         let now = reading();
         if self.read(now) == ClockTrust::Trusted && !self.is_replica {
@@ -90,7 +90,7 @@ impl Expiry {
         }
     }
 
-    /// Takes note of what the clocks show, and tells if that is not believed any more.
+    /// Reads the clocks, and logs when they are no longer trusted.
     fn read(&self, now: Reading) -> ClockTrust {
         let mut state = self.state();
         let (trust, before) = (state.watch.read(now), state.trust);
@@ -108,7 +108,7 @@ impl Expiry {
                 );
             }
             (ClockTrust::Jumped(_) | ClockTrust::Settling(_), ClockTrust::Trusted) => {
-                tracing::info!("the clock is believed: images expire");
+                tracing::info!("the clock is trusted: images expire");
             }
             _ => {}
         }
@@ -126,7 +126,7 @@ impl Expiry {
         let file = KeptFile { boot_id, wall, offset };
         match files::write(self.store.data(), layout::CLOCK, &file) {
             Ok(()) => state.kept_at = Some(now.since_boot),
-            Err(error) => tracing::error!("what the clock shows is not kept: {}", report(&error)),
+            Err(error) => tracing::error!("cannot save the clock: {}", report(&error)),
         }
     }
 
@@ -139,7 +139,7 @@ impl Expiry {
             let is_held = match self.store.holding.holders(&name) {
                 Ok(holders) => !holders.is_empty(),
                 Err(error) => {
-                    tracing::error!(image = %name, "who uses it is not known: {}", report(&error));
+                    tracing::error!(image = %name, "cannot read who uses it: {}", report(&error));
                     continue;
                 }
             };
@@ -154,8 +154,8 @@ impl Expiry {
             if !state.overdue.contains(name) {
                 tracing::error!(
                     image = %name,
-                    "an image whose time has come is in use, and stays: put its expiry off with \
-                     `imagetool change-expiry`, or let machines have another"
+                    "an expired image is in use and stays: extend its expiry with `imagetool \
+                     change-expiry`, or assign another image to its machines"
                 );
             }
         }
@@ -182,7 +182,7 @@ impl Expiry {
         }
     }
 
-    /// Believes what the clock shows: an operator says that it is right.
+    /// Accepts the wall clock, on the word of an operator.
     pub fn accept(&self) -> AcceptClockReply {
         let now = reading();
         let mut state = self.state();
@@ -197,13 +197,13 @@ impl Expiry {
         AcceptClockReply { now: wall(), jumped_seconds }
     }
 
-    /// Whether the time was believed when it was last looked at.
+    /// Returns whether the clock was trusted when it was last read.
     #[must_use]
     pub fn trust(&self) -> ClockTrust {
         self.state().trust
     }
 
-    /// The images whose time has come, but which are in use.
+    /// Returns the expired images that are in use.
     #[must_use]
     pub fn overdue(&self) -> Vec<ImageName> {
         self.state().overdue.clone()

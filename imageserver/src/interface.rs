@@ -11,14 +11,14 @@ use crate::expiry::Expiry;
 use crate::replication::Replication;
 use crate::scrub::Scrub;
 
-/// What is done beside answering calls.
+/// The background tasks of the server.
 #[derive(Clone)]
 pub struct Life {
     /// Removes objects.
     pub collector: Arc<Collector>,
     /// Lets images expire.
     pub expiry: Arc<Expiry>,
-    /// Reads all that is kept again.
+    /// Reads all objects again.
     pub scrub: Arc<Scrub>,
     /// Follows a master, and knows the replicas.
     pub replication: Arc<Replication>,

@@ -1,25 +1,25 @@
-//! Replication: a server that follows a master has all images that the master has, and sends on to
-//! it what it is asked to change.
+//! Follows a master: a replica has all images of its master, and forwards changes to it.
 //!
 //! # Why no image is lost
 //!
-//! * An image ends on a replica only by the word of the master that this very image has ended, by
-//!   its digest ([`decision`]). What a list does not name stays, so that an empty master, or one
-//!   that has lost its disk, costs nothing.
-//! * An image never takes the place of another of its name: that is told, and nothing is done.
-//! * A replica lets no image expire by its own clock; an archive lets none expire at all.
-//! * An image in use stays until it is not.
-//! * An image is visible when all that it needs is here, was hashed, and is on the medium
-//!   ([`arrival`]): the same steps as for one that is uploaded. What comes for it is leased.
-//! * Directories and their owners are taken as a whole, and only if they go on from those that are
-//!   here ([`directories`]): a master that has lost its own, or began anew, takes none away.
+//! * A replica ends an image only if the master says that the image with this digest has ended
+//!   ([`crate::core::replication::decision`]). An image that the master does not list stays, so a
+//!   master that is empty or has lost its disk does no harm.
+//! * A replica never replaces an image by another one of the same name; it reports the conflict.
+//! * A replica does not expire images by its own clock; an archive expires none at all.
+//! * An image in use stays until it is no longer in use.
+//! * An image becomes visible when all objects that it needs are stored, verified and on the medium
+//!   ([`image_steps`]), as after an upload. The fetched objects are leased.
+//! * Directories and owners are taken as a whole, and only if their version continues the local one
+//!   ([`crate::core::replication::directories`]).
 //!
 //! # How a replica follows
 //!
-//! The master numbers its changes since its start ([`log`]). A replica asks for the list of all
-//! names first, in pages, and then for what has changed since the list began; a master that was
-//! started again has other numbers, and tells its list again ([`course`]). A list costs little: the
-//! digests in it tell that nothing is to be done. What is to be done is in a [`queue`].
+//! The master numbers its changes since its start ([`crate::core::replication::change_log`]). A
+//! replica first asks for the list of all names, in pages, and then for the changes since the list
+//! began. A master that was restarted has other numbers and sends its list again
+//! ([`crate::core::replication::sync_cursor`]). A list is cheap: its digests show that most images
+//! are unchanged. The remaining work is in a queue ([`crate::core::replication::queue`]).
 
 pub mod directories;
 pub mod fetch;
@@ -38,7 +38,7 @@ use crate::core::replication::patterns::Patterns;
 use crate::core::replication::replicas::Replicas;
 use follower::Follower;
 
-/// Whom a replica follows, and in what.
+/// Which master a replica follows, and which of its images.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub from: Peer,
@@ -52,7 +52,7 @@ pub struct Settings {
     pub is_archive: bool,
 }
 
-/// The part of a server in replication: its place in the tree.
+/// The state of replication: the master and the replicas of this server.
 pub struct Replication {
     id: ServerId,
     follower: Option<Arc<Follower>>,
@@ -87,7 +87,7 @@ impl Replication {
         self.replicas().note(now, address, report);
     }
 
-    /// How all stands.
+    /// Returns the state of the master and of all replicas.
     #[must_use]
     pub fn report(&self, now: Time) -> GetReplicationReply {
         GetReplicationReply {

@@ -1,8 +1,9 @@
-//! Reads the whole store in the background, for ever, and says what is lost.
+//! Reads the whole store again in the background, and reports lost objects.
 //!
-//! One thread reads every object from the medium within a period ([`progress`] decides how fast),
-//! puts corrupt ones aside, and finds out which images need what is lost. Another server, if one is
-//! named, is asked for that ([`repairs`] decides when); what comes is hashed as every upload is.
+//! One thread reads every object from the medium within a period
+//! ([`crate::core::scrub_progress`] decides how fast), moves corrupt objects to the quarantine, and
+//! finds the images that need a lost object. If another server is configured, the lost objects are
+//! requested from it ([`crate::core::scrub_repairs`] decides when) and verified like an upload.
 
 use rpc::tls::Security;
 use std::collections::{BTreeMap, BTreeSet};
@@ -138,11 +139,11 @@ pub fn start(
         Ok(thread) => {
             tasks.spawn_blocking(move || {
                 if thread.join().is_err() {
-                    tracing::error!("reading the store has failed; it goes on at the next start");
+                    tracing::error!("the scrub failed; it continues after the next start");
                 }
             });
         }
-        Err(error) => tracing::error!(%error, "the store is not read in the background"),
+        Err(error) => tracing::error!(%error, "cannot start the scrub"),
     }
 }
 
@@ -166,7 +167,7 @@ impl Reader {
     fn run(mut self) {
         // No process is named: Linux takes that for the calling thread alone.
         if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-            tracing::warn!("the store is read with normal priority: {error}");
+            tracing::warn!("the scrub runs with normal priority: {error}");
         }
         let places = u16::try_from(layout::places().count()).expect("there are 512");
         let mut progress = self.load(places);
@@ -206,8 +207,8 @@ impl Reader {
                     if !late && progress.is_late(now, places, &limits) {
                         late = true;
                         tracing::warn!(
-                            "reading all objects takes longer than --scrub-every: raise \
-                             --scrub-rate, or the time"
+                            "a scrub takes longer than --scrub-every: raise --scrub-rate or \
+                             --scrub-every"
                         );
                     }
                     self.survey_if_due();
@@ -219,7 +220,7 @@ impl Reader {
                     }
                     progress.complete(now);
                     let ScrubProgress { objects, bytes, .. } = progress;
-                    tracing::info!(objects, bytes, "every object was read");
+                    tracing::info!(objects, bytes, "the scrub has read every object");
                     self.save(&progress);
                 }
                 Step::Wait(time) => self.wait(time),
@@ -313,7 +314,10 @@ impl Reader {
         let losses = match losses {
             Ok(losses) => Arc::new(losses),
             Err(error) => {
-                return tracing::error!("who needs what is lost is not known: {}", report(&error));
+                return tracing::error!(
+                    "cannot find the images that need lost objects: {}",
+                    report(&error)
+                );
             }
         };
         let changed = *self.scrub.losses.borrow() != losses;
@@ -323,12 +327,12 @@ impl Reader {
         for (image, objects) in &losses.images {
             tracing::error!(
                 %image, objects = objects.len(), such_as = ?objects.first(),
-                "an image is not whole: upload it again under another name, or name a server that \
+                "an image is incomplete: upload it again under another name, or name a server that \
                  has it with --repair-from"
             );
         }
         if losses.images.is_empty() {
-            tracing::info!("every image is whole");
+            tracing::info!("every image is complete");
         }
         self.scrub.losses.send_replace(losses);
     }
@@ -374,7 +378,7 @@ impl Reader {
             Ok(text) => text,
             Err(error) => {
                 if error.kind() != std::io::ErrorKind::NotFound {
-                    tracing::warn!(%error, "reading all objects begins anew");
+                    tracing::warn!(%error, "the progress of the scrub is lost; it starts again");
                 }
                 return ScrubProgress::default();
             }
@@ -391,7 +395,7 @@ impl Reader {
             .map_err(std::io::Error::other)
             .and_then(|text| fs_err::write(&self.state, text));
         if let Err(error) = saved {
-            tracing::warn!(%error, "how far reading all objects is will be forgotten at a restart");
+            tracing::warn!(%error, "cannot save the progress of the scrub");
         }
     }
 }
@@ -472,7 +476,7 @@ impl Repairer {
             match repairs.next(start.elapsed(), &wanted) {
                 Ask::For(ids) => {
                     if let Err(why) = self.fetch(&ids).await {
-                        tracing::warn!("what is lost was not repaired: {why}");
+                        tracing::warn!("cannot repair lost objects: {why}");
                     }
                     repairs.asked(start.elapsed(), &ids);
                 }
@@ -499,7 +503,7 @@ impl Repairer {
         let came =
             ids.iter().filter(|id| self.store.objects.damaged_objects().of(id).is_none()).count();
         if came > 0 {
-            tracing::info!(objects = came, from = %self.client.peer(), "repaired what was lost");
+            tracing::info!(objects = came, from = %self.client.peer(), "repaired lost objects");
             self.counters.objects_repaired.inc_by(came as u64);
             let store = Arc::clone(&self.store);
             let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;

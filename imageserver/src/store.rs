@@ -1,15 +1,16 @@
-//! The store: a directory that holds objects by digest and images by name.
+//! The store: objects by digest and images by name.
 //!
-//! [`objects`] keeps content, [`images`] keeps records; [`layout`] says where. One server at a
-//! time has a data directory: it holds a lock for as long as it lives. What the rest of the server
-//! knows of all that is in [`contract`], so that a store may lie on something else than a disk.
+//! [`contract`] has the traits that every kind of store implements, with the errors in [`error`]
+//! below it. [`local`] implements them in a directory of the disk, [`bucket`] in an S3-compatible
+//! bucket. The rest of the server uses only the traits. `open` is the one place that puts the parts
+//! together. A server holds a lock on its data directory for as long as it runs.
 //!
 //! # Invariants
 //!
-//! * A file under an object's name has passed through its digest. What a crash or a failing disk
-//!   makes of it later is found before it is served.
-//! * When an image is visible, all that it needs is on the medium.
-//! * A name that was deleted is never used again.
+//! * Content is hashed before it gets the name of an object. Damage by a crash or a failing disk is
+//!   found before the object is served.
+//! * When an image is visible, all objects that it needs are on the medium.
+//! * The name of a deleted image is never used again.
 
 pub mod admission;
 pub mod bucket;

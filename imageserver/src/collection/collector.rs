@@ -1,4 +1,4 @@
-//! When collections are made, one at a time, and what became of them.
+//! Runs collections, one at a time, and records their results.
 
 use crate::store::error::CollectError;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -16,14 +16,14 @@ use crate::core::collection::disk_pressure::{Bounds, Pressure};
 use crate::store::Store;
 use crate::store::contract::CollectionProgress;
 
-/// What became of the last collection.
+/// The result of the last collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastRun {
     /// When it ended.
     pub ended: Time,
     /// How long it took.
     pub took: Duration,
-    /// What it did, or why it did not.
+    /// The reply, or why the collection failed.
     pub outcome: Result<CollectReply, String>,
 }
 
@@ -48,7 +48,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Collects by itself within `bounds`, when it is told that time has passed.
+    /// Creates a collector that keeps the use of the disk within `bounds`.
     #[must_use]
     pub fn new(store: Arc<Store>, bounds: Bounds) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Collector {
         }
     }
 
-    /// Has what is collected without being asked for recorded in `audit`.
+    /// Records collections that were not requested in `audit`.
     #[must_use]
     pub fn recording(self, audit: AuditLog) -> Self {
         Self { audit, ..self }
@@ -76,12 +76,12 @@ impl Collector {
         }
     }
 
-    /// Takes note that objects came, or found no space.
+    /// Records that objects were uploaded, or that there was no space for one.
     pub fn note_upload(&self) {
         self.uploaded.notify_one();
     }
 
-    /// Resolves when objects came since this was last waited for.
+    /// Waits for an upload since the last call.
     pub async fn uploaded(&self) {
         self.uploaded.notified().await;
     }
@@ -97,7 +97,7 @@ impl Collector {
         let goal = self.state().pressure.goal(self.bounds, space, self.now());
         let Some(bytes) = goal else { return };
         let used = space.percent();
-        tracing::info!(used_percent = used, bytes, "the disk is nearly full: collects objects");
+        tracing::info!(used_percent = used, bytes, "the disk is nearly full: collecting objects");
         let freed = match self.collect(CollectRequest { dry_run: false, bytes }, stop) {
             Ok(reply) => {
                 self.record(&reply, "the disk is nearly full");
@@ -115,13 +115,13 @@ impl Collector {
                 used_percent = used,
                 wanted = bytes,
                 freed,
-                "the disk is nearly full, and there is not enough that no image needs: delete \
-                 images, or give the server more space"
+                "the disk is nearly full, and images need most of the objects: delete images, or \
+                 give the server more space"
             );
         }
     }
 
-    /// Does what a store needs from time to time that has no end.
+    /// Does the periodic work of a store that has no size limit.
     fn tend(&self, stop: impl Fn() -> bool) {
         self.store.collecting.tend();
         if !self.store.collecting.is_due() {
@@ -168,7 +168,7 @@ impl Collector {
         result
     }
 
-    /// What became of the last collection; `None` if there was none since the start.
+    /// Returns the result of the last collection since the start.
     #[must_use]
     pub fn last(&self) -> Option<LastRun> {
         self.state().last.clone()

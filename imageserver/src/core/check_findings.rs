@@ -1,4 +1,4 @@
-//! What a check has found, and how it is told.
+//! The findings of `imageserver check`, and their text.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,14 +1,13 @@
-//! Whether the time of day may be believed when images are to expire.
+//! Decides whether the wall clock is right enough to expire images.
 //!
-//! A clock that is set wrong by a year would expire all images at once. So the time of day is held
-//! against a clock that nobody can set and that runs on while the machine sleeps. What the two
-//! differ by is expected to stay: it may drift by as much as clocks are disciplined, but not jump.
-//! After a jump nothing expires until an operator says that the new time is right, or until the
-//! old one is back and has stayed for a while.
+//! A clock that is a year ahead would expire all images at once. So the wall clock is compared with
+//! a clock that nobody can set and that runs on while the machine sleeps. The difference may drift
+//! as clocks are disciplined, but must not jump. After a jump nothing expires until an operator
+//! accepts the new time, or until the old time is back and stays for a while.
 //!
-//! A restart of the server changes nothing, as what was expected is kept. After a restart of the
-//! machine the other clock begins anew; the time of day must then be later than it was, and not by
-//! more than machines are usually off.
+//! The difference is saved, so a restart of the server changes nothing. After a reboot the other
+//! clock begins at zero; the wall clock must then be later than the saved one, by no more than
+//! machines are usually off.
 // tidy: core
 
 /// How far the two clocks may be off from what is expected, in seconds.

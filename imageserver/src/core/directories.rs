@@ -1,15 +1,15 @@
-//! The directories that images are in: which were made, and who owns them.
+//! The directories of images: which were made, and who owns them.
 //!
-//! A directory is there if it was made, or if there is an image or a directory that was made below
-//! it. One that was never made belongs to those who own the nearest one above it that was: owners
-//! of a directory own all that is below it ([`api::access`]).
+//! A directory exists if it was made, or if it contains an image or a directory that was made. One
+//! that was never made belongs to the owners of the nearest directory above it that was made.
+//! Owners of a directory own everything below it ([`api::access`]).
 //!
 //! # Invariants
 //!
-//! * A directory that was made has the owners that its maker gave it, or those that the one above
-//!   it had then.
-//! * Only what is empty is removed.
-//! * Two states with one version are the same, also on two servers.
+//! * A directory that was made has the owners that its maker gave it, or else those that the
+//!   directory above had then.
+//! * Only an empty directory is removed.
+//! * Two states with the same version are equal, on any two servers.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Which images go, and until when one may be made to stay.
+//! Decides which images expire, and how far an expiry may be extended.
 // tidy: core
 
 use model::tree::Time;

@@ -1,8 +1,8 @@
-//! Which images are in use, by the word of dominators.
+//! Records which images are in use, as reported by dominators.
 //!
-//! A hold lasts for as long as its holder said. Who held what is kept over a restart, but not for
-//! how long: after a start each hold lasts for [`AFTER_START_SECONDS`], in which every dominator
-//! that still runs renews its own. Times are seconds since the server started.
+//! A hold lasts for as long as its holder asked. The server saves the holders and their images, but
+//! not the times: after a start each saved hold lasts for [`AFTER_START_SECONDS`], in which every
+//! running dominator renews its own. Times are seconds since the server started.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! What an image needs, and what of that is not there.
+//! Finds the objects that an image needs and the store lacks.
 // tidy: core
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! What a replica does about the changes of its master.
+//! Decides what a replica does about the changes of its master.
 // tidy: core
 
 pub mod change_log;

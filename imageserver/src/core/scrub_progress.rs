@@ -1,9 +1,9 @@
-//! How far reading the whole store is, what is read next, and how fast.
+//! The progress of a scrub: what is read next, and how fast.
 //!
 //! A pass reads one directory of objects after the other. It is spread over the first half of the
-//! period, so that it is done in time although the server may not always run; the next begins when
-//! the period is over. Times are those of the wall clock, because a pass outlasts many starts of
-//! the machine; a clock that was set is noticed, and costs at most a pass too early.
+//! period, so that it completes even if the server does not run all the time. The next pass begins
+//! when the period ends. Times are wall clock times, because a pass outlasts reboots. A clock that
+//! was set is noticed and at most starts a pass too early.
 // tidy: core
 
 use std::time::Duration;

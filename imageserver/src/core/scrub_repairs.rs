@@ -1,4 +1,4 @@
-//! Which objects another server is asked for, and when it is asked again.
+//! Decides which lost objects are requested from another server, and when again.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};

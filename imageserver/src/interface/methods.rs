@@ -1,7 +1,7 @@
-//! The methods of the image server: what a call may do, and what it is answered.
+//! The methods of the image server.
 //!
-//! File work runs on threads of its own, never on those that serve the network. A change that was
-//! begun is finished even if its caller goes away.
+//! File work runs on separate threads, never on those that serve the network. A change that has
+//! begun is completed even if its caller disconnects.
 
 mod access;
 mod collection;
@@ -67,7 +67,7 @@ const ADMISSIONS_MAX: usize = 2;
 /// The most estimates at one time: each reads the directories of all images.
 const ESTIMATES_MAX: usize = 1;
 
-/// What answers the calls. A clone shares everything.
+/// The state that all methods share. A clone shares everything.
 #[derive(Clone)]
 pub struct Service {
     store: Arc<Store>,
@@ -85,7 +85,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Answers calls from `store`. Work that outlives a call is tracked by `tasks`; calls that
+    /// Serves calls from `store`. Work that outlives a call is tracked by `tasks`; calls that
     /// wait give up when `stop` is cancelled.
     #[must_use]
     pub fn new(

@@ -1,4 +1,4 @@
-//! What the image server counts, beside what every server does.
+//! The metrics of the image server, besides those that every server has.
 
 pub mod replication;
 

@@ -74,10 +74,10 @@ fn name_of(request: &PageRequest, parameter: &str) -> Result<Option<ImageName>, 
 
 fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> Result<Page, Fault> {
     let held = store.objects.object_counts();
-    let still = if held.complete { "" } else { " (still counting those of former runs)" };
+    let still = if held.complete { "" } else { " (still counting objects of former runs)" };
     let free = match store.objects.space() {
         Ok(Some(space)) => size(space.free),
-        Ok(None) => "no end of it is known".to_owned(),
+        Ok(None) => "unlimited".to_owned(),
         Err(error) => report(&error),
     };
     let mut body = lost(&life.scrub.losses());
@@ -120,9 +120,9 @@ fn alarms(store: &Store, expiry: &Expiry) -> String {
     let mut texts = Vec::new();
     if let Some(why) = store.directories.damage() {
         texts.push(format!(
-            "Who owns which directories is not known ({why}): nobody but those who have the power \
-             can change images. Put the file `directories` back from a backup, or move it away, \
-             and restart the server."
+            "The owners of directories are unknown ({why}): only callers with the power can change \
+             images. Restore the file `directories` from a backup, or move it away, and restart \
+             the server."
         ));
     }
     if let ClockTrust::Jumped(seconds) = expiry.trust() {
@@ -133,8 +133,8 @@ fn alarms(store: &Store, expiry: &Expiry) -> String {
     }
     for name in expiry.overdue() {
         texts.push(format!(
-            "The time of {name} has come, but it is in use and stays. Put its expiry off, or let \
-             machines have another image."
+            "{name} has expired, but it is in use and stays. Extend its expiry, or assign another \
+             image to its machines."
         ));
     }
     let rows: Vec<Vec<Cell>> =
@@ -149,7 +149,7 @@ fn expiring(store: &Store) -> usize {
 
 fn unneeded(collector: &Collector) -> String {
     collector.unneeded().map_or_else(
-        || "not known: no collection since the start".to_owned(),
+        || "unknown: no collection since the start".to_owned(),
         |Amount { objects, bytes }| format!("{objects}, which take {}", size(bytes)),
     )
 }

@@ -1,4 +1,4 @@
-//! Takes the directories of the master, with their owners, whenever it tells of others.
+//! Fetches the directories and owners of the master when they have changed.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Fetches what an image needs and is not here, and nothing else.
+//! Fetches the objects of an image that the store lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;

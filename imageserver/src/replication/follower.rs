@@ -1,7 +1,8 @@
-//! Follows a master: asks it what has changed, and makes that so here.
+//! Follows a master: asks for its changes and makes them here.
 //!
-//! One task asks, and puts what is to be done into the queue; a few others do it, so that a large
-//! image holds up no other. [`crate::core::replication::decision`] says what is done, [`crate::replication::image_steps`] does it.
+//! One task asks and fills the queue. Several tasks work on the queue, so that a large image does
+//! not delay others. [`crate::core::replication::decision`] decides what is done,
+//! [`super::image_steps`] does it.
 
 use rpc::tls::Security;
 use std::collections::BTreeSet;
@@ -263,7 +264,7 @@ impl Follower {
         if is_new {
             tracing::error!(
                 master = %self.master(), seconds = wait.as_secs_f32(),
-                "the master is not followed, and is asked again: {why}"
+                "cannot follow the master, trying again: {why}"
             );
             state.logged_at = Some(now);
         }
@@ -301,11 +302,11 @@ impl Follower {
         {
             tracing::warn!(
                 master = %self.master(), was = %former, is = %reply.server,
-                "the master has another store than before: what it has not got stays here"
+                "the master has another store than before: images that it lacks stay here"
             );
         }
         if state.link != Link::Connected {
-            tracing::info!(master = %self.master(), store = %reply.server, "follows the master");
+            tracing::info!(master = %self.master(), store = %reply.server, "following the master");
             state.link_is(Link::Connected);
             state.failures = 0;
             state.queue.hurry(now, None);
@@ -351,7 +352,7 @@ impl Follower {
         if !former.is_empty() {
             tracing::warn!(
                 master = %self.master(), images = former.len(), such_as = ?former.first(),
-                "the master has never had images that are here, or has lost them: they stay"
+                "the master lacks images that are here: they stay"
             );
         }
     }
@@ -412,7 +413,7 @@ impl Follower {
             }
             Outcome::Failed(why) => {
                 if former != Some(Trouble::Failing) {
-                    tracing::error!(image = %name, "an image is tried again: {why}");
+                    tracing::error!(image = %name, "an image failed, trying again: {why}");
                 }
                 let text = plain(&format!("{name}: {why}"), ERROR_BYTES_MAX);
                 state.last_error = Some((wall(), text));

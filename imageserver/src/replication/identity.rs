@@ -1,4 +1,4 @@
-//! Which store this is, and whether it is an archive: small files that last as long as the store.
+//! The id of this store, and whether it is an archive: files that last as long as the store.
 
 use std::path::Path;
 
@@ -25,7 +25,10 @@ pub fn server_id(data: &Path) -> Result<ServerId, StoreError> {
     match files::read::<ServerId>(data, layout::SERVER_ID) {
         Ok(Some(id)) => return Ok(id),
         Ok(None) => {}
-        Err(error) => tracing::warn!("the store gets another id: {}", report(&error)),
+        Err(error) => tracing::warn!(
+            "cannot read the id of the store, creating a new one: {}",
+            report(&error)
+        ),
     }
     let id = ServerId::from(u128::from(random()) << 64 | u128::from(random()));
     files::write(data, layout::SERVER_ID, &id)?;

@@ -1,4 +1,4 @@
-//! Puts into the store what came from the master: each step is done whole or not at all.
+//! Makes the changes of the master in the store, each step completely or not at all.
 
 use std::sync::PoisonError;
 

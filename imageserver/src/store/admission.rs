@@ -1,10 +1,8 @@
-//! Decides whether an image may be added: all that it needs is in the store, and it could be what
-//! a machine has.
+//! Checks whether an image may be added: the store has all its objects, and its tree is valid.
 //!
-//! The tree is put together from the directories of the store, looked through, and forgotten: the
-//! server keeps no tree. A tree is a graph of directories that may be named many times, so a few
-//! of them can stand for more paths than any memory holds: such a tree is refused before it is
-//! walked.
+//! The tree is assembled from the directories in the store, checked, and dropped: the server keeps
+//! no tree. A directory may occur many times in a tree, so a few directories can stand for more
+//! paths than any memory holds. Such a tree is refused before it is assembled.
 
 use super::error::AdmissionError;
 use std::collections::{BTreeMap, BTreeSet};

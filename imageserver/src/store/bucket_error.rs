@@ -1,4 +1,4 @@
-//! Why a bucket did not do what it was asked, in few words.
+//! Why a request to a bucket failed, in few words.
 
 use std::error::Error;
 
@@ -9,14 +9,14 @@ const SAID_MAX: usize = 300;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BucketError {
-    #[error("the bucket {bucket} does not answer, or cannot now ({said}): try again later")]
+    #[error("the bucket {bucket} is unavailable ({said}): try again later")]
     Unreachable { bucket: String, said: String },
     #[error(
-        "the bucket {bucket} does not allow it ({said}): check the credentials of this server, and \
-         what they may do"
+        "the bucket {bucket} denies access ({said}): check the credentials of this server and \
+         their permissions"
     )]
     Denied { bucket: String, said: String },
-    #[error("the bucket {bucket} takes no more ({said}): give it more space, or delete images")]
+    #[error("the bucket {bucket} is full ({said}): give it more space, or delete images")]
     Full { bucket: String, said: String },
     #[error("the bucket {bucket} cannot be used: {why}")]
     Unfit { bucket: String, why: &'static str },

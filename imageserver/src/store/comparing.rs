@@ -1,7 +1,7 @@
-//! An object that comes although it is here already: it is hashed, and compared byte by byte.
+//! Compares an uploaded object with the stored object of the same id, byte by byte.
 //!
-//! Two contents of one digest have never been found for the algorithms that are used. If they are,
-//! or if the memory of a machine fails, nobody must get the one for the other.
+//! No two contents with the same digest are known for the algorithms in use. If one is found, or
+//! the memory of a machine is faulty, nobody must get the one for the other.
 
 use std::io::Read as _;
 

@@ -1,4 +1,4 @@
-//! The content of an object that was found to be what its id says, and how it is read.
+//! The content of an object that was verified, and how it is read.
 
 use std::io::{self, Cursor, Read, Seek as _, SeekFrom, Take};
 

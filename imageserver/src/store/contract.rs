@@ -1,10 +1,8 @@
-//! What every kind of store does, whatever it lies on: the rest of the server knows only this.
+//! The traits that every kind of store implements. The rest of the server uses only these.
 //!
-//! [`Objects`] keeps content by digest, [`Records`] the records of images by name, [`Leasing`] what
-//! callers were promised, [`Holding`] which images are in use, and [`Collecting`] removes what
-//! nothing needs. All of it blocks, and is called on threads that may. A directory of a disk is one
-//! kind (`objects`, `records`, `leasing`, `holding` beside this file); one suite of tests says what
-//! is true of each.
+//! [`Objects`] keeps content by digest, [`Records`] the records of images by name, [`Leasing`] the
+//! leases of clients, [`Holding`] the images in use, and [`Collecting`] removes objects that no
+//! image needs. All calls block, and run on threads that may. One test suite checks every kind.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What the server has counted since its start, in all its parts.
+//! The counters of all parts of the server since its start.
 
 use prometheus_client::metrics::counter::Counter;
 

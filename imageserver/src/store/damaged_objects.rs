@@ -1,4 +1,4 @@
-//! Which objects are known to be lost or unreadable, until they are there again.
+//! The objects that are known to be lost or unreadable, until they are stored again.
 
 use std::collections::BTreeMap;
 use std::io;

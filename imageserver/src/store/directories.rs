@@ -138,7 +138,7 @@ impl KeptDirectories {
                 *version = found;
             }
             Err(why) => {
-                tracing::error!("who owns which directories now is not known: {why}");
+                tracing::error!("cannot read the owners of directories again: {why}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What the store could not do.
+//! The errors of the store, and the faults that callers get for them.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::bucket_error::BucketError;
 use super::record::RecordError;
 use crate::core::image_expiry::ShorterError;
 
-/// What became of an image whose name was used.
+/// How an image has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// It was deleted.
@@ -26,12 +26,12 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// By the mark that was left.
+    /// Reads the ending from a tombstone.
     pub(crate) fn of(mark: &[u8]) -> Self {
         if mark.starts_with(b"expired") { Self::Expired } else { Self::Deleted }
     }
 
-    /// What became of the image, as a predicate.
+    /// Returns the ending as a predicate.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -41,7 +41,7 @@ impl Ending {
     }
 }
 
-/// What the store could not do.
+/// Why the store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -62,9 +62,9 @@ pub enum StoreError {
     #[error("the content sent as {want} hashes to {got}")]
     Content { want: ObjectId, got: ObjectId },
     #[error(
-        "two contents have the digest {id}: what came is not what is here, byte by byte. The \
-         digest is broken, or the memory of a machine is: nothing was stored. Keep both, and tell \
-         those who make this program"
+        "two different contents have the digest {id}: the upload differs from the stored object. \
+         The digest algorithm is broken, or the memory of a machine is faulty. Nothing was stored. \
+         Keep both contents and report this"
     )]
     Collision { id: ObjectId },
     #[error("image {name} exists already; an image never changes, so add it under another name")]
@@ -132,11 +132,11 @@ pub enum StoreError {
     )]
     LongName { name: ImageName },
     #[error(
-        "object {id} is being removed by the server {server}, which has not ended that: try again; \
-         if it was killed, start it again, or wait for half an hour"
+        "the server {server} is removing object {id} and has not finished: try again; if that \
+         server was killed, start it again, or wait for half an hour"
     )]
     Removing { id: ObjectId, server: String },
-    #[error("the turn to collect was not renewed in time: nothing more is removed")]
+    #[error("the lease of the collector was not renewed in time: nothing more is removed")]
     GcLeaseLost,
     #[error("adding the image took so long that its objects may have been removed: add it again")]
     TooLate,
@@ -147,7 +147,7 @@ pub enum StoreError {
     Unsynced,
 }
 
-/// Tells a full file-system from other failures to `what`.
+/// Converts an I/O error into a [`StoreError`]; `what` names the operation that failed.
 pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -169,13 +169,13 @@ pub enum AdmissionError {
     WrongSize { path: TreePath, id: ObjectId, want: u64, got: u64 },
     #[error("{what} is larger than {limit} bytes, which is more than any machine has")]
     TooLarge { what: String, limit: u64 },
-    #[error("object {id}, which the tree names as a directory, is none")]
+    #[error("object {id}, which the tree names as a directory, is not a valid directory")]
     NoDirectory {
         id: ObjectId,
         #[source]
         source: TreeError,
     },
-    #[error("the tree {root} is not one")]
+    #[error("invalid tree {root}")]
     Tree {
         root: ObjectId,
         #[source]
@@ -212,32 +212,34 @@ pub struct WalkError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectError {
-    #[error("a collection is under way: try again when it has ended")]
+    #[error("a collection is running: try again when it has ended")]
     Busy,
-    #[error("the server {server} collects, or has stopped in the middle of it: try again later")]
+    #[error(
+        "the server {server} is collecting, or was stopped during a collection: try again later"
+    )]
     Elsewhere { server: String },
     #[error(
-        "nothing is collected for another {}: what was uploaded, or found to be there, before the \
-         server was restarted may be on its way into an image until then",
+        "nothing is collected for another {}: until then, objects that were uploaded or leased \
+         before the restart of the server may still be added to an image",
         lasting(*seconds)
     )]
     Held { seconds: u64 },
     #[error(
-        "nothing is collected, because the record of image {image} is damaged and nobody knows \
-         what it needs: put the record back, or delete the image"
+        "nothing is collected, because the record of image {image} is damaged and its objects are \
+         unknown: restore the record, or delete the image"
     )]
     Damaged { image: ImageName },
     #[error(
-        "nothing is collected, because nobody knows all that an image needs: upload what it \
-         lacks, or delete it"
+        "nothing is collected, because the needs of an image are unknown: upload its missing \
+         objects, or delete it"
     )]
     Walk {
         #[source]
         source: WalkError,
     },
-    #[error("the image server stops: the collection was broken off")]
+    #[error("the image server is stopping: the collection was interrupted")]
     Stopped,
-    #[error("the collection was broken off")]
+    #[error("the collection failed")]
     Store {
         #[source]
         source: StoreError,
@@ -250,12 +252,12 @@ impl From<StoreError> for CollectError {
     }
 }
 
-/// What a thread gave back; that it panicked fails the call only.
+/// Returns the result of a task. A panic of the task fails only this call.
 pub(crate) fn joined<T>(done: Result<T, JoinError>) -> Result<T, Fault> {
-    done.map_err(|error| Fault::new(FaultCode::Internal, format!("the work was lost: {error}")))
+    done.map_err(|error| Fault::new(FaultCode::Internal, format!("the task failed: {error}")))
 }
 
-/// What a caller is told of a failure of the store.
+/// Converts an error of the store into the fault that the caller gets.
 pub(crate) fn fault_of_store(error: &StoreError) -> Fault {
     let code = match error {
         StoreError::Full { .. } | StoreError::TooLittle { .. } => FaultCode::NoSpace,

@@ -1,4 +1,6 @@
-//! Small files that the server keeps over restarts: replaced as a whole, or not at all.
+//! Files of the data directory: the lock, directories, and small files.
+//!
+//! A small file is replaced completely or not at all.
 
 use std::io::{self, Write as _};
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! Walks the directories of images, each once, and needed what they need.
+//! Walks the directories of images, each once, and records the objects that they need.
 //!
-//! The server keeps no tree: a directory is read, what it names is marked, and it is forgotten.
+//! The server keeps no tree: a directory is read, its references are recorded, and it is dropped.
 
 use super::error::{AdmissionError, WalkError};
 use model::image::ImageName;
@@ -21,7 +21,7 @@ pub struct ImageRoots {
     pub build_log: Option<ObjectId>,
 }
 
-/// NeededObjects what the images need. Walks no directory that was walked before. False if `stop` said so
+/// Records what the images need. Walks no directory that was walked before. False if `stop` said so
 /// before all were walked.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Images by name: one record each, made visible in one step.
 //!
-//! In memory there is only what lists show of each image. Changes are made one after the other;
-//! reading never waits for them.
+//! Memory holds only what lists show of each image. Changes are made one after the other; reads
+//! never wait for them.
 
 pub mod changes;
 

@@ -1,5 +1,6 @@
-//! Hashes files as the medium has them: around the page cache, which hides what became of the
-//! medium, and which others have better uses for.
+//! Hashes files as they are on the medium, around the page cache.
+//!
+//! The page cache hides damage of the medium, and other programs need it more.
 
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;

@@ -1,10 +1,9 @@
-//! How many objects the store holds, while those of former runs are still being counted.
+//! Counts the objects of the store, while those of former runs are still being counted.
 //!
-//! One directory of objects is walked after the other, beside uploads. A change in a directory
-//! that the walk has not reached is left to the walk; one in a directory that was walked is added
-//! to what it found; and for one in the directory that is being walked, what became of the object
-//! is put down and holds, whether or not the walk came upon it. No clock is asked which objects are
-//! new: one that was set back would tell the wrong ones.
+//! A walk counts one directory after the other, beside uploads. The walk counts changes in
+//! directories that it has not reached. Changes in directories that it has finished are added. In
+//! the directory that it is reading, the last state of each changed object counts, whether the walk
+//! saw it or not. File times do not tell which objects are new, because a clock may be set back.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,11 +1,11 @@
-//! The file that holds an image: a line that guards it, and JSON that people can read.
+//! The file that holds an image: a line with a digest, and JSON that people can read.
 //!
 //! ```text
 //! dominator-image 1 blake3:<hex of the JSON>
 //! {"image":{...},"totals":{...}}
 //! ```
 //!
-//! A file that was cut short or changed is known to be damaged, and never taken for an image.
+//! A file that was truncated or changed is recognised as damaged.
 // tidy: core
 
 use api::codec::{self, CodecError, Encoding};

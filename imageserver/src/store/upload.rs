@@ -1,8 +1,7 @@
-//! `ObjectServer.AddObjects`: moves an object stream from the network to the store.
+//! Moves a stream of objects from the network to the store.
 //!
-//! One thread for each upload hashes and writes, while the next objects arrive. What is between
-//! them is limited, so that memory does not grow with the size of objects, nor with a disk that is
-//! slower than the network.
+//! One thread for each upload hashes and writes while the next objects arrive. The queue between
+//! them is bounded, so memory does not grow with the size of objects or with a slow disk.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -38,14 +37,14 @@ const BATCHES_MAX: usize = 4;
 /// How many objects of one upload may be on their way to their places.
 const LANDING_MAX: usize = 64;
 
-/// One thing for the writer to do.
+/// A step for the writer.
 enum Step {
     Begin { id: ObjectId, size_bytes: u64 },
     Content(Bytes),
     Finish,
 }
 
-/// The writer has failed and listens no more; it says why when it is joined.
+/// The writer has failed; its result tells why.
 struct WriterGone;
 
 /// Why the stream was not read to its end.
@@ -212,7 +211,7 @@ impl Feed {
     }
 }
 
-/// What becomes of the content that arrives.
+/// The object that is being uploaded.
 enum Current<'store> {
     /// Between two objects.
     None,

@@ -186,7 +186,7 @@ pub fn told(output: &Output) -> Result<Told, String> {
                 "refused: cannot ",
                 "refused: no space left to ",
                 "refused: nothing is collected, because ",
-                "refused: the collection was broken off: ",
+                "refused: the collection failed: ",
             ];
             match clear.iter().any(|start| line.starts_with(start)) {
                 true => Ok(Told::Refused),

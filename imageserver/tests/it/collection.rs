@@ -144,8 +144,8 @@ async fn nothing_is_removed_while_an_image_cannot_be_looked_through() {
     let error = collect(&server, false, 0).await.unwrap_err();
     assert_eq!(error.code, FaultCode::Internal);
     let text = format!(
-        "nothing is collected, because nobody knows all that an image needs: upload what it \
-         lacks, or delete it: cannot look through image web/1: directory {below} of the tree is \
+        "nothing is collected, because the needs of an image are unknown: upload its missing \
+         objects, or delete it: cannot look through image web/1: directory {below} of the tree is \
          not on this server (0 more are missing)"
     );
     assert_eq!(error.message, text);

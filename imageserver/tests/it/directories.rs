@@ -168,7 +168,7 @@ async fn without_the_file_of_directories_images_are_served_and_nobody_owns_any()
     assert_eq!(tree(&server).await, ["web there 1 1 3 nobody"]);
     add(&server, "web/2").await.unwrap();
     assert_eq!(server.metric("dominator_directories_damaged"), "1");
-    assert!(server.get("/", "").text().contains("Who owns which directories is not known"));
+    assert!(server.get("/", "").text().contains("The owners of directories are unknown"));
     let text = format!(
         "no directory is changed, because the file `{}` cannot be used (it was changed or cut \
          short after it was written): put it back from a backup, or move it away to begin \

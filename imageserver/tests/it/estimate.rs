@@ -73,7 +73,7 @@ async fn nothing_is_told_while_it_is_not_known_what_others_need() {
     server.stop().await;
     flip(&data.path().join("images/b.image"));
     let server = Server::start(data.path());
-    let text = "nobody knows what image b needs: its record is damaged";
+    let text = "the needs of image b are unknown: its record is damaged";
     let refused = Err(expected(api::fault::FaultCode::Internal, text));
     assert_eq!(estimate(&server, "a").await, refused);
 }

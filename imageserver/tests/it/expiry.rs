@@ -158,7 +158,7 @@ async fn an_image_in_use_is_deleted_only_by_force_and_does_not_expire() {
     assert_eq!(delete(&server, "web/1", false).await, Err(held.clone()));
     until(async || server.metric("dominator_images_overdue") == "1").await;
     assert!(get(&server, "web/2").await.is_ok());
-    assert!(server.get("/", "").text().contains("The time of web/2 has come"));
+    assert!(server.get("/", "").text().contains("web/2 has expired, but it is in use"));
     assert_eq!(server.metric("dominator_images_held"), "2");
     server.kill();
 

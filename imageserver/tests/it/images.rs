@@ -305,7 +305,8 @@ async fn an_image_that_no_machine_can_equal_is_refused_by_path() {
     content.root = id;
     let fault = server.add(content).await.unwrap_err();
     assert_eq!(fault.code, FaultCode::BadRequest);
-    let text = format!("object {id}, which the tree names as a directory, is none");
+    let text =
+        format!("object {id}, which the tree names as a directory, is not a valid directory");
     assert!(fault.message.starts_with(&text), "{fault}");
     assert_eq!(list(&server).await, [""; 0]);
 }

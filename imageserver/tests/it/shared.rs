@@ -290,9 +290,9 @@ async fn what_the_bucket_cannot_do_now_is_tried_again_and_then_told() {
     assert_eq!(server.expect_whole().await, 1);
     #[rustfmt::skip]
     let table = [
-        ("403 Forbidden",            FaultCode::Internal,    "does not allow it (403 Forbidden)"),
-        ("507 Insufficient Storage", FaultCode::NoSpace,     "takes no more (507 Insufficient Storage)"),
-        ("503 Slow Down",            FaultCode::Unavailable, "cannot now (503"),
+        ("403 Forbidden",            FaultCode::Internal,    "denies access (403 Forbidden)"),
+        ("507 Insufficient Storage", FaultCode::NoSpace,     "is full (507 Insufficient Storage)"),
+        ("503 Slow Down",            FaultCode::Unavailable, "is unavailable (503"),
     ];
     for (number, (status, code, text)) in table.into_iter().enumerate() {
         gate.answer(status, u32::MAX);

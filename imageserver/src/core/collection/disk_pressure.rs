@@ -1,4 +1,4 @@
-//! When the disk is so full that objects are removed without being asked to.
+//! Decides when the disk is full enough to collect without a request.
 // tidy: core
 
 /// How long it is left at that when a collection could not free what it should, in seconds.

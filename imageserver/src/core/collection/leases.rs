@@ -1,9 +1,9 @@
-//! Which objects are promised to callers, and for how long.
+//! Records which objects are leased to clients, and until when.
 //!
 //! Times are seconds on a clock that starts with the server and that nobody can set. A lease is
-//! known by the first eight bytes of the object's digest: another object that begins with the same
-//! is held with it, which keeps a little garbage and loses nothing. Of more leases than
-//! [`LEASES_MAX`], each holds all objects there are until it ends.
+//! identified by the first eight bytes of the object's digest: another object with the same prefix
+//! is held too, which keeps a little garbage and loses nothing. If there are more leases than
+//! [`LEASES_MAX`], each further lease holds all objects until it ends.
 // tidy: core
 
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
-//! Which objects images need, as far as they were walked.
+//! Records which objects the images need that were walked so far.
 //!
-//! An object is known by the first eight bytes of its digest: one that begins like another that is
-//! needed is kept as well, and stays garbage. A directory that was walked is known by all of what
-//! matters of its digest, because one that was taken for another would not be walked, and what it
-//! needs would be lost.
+//! A file is identified by the first eight bytes of its digest: an object with the same prefix as a
+//! needed one is kept too. A directory is identified by nearly all of its digest, because a
+//! directory that is mistaken for another would not be walked, and the objects it needs would be
+//! lost.
 // tidy: core
 
 use std::collections::BTreeSet;

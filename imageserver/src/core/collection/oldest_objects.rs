@@ -1,4 +1,4 @@
-//! The oldest of many objects, of which only some are remembered at a time.
+//! Selects the oldest of many objects in bounded memory.
 // tidy: core
 
 use std::collections::BinaryHeap;

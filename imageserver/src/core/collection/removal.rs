@@ -1,4 +1,4 @@
-//! Whether one object may be removed now.
+//! Decides whether an object may be removed.
 // tidy: core
 
 use model::object::ObjectId;

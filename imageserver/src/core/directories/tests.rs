@@ -1,4 +1,4 @@
-//! Directories are made, given away, removed and listed.
+//! Tests that make, list and remove directories and change their owners.
 
 use super::*;
 

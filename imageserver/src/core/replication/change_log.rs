@@ -1,7 +1,7 @@
-//! What has changed since the start, in order: what replicas wait for.
+//! Numbers the changes of images since the start, for replicas that wait for them.
 //!
-//! Only the last change of each name is kept, and only the last [`CHANGES_MAX`] names. Who has
-//! followed so little that something was forgotten since gets the whole list again.
+//! Only the last change of each name is kept, and only the last [`CHANGES_MAX`] names. A replica
+//! that asks for older changes gets the whole list again.
 // tidy: core
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
-//! What a replica does about one name, by what its master says of it and by what is here.
+//! Decides what a replica does about one name, from the state on the master and the local state.
 //!
-//! What a replica must never do follows from the table: an image is ended only if the master says
-//! that this very image has ended, by its digest; and none ever takes the place of another.
+//! A replica ends an image only if the master says that the image with this digest has ended. It
+//! never replaces an image by another one of the same name.
 // tidy: core
 
 use api::image_server::replication::{Change, Trouble};

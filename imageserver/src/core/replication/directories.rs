@@ -1,7 +1,7 @@
-//! Whether a replica takes the directories of its master, by their versions, and in what pages.
+//! Decides whether a replica takes the directories of its master, and assembles their pages.
 //!
-//! What a replica must never do: let go of directories and their owners because the master has
-//! lost its own, or has begun anew. So it takes only what goes on from what it has.
+//! A replica never drops directories and owners because the master has lost its own or started with
+//! none. It takes only versions that continue its own.
 // tidy: core
 
 use std::collections::BTreeMap;

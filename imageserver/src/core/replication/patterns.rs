@@ -1,7 +1,7 @@
-//! Which images a replica follows, by patterns of their names.
+//! Selects the images that a replica follows, by patterns of their names.
 //!
 //! The patterns are those of `imagetool list --glob`: `*` matches anything but a slash, `**`
-//! slashes too, `?` one character, `[ab]` one of these, `{a,b}` either.
+//! matches slashes too, `?` matches one character, `[ab]` one of these, `{a,b}` either.
 // tidy: core
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};

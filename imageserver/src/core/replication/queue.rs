@@ -1,7 +1,7 @@
-//! What a replica has still to do, name by name.
+//! The work queue of a replica, by image name.
 //!
-//! The newest change of a name takes the place of older ones. Of one name only one change is under
-//! way at a time. What fails waits, longer each time, and holds up nothing else.
+//! A newer change of a name replaces an older one. Only one change of a name is carried out at a
+//! time. A change that fails is retried after a growing delay and does not block others.
 // tidy: core
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Which replicas follow this server, by what they say when they ask.
+//! Records which replicas follow this server, from their requests.
 // tidy: core
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Where a replica is in what its master tells: in the list, or after it.
+//! The position of a replica in the list or in the changes of its master.
 // tidy: core
 
 use std::ops::Bound;

@@ -1,4 +1,4 @@
-//! Whether a caller may do what a call asks, by [`api::access`].
+//! Decides whether a caller may do what a call asks, by [`api::access`].
 
 use api::access::{DeniedError, Owned, Owners, judge};
 use api::{

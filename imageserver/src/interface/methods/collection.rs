@@ -1,4 +1,4 @@
-//! `ImageServer.Collect`: removing objects on request.
+//! `ImageServer.Collect`: removes objects on request.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl Service {
         caller: Caller,
         request: CollectRequest,
     ) -> Result<CollectReply, Fault> {
-        tracing::info!(by = %caller, dry_run = request.dry_run, "collects objects");
+        tracing::info!(by = %caller, dry_run = request.dry_run, "collecting objects");
         let (collector, stop) = (Arc::clone(&self.collector), self.stop.clone());
         let work = move || collector.collect(request, || stop.is_cancelled());
         let done = joined(self.tasks.spawn_blocking(work).await)?;

@@ -1,8 +1,8 @@
-//! `ObjectServer.GetObjects` and `GET /objects/<id>`: content, a chunk at a time.
+//! `ObjectServer.GetObjects` and `GET /objects/<id>`: sends content, one chunk at a time.
 //!
-//! A chunk is read when the transport asks for it, so that a slow reader costs two chunks of memory
-//! at most and no thread. Content is checked before the first byte of it is sent. It is packed for
-//! who takes it packed; what is packed in the store is sent as it is.
+//! A chunk is read when the transport asks for it, so a slow reader costs at most two chunks of
+//! memory and no thread. Content is verified before its first byte is sent. It is packed for
+//! clients that accept packed content; an object that is stored packed is sent as it is.
 
 use std::io::{self, Read as _};
 use std::ops::Range;
@@ -62,7 +62,7 @@ fn chunks<S: Send + 'static>(
         match step.await {
             Err(lost) => Some((Err(io::Error::other(lost)), None)),
             Ok((Err(error), _)) => {
-                tracing::error!("a download was cut: {}", report(&error));
+                tracing::error!("a download was interrupted: {}", report(&error));
                 Some((Err(error), None))
             }
             Ok((Ok(None), _)) => None,

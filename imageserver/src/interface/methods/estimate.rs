@@ -1,4 +1,4 @@
-//! `ImageServer.EstimateImage`: what only one image needs, and what it shares.
+//! `ImageServer.EstimateImage`: the space that an image needs alone, and that it shares.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn estimate(
 ) -> Result<EstimateImageReply, Fault> {
     let name = &request.name;
     if let Some((image, _)) = store.images.damaged().into_iter().next() {
-        let text = format!("nobody knows what image {image} needs: its record is damaged");
+        let text = format!("the needs of image {image} are unknown: its record is damaged");
         return Err(Fault::new(FaultCode::Internal, text));
     }
     let stopped = || Fault::new(FaultCode::Unavailable, "the image server stops: ask again");

@@ -1,4 +1,4 @@
-//! `ImageServer`: when images go by themselves, and which are in use.
+//! `ImageServer`: expiry times, the clock, and images in use.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

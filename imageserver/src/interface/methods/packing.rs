@@ -1,7 +1,7 @@
-//! Packs objects on their way to those who take them packed.
+//! Packs objects for clients that accept packed content.
 //!
-//! There are as many packers as processors. A stream of objects uses one if it is free, and sends
-//! a chunk as it is if not: what limits it then is the processor, not the network.
+//! There are as many packers as processors. A stream uses one if it is free, and otherwise sends
+//! the chunk unpacked: then the processor is the limit, not the network.
 
 use std::io;
 use std::sync::{Arc, Mutex, TryLockError};

@@ -1,4 +1,4 @@
-//! `ImageServer`: what replicas ask for, and what operators ask about them.
+//! `ImageServer`: requests of replicas, and reports for operators.
 
 use std::future::pending;
 use std::time::Duration;

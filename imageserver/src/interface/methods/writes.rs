@@ -1,8 +1,8 @@
-//! Changes of images: made here, or sent on to the master if this server is a replica.
+//! Changes of images and directories: made here, or forwarded to the master by a replica.
 //!
-//! The master decides, so that a name is never given twice. A replica first sends it what it lacks
-//! of a new image, then the change itself, and then makes here what the master has made. What
-//! comes from the master as news at the same time is the same, and is as good.
+//! Only the master decides, so a name is never used twice. A replica first uploads the objects of a
+//! new image that the master lacks, then forwards the call, and then makes the same change locally.
+//! The same change may also arrive through replication at the same time, with the same result.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -316,7 +316,7 @@ impl Service {
             && let Err(why) = follower.receive(image.as_ref().clone()).await
         {
             // It is on the master, which tells of it, so that it is tried again.
-            tracing::warn!(image = %name, "it is on the master, and not here yet: {why}");
+            tracing::warn!(image = %name, "the image is on the master, but not here yet: {why}");
         }
         if is_of_image {
             follower.settled(&name, reply.cursor, SETTLE_LIMIT).await;

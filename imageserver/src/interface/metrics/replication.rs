@@ -1,4 +1,4 @@
-//! How a server stands with its master and its replicas, asked for when metrics are.
+//! The metrics of replication: the master and the replicas of this server.
 
 use std::sync::Arc;
 

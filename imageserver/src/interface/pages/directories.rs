@@ -1,4 +1,4 @@
-//! The page `/directories`: where images are, how much, and who owns it.
+//! The page `/directories`: directories with their images, sizes and owners.
 
 use api::fault::Fault;
 use api::image_server::directories::DirectorySummary;

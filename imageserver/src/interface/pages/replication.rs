@@ -1,4 +1,4 @@
-//! The part of the status page that says how a server stands with its master and its replicas.
+//! The replication part of the status page.
 // tidy: core
 
 use api::image_server::replication::{

@@ -1,35 +1,33 @@
-//! Removes from a bucket what no image needs, one server at a time.
+//! Removes objects from a bucket that no image needs, one server at a time.
 //!
 //! # Why no object is lost
 //!
-//! Several servers take uploads and add images while one of them collects. No lock is common to
-//! them: what they know of each other they write into the bucket, which gives what was written
-//! last to whoever reads after that. The module `interleavings` tries all orders of their steps.
+//! Several servers take uploads and add images while one of them collects. They share no lock. They
+//! coordinate through keys of the bucket, and a read returns the last value written. The test
+//! `interleavings` tries all orders of their steps.
 //!
-//! 1. Whoever is to find an object there later, because a caller was told of it or an image that
-//!    is being added needs it, writes a *lease* first, then reads the *list of the condemned*, and
-//!    waits while the object is on it. Only then it looks whether the object is there, or stores
-//!    it.
-//! 2. Whoever removes objects writes them on that list first. Then it reads the leases, and the
-//!    names of all images, of which it walks those that are new. What is neither leased nor needed
-//!    it removes. It takes the list back when each removal was answered.
+//! 1. A server that promises an object to a client, or adds an image that needs it, first writes a
+//!    *lease*, then reads the list of *pending deletes*, and waits while the object is on it. Only
+//!    then it looks for the object, or stores it.
+//! 2. The collector writes the objects that it will remove to that list first. Then it reads the
+//!    leases and the names of all images, and walks the new ones. It removes what is neither leased
+//!    nor needed, and clears the list when every removal was answered.
 //!
-//! So of a lease and a removal that meet, one sees the other: if the lease was not there when the
-//! leases were read, the list was there when its writer read that. And an image that became
-//! visible too late to be walked had its lease before, which the remover saw.
+//! So of a lease and a removal at the same time, one sees the other: if the collector did not read
+//! the lease, the server that wrote the lease reads the list. An image that became visible too late
+//! to be walked was leased before, and the collector saw the lease.
 //!
-//! 3. One server has the *turn*, by a conditional write. It acts upon it for
-//!    [`crate::store::bucket::removal_rules::GC_LEASE_SECONDS_MAX`] after it renewed it, by a clock that nobody can set.
-//!    Another takes the turn, or a list that was left, only when nothing was heard for
-//!    [`crate::store::bucket::removal_rules::SILENT_SECONDS`] by the bucket's clock. In between each request has ended:
-//!    it is not tried for longer than a minute, and a bucket refuses one that was signed a quarter
-//!    of an hour ago.
-//! 4. Whatever these rules may overlook: an object goes only if the bucket dates it, and a former
-//!    collection has seen that no image needs it, a day ago, by the bucket's clock and by that of
-//!    the server.
+//! 3. One server has the *lease of the collector*, by a conditional write. It acts on it for
+//!    [`super::removal_rules::GC_LEASE_SECONDS_MAX`] after each renewal, by a clock that nobody can
+//!    set. Another server takes the lease, or clears an abandoned list, only after
+//!    [`super::removal_rules::SILENT_SECONDS`] without a renewal by the bucket's clock. By then
+//!    each request has ended: a request is retried for at most a minute, and a bucket refuses one
+//!    that was signed a quarter of an hour ago.
+//! 4. Besides, an object is removed only if the bucket dates it at least a day back and a former
+//!    collection found it unneeded a day ago, by the bucket's clock and by that of the server.
 //!
-//! What crashes in the middle has removed less, and leaves the list: its objects cannot be stored
-//! again until the same server takes it back, a minute after it is there again, or another.
+//! A crash leaves the list. Its objects cannot be stored again until the same server clears it, a
+//! minute after it has restarted, or another server does.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -58,7 +56,7 @@ use crate::store::error::StoreError;
 use crate::store::image_walk::walk;
 use crate::store::images::Images;
 
-/// How many objects are condemned at once.
+/// How many objects are removed at once.
 const BATCH_MAX: usize = 500;
 
 /// Of how many objects that no image needs it is remembered since when.
@@ -67,7 +65,7 @@ const REMEMBERED_MAX: usize = 1 << 20;
 /// The longest key that says so, in bytes.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// How often the turn is renewed.
+/// How often the lease is renewed.
 const RENEW_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How long after the last collection, by any server, one is made without being asked for; and how
@@ -178,7 +176,7 @@ impl Collecting for BucketCollecting {
         let _removing = locked(&self.removing);
         let tended = self.remote.tell_time().and_then(|_| withdraw_old(&self.remote));
         if let Err(error) = tended {
-            tracing::warn!("the bucket was not looked after: {}", report(&error));
+            tracing::warn!("cannot do the periodic work on the bucket: {}", report(&error));
         }
     }
 
@@ -187,7 +185,7 @@ impl Collecting for BucketCollecting {
             return false;
         }
         self.look_due().unwrap_or_else(|error| {
-            tracing::warn!("when objects were last collected is not known: {}", report(&error));
+            tracing::warn!("cannot read when objects were last collected: {}", report(&error));
             false
         })
     }
@@ -249,12 +247,12 @@ impl Run<'_> {
         Ok(self.reply)
     }
 
-    /// True if the run ends now. Renews the turn where that is due.
+    /// Returns true if the run ends now. Renews the lease when that is due.
     fn is_over(&self) -> bool {
         if self.renewed.get().elapsed() > RENEW_INTERVAL {
             self.renewed.set(Instant::now());
             if let Err(error) = self.gc_lease.borrow_mut().renew() {
-                // What removes finds the turn to be old.
+                // The removal checks the age of the lease itself.
                 tracing::warn!("{}", report(&error));
                 return true;
             }

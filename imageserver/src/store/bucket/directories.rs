@@ -1,4 +1,4 @@
-//! Which directories were made, and who owns them: one key, which is changed by conditional writes.
+//! The directories and owners of a bucket: one key, changed by conditional writes.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Which server collects, and what it removes just now.
+//! The lease of the collector in a bucket, and the list of objects that it is removing.
 
 use std::time::Duration;
 
@@ -15,27 +15,27 @@ use crate::store::error::StoreError;
 /// The longest of the keys, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// What the key of the turn holds.
+/// The content of the key of the lease.
 #[derive(Serialize, Deserialize)]
 struct LeaseRecord {
-    /// Who has it; `None` for nobody.
+    /// The server that has it, if any.
     server: Option<String>,
-    /// So that no two are equal.
+    /// Random, so that no two records are equal.
     nonce: String,
 }
 
-/// What is removed just now.
+/// The objects that a collector is removing.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct PendingDeletes {
-    /// By whom.
+    /// The server that removes them.
     pub server: String,
-    /// What; nothing if the list is not in force.
+    /// Empty if no removal is running.
     pub ids: Vec<ObjectId>,
-    /// So that no two are equal.
+    /// Random, so that no two records are equal.
     nonce: String,
 }
 
-/// The turn to collect, which this server has.
+/// The lease of the collector, held by this server.
 pub struct GcLease<'remote> {
     remote: &'remote Remote,
     etag: String,
@@ -43,7 +43,7 @@ pub struct GcLease<'remote> {
     renewed_at: i64,
 }
 
-/// Whether there is a turn.
+/// The result of an attempt to take the lease.
 pub enum GcLeaseState<'remote> {
     /// It is ours.
     Ours(GcLease<'remote>),
@@ -56,7 +56,7 @@ fn encode(value: &impl Serialize) -> Vec<u8> {
 }
 
 impl<'remote> GcLease<'remote> {
-    /// Takes the turn if nobody has it, or who has it has been silent for too long.
+    /// Takes the lease if no server has it, or if its server was silent for too long.
     pub fn take(remote: &'remote Remote) -> Result<GcLeaseState<'remote>, StoreError> {
         let key = remote.key(keys::GC_LEASE);
         let own = remote.server();
@@ -65,8 +65,9 @@ impl<'remote> GcLease<'remote> {
         let etag = match remote.get(&key, BYTES_MAX)? {
             None => remote.create(&key, encode(&written))?,
             Some(entry) => {
-                let found: LeaseRecord = serde_json::from_slice(&entry.bytes)
-                    .map_err(|_| remote.unfit("the key of the turn to collect is damaged"))?;
+                let found: LeaseRecord = serde_json::from_slice(&entry.bytes).map_err(|_| {
+                    remote.unfit("the key of the lease of the collector is damaged")
+                })?;
                 let silent = remote.tell_time()?.bucket.saturating_sub(entry.modified);
                 if !may_take_gc_lease(own, found.server.as_deref(), silent) {
                     return Ok(GcLeaseState::Of(found.server.unwrap_or_default()));
@@ -79,7 +80,7 @@ impl<'remote> GcLease<'remote> {
         }))
     }
 
-    /// Says that this server still has the turn.
+    /// Renews the lease.
     pub fn renew(&mut self) -> Result<(), StoreError> {
         let renewed_at = reading().since_boot;
         self.write(Some(self.remote.server().to_owned()))?;
@@ -97,20 +98,23 @@ impl<'remote> GcLease<'remote> {
         Ok(())
     }
 
-    /// Refuses to go on if the turn was not renewed for so long that another may have it soon.
+    /// Fails if the lease was not renewed for so long that another server may take it soon.
     pub fn expect_fresh(&self) -> Result<(), StoreError> {
         let age = reading().since_boot.saturating_sub(self.renewed_at);
         if age > GC_LEASE_SECONDS_MAX { Err(StoreError::GcLeaseLost) } else { Ok(()) }
     }
 
-    /// Gives the turn back.
+    /// Gives the lease back.
     pub fn end(mut self) {
         if let Err(error) = self.write(None) {
-            tracing::warn!("other servers collect nothing for a while: {}", report(&error));
+            tracing::warn!(
+                "cannot give the lease of the collector back; it ends later: {}",
+                report(&error)
+            );
         }
     }
 
-    /// Writes down that `ids` are removed from now on. Gives what takes it back.
+    /// Writes the list of pending deletes before `ids` are removed.
     pub fn announce_deletes(
         &self,
         ids: Vec<ObjectId>,
@@ -133,20 +137,20 @@ impl<'remote> GcLease<'remote> {
     }
 }
 
-/// A list of what is removed, which is in force.
+/// A list of pending deletes that this server has written.
 pub struct ActiveDeletes<'remote> {
     remote: &'remote Remote,
     etag: String,
 }
 
 impl ActiveDeletes<'_> {
-    /// Takes the list back: each removal was answered.
+    /// Clears the list, after each removal was answered.
     pub fn withdraw(self) -> Result<(), StoreError> {
         withdraw(self.remote, &self.etag).map(drop)
     }
 }
 
-/// True if the list of that tag was in force until now.
+/// Clears the list with that tag. Returns false if it was changed.
 fn withdraw(remote: &Remote, etag: &str) -> Result<bool, StoreError> {
     let none = PendingDeletes { server: remote.server().to_owned(), ids: vec![], nonce: random()? };
     Ok(remote.update(&remote.key(keys::PENDING_DELETES), encode(&none), etag)?.is_some())
@@ -154,10 +158,10 @@ fn withdraw(remote: &Remote, etag: &str) -> Result<bool, StoreError> {
 
 fn decode(remote: &Remote, bytes: &[u8]) -> Result<PendingDeletes, StoreError> {
     serde_json::from_slice(bytes)
-        .map_err(|_| remote.unfit("the list of what is being removed is damaged"))
+        .map_err(|_| remote.unfit("the list of pending deletes is damaged"))
 }
 
-/// What is being removed; `None` if nothing is.
+/// Returns the pending deletes, if there are any.
 pub fn pending_deletes(remote: &Remote) -> Result<Option<PendingDeletes>, StoreError> {
     let Some(entry) = remote.get(&remote.key(keys::PENDING_DELETES), BYTES_MAX)? else {
         return Ok(None);
@@ -165,8 +169,8 @@ pub fn pending_deletes(remote: &Remote) -> Result<Option<PendingDeletes>, StoreE
     Ok(Some(decode(remote, &entry.bytes)?).filter(|list| !list.ids.is_empty()))
 }
 
-/// Takes back a list that a server has left which was killed while it removed objects. Called only
-/// while this server removes none itself.
+/// Clears a list that a server left when it was killed. Called only while this server removes no
+/// objects itself.
 pub fn withdraw_old(remote: &Remote) -> Result<(), StoreError> {
     let Some(entry) = remote.get(&remote.key(keys::PENDING_DELETES), BYTES_MAX)? else {
         return Ok(());
@@ -179,11 +183,11 @@ pub fn withdraw_old(remote: &Remote) -> Result<(), StoreError> {
     if may_withdraw(remote.server(), &list.server, age) && withdraw(remote, &entry.etag)? {
         tracing::warn!(
             objects = list.ids.len(), server = %list.server,
-            "a server stopped while it removed objects: what is left of them can be used again"
+            "a server stopped while it removed objects: cleared its list of pending deletes"
         );
     }
     Ok(())
 }
 
-/// How often it is looked for such a list.
+/// How often a server looks for an abandoned list.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(60);

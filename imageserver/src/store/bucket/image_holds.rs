@@ -1,4 +1,4 @@
-//! Which images dominators use, by what they told to any of the servers.
+//! The images that dominators use, as reported to any server of the bucket.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -93,7 +93,7 @@ impl Holding for BucketHolding {
         if let Err(error) = self.write(&hold) {
             // It counts here all the same, and is said again before it ends.
             tracing::error!(
-                "other servers do not hear which images are in use: {}",
+                "other servers do not learn which images are in use: {}",
                 report(&error)
             );
         }

@@ -1,4 +1,4 @@
-//! Names, ids and servers as keys of a bucket, and back.
+//! Converts names, ids and servers to keys of a bucket and back.
 // tidy: core
 
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ pub const LEASES: &str = "leases";
 pub const HOLDS: &str = "holds";
 /// Which server collects.
 pub const GC_LEASE: &str = "collector/turn";
-/// What is removed just now.
+/// The objects that a collector is removing.
 pub const PENDING_DELETES: &str = "collector/condemned";
 /// What no image needs.
 pub const UNNEEDED: &str = "collector/unneeded";

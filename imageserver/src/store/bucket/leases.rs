@@ -1,9 +1,10 @@
-//! What callers were promised, by this server and by the others.
+//! The leases of this server and of the other servers of a bucket.
 //!
-//! A lease is a key of its own, which holds until the bucket's clock and that of whoever looks have
-//! gone on for as long as it says. Its server remembers it, so that it need not write it again. It
-//! gives it to nobody before it has looked what is being removed ([`crate::store::bucket::gc_lease`]): whoever removes
-//! writes first what, and looks at the leases then. So one of both sees the other.
+//! A lease is a key. It holds until both the bucket's clock and the reader's clock have advanced by
+//! its length. The server that wrote it remembers it, so that it need not write it again. After
+//! writing a lease the server reads the list of pending deletes ([`super::gc_lease`]) before it
+//! answers. The collector writes that list before it reads the leases. So one of them sees the
+//! other.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -167,7 +168,7 @@ impl Drop for Pin {
         if !self.keys.is_empty()
             && let Err(error) = self.leasing.remote.delete(&self.keys)
         {
-            tracing::debug!("a lease is left: {}", model::report::report(&error));
+            tracing::debug!("cannot delete a lease: {}", model::report::report(&error));
         }
     }
 }

@@ -1,9 +1,8 @@
-//! Objects in a bucket, behind a cache on the server's own disk.
+//! Objects in a bucket, with a cache on the server's own disk.
 //!
-//! What is fetched is hashed while it goes into the cache and is served from there, so that nothing
-//! corrupt is ever sent, and a large object takes no memory. A corrupt object is copied to the
-//! quarantine, and an empty one is written in its place if it is still the same: one that is good
-//! and came meanwhile stays.
+//! An object is hashed while it is fetched into the cache and is served from there: corrupt content
+//! is never sent, and a large object takes no memory. A corrupt object is copied to the quarantine
+//! and replaced by an empty one, unless a good one was stored meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -150,7 +149,7 @@ impl BucketObjects {
             },
         );
         if let Err(error) = visited {
-            return tracing::error!("the cache is not emptied: {}", report(&error));
+            return tracing::error!("cannot trim the cache: {}", report(&error));
         }
         for (_, id) in all.into_keys() {
             if self.cache.object_counts().bytes.saturating_add(more_bytes) <= goal {
@@ -161,7 +160,7 @@ impl BucketObjects {
                 None => Ok(()),
             });
             if let Err(error) = removed {
-                return tracing::error!("the cache is not emptied: {}", report(&error));
+                return tracing::error!("cannot trim the cache: {}", report(&error));
             }
         }
     }
@@ -199,7 +198,7 @@ impl BucketObjects {
             }
             // It is served all the same.
             if let Err(error) = self.keep(id, &bytes) {
-                tracing::warn!("an object does not get into the cache: {}", report(&error));
+                tracing::warn!("cannot store an object in the cache: {}", report(&error));
             }
             return Ok(Fetched::Whole(bytes));
         }
@@ -236,7 +235,7 @@ impl BucketObjects {
         if self.remote.update(&from, Vec::new(), etag)?.is_some() {
             tracing::error!(
                 object = %id, size_bytes, %aside,
-                "an object is corrupt: put aside, not served; upload it again"
+                "a corrupt object was moved to the quarantine: upload it again"
             );
             self.leasing.forget(id);
             self.stored.damaged_objects.add(*id, Damage::Corrupt);
@@ -416,7 +415,7 @@ impl Objects for BucketObjects {
         match listed {
             Ok(()) if !stop() => self.stored.counted(objects, bytes),
             Ok(()) => {}
-            Err(error) => tracing::error!("the objects are not counted: {}", report(&error)),
+            Err(error) => tracing::error!("cannot count the objects: {}", report(&error)),
         }
     }
 

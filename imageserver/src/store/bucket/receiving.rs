@@ -1,7 +1,7 @@
-//! An object on its way into the bucket: first into the cache, where it is hashed, then out.
+//! Stores an object in the bucket: first in the cache, where it is hashed, then in the bucket.
 //!
-//! Nothing is sent before it is known to be what was announced. Small ones go in one request each,
-//! many at once; a large one goes in parts, and is seen when all of them are there.
+//! Nothing is uploaded before its digest was verified. Small objects take one request each, many in
+//! parallel. A large object is uploaded in parts and becomes visible when it is complete.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::keys;
 use super::objects::BucketObjects;
 use crate::store::content::ContentReader;
-use crate::store::contract::{PendingStore, Receiving};
+use crate::store::contract::{Objects as _, PendingStore, Receiving};
 use crate::store::error::{StoreError, failed};
 use crate::store::local::receiving::LocalReceiving;
 

@@ -1,4 +1,4 @@
-//! The records of images in a bucket: one key for each name, which never goes.
+//! The records of images in a bucket: one key for each name, which is never deleted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -61,7 +61,7 @@ impl BucketRecords {
             .and_then(|nonce| self.remote.put(&self.remote.key(keys::CHANGED), nonce.into_bytes()));
         if let Err(error) = told {
             tracing::warn!(
-                "other servers hear of a change only later: {}",
+                "other servers learn of a change late: {}",
                 model::report::report(&error)
             );
         }
@@ -102,7 +102,7 @@ impl Records for BucketRecords {
             seen.etags.keys().filter(|key| !there.contains_key(*key)).cloned().collect();
         for key in vanished {
             if let Some(name) = name_of(&key) {
-                tracing::error!(image = %name, "its record was removed by something else");
+                tracing::error!(image = %name, "another program removed its record");
                 take(name, Ok(Found::Absent));
             }
             seen.etags.remove(&key);
@@ -119,7 +119,7 @@ impl Records for BucketRecords {
             let etag = entry.as_ref().map(|entry| entry.etag.clone());
             match name_of(&key) {
                 Some(name) => take(name, Ok(found(entry))),
-                None => tracing::warn!(%key, "not a key of the server"),
+                None => tracing::warn!(%key, "ignoring an unknown key in the bucket"),
             }
             if let Some(etag) = etag {
                 seen.etags.insert(key, etag);

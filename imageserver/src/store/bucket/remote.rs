@@ -1,4 +1,4 @@
-//! Requests to the bucket: how often each is tried, and what its failures mean.
+//! Requests to the bucket: retries, time limits and errors.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

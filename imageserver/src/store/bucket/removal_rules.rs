@@ -1,16 +1,15 @@
-//! What may be removed from a bucket that several servers share, and when a server that has gone
-//! silent is given up.
+//! Decides what may be removed from a shared bucket, and when a silent server has lost its lease.
 //!
-//! Time is that of the bucket, as it dates what is written, and beside it the time of day of the
-//! server that looks. Only what both say has passed has passed ([`elapsed`]): a clock that jumps
-//! ahead, of either, removes nothing too early, and one that is set back only delays.
+//! Two clocks count: the bucket's, from the dates of what is written, and the wall clock of the
+//! server that looks. Time has passed only if both say so ([`elapsed`]): a clock that jumps ahead
+//! removes nothing too early, and one that is set back only delays.
 // tidy: core
 
 use serde::{Deserialize, Serialize};
 
-/// For how long a collector must have been silent before another takes its turn or its list, in
-/// seconds. Much longer than [`GC_LEASE_SECONDS_MAX`] and than any request lasts: a bucket refuses one
-/// that was signed more than a quarter of an hour ago.
+/// For how long a collector must have been silent before another takes its lease or its list, in
+/// seconds. Much longer than [`GC_LEASE_SECONDS_MAX`] and than any request lasts: a bucket
+/// refuses one that was signed more than a quarter of an hour ago.
 pub const SILENT_SECONDS: i64 = 1_800;
 
 /// For how long a server waits before it takes back a list of its own, which it left when it was

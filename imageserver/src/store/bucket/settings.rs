@@ -1,4 +1,4 @@
-//! Which bucket, and how it is reached.
+//! The settings of a bucket: its address, credentials and limits.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

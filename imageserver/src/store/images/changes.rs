@@ -1,5 +1,4 @@
-//! What replicas follow: which images there are, which there were, and what has changed since the
-//! start.
+//! The names and changes that replicas follow: images, tombstones, and the log since the start.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, RangeBounds};
@@ -255,7 +254,7 @@ impl Images {
             Ok(Some(bytes)) => Tombstone::read(&bytes),
             Ok(None) => Tombstone { ending, digest: None },
             Err(error) => {
-                tracing::warn!("which image has ended is not known: {}", report(&error));
+                tracing::warn!("cannot read which image has ended: {}", report(&error));
                 Tombstone { ending, digest: None }
             }
         }

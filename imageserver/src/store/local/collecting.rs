@@ -1,5 +1,4 @@
-//! Collects the objects of a data directory: walks, lists, and removes what [`crate::core::collection::removal`]
-//! gives free.
+//! Collects the objects of a data directory, as [`crate::core::collection::removal`] decides.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -8,7 +7,7 @@ use model::object::ObjectId;
 
 use crate::core::collection::oldest_objects::{Candidate, Oldest, REMEMBERED_MAX};
 use crate::core::collection::removal::{Decision, Knowledge, decide};
-use crate::store::contract::{Collecting, CollectionProgress};
+use crate::store::contract::{Collecting, CollectionProgress, Leasing as _};
 use crate::store::error::CollectError;
 use crate::store::error::StoreError;
 use crate::store::image_walk::walk;

@@ -61,7 +61,7 @@ fn replace(data: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         Ok(()) => sync_directory(data).inspect_err(|_| {
             let back = if has_former { fs_err::rename(&former, &path) } else { remove(&path) };
             if let Err(error) = back {
-                tracing::error!(%error, "a change that was refused shows after the next start");
+                tracing::error!(%error, "cannot undo a failed change: it may show after a restart");
             }
         }),
         Err(error) => Err(error),

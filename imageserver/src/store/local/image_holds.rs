@@ -1,4 +1,4 @@
-//! Keeps over a restart which images are in use.
+//! Saves which images are in use, for the next start.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ impl LocalHolding {
     pub(in crate::store) fn open(data: &Path) -> Self {
         let kept = files::read(data, layout::HOLDS).unwrap_or_else(|error| {
             let why = report(&error);
-            tracing::error!("which images were in use is not known until dominators say so: {why}");
+            tracing::error!("cannot read which images were in use: {why}");
             None
         });
         Self {
@@ -55,7 +55,7 @@ impl Holding for LocalHolding {
             && let Err(error) = files::write(&self.data, layout::HOLDS, &holds.kept())
         {
             // It counts all the same, until the server is restarted.
-            tracing::error!("which images are in use is not kept: {}", report(&error));
+            tracing::error!("cannot save which images are in use: {}", report(&error));
         }
         Ok(())
     }

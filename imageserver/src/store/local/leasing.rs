@@ -1,10 +1,10 @@
-//! Gives leases, and keeps over a restart for how long any may last.
+//! Gives leases, and saves for how long any of them may last.
 //!
-//! Which objects are leased is known in memory only. But how long the longest lease lasts is on the
-//! medium before it is given, and for so long all objects are held after a start. What is kept is
-//! a length, not a time of day: whatever the clock of the machine shows after a restart, a lease
-//! that was given lasts. The file is of one length and is changed in place, so that a full disk
-//! does not hinder it; one that cannot be read stands for the longest lease there is.
+//! The leased objects are known in memory only. But the length of the longest lease is on the
+//! medium before the lease is given, and after a start all objects are held for so long. The file
+//! has a length, not a time of day: a lease lasts whatever the clock shows after a restart. The
+//! file has a fixed size and is changed in place, so a full disk does not prevent it. A file that
+//! cannot be read counts as the longest possible lease.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -72,20 +72,30 @@ impl LocalLeasing {
         Ok(leasing)
     }
 
-    /// Gives no lease that is longer than so many seconds from now on.
-    pub fn set_longest(&self, seconds: u32) {
-        self.longest.store(seconds.min(LEASE_SECONDS_MAX), Ordering::Relaxed);
-    }
-
     /// Seconds since the server started, by a clock that nobody can set.
     #[must_use]
     pub fn now(&self) -> u64 {
         self.started.elapsed().as_secs()
     }
 
-    /// Holds `ids` for `seconds`, or as long as leases are at most. Whoever then finds one of them
-    /// there will find it there until the lease ends.
-    pub fn give(&self, ids: &[ObjectId], seconds: u32) -> Result<(), StoreError> {
+    /// All leases. While they are locked none is given.
+    pub fn table(&self) -> MutexGuard<'_, Leases> {
+        locked(&self.table)
+    }
+
+    fn write(&self, seconds: u64) -> Result<(), StoreError> {
+        let text = format!("{seconds:0DIGITS$}\n");
+        let written = self.file.file().write_all_at(text.as_bytes(), 0);
+        written.map_err(failed("keep how long leases last"))
+    }
+}
+
+impl Leasing for LocalLeasing {
+    fn set_longest(&self, seconds: u32) {
+        self.longest.store(seconds.min(LEASE_SECONDS_MAX), Ordering::Relaxed);
+    }
+
+    fn give(&self, ids: &[ObjectId], seconds: u32) -> Result<(), StoreError> {
         let seconds = match seconds.min(self.longest.load(Ordering::Relaxed)) {
             0 => return Ok(()),
             // One more, because a part of the present second has passed.
@@ -105,8 +115,7 @@ impl LocalLeasing {
         Ok(())
     }
 
-    /// Keeps that time has passed. It need not be on the medium: what is there lasts longer.
-    pub fn count_down(&self) -> Result<(), StoreError> {
+    fn count_down(&self) -> Result<(), StoreError> {
         let mut kept_until = locked(&self.kept_until);
         let now = self.now();
         let left = with_slack(self.table().longest_for(now));
@@ -115,49 +124,12 @@ impl LocalLeasing {
         Ok(())
     }
 
-    /// For how many seconds more nothing at all is removed.
-    #[must_use]
-    pub fn everything_for(&self) -> u64 {
+    fn everything_for(&self) -> u64 {
         self.table().everything_for(self.now())
     }
 
-    /// How many objects are leased.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.table().count()
-    }
-
-    /// All leases. While they are locked none is given.
-    pub fn table(&self) -> MutexGuard<'_, Leases> {
-        locked(&self.table)
-    }
-
-    fn write(&self, seconds: u64) -> Result<(), StoreError> {
-        let text = format!("{seconds:0DIGITS$}\n");
-        let written = self.file.file().write_all_at(text.as_bytes(), 0);
-        written.map_err(failed("keep how long leases last"))
-    }
-}
-
-impl Leasing for LocalLeasing {
-    fn set_longest(&self, seconds: u32) {
-        self.set_longest(seconds);
-    }
-
-    fn give(&self, ids: &[ObjectId], seconds: u32) -> Result<(), StoreError> {
-        self.give(ids, seconds)
-    }
-
-    fn count_down(&self) -> Result<(), StoreError> {
-        self.count_down()
-    }
-
-    fn everything_for(&self) -> u64 {
-        self.everything_for()
-    }
-
     fn count(&self) -> usize {
-        self.count()
+        self.table().count()
     }
 }
 

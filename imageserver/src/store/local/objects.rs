@@ -1,16 +1,15 @@
 //! Content by digest: files that are written once and never changed.
 //!
-//! An object is written to a temporary file while it is hashed, and renamed to its name when its
-//! length and digest are what was announced. Its own directory is not made durable for each:
-//! [`LocalObjects::sync`] does that for all at once, before an image that needs them is seen. After
-//! a power failure an object that no image needs yet may therefore be empty or damaged: an empty
-//! one is not counted as there; and after a server that did not stop well, with objects that were
-//! not synced, none is believed to be there before it was read, until all were
-//! ([`LocalObjects::held`]).
+//! An object is written to a temporary file while it is hashed, and renamed to its name when length
+//! and digest match. Its directory is not synced for each object: [`LocalObjects::sync`] syncs all
+//! at once before an image that needs them becomes visible. After a power failure an object that no
+//! image needs yet may therefore be empty or damaged. An empty file does not count as the object.
+//! After an unclean stop with unsynced objects, each object is read before it counts as present,
+//! until all were read ([`LocalObjects::held`]).
 //!
-//! Large objects may be packed ([`crate::store::packed`]), each by itself: a store may have some of both
-//! kinds. An object that lies there in both forms, which a crash can leave, is there once: what is
-//! not packed is taken first, and the other removed when that was read from the medium.
+//! Large objects may be packed ([`crate::store::packed`]), so a store may have both kinds. A crash
+//! can leave an object in both forms. Then the plain form is used, and the packed one is removed
+//! once the plain one was read from the medium.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _};
@@ -182,9 +181,11 @@ impl LocalObjects {
     pub(super) fn remove_others(&self, id: &ObjectId, form: Form) {
         for other in layout::FORMS.into_iter().filter(|other| *other != form) {
             match fs_err::remove_file(self.path(id, other)) {
-                Ok(()) => tracing::info!(object = %id, "an object was there twice"),
+                Ok(()) => tracing::info!(object = %id, "removed the second file of an object"),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => tracing::warn!(object = %id, %error, "an object stays there twice"),
+                Err(error) => {
+                    tracing::warn!(object = %id, %error, "cannot remove the other file")
+                }
             }
         }
     }
@@ -192,78 +193,6 @@ impl LocalObjects {
     /// A path in the directory of what is being written that no one else uses.
     pub(super) fn temporary(&self) -> PathBuf {
         self.incoming.join(format!("object-{}", self.next.fetch_add(1, Ordering::Relaxed)))
-    }
-
-    /// The length of the object in bytes, or `None` if it is not there. Its content is not read.
-    pub fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
-        match self.locate(id)? {
-            Some(located) if located.length(id).is_some() => content_bytes(id, &located),
-            _ => Ok(None),
-        }
-    }
-
-    /// The length in bytes of an object that an image may need, or `None` if it has to be uploaded.
-    /// Its content is read only while it is doubtful what a former server has left.
-    pub fn held(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
-        if self.damaged_objects.of(id) == Some(Damage::Unreadable) {
-            return Ok(None);
-        }
-        if !self.is_doubtful() {
-            return self.size_bytes(id);
-        }
-        if let Ok(Some(located)) = self.locate(id)
-            && self.on_medium.knows(id, &located.metadata)
-        {
-            return content_bytes(id, &located);
-        }
-        let mut reader = locked(&self.medium);
-        match self.read_medium(id, &mut reader, &mut |_| true) {
-            Ok(OnMedium::Whole(size_bytes)) => Ok(Some(size_bytes)),
-            Ok(_) => Ok(None),
-            Err(_) if self.damaged_objects.of(id) == Some(Damage::Unreadable) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Reads an object from the medium, whatever is in memory, and puts it aside if it is corrupt.
-    /// `pace` as for [`MediumReader::hash`].
-    pub fn read_medium(
-        &self,
-        id: &ObjectId,
-        reader: &mut MediumReader,
-        pace: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<OnMedium, StoreError> {
-        let Some(located) = self.locate(id)?.filter(|located| located.length(id).is_some()) else {
-            return Ok(OnMedium::Absent);
-        };
-        let form = located.form;
-        let Found { is_whole, size_bytes, metadata } =
-            match reader.hash(&located.path, form, id, pace) {
-                Ok(Some(found)) => found,
-                Ok(None) => return Ok(OnMedium::Stopped),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    return Ok(OnMedium::Absent);
-                }
-                Err(error) => return Err(self.unread(id, error)),
-            };
-        if !is_whole {
-            self.put_aside(id, form, &metadata)?;
-            // It may be there in another form.
-            return match self.locate(id)? {
-                Some(other) if other.form != form => self.read_medium(id, reader, pace),
-                _ => Ok(OnMedium::Corrupt),
-            };
-        }
-        if size_bytes > WHOLE_BYTES_MAX {
-            self.verified.remember(id, &metadata);
-        }
-        if self.is_doubtful() {
-            self.on_medium.remember(id, &metadata);
-        } else {
-            self.drop_twin(id, form)?;
-        }
-        self.damaged_objects.mark_repaired(id);
-        Ok(OnMedium::Whole(size_bytes))
     }
 
     /// Removes an object in another form than `form`, in which it was just read from the medium.
@@ -291,32 +220,6 @@ impl LocalObjects {
         }
     }
 
-    /// True if a former server has left objects that may not be what they should be, and not all
-    /// have been read from the medium since.
-    #[must_use]
-    pub fn is_doubtful(&self) -> bool {
-        self.unsynced.is_doubtful()
-    }
-
-    /// Takes note that every object that a former server has left was read from the medium since
-    /// the start.
-    pub fn all_read(&self) {
-        self.unsynced.all_read();
-    }
-
-    /// The objects in one of the directories of [`layout::places`], as they lie on the disk.
-    pub fn list(&self, below: &Path) -> Result<Vec<ObjectId>, StoreError> {
-        let mut found = Vec::new();
-        for entry in WalkDir::new(self.root.join(below)).min_depth(1).max_depth(1) {
-            let entry = entry.map_err(|error| failed("list objects")(error.into()))?;
-            let stored = layout::stored_at(&below.join(entry.file_name()));
-            found.extend(stored.map(|(id, _)| (entry.ino(), id)));
-        }
-        found.sort_unstable();
-        let mut seen = BTreeSet::new();
-        Ok(found.into_iter().map(|(_, id)| id).filter(|id| seen.insert(*id)).collect())
-    }
-
     /// Takes note that `id` could not be read, if it is the medium that fails. `error` must be that
     /// of the kernel: what `fs_err` makes of it does not tell its number.
     fn unread(&self, id: &ObjectId, error: io::Error) -> StoreError {
@@ -326,12 +229,6 @@ impl LocalObjects {
         failed(format!("read object {id}"))(error)
     }
 
-    /// The objects that are known to be lost or unreadable.
-    #[must_use]
-    pub fn damaged_objects(&self) -> &DamagedObjects {
-        &self.damaged_objects
-    }
-
     /// Starts to store an object of `size_bytes`, of which nothing is seen until it is complete.
     ///
     /// # Errors
@@ -339,29 +236,6 @@ impl LocalObjects {
     /// [`StoreError::TooLittle`] if it cannot fit.
     pub fn receive(&self, id: ObjectId, size_bytes: u64) -> Result<LocalReceiving<'_>, StoreError> {
         LocalReceiving::new(self, id, size_bytes)
-    }
-
-    /// Opens an object, and makes sure that its content is what its id says. `None` if it is not
-    /// there, or is corrupt: then it is put aside, so that it can be uploaded again.
-    pub fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
-        for form in layout::FORMS {
-            let path = self.path(id, form);
-            let file = match std::fs::File::open(&path) {
-                Ok(file) => fs_err::File::from_parts(file, &path),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(self.unread(id, error)),
-            };
-            let metadata = file.metadata().map_err(|error| self.unread(id, error))?;
-            let content = match form {
-                Form::Plain => self.open_plain(id, file, &metadata),
-                Form::Packed => self.open_packed(id, file, &metadata),
-            };
-            match content.map_err(|error| self.unread(id, error))? {
-                Some(content) => return Ok(Some(content)),
-                None => self.put_aside(id, form, &metadata)?,
-            }
-        }
-        Ok(None)
     }
 
     /// The content of a file; `None` if that is not what it should be.
@@ -484,7 +358,7 @@ impl LocalObjects {
             }
             tracing::error!(
                 object = %id, size_bytes = bad.len(), aside = %aside.display(),
-                "an object is corrupt: put aside, not served; upload it again and check the disk"
+                "a corrupt object was moved to the quarantine: upload it again and check the disk"
             );
             fs_err::rename(&path, &aside)
                 .map_err(failed(format!("put the corrupt object {id} aside")))?;
@@ -496,25 +370,6 @@ impl LocalObjects {
             }
             Ok(Change { before, after })
         })
-    }
-
-    /// Makes every object that was stored before this call durable.
-    ///
-    /// # Errors
-    ///
-    /// What the file-system says; from then on [`StoreError::Unsynced`], because the kernel
-    /// reports a failed write once and then forgets it.
-    pub fn sync(&self) -> Result<(), StoreError> {
-        if self.failed.load(Ordering::Acquire) {
-            return Err(StoreError::Unsynced);
-        }
-        let before = self.unsynced.placed();
-        nix::unistd::syncfs(self.handle.file()).map_err(|errno| {
-            self.failed.store(true, Ordering::Release);
-            failed("make the objects durable")(errno.into())
-        })?;
-        self.unsynced.synced(before);
-        Ok(())
     }
 
     /// How much a writer without privileges could store now, in bytes.
@@ -533,27 +388,35 @@ impl LocalObjects {
     pub fn count(&self, stop: impl Fn() -> bool) {
         self.counter.count(&self.root, stop);
     }
-
-    /// How many objects there are.
-    #[must_use]
-    pub fn object_counts(&self) -> ObjectCounts {
-        self.counter.object_counts()
-    }
-
-    /// How many corrupt objects were found since the server started.
-    #[must_use]
-    pub fn corrupt(&self) -> u64 {
-        self.corrupt.load(Ordering::Relaxed)
-    }
 }
 
 impl Objects for LocalObjects {
     fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
-        self.size_bytes(id)
+        match self.locate(id)? {
+            Some(located) if located.length(id).is_some() => content_bytes(id, &located),
+            _ => Ok(None),
+        }
     }
 
     fn held(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
-        self.held(id)
+        if self.damaged_objects.of(id) == Some(Damage::Unreadable) {
+            return Ok(None);
+        }
+        if !self.is_doubtful() {
+            return self.size_bytes(id);
+        }
+        if let Ok(Some(located)) = self.locate(id)
+            && self.on_medium.knows(id, &located.metadata)
+        {
+            return content_bytes(id, &located);
+        }
+        let mut reader = locked(&self.medium);
+        match self.read_medium(id, &mut reader, &mut |_| true) {
+            Ok(OnMedium::Whole(size_bytes)) => Ok(Some(size_bytes)),
+            Ok(_) => Ok(None),
+            Err(_) if self.damaged_objects.of(id) == Some(Damage::Unreadable) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn receive(
@@ -565,11 +428,37 @@ impl Objects for LocalObjects {
     }
 
     fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
-        self.open_verified(id)
+        for form in layout::FORMS {
+            let path = self.path(id, form);
+            let file = match std::fs::File::open(&path) {
+                Ok(file) => fs_err::File::from_parts(file, &path),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(self.unread(id, error)),
+            };
+            let metadata = file.metadata().map_err(|error| self.unread(id, error))?;
+            let content = match form {
+                Form::Plain => self.open_plain(id, file, &metadata),
+                Form::Packed => self.open_packed(id, file, &metadata),
+            };
+            match content.map_err(|error| self.unread(id, error))? {
+                Some(content) => return Ok(Some(content)),
+                None => self.put_aside(id, form, &metadata)?,
+            }
+        }
+        Ok(None)
     }
 
     fn sync(&self) -> Result<(), StoreError> {
-        self.sync()
+        if self.failed.load(Ordering::Acquire) {
+            return Err(StoreError::Unsynced);
+        }
+        let before = self.unsynced.placed();
+        nix::unistd::syncfs(self.handle.file()).map_err(|errno| {
+            self.failed.store(true, Ordering::Release);
+            failed("make the objects durable")(errno.into())
+        })?;
+        self.unsynced.synced(before);
+        Ok(())
     }
 
     fn space(&self) -> Result<Option<Space>, StoreError> {
@@ -581,19 +470,27 @@ impl Objects for LocalObjects {
     }
 
     fn object_counts(&self) -> ObjectCounts {
-        self.object_counts()
+        self.counter.object_counts()
     }
 
     fn corrupt(&self) -> u64 {
-        self.corrupt()
+        self.corrupt.load(Ordering::Relaxed)
     }
 
     fn damaged_objects(&self) -> &DamagedObjects {
-        self.damaged_objects()
+        &self.damaged_objects
     }
 
     fn list(&self, below: &Path) -> Result<Vec<ObjectId>, StoreError> {
-        self.list(below)
+        let mut found = Vec::new();
+        for entry in WalkDir::new(self.root.join(below)).min_depth(1).max_depth(1) {
+            let entry = entry.map_err(|error| failed("list objects")(error.into()))?;
+            let stored = layout::stored_at(&below.join(entry.file_name()));
+            found.extend(stored.map(|(id, _)| (entry.ino(), id)));
+        }
+        found.sort_unstable();
+        let mut seen = BTreeSet::new();
+        Ok(found.into_iter().map(|(_, id)| id).filter(|id| seen.insert(*id)).collect())
     }
 
     fn read_medium(
@@ -602,15 +499,45 @@ impl Objects for LocalObjects {
         reader: &mut MediumReader,
         pace: &mut dyn FnMut(u64) -> bool,
     ) -> Result<OnMedium, StoreError> {
-        self.read_medium(id, reader, pace)
+        let Some(located) = self.locate(id)?.filter(|located| located.length(id).is_some()) else {
+            return Ok(OnMedium::Absent);
+        };
+        let form = located.form;
+        let Found { is_whole, size_bytes, metadata } =
+            match reader.hash(&located.path, form, id, pace) {
+                Ok(Some(found)) => found,
+                Ok(None) => return Ok(OnMedium::Stopped),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Ok(OnMedium::Absent);
+                }
+                Err(error) => return Err(self.unread(id, error)),
+            };
+        if !is_whole {
+            self.put_aside(id, form, &metadata)?;
+            // It may be there in another form.
+            return match self.locate(id)? {
+                Some(other) if other.form != form => self.read_medium(id, reader, pace),
+                _ => Ok(OnMedium::Corrupt),
+            };
+        }
+        if size_bytes > WHOLE_BYTES_MAX {
+            self.verified.remember(id, &metadata);
+        }
+        if self.is_doubtful() {
+            self.on_medium.remember(id, &metadata);
+        } else {
+            self.drop_twin(id, form)?;
+        }
+        self.damaged_objects.mark_repaired(id);
+        Ok(OnMedium::Whole(size_bytes))
     }
 
     fn is_doubtful(&self) -> bool {
-        self.is_doubtful()
+        self.unsynced.is_doubtful()
     }
 
     fn all_read(&self) {
-        self.all_read();
+        self.unsynced.all_read();
     }
 }
 

@@ -1,5 +1,6 @@
-//! An object that is being stored: a temporary file that is hashed as it grows, and packed if that
-//! is wanted and gains enough: its first chunk tells.
+//! Stores an object: writes a temporary file that is hashed as it grows.
+//!
+//! The file is packed if that is configured and the first chunk shows that it saves enough.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use model::object::{Hasher, ObjectId};
 use rpc::packing::{self, CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, Packer};
 
 use super::objects::LocalObjects;
-use crate::store::contract::{PendingStore, Receiving};
+use crate::store::contract::{Objects as _, PendingStore, Receiving};
 use crate::store::error::{StoreError, failed};
 use crate::store::object_counts::Change;
 use crate::store::packed::{self, PLAIN_BYTES_MAX, is_worth};

@@ -91,7 +91,7 @@ impl Records for LocalRecords {
                     take(name, found);
                 }
                 Some(Placed::Deleted(name)) => deleted.push(name),
-                None => tracing::warn!(path = %entry.path().display(), "not a file of the server"),
+                None => tracing::warn!(path = %entry.path().display(), "ignoring an unknown file"),
             }
         }
         // A server that was killed between the two steps of a deletion has left the record.

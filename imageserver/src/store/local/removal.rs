@@ -1,4 +1,4 @@
-//! Takes objects away that nothing needs. Which these are is for [`crate::collection`] to say.
+//! Removes objects. The collector decides which ([`super::collecting`]).
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use model::object::ObjectId;
 use super::objects::{LocalObjects, Located};
 use crate::core::collection::disk_pressure::Space;
 use crate::core::collection::oldest_objects::Candidate;
+use crate::store::contract::Objects as _;
 use crate::store::object_counts::{Change, directories};
 use crate::store::{
     error::{StoreError, failed},
@@ -121,6 +122,7 @@ mod tests {
     use model::object::Algorithm;
 
     use super::super::objects::LocalObjects;
+    use crate::store::contract::Objects as _;
     use crate::store::layout;
     use crate::store::object_counts::ObjectCounts;
 

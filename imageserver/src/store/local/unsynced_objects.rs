@@ -1,11 +1,11 @@
-//! Remembers over a crash that objects may be in place and not on the medium.
+//! Records, for the start after a crash, that objects may not be on the medium.
 //!
-//! A file-system may keep a file's name and length and lose its content if the power fails before
-//! all was written; and a server that ends after a write-back has failed forgets that it did.
-//! Therefore an empty file, [`layout::UNSYNCED`], is made before the first object is put in place
-//! and removed after all were synced. It need not be synced itself: file-systems with a journal
-//! keep the order of names, so that it is there whenever an object is. Who finds it at start
-//! doubts what it has not read.
+//! After a power failure a file-system may have kept the name and length of a file and lost its
+//! content. A server that ends after a failed write-back forgets the failure. Therefore an empty
+//! file, [`layout::UNSYNCED`], is created before the first object is put in place and removed after
+//! all were synced. It need not be synced itself: a file-system with a journal keeps the order of
+//! names, so the file is there whenever such an object is. A server that finds it at start verifies
+//! each object before it uses it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,7 @@ impl UnsyncedObjects {
         };
         if marked {
             tracing::warn!(
-                "the former server did not stop well: what is in the store is read before it is \
-                 believed to be there, until all of it was"
+                "the former server did not stop cleanly: each object is verified before it is used"
             );
         }
         let state = Mutex::new(State { marked, placed: 0 });
@@ -79,7 +78,9 @@ impl UnsyncedObjects {
         }
         match fs_err::remove_file(&self.mark) {
             Ok(()) => state.marked = false,
-            Err(error) => tracing::warn!(%error, "the next server will doubt what is in the store"),
+            Err(error) => {
+                tracing::warn!(%error, "the next start will verify each object before it is used")
+            }
         }
     }
 

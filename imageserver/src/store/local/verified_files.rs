@@ -1,9 +1,8 @@
-//! Remembers which object files were read and found good since the server started.
+//! Remembers which object files were verified since the server started.
 //!
-//! A large object is hashed before it is served, and not again while its file is the same: same
-//! inode, length, and times of change. A user cannot set the time of the last status change back.
-//! What is remembered is a short digest of all that; if the memory is full it is emptied, which
-//! costs no more than hashing again.
+//! A large object is hashed before it is served, and not again while its file is unchanged: same
+//! inode, length, and times of change. A user cannot set the ctime back. Memory holds a short
+//! digest of these; when it is full it is cleared, which only costs hashing again.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;

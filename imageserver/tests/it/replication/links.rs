@@ -136,7 +136,7 @@ async fn a_replica_whose_master_is_away_serves_and_says_so() {
     let master = master_of(&replica).await;
     assert!(!master.is_level && master.level_at.is_some() && master.last_error.is_some());
     assert_eq!(replica.metric("dominator_replication_connected"), "0");
-    until(async || replica.logged("the master is not followed, and is asked again")).await;
+    until(async || replica.logged("cannot follow the master, trying again")).await;
     assert!(replica.get("/", "").text().contains("is not followed"));
     assert_eq!(names(&replica).await, ["base/1"]);
     // A change is refused, and says why.

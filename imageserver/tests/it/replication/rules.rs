@@ -35,7 +35,7 @@ async fn an_empty_master_and_one_that_lost_its_images_cost_nothing() {
     assert_eq!(names(&old).await, ["base/1", "base/2"]);
     let master = master_of(&old).await;
     assert_eq!(master.only_here, [name("base/1"), name("base/2")]);
-    until(async || old.logged("the master has never had images that are here")).await;
+    until(async || old.logged("the master lacks images that are here")).await;
     assert_eq!(old.metric("dominator_replication_only_here"), "2");
 
     // The same image can be given to the new master, over the replica that has it.

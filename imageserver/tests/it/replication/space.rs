@@ -52,7 +52,7 @@ async fn a_replica_whose_disk_is_full_says_so_serves_on_and_catches_up() {
     }
     assert!(replica.get("/", "").text().contains("no space left to "));
     assert_ne!(replica.metric("dominator_replication_failing"), "0");
-    until(async || replica.logged("an image is tried again: ")).await;
+    until(async || replica.logged("an image failed, trying again: ")).await;
 
     // Reading goes on, of all that is here, and nothing of the others is seen.
     assert_eq!(get(&replica, &images[5]).await.is_ok(), names(&replica).await.contains(&images[5]));

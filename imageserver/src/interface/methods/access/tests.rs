@@ -1,4 +1,4 @@
-//! Every method that owners may call refuses others.
+//! Tests that every method that owners may call refuses others.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
