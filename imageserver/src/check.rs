@@ -113,7 +113,7 @@ pub fn check(options: &Options, progress: &Progress) -> Result<Findings, CheckEr
     Ok(findings)
 }
 
-/// ObjectLookup the lock of the data directory. On a disk that cannot be written no server can start, so
+/// Holds the lock of the data directory. On a disk that cannot be written no server can start, so
 /// that the lock is not needed if it is not there.
 fn lock_if_possible(data: &Path) -> Result<Option<impl Drop>, StoreError> {
     match lock(data) {
