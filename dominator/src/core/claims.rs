@@ -23,7 +23,7 @@ use model::words::counted;
 
 use super::budget::limits::Limits;
 use super::budget::{Budget, ClaimantId, Demand};
-use super::sub::Now;
+use super::timing::Now;
 use crate::core::image_breaker::{FailureLimits, ImageBreaker, UpdateFailure};
 use crate::core::network_budget::{Download, NetworkBudget};
 
