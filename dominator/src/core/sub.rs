@@ -1,7 +1,7 @@
 //! One machine: the state machine that brings it to its image and keeps it there.
 //!
-//! [`Sub::step`] takes note of an [`Event`] (`apply_event`), looks at all it knows and decides what is
-//! next (`next_effects`). Decisions depend on what is known, not on the way it became known, so lost,
+//! [`Sub::step`] applies an [`Event`] to what it knows (`apply_event`), and decides what is next
+//! (`next_effects`). Decisions depend on what is known, not on the way it became known, so lost,
 //! repeated and late answers, restarts of the sub and of the dominator need no cases of their own.
 //!
 //! # Invariants
@@ -12,7 +12,7 @@
 //!   and the image that are still the latest.
 //! * Each Commit comes with what it orders, to be put on record first; none while that cannot be.
 //!   Recording takes time: what is sent then must still be wanted ([`Sub::still_orders`]).
-//! * No call to a machine that the roster has not recognised as the one that is meant.
+//! * No call to a machine whose identity was not checked: it may be another one than is meant.
 //! * `synced` means: the plan from a complete scan in the scope of the required image is empty,
 //!   and what the last update touched has been scanned since.
 // tidy: core
@@ -108,7 +108,7 @@ pub struct Sub {
 }
 
 impl Sub {
-    /// Starts to look after a machine. Ids of updates and fetches count upwards from `first_id`,
+    /// Starts with a machine of which nothing is known. Ids of updates and fetches count upwards from `first_id`,
     /// which no other run of the dominator may use for this machine.
     #[must_use]
     pub fn new(machine: Arc<Machine>, first_id: u64, now: Now) -> Self {
@@ -145,7 +145,7 @@ impl Sub {
         }
     }
 
-    /// Takes note of `event` and says what to do.
+    /// Applies `event`, and returns what to do.
     pub fn step(&mut self, now: Now, event: Event, context: &Context<'_>) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.apply_event(now, event, context, &mut effects);

@@ -1,5 +1,5 @@
-//! Takes note of what happens to one machine. What follows from it is decided afterwards, from all
-//! that is known (`next_effects`).
+//! Applies an event to what is known of one machine. What follows from it is decided afterwards,
+//! from all that is known (`next_effects`).
 // tidy: core
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{Context, Effect, Event, ImageState, Now, Polling, Sub};
 use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
 
 impl Sub {
-    /// Takes note of `event`.
+    /// Applies `event` to what is known.
     pub(super) fn apply_event(
         &mut self,
         now: Now,

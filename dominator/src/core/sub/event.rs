@@ -61,7 +61,6 @@ impl ImageState {
 pub struct Failure {
     /// What to do about it.
     pub kind: FailureKind,
-    /// In words.
     pub text: String,
 }
 
@@ -150,7 +149,6 @@ pub enum SubOrder {
 pub enum Event {
     /// The record of the machine, or the state of its image, is this now.
     Assigned {
-        /// The record.
         machine: Arc<Machine>,
         /// The image that it must have.
         image: ImageState,
@@ -163,7 +161,7 @@ pub enum Event {
     HistoryTrouble(Option<Arc<str>>),
     /// An operator's order; the first effect is [`Effect::OrderAnswered`].
     Ordered(SubOrder),
-    /// The roster has judged whether the machine is the one that is meant.
+    /// The identity table has judged whether the machine is the one that is meant.
     IdentityJudged(IdentityVerdict),
     /// This is the image of machines whose record names none; [`Event::Assigned`] follows.
     DefaultImage(Option<Arc<DefaultImage>>),
@@ -207,7 +205,7 @@ pub enum Effect {
     /// ordered must be on record before the Commit is sent, and [`super::Sub::still_orders`] is
     /// asked between the two.
     Commit(Ticket, Box<Ordered>),
-    /// Tell the roster. [`IdentityReport::Seen`] is answered by [`Event::IdentityJudged`], which also comes by
+    /// Tell the identity table. [`IdentityReport::Seen`] is answered by [`Event::IdentityJudged`], which also comes by
     /// itself.
     ReportIdentity(IdentityReport),
     /// Have the sub look at its whole tree at once, and wait until it has; this was its version.

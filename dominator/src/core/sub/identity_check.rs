@@ -1,5 +1,5 @@
-//! Whether what answers is the machine that is meant: the roster is told what the sub says of
-//! itself, and nothing is done to the machine before it has said that it is the right one.
+//! Whether what answers is the machine that is meant: the identity table is
+//! told what the sub says of itself, and nothing is done to the machine before the answer.
 // tidy: core
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) struct IdentityCheck {
     sighting: Option<Arc<Sighting>>,
     /// The verdict on that sighting, once there is one.
     verdict: Option<IdentityVerdict>,
-    /// The roster was told that the machine is synced, since it was last seen or changed.
+    /// The identity table was told that the machine is synced, since it was last seen or changed.
     is_settled: bool,
 }
 

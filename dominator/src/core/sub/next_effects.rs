@@ -1,4 +1,4 @@
-//! Looks at all that is known of a sub and says what is next.
+//! Decides what is next from all that is known of a sub.
 //!
 //! The stages come in the order of the loop: reach it, know its image, have it scan the right
 //! paths, know its tree, know the plan; then fetch, prepare, commit, clean up. The first stage

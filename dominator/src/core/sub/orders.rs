@@ -125,7 +125,7 @@ impl Sub {
         Some(format!("updates are paused until {until} by {who}: {reason}"))
     }
 
-    /// Takes note of the image of machines whose record names none.
+    /// Sets the image of machines whose record names none.
     pub(super) fn set_default(&mut self, default: Option<Arc<DefaultImage>>) {
         self.orders.default = default;
     }
@@ -173,7 +173,7 @@ impl Sub {
         self.orders.forced == Some(planned.digest)
     }
 
-    /// Takes note of how an update ended: one that was forced is not forced again.
+    /// Records that an update ended: one that was forced is not forced again.
     pub(super) fn end_force(&mut self, update: WantedUpdate, outcome: &Outcome) {
         // One that was not even staged, because it waited too long, may still be.
         if !matches!(outcome, Outcome::NotPrepared(_)) {

@@ -81,7 +81,7 @@ pub(super) struct OwnClaims {
 }
 
 impl OwnClaims {
-    /// Takes note of an answer.
+    /// Takes the answer to a claim.
     pub(super) fn answered(&mut self, purpose: ClaimKind, answer: ClaimAnswer, now: Now) {
         match purpose {
             ClaimKind::Update => {

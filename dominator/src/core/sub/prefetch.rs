@@ -31,7 +31,7 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Takes note of the image that is planned now; true if it is another one.
+    /// Takes the image that is planned now; true if it is another one.
     pub(super) fn assigned(&mut self, image: ImageState) -> bool {
         let is_other = self.image.digest() != image.digest();
         if is_other {
@@ -141,14 +141,14 @@ impl Sub {
         Some(format!("fetches {wanted}, which comes next"))
     }
 
-    /// Orders nothing ahead of need for a while, that grows with each time.
+    /// Orders no prefetch for a while, which grows with each failure.
     pub(super) fn hold_prefetch(&mut self, why: String, now: Now, context: &Context<'_>) {
         let attempt = &mut self.prefetch.attempt;
         let pause = attempt.count(HOLD_FIRST, HOLD_LONGEST, context.jitter);
         attempt.hold(now.elapsed + pause, why);
     }
 
-    /// Takes note of how the last fetch ahead of need ended; so many objects are `missing` now.
+    /// Records how the last prefetch ended; `missing` objects are still missing.
     fn record_prefetch_end(
         &mut self,
         view: &View,

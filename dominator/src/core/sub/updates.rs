@@ -127,7 +127,7 @@ impl Sub {
         Continue(())
     }
 
-    /// Takes note of how the update ended that this state machine asked for.
+    /// Records how the wanted update ended.
     pub(super) fn record_update_end(&mut self, now: Now, context: &Context<'_>) {
         let Some(update) = self.updates.wanted else { return };
         let Some(view) = &self.view else { return };
@@ -167,7 +167,7 @@ impl Sub {
         self.hold_back(now, context, status, format!("the update {detail}"));
     }
 
-    /// Takes note of how the fetch ended that this state machine asked for.
+    /// Records how the wanted fetch ended.
     pub(super) fn record_fetch_end(&mut self, now: Now, context: &Context<'_>) {
         let Some(fetch) = self.fetch else { return };
         let Some(view) = &self.view else { return };
@@ -289,7 +289,7 @@ impl Sub {
         }
     }
 
-    /// Tells how the update ended that was ordered last, when the sub says so.
+    /// Reports how the last ordered update ended, when the sub says so.
     pub(super) fn tell_end(&mut self, effects: &mut Vec<Effect>) {
         let (Some(awaited), Some(view)) = (&mut self.updates.awaited, &self.view) else { return };
         let Some(last) = view.outcome_of(awaited.id) else { return };

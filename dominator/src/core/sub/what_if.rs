@@ -24,7 +24,6 @@ use crate::core::default_image;
 pub struct WhatIfInput {
     /// The last complete scan.
     pub scan: Arc<ScanReport>,
-    /// Its number.
     pub scan_number: u64,
     /// The tree that it found, if it was read.
     pub tree: Option<Tree>,
