@@ -68,7 +68,7 @@ pub enum Part {
 /// half an hour. b3sum, sha512sum, aide, rsync, ostree, restic and casync must be installed.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
-    cargo run --release -p localfleet -- bench\n  \
+    cargo run --profile dist -p localfleet -- bench\n  \
     localfleet bench content --runs 5\n  \
     localfleet bench content install --system debian.tar\n  \
     localfleet bench fleet --subs 10000")]

@@ -13,17 +13,19 @@ use std::process::Output;
 pub fn program(name: &str) -> String {
     let test = std::env::current_exe().unwrap();
     // target/PROFILE/deps/TEST
-    let program = test.parent().unwrap().parent().unwrap().join(name);
+    let directory = test.parent().unwrap().parent().unwrap();
+    let program = directory.join(name);
+    let profile = if directory.ends_with("release") { "--release " } else { "" };
+    let hint = format!("run `cargo build {profile}-p {name}` first");
     let changed = |path: &Path| path.metadata().and_then(|metadata| metadata.modified());
-    let built = changed(&program)
-        .unwrap_or_else(|_| panic!("{name} is not built: run `cargo build -p {name}` first"));
+    let built = changed(&program).unwrap_or_else(|_| panic!("{name} is not built: {hint}"));
     let sources = std::fs::read_to_string(program.with_extension("d")).unwrap_or_default();
     let newer = sources
         .split_whitespace()
         .skip(1)
         .find(|source| changed(Path::new(source)).is_ok_and(|changed| changed > built));
     if let Some(newer) = newer {
-        panic!("{name} is older than {newer}: run `cargo build -p {name}` first");
+        panic!("{name} is older than {newer}: {hint}");
     }
     program.into_os_string().into_string().unwrap()
 }
