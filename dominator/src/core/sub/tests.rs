@@ -55,7 +55,7 @@ fn the_whole_loop() {
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
         0   accepted fetching         fetching 1 object (1 byte)
-        0   polled   fetching         fetches; 1 object (1 byte) still to come
+        0   polled   fetching         fetching; 1 object (1 byte) left
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
         0   accepted preparing        staging 1 change: /a (missing)
@@ -85,14 +85,14 @@ fn a_machine_that_has_the_tree_of_an_image_by_chance_is_told_of_the_image() {
         0   assigned connecting       not reached yet
                      -> poll for all
         0   polled   synced           equals base
-        0   polled   preparing        staging no change but the name of the ima
+        0   polled   preparing        staging no change but the name of the image and it
                      -> prepare 1: 0 operations
         0   brake    synced           equals base
-        0   released preparing        staging no change but the name of the ima
-        0   accepted preparing        staging no change but the name of the ima
-        0   polled   preparing        staging no change but the name of the ima
+        0   released preparing        staging no change but the name of the image and it
+        0   accepted preparing        staging no change but the name of the image and it
+        0   polled   preparing        staging no change but the name of the image and it
                      -> prepare 2: 0 operations
-        0   accepted preparing        staging no change but the name of the ima
+        0   accepted preparing        staging no change but the name of the image and it
         0   polled   updating         carrying out the update and its triggers
         0   polled   synced           equals base
     "#]]);
@@ -119,8 +119,8 @@ fn the_brake_stops_prepare_and_commit_and_lets_go_at_once() {
                      -> poll for all
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   brake    updates-disabled fetching 1 object (1 byte); updates of all
-        0   accepted updates-disabled fetching 1 object (1 byte); updates of all
+        0   brake    updates-disabled fetching 1 object (1 byte); updates of all machine
+        0   accepted updates-disabled fetching 1 object (1 byte); updates of all machine
         0   polled   updates-disabled 1 change: /a (missing), all objects are there; upd
         0   released preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
@@ -208,7 +208,7 @@ fn an_update_that_fails_is_tried_again_after_a_pause_or_with_another_image() {
                      -> commit 2
         0   accepted updating         the update was ordered
         0   polled   updating         carrying out the update and its triggers
-        0   polled   update-failed    the update failed, and was put back: no space; is 
+        0   polled   update-failed    the update failed, and was put back: no space; wil
         10  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
         10  accepted preparing        staging 1 change: /a (missing)
@@ -241,18 +241,18 @@ fn calls_that_fail_are_made_again_with_the_same_id() {
                      -> poll for all
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   failed   fetching         fetching 1 object (1 byte); is told again,
+        0   failed   fetching         fetching 1 object (1 byte); trying again, because:
         1   wake     fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        1   failed   fetching         fetching 1 object (1 byte); is told again,
+        1   failed   fetching         fetching 1 object (1 byte); trying again, because:
         3   wake     fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
         3   accepted fetching         fetching 1 object (1 byte)
-        3   polled   fetch-failed     no source gave all objects: images:6971 is down; i
+        3   polled   fetch-failed     no source gave all objects: images:6971 is down; w
         13  wake     fetching         fetching 1 object (1 byte)
                      -> fetch 2: 1
-        13  failed   fetch-failed     it would not fetch: not allowed; is tried again la
-        23  wake     fetch-failed     it would not fetch: not allowed; is tried again la
+        13  failed   fetch-failed     it would not fetch: not allowed; will be tried aga
+        23  wake     fetch-failed     it would not fetch: not allowed; will be tried aga
         33  wake     fetching         fetching 1 object (1 byte)
                      -> fetch 3: 1
     "#]]);
@@ -280,11 +280,11 @@ fn a_staged_update_that_was_lost_is_staged_again() {
         0   accepted preparing        staging 1 change: /a (extra)
         0   polled   updating         carrying out 1 change: /a (extra)
                      -> commit 1
-        0   failed   preparing        staging 1 change: /a (extra); is told aga
-        0   polled   preparing        staging 1 change: /a (extra); is told aga
+        0   failed   preparing        staging 1 change: /a (extra); trying again, becaus
+        0   polled   preparing        staging 1 change: /a (extra); trying again, becaus
         1   wake     preparing        staging 1 change: /a (extra)
                      -> prepare 2: 1 operations
-        1   failed   preparing        staging 1 change: /a (extra); is told aga
+        1   failed   preparing        staging 1 change: /a (extra); trying again, becaus
         1   polled   preparing        staging 1 change: /b (extra)
                      -> prepare 3: 1 operations
         3   wake     preparing        staging 1 change: /b (extra)

@@ -93,7 +93,7 @@ fn whoever_turns_to_something_else_gives_the_claim_back() {
         2   accepted preparing        staging 1 change: /a (missing)
         2   polled   preparing        staging 1 change: /a (missing)
         901 wake     preparing        staging 1 change: /a (missing)
-        902 wake     waiting-for-budget 1 change: /a (missing); its turn has passed, as no
+        902 wake     waiting-for-budget 1 change: /a (missing); the claim was not used in 
                      -> release: Withdrawn
     "#]]);
 }

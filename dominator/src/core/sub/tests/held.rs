@@ -84,8 +84,8 @@ fn nothing_is_staged_on_a_paused_machine_and_it_goes_on_at_once_after_that() {
         0   polled   held             1 change: /a (missing); paused on the machine itse
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   failed   held             it would not prepare the update: paused; is tried 
-        0   polled   held             it would not prepare the update: paused; is tried 
+        0   failed   held             it would not prepare the update: paused; will be t
+        0   polled   held             it would not prepare the update: paused; will be t
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
     "#]]);

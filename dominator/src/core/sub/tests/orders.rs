@@ -68,8 +68,8 @@ fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
                      -> poll for all
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   pause    paused           fetching 1 object (1 byte); updates are pa
-        0   accepted paused           fetching 1 object (1 byte); updates are pa
+        0   pause    paused           fetching 1 object (1 byte); updates are paused unt
+        0   accepted paused           fetching 1 object (1 byte); updates are paused unt
         0   polled   paused           1 change: /a (missing), all objects are there; upd
         60  wake     paused           1 change: /a (missing), all objects are there; upd
         100 wake     preparing        staging 1 change: /a (missing)
@@ -105,8 +105,8 @@ fn a_clock_that_is_set_ends_a_pause_or_has_it_again() {
                      -> poll for all
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   pause    paused           fetching 1 object (1 byte); updates are pa
-        0   accepted paused           fetching 1 object (1 byte); updates are pa
+        0   pause    paused           fetching 1 object (1 byte); updates are paused unt
+        0   accepted paused           fetching 1 object (1 byte); updates are paused unt
         0   polled   paused           1 change: /a (content), all objects are there; upd
         1   wake     preparing        staging 1 change: /a (content)
                      -> prepare 2: 1 operations
@@ -131,7 +131,7 @@ fn a_machine_that_is_in_place_shows_its_pause_and_is_not_told_of_the_image() {
         0   polled   synced           equals base
         0   pause    synced           equals base; updates are paused until 1970-01-01T0
         0   polled   synced           equals base; updates are paused until 1970-01-01T0
-        100 wake     preparing        staging no change but the name of the ima
+        100 wake     preparing        staging no change but the name of the image and it
                      -> prepare 1: 0 operations
     "#]]);
 }
@@ -175,7 +175,7 @@ fn what_is_forced_is_staged_anew_and_once() {
                      -> commit 2
         1   accepted updating         the update was ordered
         1   polled   updating         carrying out the update and its triggers
-        1   polled   update-failed    the update failed, and was put back: no space; is 
+        1   polled   update-failed    the update failed, and was put back: no space; wil
         11  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
     "#]]);
