@@ -1,6 +1,6 @@
 //! What the dominator decides: functions of their arguments, without clock, disk or network.
 //!
-//! The shell (`crate::runtime::driver`, `crate::herd` and their neighbours) and the simulation of
+//! The shell (`crate::runtime::driver` and its neighbours) and the simulation of
 //! `tests/it` are two interpreters of the same effects.
 // tidy: core
 

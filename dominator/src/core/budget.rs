@@ -135,7 +135,6 @@ struct Claim {
     is_held: bool,
 }
 
-/// See the module's text.
 #[derive(Clone, Debug)]
 pub struct Budget {
     updating: Limits,

@@ -23,7 +23,7 @@ use model::words::counted;
 
 use super::budget::limits::Limits;
 use super::budget::{Budget, ClaimantId, Demand};
-use super::sub::Now;
+use super::timing::Now;
 use crate::core::image_breaker::{FailureLimits, ImageBreaker, UpdateFailure};
 use crate::core::network_budget::{Download, NetworkBudget};
 
@@ -123,7 +123,6 @@ struct HeldClaim {
     state: ClaimState,
 }
 
-/// See the module's text.
 #[derive(Clone, Debug)]
 pub struct ClaimTable {
     started: Duration,
@@ -158,7 +157,7 @@ impl ClaimTable {
         }
     }
 
-    /// A machine is looked after from now on.
+    /// Adds a machine.
     pub fn enroll(&mut self, claimant: ClaimantId, now: Now) {
         if now.elapsed < self.started + LEARNING {
             self.unmet.insert(claimant);
@@ -172,7 +171,7 @@ impl ClaimTable {
         }
     }
 
-    /// A machine is looked after no more.
+    /// Removes a machine.
     pub fn leave(&mut self, claimant: ClaimantId, now: Now) {
         self.unmet.remove(&claimant);
         self.updates.remove(&claimant);

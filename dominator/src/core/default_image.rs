@@ -14,7 +14,6 @@ pub enum DefaultImageError {
          if that is meant, say so: --yes"
     )]
     Moves {
-        /// The image.
         image: ImageName,
         /// How many machines get another image, in words.
         moved: String,

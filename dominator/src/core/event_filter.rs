@@ -22,7 +22,6 @@ pub enum FilterError {
     /// A pattern is none.
     #[error("bad pattern")]
     Pattern {
-        /// What is wrong with it.
         #[source]
         source: globset::Error,
     },

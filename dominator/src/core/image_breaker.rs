@@ -22,7 +22,6 @@ use model::words::counted;
 
 use super::budget::ClaimantId;
 
-/// See the module's text.
 const CHANCE: f64 = 10_000.0;
 
 /// How many stopped images are remembered that no machine must have any more.
@@ -126,7 +125,6 @@ impl ImageResults {
     }
 }
 
-/// See the module's text.
 #[derive(Clone, Debug)]
 pub struct ImageBreaker {
     limits: FailureLimits,
@@ -207,7 +205,7 @@ impl ImageBreaker {
         was_stopped
     }
 
-    /// A machine is looked after no more. Its result counts on, but changes no more.
+    /// Removes a machine. Its result counts on, but changes no more.
     pub fn forget(&mut self, claimant: ClaimantId) {
         for results in self.breaker.values_mut() {
             results.results.remove(&claimant);

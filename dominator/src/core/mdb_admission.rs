@@ -53,7 +53,6 @@ pub enum AdmissionNotice {
     Held(String),
 }
 
-/// See the module's text.
 #[derive(Clone, Debug)]
 pub struct MdbAdmission {
     current: CurrentMdb,
@@ -77,7 +76,7 @@ impl MdbAdmission {
         self.limits = limits;
     }
 
-    /// Is offered a machine database.
+    /// Takes a new machine database, or holds it.
     pub fn offer(&mut self, machines: Machines, now: Time) -> AdmissionOutcome {
         self.error = None;
         self.read = Some(now);
@@ -97,7 +96,7 @@ impl MdbAdmission {
         AdmissionOutcome { changes, keep: false, notice }
     }
 
-    /// Is offered something that is no machine database, and why.
+    /// Records why the input failed to parse.
     pub fn refuse(&mut self, why: String) -> AdmissionOutcome {
         let changes = self.restore_kept();
         self.held = None;

@@ -22,16 +22,12 @@ pub struct EditLimits {
 pub enum HoldReason {
     /// It is empty, while there are machines.
     #[error("it lists no machine at all, while {machines} are known")]
-    AllGone {
-        /// How many machines are known.
-        machines: usize,
-    },
+    AllGone { machines: usize },
     /// It lacks too many of the machines.
     #[error("it lacks {dropped} of the {machines} machines that are known, more than {percent} %")]
     TooManyGone {
         /// How many machines it lacks.
         dropped: usize,
-        /// How many machines are known.
         machines: usize,
         /// How many it may lack, per cent.
         percent: u8,
@@ -44,7 +40,6 @@ pub enum HoldReason {
     TooManyReimaged {
         /// How many machines get another image.
         reimaged: usize,
-        /// How many machines are known.
         machines: usize,
         /// How many may get one at once, per cent.
         percent: u8,

@@ -46,7 +46,6 @@ struct Part {
     queued: u64,
 }
 
-/// See the module's text.
 #[derive(Clone, Debug)]
 pub struct NetworkBudget {
     /// Bytes per second; no limit if `None`.

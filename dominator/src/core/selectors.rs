@@ -45,18 +45,10 @@ pub enum HostsError {
     Count,
     /// Something is no pattern.
     #[error("`{pattern}` is no pattern of host names: {why}")]
-    Pattern {
-        /// What was given.
-        pattern: String,
-        /// What is wrong with it.
-        why: String,
-    },
+    Pattern { pattern: String, why: String },
     /// A name or pattern means no machine.
     #[error("no machine of the machine database is called {pattern}")]
-    Nobody {
-        /// What was given.
-        pattern: String,
-    },
+    Nobody { pattern: String },
 }
 
 /// The machines of `known`, sorted, that `hosts` mean. A name comes before a pattern.

@@ -41,7 +41,6 @@ pub enum SettingsError {
     Percent {
         /// Of what.
         limit: Limit,
-        /// What was given.
         percent: u8,
     },
     /// A text is empty or too long.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use system::clock::wall;
 
-use crate::core::sub::Now;
+use crate::core::timing::Now;
 
 /// A clock that starts at zero.
 #[derive(Clone, Copy, Debug)]

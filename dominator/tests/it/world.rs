@@ -21,9 +21,9 @@ use dominator::core::changes::{Former, Ordered, changes};
 use dominator::core::claims::{ClaimKind, ClaimSettings, ClaimTable};
 use dominator::core::identity::{IdentityReport, IdentityTable, IdentityVerdict};
 use dominator::core::sub::{
-    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, SubOrder, Ticket,
-    View,
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, SubOrder, Ticket, View,
 };
+use dominator::core::timing::Now;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::mdb::Machine;

@@ -50,7 +50,6 @@ impl Origins {
 pub struct Sighting {
     /// The start of subd.
     pub instance: u64,
-    /// The host name.
     pub hostname: String,
     /// The machine id; empty if there is none.
     pub machine_id: String,
@@ -98,11 +97,8 @@ fn bounded(word: &str) -> &str {
 pub struct Trust {
     /// The host name that it had then.
     pub hostname: String,
-    /// Who said so.
     pub who: String,
-    /// Why.
     pub why: String,
-    /// When.
     pub since: Time,
 }
 

@@ -1,7 +1,6 @@
 //! What can happen to a sub, and what can be done about it.
 // tidy: core
 
-use core::time::Duration;
 use std::sync::Arc;
 
 use api::dominator::Status;
@@ -12,22 +11,13 @@ use api::subd::{
 };
 use model::mdb::Machine;
 use model::object::ObjectId;
-use model::tree::{Time, Tree};
+use model::tree::Tree;
 
 use crate::core::changes::Ordered;
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
 use crate::core::identity::{IdentityReport, IdentityVerdict};
 use api::planning::{PlanJob, Planned};
 use model::image::required::RequiredImage;
-
-/// The time, as the shell read it or the simulation made it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Now {
-    /// Time since some fixed moment; never goes back.
-    pub elapsed: Duration,
-    /// The time of day, for people.
-    pub wall: Time,
-}
 
 /// What a decision needs beside the state of the sub.
 #[derive(Clone, Copy, Debug)]
@@ -44,9 +34,10 @@ pub struct Context<'a> {
 pub struct Ticket(pub u64);
 
 /// The image that a machine must have, as far as it is known.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub enum ImageState {
     /// None is required.
+    #[default]
     Undefined,
     /// It is not at hand, and why.
     Missing(Arc<str>),
@@ -70,7 +61,6 @@ impl ImageState {
 pub struct Failure {
     /// What to do about it.
     pub kind: FailureKind,
-    /// In words.
     pub text: String,
 }
 
@@ -148,7 +138,7 @@ pub enum SubOrder {
     /// Brings the machine up to date now: polls it, has it scan, and tries again what failed.
     FastUpdate,
     /// Pauses the updates of the machine, or ends the pause. A pause ends by itself, by
-    /// [`Now::wall`].
+    /// `Now::wall`.
     Pause(Option<Arc<UpdatePause>>),
     /// Has the sub keep to these limits. Of use if they differ from the previous ones.
     SetLimits(Limits),
@@ -159,7 +149,6 @@ pub enum SubOrder {
 pub enum Event {
     /// The record of the machine, or the state of its image, is this now.
     Assigned {
-        /// The record.
         machine: Arc<Machine>,
         /// The image that it must have.
         image: ImageState,
@@ -172,7 +161,7 @@ pub enum Event {
     HistoryTrouble(Option<Arc<str>>),
     /// An operator's order; the first effect is [`Effect::OrderAnswered`].
     Ordered(SubOrder),
-    /// The roster has judged whether the machine is the one that is meant.
+    /// The identity table has judged whether the machine is the one that is meant.
     IdentityJudged(IdentityVerdict),
     /// This is the image of machines whose record names none; [`Event::Assigned`] follows.
     DefaultImage(Option<Arc<DefaultImage>>),
@@ -216,7 +205,7 @@ pub enum Effect {
     /// ordered must be on record before the Commit is sent, and [`super::Sub::still_orders`] is
     /// asked between the two.
     Commit(Ticket, Box<Ordered>),
-    /// Tell the roster. [`IdentityReport::Seen`] is answered by [`Event::IdentityJudged`], which also comes by
+    /// Tell the identity table. [`IdentityReport::Seen`] is answered by [`Event::IdentityJudged`], which also comes by
     /// itself.
     ReportIdentity(IdentityReport),
     /// Have the sub look at its whole tree at once, and wait until it has; this was its version.

@@ -13,9 +13,9 @@ use model::object::ObjectId;
 use model::plan::{Action, Difference};
 use model::tree::Time;
 
+use super::missing_objects::Missing;
+use super::next_effects::path_of;
 use super::{ImageState, Now, Polling, Reach, Sub};
-use crate::core::sub::missing_objects::Missing;
-use crate::core::sub::next_effects::path_of;
 
 /// How many paths an explanation names.
 pub const PATHS_EXPLAINED: usize = 100;
@@ -40,13 +40,13 @@ impl Sub {
     #[must_use]
     pub fn explain(&self, now: Now) -> Explanation {
         let story = self.story(now);
-        let mut decided = self.history.newest_first();
+        let mut decided = self.shown.history.newest_first();
         decided.truncate(DECISIONS_TOLD);
         Explanation {
             hostname: self.machine.hostname.clone(),
-            status: self.status,
-            detail: self.detail.clone(),
-            since: self.since,
+            status: self.shown.status,
+            detail: self.shown.detail.clone(),
+            since: self.shown.since,
             means: story.means.to_owned(),
             has: self.has(),
             must_have: self.must_have(),
@@ -68,8 +68,8 @@ impl Sub {
                 .map_or_else(String::new, String::from),
             root: self.scanned_root(),
             last_update: report.and_then(|report| report.last_update.clone()),
-            last_seen: self.last_seen,
-            last_synced: self.last_synced,
+            last_seen: self.polls.last_seen,
+            last_synced: self.shown.last_synced,
         }
     }
 
@@ -101,7 +101,7 @@ impl Sub {
 
     fn differs(&self) -> Option<Differs> {
         let (image, view) = (self.image.digest()?, self.view.as_ref()?);
-        let planned = self.planned.as_ref().filter(|planned| planned.key.image == image)?;
+        let planned = self.plan.made.as_ref().filter(|planned| planned.key.image == image)?;
         let missing = Missing::of(planned, view);
         let mut actions: BTreeMap<&str, u32> = BTreeMap::new();
         let mut reasons: BTreeMap<Difference, u32> = BTreeMap::new();
@@ -131,7 +131,7 @@ impl Sub {
                 .map(|blocked| format!("{}: {}", blocked.path, blocked.why))
                 .collect(),
             dangers: planned.dangers.clone(),
-            is_cleared: self.cleared == Some(planned.digest),
+            is_cleared: self.updates.cleared == Some(planned.digest),
             missing_objects: small(missing.count),
             missing_bytes: missing.bytes,
         })
@@ -140,16 +140,19 @@ impl Sub {
     /// When something is done at the latest, if that is known.
     fn next_at(&self, now: Now) -> Option<Time> {
         let held = || {
-            let hold = self.hold.as_ref().filter(|hold| hold.status == self.status)?;
+            let hold =
+                self.updates.hold.as_ref().filter(|hold| hold.status == self.shown.status)?;
             Some(hold.end(self.scans))
         };
-        let told_again = || self.call_again.as_ref().map(|(at, _)| *at);
-        let elapsed = match self.status {
-            Status::Unreachable | Status::PollFailed => match (&self.reach, self.polling) {
-                (Reach::Bad(_), Polling::Due(at)) => Some(at),
-                (Reach::Bad(_), Polling::UnderWay(_)) => None,
-                _ => self.read_again.as_ref().map(|(at, _)| *at),
-            },
+        let told_again = || self.calls.attempt.until();
+        let elapsed = match self.shown.status {
+            Status::Unreachable | Status::PollFailed => {
+                match (&self.polls.reach, self.polls.next) {
+                    (Reach::Bad(_), Polling::Due(at)) => Some(at),
+                    (Reach::Bad(_), Polling::UnderWay(_)) => None,
+                    _ => self.trees.attempt.until(),
+                }
+            }
             Status::Paused => return self.paused(now.wall).map(|pause| pause.until),
             Status::Synced | Status::TriggerFailed => None,
             _ => held().or_else(told_again),
@@ -172,7 +175,7 @@ impl Sub {
 
     fn story(&self, now: Now) -> Story {
         let mut story = self.story_of_status(now);
-        if self.paused(now.wall).is_some() && self.status != Status::Paused {
+        if self.paused(now.wall).is_some() && self.shown.status != Status::Paused {
             let what = "ends the pause of its updates, which else keeps it from the next one";
             story.may.push(self.remedy("resume", what));
         }
@@ -195,7 +198,7 @@ impl Sub {
         };
         let goes_on = "when it answers, its state is compared with its image, and it goes on from \
                        there";
-        match self.status {
+        match self.shown.status {
             Status::Connecting => tell(
                 "it was not reached yet since the dominator started or the machine was added",
                 "the first answer of its subd",
@@ -410,7 +413,7 @@ impl Sub {
         let (waits_for, may) = if self.machine.disable_updates {
             let record = by_hand("take DisableUpdates out of its record in the machine database");
             ("its record in the machine database to say otherwise", record)
-        } else if self.brake.is_none() && self.unrecordable.is_some() {
+        } else if self.brake.is_none() && self.history_trouble.is_some() {
             let room = "see what `domtool status` says of the history; make room in the state \
                         directory of the dominator, or see to its medium";
             ("the dominator to be able to put on record what it orders", by_hand(room))
@@ -455,7 +458,7 @@ impl Story {
     /// What is done next, if the brake or a pause lets it be done.
     fn unless_nothing_may_be_done(mut self, sub: &Sub, now: Now) -> Self {
         let is_on_its_way = matches!(
-            sub.status,
+            sub.shown.status,
             Status::Connecting
                 | Status::Unreachable
                 | Status::PollFailed
@@ -472,7 +475,7 @@ impl Story {
             self.next.push_str("; but nothing is carried out before the brake is released");
         } else if is_on_its_way && sub.paused(now.wall).is_some() {
             self.next.push_str("; but nothing is carried out before the end of the pause");
-        } else if is_on_its_way && sub.unrecordable.is_some() {
+        } else if is_on_its_way && sub.history_trouble.is_some() {
             self.next.push_str("; but nothing is carried out before it can be put on record");
         }
         self

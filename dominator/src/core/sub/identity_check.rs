@@ -1,5 +1,5 @@
-//! Whether what answers is the machine that is meant: the roster is told what the sub says of
-//! itself, and nothing is done to the machine before it has said that it is the right one.
+//! Whether what answers is the machine that is meant: the identity table is
+//! told what the sub says of itself, and nothing is done to the machine before the answer.
 // tidy: core
 
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use api::dominator::Status;
 use model::path::TreePath;
 use model::scope::Coverage;
 
+use super::next_effects::{Check, stop};
 use super::{Effect, ImageState, Sub, View};
 use crate::core::identity::{IdentityReport, IdentityVerdict, Origin, Origins, Sighting};
-use crate::core::sub::next_effects::{Check, stop};
 use model::image::required::RequiredImage;
 
 /// What was told, and what was answered.
@@ -21,7 +21,7 @@ pub(super) struct IdentityCheck {
     sighting: Option<Arc<Sighting>>,
     /// The verdict on that sighting, once there is one.
     verdict: Option<IdentityVerdict>,
-    /// The roster was told that the machine is synced, since it was last seen or changed.
+    /// The identity table was told that the machine is synced, since it was last seen or changed.
     is_settled: bool,
 }
 
@@ -63,11 +63,12 @@ impl Sub {
             effects.push(Effect::ReportIdentity(IdentityReport::Seen(check.last, sighting)));
         }
         match &check.verdict {
-            None => match self.status {
-                Status::Synced | Status::TriggerFailed => {
-                    stop(Status::Rescanning, "answers anew; is it the machine that is meant?")
-                }
-                status => stop(status, self.detail.clone()),
+            None => match self.shown.status {
+                Status::Synced | Status::TriggerFailed => stop(
+                    Status::Rescanning,
+                    "connected again; checking the identity of the machine",
+                ),
+                status => stop(status, self.shown.detail.clone()),
             },
             Some(IdentityVerdict { wrong: Some(why), .. }) => stop(Status::WrongMachine, &**why),
             Some(IdentityVerdict { wrong: None, .. }) => Check::Continue(()),

@@ -2,31 +2,26 @@
 //! so often that a sub which does not take them is kept busy.
 // tidy: core
 
-use core::time::Duration;
-
 use api::subd::{Limits, SetConfigurationRequest};
 
 use super::{Call, CallPurpose, Context, Effect, Now, Sub, View};
-use crate::core::timing::{HOLD_FIRST, HOLD_LONGEST};
-use model::backoff::{doubled, jittered};
+use crate::core::timing::{Attempt, HOLD_FIRST, HOLD_LONGEST};
 
 /// What is wanted, and how telling it went.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LimitsSync {
     wanted: Limits,
-    /// The instance of the sub that was told, and how often in vain.
-    told: Option<(u64, u32)>,
-    /// It is not told again before this.
-    until: Duration,
-    /// Why the last try failed.
-    trouble: Option<Box<str>>,
+    /// The instance of the sub that was told last.
+    told: Option<u64>,
+    /// Counts how often it was told in vain.
+    attempt: Attempt,
 }
 
 impl Sub {
     pub(super) fn set_limits(&mut self, limits: Limits) -> bool {
-        let is_new = self.limits_sync.wanted != limits;
+        let is_new = self.limits.wanted != limits;
         if is_new {
-            self.limits_sync = LimitsSync { wanted: limits, ..LimitsSync::default() };
+            self.limits = LimitsSync { wanted: limits, ..LimitsSync::default() };
         }
         is_new
     }
@@ -34,11 +29,11 @@ impl Sub {
     /// Why the sub could not be told its limits, if the last try failed.
     #[must_use]
     pub fn limits_trouble(&self) -> Option<&str> {
-        self.limits_sync.trouble.as_deref()
+        self.limits.attempt.why().filter(|why| !why.is_empty())
     }
 
     pub(super) fn limits_refused(&mut self, why: String) {
-        self.limits_sync.trouble = Some(why.into());
+        self.limits.attempt.explain(why);
     }
 
     /// Tells the sub its limits, if it was told others last: what its own configuration makes of
@@ -50,24 +45,24 @@ impl Sub {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        let wanted = self.limits_sync.wanted;
+        let wanted = self.limits.wanted;
         if view.report.limits.told == wanted {
-            self.limits_sync = LimitsSync { wanted, ..LimitsSync::default() };
+            self.limits = LimitsSync { wanted, ..LimitsSync::default() };
             return;
         }
         let instance = view.report.version.instance;
-        let told = self.limits_sync.told.filter(|(told, _)| *told == instance);
-        if told.is_some() && now.elapsed < self.limits_sync.until {
-            self.wake_by(self.limits_sync.until);
+        if self.limits.told != Some(instance) {
+            self.limits.attempt = Attempt::default();
+        } else if let Some(until) = self.limits.attempt.held_until(now.elapsed) {
+            self.wake_by(until);
             return;
         }
         let request = SetConfigurationRequest { scan: None, limits: Some(wanted) };
         if self.call(now, CallPurpose::Limits, Call::SetConfiguration(request), effects) {
-            let times = told.map_or(1, |(_, times)| times.saturating_add(1));
-            let pause = jittered(doubled(HOLD_FIRST, HOLD_LONGEST, times), context.jitter);
-            self.limits_sync.told = Some((instance, times));
-            self.limits_sync.until = now.elapsed + pause;
-            self.limits_sync.trouble = None;
+            let attempt = &mut self.limits.attempt;
+            let pause = attempt.count(HOLD_FIRST, HOLD_LONGEST, context.jitter);
+            attempt.hold(now.elapsed + pause, String::new());
+            self.limits.told = Some(instance);
         }
     }
 }

@@ -12,11 +12,11 @@ use model::image::ImageName;
 use model::tree::Time;
 use model::when::moment;
 
+use super::next_effects::{Check, stop};
 use super::{
     Effect, Failure, ImageState, Now, Polling, Reach, Sub, SubOrder, Ticket, View, WantedUpdate,
 };
 use crate::core::default_image;
-use crate::core::sub::next_effects::{Check, stop};
 use api::planning::Planned;
 
 /// How often the time of day is looked at during a pause, if nothing else happens: it may have been
@@ -83,14 +83,14 @@ impl Sub {
         let Some(digest) = self.pending_danger().map(|planned| planned.digest) else {
             return false;
         };
-        self.cleared = Some(digest);
+        self.updates.cleared = Some(digest);
         self.clear_failures();
         true
     }
 
     pub(super) fn retry(&mut self) -> bool {
         let is_held = self.can_retry();
-        self.retried = self.undone_update().or(self.retried);
+        self.updates.retried = self.undone_update().or(self.updates.retried);
         self.clear_failures();
         is_held
     }
@@ -98,7 +98,9 @@ impl Sub {
     /// True if something is held back because it failed, so that [`SubOrder::Retry`] is of use.
     #[must_use]
     pub fn can_retry(&self) -> bool {
-        self.undone_update().is_some() || self.hold.is_some() || self.call_again.is_some()
+        self.undone_update().is_some()
+            || self.updates.hold.is_some()
+            || self.calls.attempt.why().is_some()
     }
 
     /// The pause that an operator ordered, if it is in force at this time of day.
@@ -123,7 +125,7 @@ impl Sub {
         Some(format!("updates are paused until {until} by {who}: {reason}"))
     }
 
-    /// Takes note of the image of machines whose record names none.
+    /// Sets the image of machines whose record names none.
     pub(super) fn set_default(&mut self, default: Option<Arc<DefaultImage>>) {
         self.orders.default = default;
     }
@@ -142,7 +144,7 @@ impl Sub {
 
     /// The plan that is pending: it is known, up to date, not empty, and was not begun.
     pub(super) fn pending_plan(&self) -> Option<&Arc<Planned>> {
-        let (view, planned) = (self.view.as_ref()?, self.planned.as_ref()?);
+        let (view, planned) = (self.view.as_ref()?, self.plan.made.as_ref()?);
         let ImageState::Ready(image) = &self.image else { return None };
         let is_latest = planned.key.image == image.digest && planned.key.scan == view.scan_number;
         let is_needed = !planned.plan.is_empty() || !self.is_recorded(view, image);
@@ -161,7 +163,7 @@ impl Sub {
         let Some(digest) = self.pending_plan().map(|planned| planned.digest) else { return false };
         self.orders.forced = Some(digest);
         // What is staged was staged without.
-        self.update = None;
+        self.updates.wanted = None;
         self.clear_failures();
         true
     }
@@ -171,7 +173,7 @@ impl Sub {
         self.orders.forced == Some(planned.digest)
     }
 
-    /// Takes note of how an update ended: one that was forced is not forced again.
+    /// Records that an update ended: one that was forced is not forced again.
     pub(super) fn end_force(&mut self, update: WantedUpdate, outcome: &Outcome) {
         // One that was not even staged, because it waited too long, may still be.
         if !matches!(outcome, Outcome::NotPrepared(_)) {
@@ -186,8 +188,8 @@ impl Sub {
 
     fn fast_update(&mut self) {
         let _was_held = self.retry();
-        self.read_again = None;
-        if let Polling::Due(at) = &mut self.polling {
+        self.trees.attempt.release();
+        if let Polling::Due(at) = &mut self.polls.next {
             *at = Duration::ZERO;
         }
         self.orders.rush = Some(Rush::Wanted);
@@ -226,7 +228,7 @@ impl Sub {
                 }
             }
         }
-        stop(Status::Rescanning, "scans at once, as an operator asks for it")
+        stop(Status::Rescanning, "scanning at once, as an operator ordered")
     }
 
     /// Takes the answer to the question for a scan.
@@ -241,8 +243,8 @@ impl Sub {
     /// Counts what is told to those who watch, `is_news` if the status or its words have changed;
     /// an order that came to its end is over.
     pub(super) fn count_version(&mut self, is_news: bool) {
-        let is_known = self.reach == Reach::Good && self.view.is_some();
-        if is_known && !self.status.is_under_way() {
+        let is_known = self.polls.reach == Reach::Good && self.view.is_some();
+        if is_known && !self.shown.status.is_under_way() {
             self.orders.rush = None;
         }
         let is_current = self.is_current();
@@ -258,9 +260,9 @@ impl Sub {
         WatchSubReply {
             hostname: self.machine.hostname.clone(),
             version: self.orders.version,
-            status: self.status,
-            detail: self.detail.clone(),
-            since: self.since,
+            status: self.shown.status,
+            detail: self.shown.detail.clone(),
+            since: self.shown.since,
             is_current: self.is_current(),
         }
     }

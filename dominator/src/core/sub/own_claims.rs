@@ -1,4 +1,4 @@
-//! OwnClaims of one machine: update to be updated, and to fetch.
+//! The claims of one machine: for an update, and for a fetch.
 //!
 //! The claim for an update is asked for when all objects are there, before anything is staged, and
 //! is kept until the end of the update is seen: the machine is as it must be, or failed, or has not
@@ -14,12 +14,12 @@ use api::subd::{Activity, Health, LastUpdate, Outcome};
 use model::image::ImageName;
 use model::object::ObjectId;
 
+use super::next_effects::{Check, describe, stop};
 use super::{CallPurpose, Effect, ImageState, Now, Reach, Sub, View};
 use crate::core::budget::{Class, Demand, Impact};
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release, UpdateClaim, UpdateEnd};
 use crate::core::image_breaker::UpdateFailure;
 use crate::core::network_budget::{Download, Urgency};
-use crate::core::sub::next_effects::{Check, describe, stop};
 use api::planning::Planned;
 use model::image::required::RequiredImage;
 
@@ -35,7 +35,7 @@ pub const UPDATE_LONGEST: Duration = Duration::from_secs(3_600);
 /// A claim that is granted and not used for so long is given back: somebody else is next.
 pub const UNUSED_LONGEST: Duration = Duration::from_secs(900);
 
-/// Where the claim for an update stands.
+/// The state of the claim for an update.
 #[derive(Debug, Default)]
 enum UpdateClaimState {
     #[default]
@@ -81,7 +81,7 @@ pub(super) struct OwnClaims {
 }
 
 impl OwnClaims {
-    /// Takes note of an answer.
+    /// Takes the answer to a claim.
     pub(super) fn answered(&mut self, purpose: ClaimKind, answer: ClaimAnswer, now: Now) {
         match purpose {
             ClaimKind::Update => {
@@ -133,7 +133,7 @@ impl OwnClaims {
     }
 }
 
-/// What no update is: it is asked for anew.
+/// A claim that equals no real one, so that the real one is asked for again.
 fn unknown() -> UpdateClaim {
     let demand = Demand {
         class: Class::Repair,
@@ -157,7 +157,7 @@ impl Sub {
         self.claims.is_needed = true;
         if let UpdateClaimState::Begun(begun) = self.claims.update {
             let last = view.outcome_of(begun.update);
-            let is_same = self.update.is_some_and(|update| update.id == begun.update);
+            let is_same = self.updates.wanted.is_some_and(|update| update.id == begun.update);
             if last.is_none() && is_same {
                 // The Commit was lost, and is sent again.
                 return Continue(());
@@ -178,7 +178,7 @@ impl Sub {
                         return Continue(());
                     }
                     ClaimAnswer::Granted => {
-                        let why = "its turn has passed, as nothing came of it; asks again";
+                        let why = "the claim was not used in time; asking again";
                         self.claims.give_back(UpdateEnd::Withdrawn, effects);
                         self.claims.needed = None;
                         return stop(Status::WaitingForBudget, format!("{todo}; {why}"));
@@ -197,9 +197,9 @@ impl Sub {
                 }
             }
             UpdateClaimState::Asked(asked, None) if **asked == wanted => {
-                (false, (self.status, self.detail.clone()))
+                (false, (self.shown.status, self.shown.detail.clone()))
             }
-            _ => (true, (self.status, self.detail.clone())),
+            _ => (true, (self.shown.status, self.shown.detail.clone())),
         };
         if ask {
             let told = match std::mem::take(&mut self.claims.update) {
@@ -241,7 +241,11 @@ impl Sub {
     /// What brings a machine back to the image that it has is a repair; so is what failed and is
     /// tried again, so that it is in nobody's way.
     fn class(&self, view: &View, image: &RequiredImage) -> Class {
-        if self.is_recorded(view, image) || self.holds > 0 { Class::Repair } else { Class::Rollout }
+        if self.is_recorded(view, image) || self.updates.failures > 0 {
+            Class::Repair
+        } else {
+            Class::Rollout
+        }
     }
 
     fn needed_since(&mut self, image: &RequiredImage, now: Now) -> Duration {
@@ -322,8 +326,8 @@ impl Sub {
         self.needed_since(image, now);
         match self.fetch_claimed(planned.digest, urgency, bytes, now, effects) {
             Ok(()) => Continue(()),
-            Err(why) if why.is_empty() => Break((self.status, self.detail.clone())),
-            Err(why) => stop(Status::WaitingForBudget, format!("is to fetch {wanted}; but {why}")),
+            Err(why) if why.is_empty() => Break((self.shown.status, self.shown.detail.clone())),
+            Err(why) => stop(Status::WaitingForBudget, format!("must fetch {wanted}; {why}")),
         }
     }
 
@@ -350,7 +354,7 @@ impl Sub {
         if matches!(status, Status::Synced | Status::TriggerFailed) {
             self.claims.needed = None;
         }
-        if !self.claims.is_met && self.reach != Reach::Unknown {
+        if !self.claims.is_met && self.polls.reach != Reach::Unknown {
             self.claims.is_met = true;
             effects.push(Effect::ActivityKnown);
         }
@@ -368,7 +372,9 @@ impl Sub {
 
     /// Counts an update that was begun before this dominator was, or by hand.
     fn claim_for_running_update(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        let Some(view) = self.view.as_ref().filter(|_| self.reach == Reach::Good) else { return };
+        let Some(view) = self.view.as_ref().filter(|_| self.polls.reach == Reach::Good) else {
+            return;
+        };
         let last = view.report.last_update.as_ref();
         let (update, impact) = match (&view.report.activity, last) {
             (Activity::Updating { update_id }, _) => (*update_id, Impact::Plain),
@@ -399,12 +405,12 @@ impl Sub {
         status: Status,
         now: Now,
     ) -> Option<UpdateEnd> {
-        if let Reach::Bad(_) = self.reach {
+        if let Reach::Bad(_) = self.polls.reach {
             let patience = match begun.impact {
                 Impact::Plain => VANISHED_AFTER,
                 Impact::High => REBOOTING_MACHINE_VANISHED_AFTER,
             };
-            let until = self.answered.max(begun.since) + patience;
+            let until = self.polls.answered.max(begun.since) + patience;
             if now.elapsed >= until {
                 return Some(UpdateEnd::Failed(UpdateFailure::Vanished));
             }
@@ -417,8 +423,8 @@ impl Sub {
         }
         let view = self.view.as_ref()?;
         let is_commit = |purpose: CallPurpose| matches!(purpose, CallPurpose::Commit(_));
-        let is_told = self.calling.is_some_and(|(_, purpose)| is_commit(purpose))
-            || self.pending.is_some_and(|pending| is_commit(pending.purpose));
+        let is_told = self.calls.under_way.is_some_and(|(_, purpose)| is_commit(purpose))
+            || self.calls.accepted.is_some_and(|pending| is_commit(pending.purpose));
         let end = match view.outcome_of(begun.update) {
             // It is begun soon, or told again.
             _ if is_told || is_needed => None,

@@ -6,53 +6,32 @@
 //! the machine; the detail of `synced` says so.
 // tidy: core
 
-use core::time::Duration;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::subd::{Activity, FetchFailure, FetchRequest};
 use model::object::ObjectId;
 
-use super::{Call, CallPurpose, Context, Effect, ImageState, Now, Sub, Ticket, View};
+use super::missing_objects::Missing;
+use super::{Call, CallPurpose, Context, Effect, Fetching, ImageState, Now, Planning, Sub, View};
 use crate::core::network_budget::Urgency;
-use crate::core::sub::missing_objects::Missing;
-use crate::core::timing::{HOLD_FIRST, HOLD_LONGEST};
-use api::planning::{PlanKey, Planned};
-use model::backoff::{doubled, jittered};
+use crate::core::timing::{Attempt, HOLD_FIRST, HOLD_LONGEST};
+use api::planning::PlanKey;
 use model::image::required::RequiredImage;
 use model::words::size;
 
 /// What is known of the image that comes next.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Prefetch {
     pub(super) image: ImageState,
-    planning: Option<(Ticket, PlanKey)>,
-    planned: Option<Arc<Planned>>,
-    /// No plan can be made of it, and why.
-    failed: Option<(PlanKey, String)>,
-    /// The fetch that was ordered last, and how many objects were missing then.
-    fetch: Option<(u64, usize)>,
-    /// A fetch failed: until when none is ordered, and why.
-    hold: Option<(Duration, String)>,
-    holds: u32,
-}
-
-impl Default for Prefetch {
-    fn default() -> Self {
-        Self {
-            image: ImageState::Undefined,
-            planning: None,
-            planned: None,
-            failed: None,
-            fetch: None,
-            hold: None,
-            holds: 0,
-        }
-    }
+    pub(super) plan: Planning,
+    /// The fetch that was ordered last.
+    fetch: Option<Fetching>,
+    attempt: Attempt,
 }
 
 impl Prefetch {
-    /// Takes note of the image that is planned now; true if it is another one.
+    /// Takes the image that is planned now; true if it is another one.
     pub(super) fn assigned(&mut self, image: ImageState) -> bool {
         let is_other = self.image.digest() != image.digest();
         if is_other {
@@ -62,25 +41,9 @@ impl Prefetch {
         is_other
     }
 
-    /// Takes the answer to the question for a plan; false if it is to another one's question.
-    pub(super) fn planned(
-        &mut self,
-        ticket: Ticket,
-        result: &Result<Arc<Planned>, String>,
-    ) -> bool {
-        let Some((_, key)) = self.planning.take_if(|(asked, _)| *asked == ticket) else {
-            return false;
-        };
-        match result {
-            Ok(planned) => self.planned = Some(Arc::clone(planned)),
-            Err(text) => self.failed = Some((key, text.clone())),
-        }
-        true
-    }
-
     /// True if the machine is at the fetch that was ordered last ahead of need.
     pub(super) fn is_fetching(&self, activity: &Activity) -> bool {
-        let ordered = self.fetch.map(|(fetch, _)| fetch);
+        let ordered = self.fetch.map(|fetch| fetch.id);
         matches!(activity, Activity::Fetching { fetch_id, .. } if Some(*fetch_id) == ordered)
     }
 
@@ -95,11 +58,11 @@ impl Prefetch {
         };
         let key = PlanKey { image: image.digest, scan };
         let is_needless = image.digest == required.digest
-            || self.failed.as_ref().is_some_and(|(failed, _)| *failed == key);
+            || self.plan.failed.as_ref().is_some_and(|(failed, _)| *failed == key);
         if is_needless {
             return Some(BTreeSet::new());
         }
-        let planned = self.planned.as_ref().filter(|planned| planned.key == key)?;
+        let planned = self.plan.made.as_ref().filter(|planned| planned.key == key)?;
         Some(planned.needs.keys().copied().collect())
     }
 }
@@ -123,39 +86,39 @@ impl Sub {
         };
         let name = image.name();
         let key = PlanKey { image: image.digest, scan: view.scan_number };
-        if let Some((failed, why)) = &self.prefetch.failed
+        if let Some((failed, why)) = &self.prefetch.plan.failed
             && *failed == key
         {
             return Some(format!("nothing is fetched ahead for {name}: {why}"));
         }
-        let planned = match &self.prefetch.planned {
+        let planned = match &self.prefetch.plan.made {
             Some(planned) if planned.key == key => Arc::clone(planned),
             _ => {
-                if self.prefetch.planning.is_none() {
+                if self.prefetch.plan.asked.is_none() {
                     let scan = view.scan.as_ref()?;
-                    let tree = self.tree.as_ref().filter(|tree| tree.digest() == scan.root)?;
+                    let tree =
+                        self.trees.tree.as_ref().filter(|tree| tree.digest() == scan.root)?;
                     let tree = tree.clone();
                     let ticket = self.ask_for_plan(key, view, scan, tree, &image, effects);
-                    self.prefetch.planning = Some((ticket, key));
+                    self.prefetch.plan.asked = Some((ticket, key));
                 }
                 return Some(format!("is compared with {name}, which comes next"));
             }
         };
         let missing = Missing::of(&planned, view);
         if missing.count == 0 {
-            (self.prefetch.hold, self.prefetch.holds) = (None, 0);
+            self.prefetch.attempt = Attempt::default();
             return Some(format!("has all objects of {name}, which comes next"));
         }
         let wanted = format!("{} of {name}", missing.describe());
         self.record_prefetch_end(view, missing.count, now, context);
-        if let Some((until, why)) = &self.prefetch.hold {
-            let (until, text) = (*until, format!("{wanted} are not fetched ahead yet: {why}"));
-            if now.elapsed < until {
-                self.wake_by(until);
-                return Some(text);
-            }
-            self.prefetch.hold = None;
+        if let Some(until) = self.prefetch.attempt.held_until(now.elapsed) {
+            let why = self.prefetch.attempt.why().unwrap_or_default();
+            let text = format!("{wanted} are not fetched ahead yet: {why}");
+            self.wake_by(until);
+            return Some(text);
         }
+        self.prefetch.attempt.release();
         if let Some(shortage) = missing.shortage(view.report.space) {
             return Some(format!("nothing is fetched ahead for {name}: {shortage}"));
         }
@@ -172,20 +135,20 @@ impl Sub {
             let objects = missing.objects;
             let request = FetchRequest { fetch_id, sources, objects, ahead: true };
             if self.call(now, CallPurpose::Prefetch(fetch_id), Call::Fetch(request), effects) {
-                self.prefetch.fetch = Some((fetch_id, missing.count));
+                self.prefetch.fetch = Some(Fetching { id: fetch_id, plan, missing: missing.count });
             }
         }
         Some(format!("fetches {wanted}, which comes next"))
     }
 
-    /// Orders nothing ahead of need for a while, that grows with each time.
+    /// Orders no prefetch for a while, which grows with each failure.
     pub(super) fn hold_prefetch(&mut self, why: String, now: Now, context: &Context<'_>) {
-        self.prefetch.holds += 1;
-        let pause = doubled(HOLD_FIRST, HOLD_LONGEST, self.prefetch.holds);
-        self.prefetch.hold = Some((now.elapsed + jittered(pause, context.jitter), why));
+        let attempt = &mut self.prefetch.attempt;
+        let pause = attempt.count(HOLD_FIRST, HOLD_LONGEST, context.jitter);
+        attempt.hold(now.elapsed + pause, why);
     }
 
-    /// Takes note of how the last fetch ahead of need ended; so many objects are `missing` now.
+    /// Records how the last prefetch ended; `missing` objects are still missing.
     fn record_prefetch_end(
         &mut self,
         view: &View,
@@ -193,12 +156,12 @@ impl Sub {
         now: Now,
         context: &Context<'_>,
     ) {
-        let Some((fetch, before)) = self.prefetch.fetch else { return };
-        let Some(last) = view.fetch_of(fetch) else { return };
+        let Some(fetch) = self.prefetch.fetch else { return };
+        let Some(last) = view.fetch_of(fetch.id) else { return };
         self.prefetch.fetch = None;
         let why = match &last.error {
             // The rest is asked for next.
-            None if missing < before => return,
+            None if missing < fetch.missing => return,
             None => "a fetch has brought no more objects".to_owned(),
             Some(FetchFailure::GaveWay) => return,
             Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => {

@@ -6,24 +6,62 @@ use core::net::SocketAddr;
 use api::dominator::orders::UpdatePause;
 use api::dominator::{Status, SubDetail, SubSummary};
 use model::tree::Time;
+use model::words::plain;
 
-use super::{Sub, View};
-use crate::core::sub::missing_objects::Missing;
+use super::missing_objects::Missing;
+use super::next_effects::StatusAndDetail;
+use super::{Effect, Now, Sub, View};
+use crate::core::status_history::StatusHistory;
 
 /// How many operations of a plan are shown.
 pub const OPERATIONS_SHOWN: usize = 200;
 
+/// The longest detail of a status, in bytes. Parts of it come from machines and image servers.
+const DETAIL_BYTES_MAX: usize = 1_000;
+
+/// The status, and when it changed.
+#[derive(Debug)]
+pub(super) struct Shown {
+    pub(super) status: Status,
+    pub(super) detail: String,
+    pub(super) since: Time,
+    pub(super) history: StatusHistory,
+    pub(super) last_synced: Option<Time>,
+}
+
 impl Sub {
+    pub(super) fn set_status(
+        &mut self,
+        now: Now,
+        verdict: StatusAndDetail,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (status, detail) = verdict;
+        let detail = plain(&detail, DETAIL_BYTES_MAX);
+        if status != self.shown.status {
+            self.shown.since = now.wall;
+            self.shown.history.record(now.wall, status, &detail);
+            effects.push(Effect::StatusChanged(status, detail.clone()));
+        }
+        if status == Status::Synced {
+            self.shown.last_synced = Some(now.wall);
+        }
+        let is_news = status != self.shown.status || detail != self.shown.detail;
+        self.shown.status = status;
+        self.shown.detail = detail;
+        self.count_version(is_news);
+    }
+
     /// What it is doing or waits for.
     #[must_use]
     pub fn status(&self) -> Status {
-        self.status
+        self.shown.status
     }
 
     /// The same in words.
     #[must_use]
     pub fn detail(&self) -> &str {
-        &self.detail
+        &self.shown.detail
     }
 
     /// What the sub last reported; `None` before the first poll.
@@ -45,9 +83,9 @@ impl Sub {
         SubSummary {
             hostname: self.machine.hostname.clone(),
             address,
-            status: self.status,
-            detail: self.detail.clone(),
-            since: self.since,
+            status: self.shown.status,
+            detail: self.shown.detail.clone(),
+            since: self.shown.since,
             required_image: self
                 .required()
                 .map_or_else(String::new, |name| name.as_str().to_owned()),
@@ -56,8 +94,8 @@ impl Sub {
                 .planned()
                 .map_or_else(String::new, |name| name.as_str().to_owned()),
             last_image: last_image.map_or_else(String::new, String::from),
-            last_seen: self.last_seen,
-            last_synced: self.last_synced,
+            last_seen: self.polls.last_seen,
+            last_synced: self.shown.last_synced,
             alarms: self
                 .view
                 .as_ref()
@@ -69,7 +107,7 @@ impl Sub {
     #[must_use]
     pub fn detailed(&self, address: Option<SocketAddr>, now: Time) -> SubDetail {
         let image = self.image.digest();
-        let planned = self.planned.as_ref().filter(|planned| Some(planned.key.image) == image);
+        let planned = self.plan.made.as_ref().filter(|planned| Some(planned.key.image) == image);
         let missing = match (planned, &self.view) {
             (Some(planned), Some(view)) => Missing::of(planned, view),
             _ => Missing::default(),
@@ -89,7 +127,7 @@ impl Sub {
                 .map_or(0, |plan| u32::try_from(plan.operations.len()).unwrap_or(u32::MAX)),
             missing_objects: u32::try_from(missing.count).unwrap_or(u32::MAX),
             missing_bytes: missing.bytes,
-            history: self.history.newest_first(),
+            history: self.shown.history.newest_first(),
             pause: self.paused(now).map(|pause| UpdatePause::clone(pause)),
         }
     }

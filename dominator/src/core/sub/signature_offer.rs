@@ -12,23 +12,30 @@ use api::dominator::Status;
 use api::subd::{OfferImageRequest, SOURCES_MAX};
 use model::signing::Signature;
 
+use super::next_effects::Check;
 use super::{Call, CallPurpose, Context, Effect, ImageState, Now, Sub, View};
-use crate::core::sub::next_effects::Check;
 use model::image::required::RequiredImage;
 
 /// What was offered, and to which start of the sub.
 #[derive(Clone, Debug)]
-pub(super) struct SignatureOffer {
+pub(super) struct Offered {
     instance: u64,
     image: Arc<RequiredImage>,
 }
 
-impl SignatureOffer {
+impl Offered {
     fn is_of(&self, instance: u64, image: &RequiredImage) -> bool {
         self.instance == instance
             && self.image.digest == image.digest
             && self.image.signatures == image.signatures
     }
+}
+
+/// The signatures that a machine is shown, and those that it has seen.
+#[derive(Debug, Default)]
+pub(super) struct SignatureOffer {
+    asked: Option<Offered>,
+    pub(super) taken: Option<Offered>,
 }
 
 /// The signatures of an image that is at hand.
@@ -50,8 +57,8 @@ impl Sub {
         effects: &mut Vec<Effect>,
     ) -> Check<()> {
         let instance = view.report.version.instance;
-        let is_known = |offer: &SignatureOffer| offer.is_of(instance, image);
-        if image.signatures.is_empty() || self.offered.as_ref().is_some_and(is_known) {
+        let is_known = |offer: &Offered| offer.is_of(instance, image);
+        if image.signatures.is_empty() || self.offer.taken.as_ref().is_some_and(is_known) {
             return Continue(());
         }
         let request = OfferImageRequest {
@@ -61,14 +68,14 @@ impl Sub {
         };
         let call = Call::Offer(Box::new(request));
         if self.call(now, CallPurpose::OfferSignatures, call, effects) {
-            self.offering = Some(SignatureOffer { instance, image: Arc::clone(image) });
+            self.offer.asked = Some(Offered { instance, image: Arc::clone(image) });
         }
-        let detail = format!("is shown who has signed {}", image.name());
+        let detail = format!("sending the signatures of {}", image.name());
         self.unless_braked(Status::Preparing, detail)
     }
 
     /// The machine has taken the offer, or has no use for any.
     pub(super) fn offer_taken(&mut self) {
-        self.offered = self.offering.take();
+        self.offer.taken = self.offer.asked.take();
     }
 }

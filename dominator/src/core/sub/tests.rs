@@ -48,22 +48,22 @@ fn the_whole_loop() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   rescanning       is told to scan as base asks
+        0   polled   rescanning       setting the scan filter of base
                      -> set-configuration
-        0   accepted rescanning       is told to scan as base asks
-        0   polled   rescanning       scans; the first complete scan is awaited
-        0   polled   fetching         is told to fetch 1 object (1 byte)
+        0   accepted rescanning       setting the scan filter of base
+        0   polled   rescanning       waiting for the first complete scan
+        0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   accepted fetching         is told to fetch 1 object (1 byte)
-        0   polled   fetching         fetches; 1 object (1 byte) still to come
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   accepted fetching         fetching 1 object (1 byte)
+        0   polled   fetching         fetching; 1 object (1 byte) left
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 2
-        0   accepted updating         was told to carry out the update
-        0   polled   updating         carries out the update; then its triggers run
-        0   polled   rescanning       scans again what the update has touched
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
+        0   polled   rescanning       scanning what the update changed
         0   polled   synced           equals base
                      -> cleanup of 1
         0   accepted synced           equals base
@@ -85,15 +85,15 @@ fn a_machine_that_has_the_tree_of_an_image_by_chance_is_told_of_the_image() {
         0   assigned connecting       not reached yet
                      -> poll for all
         0   polled   synced           equals base
-        0   polled   preparing        is told to stage no change but the name of the ima
+        0   polled   preparing        staging no change but the name of the image and it
                      -> prepare 1: 0 operations
         0   brake    synced           equals base
-        0   released preparing        is told to stage no change but the name of the ima
-        0   accepted preparing        is told to stage no change but the name of the ima
-        0   polled   preparing        is told to stage no change but the name of the ima
+        0   released preparing        staging no change but the name of the image and it
+        0   accepted preparing        staging no change but the name of the image and it
+        0   polled   preparing        staging no change but the name of the image and it
                      -> prepare 2: 0 operations
-        0   accepted preparing        is told to stage no change but the name of the ima
-        0   polled   updating         carries out the update; then its triggers run
+        0   accepted preparing        staging no change but the name of the image and it
+        0   polled   updating         carrying out the update and its triggers
         0   polled   synced           equals base
     "#]]);
 }
@@ -117,18 +117,18 @@ fn the_brake_stops_prepare_and_commit_and_lets_go_at_once() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   fetching         is told to fetch 1 object (1 byte)
+        0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   brake    updates-disabled is told to fetch 1 object (1 byte); updates of all
-        0   accepted updates-disabled is told to fetch 1 object (1 byte); updates of all
+        0   brake    updates-disabled fetching 1 object (1 byte); updates of all machine
+        0   accepted updates-disabled fetching 1 object (1 byte); updates of all machine
         0   polled   updates-disabled 1 change: /a (missing), all objects are there; upd
-        0   released preparing        is told to stage 1 change: /a (missing)
+        0   released preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   preparing        stages 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
         0   brake    updates-disabled 1 change: /a (missing), all objects are there; upd
         0   polled   updates-disabled 1 change: /a (missing), all objects are there; upd
-        0   released updating         is told to carry out 1 change: /a (missing)
+        0   released updating         carrying out 1 change: /a (missing)
                      -> commit 2
     "#]]);
 }
@@ -153,28 +153,28 @@ fn an_update_that_changes_nothing_is_not_repeated_for_ever() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   fetching         is told to fetch 1 object (1 byte)
+        0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   accepted fetching         is told to fetch 1 object (1 byte)
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   accepted fetching         fetching 1 object (1 byte)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 2
-        0   accepted updating         was told to carry out the update
-        0   polled   updating         carries out the update; then its triggers run
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
         0   polled   not-converging   the update was carried out, and the same is to be 
         5   wake     not-converging   the update was carried out, and the same is to be 
-        10  wake     preparing        is told to stage 1 change: /a (missing)
+        10  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
-        10  accepted preparing        is told to stage 1 change: /a (missing)
-        10  polled   updating         is told to carry out 1 change: /a (missing)
+        10  accepted preparing        staging 1 change: /a (missing)
+        10  polled   updating         carrying out 1 change: /a (missing)
                      -> commit 3
-        10  accepted updating         was told to carry out the update
-        10  polled   updating         carries out the update; then its triggers run
+        10  accepted updating         the update was ordered
+        10  polled   updating         carrying out the update and its triggers
         10  polled   not-converging   the update was carried out, and the same is to be 
         20  wake     not-converging   the update was carried out, and the same is to be 
-        30  wake     preparing        is told to stage 1 change: /a (missing)
+        30  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 4: 1 operations
     "#]]);
 }
@@ -198,26 +198,26 @@ fn an_update_that_fails_is_tried_again_after_a_pause_or_with_another_image() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   fetching         is told to fetch 1 object (1 byte)
+        0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   accepted fetching         is told to fetch 1 object (1 byte)
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   accepted fetching         fetching 1 object (1 byte)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 2
-        0   accepted updating         was told to carry out the update
-        0   polled   updating         carries out the update; then its triggers run
-        0   polled   update-failed    the update failed, and was put back: no space; is 
-        10  wake     preparing        is told to stage 1 change: /a (missing)
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
+        0   polled   update-failed    the update failed, and was put back: no space; wil
+        10  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
-        10  accepted preparing        is told to stage 1 change: /a (missing)
-        10  polled   updating         is told to carry out 1 change: /a (missing)
+        10  accepted preparing        staging 1 change: /a (missing)
+        10  polled   updating         carrying out 1 change: /a (missing)
                      -> commit 3
-        10  accepted updating         was told to carry out the update
-        10  polled   updating         carries out the update; then its triggers run
+        10  accepted updating         the update was ordered
+        10  polled   updating         carrying out the update and its triggers
         10  polled   update-stuck     the update failed, and could not be put back: read
-        10  assigned preparing        is told to stage 1 change: /a (missing)
+        10  assigned preparing        staging 1 change: /a (missing)
                      -> prepare 4: 1 operations
     "#]]);
 }
@@ -239,21 +239,21 @@ fn calls_that_fail_are_made_again_with_the_same_id() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   fetching         is told to fetch 1 object (1 byte)
+        0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   failed   fetching         is told to fetch 1 object (1 byte); is told again,
-        1   wake     fetching         is told to fetch 1 object (1 byte)
+        0   failed   fetching         fetching 1 object (1 byte); trying again, because:
+        1   wake     fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        1   failed   fetching         is told to fetch 1 object (1 byte); is told again,
-        3   wake     fetching         is told to fetch 1 object (1 byte)
+        1   failed   fetching         fetching 1 object (1 byte); trying again, because:
+        3   wake     fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        3   accepted fetching         is told to fetch 1 object (1 byte)
-        3   polled   fetch-failed     no source gave all objects: images:6971 is down; i
-        13  wake     fetching         is told to fetch 1 object (1 byte)
+        3   accepted fetching         fetching 1 object (1 byte)
+        3   polled   fetch-failed     no source gave all objects: images:6971 is down; w
+        13  wake     fetching         fetching 1 object (1 byte)
                      -> fetch 2: 1
-        13  failed   fetch-failed     it would not fetch: not allowed; is tried again la
-        23  wake     fetch-failed     it would not fetch: not allowed; is tried again la
-        33  wake     fetching         is told to fetch 1 object (1 byte)
+        13  failed   fetch-failed     it would not fetch: not allowed; will be tried aga
+        23  wake     fetch-failed     it would not fetch: not allowed; will be tried aga
+        33  wake     fetching         fetching 1 object (1 byte)
                      -> fetch 3: 1
     "#]]);
 }
@@ -275,19 +275,19 @@ fn a_staged_update_that_was_lost_is_staged_again() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (extra)
+        0   polled   preparing        staging 1 change: /a (extra)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (extra)
-        0   polled   updating         is told to carry out 1 change: /a (extra)
+        0   accepted preparing        staging 1 change: /a (extra)
+        0   polled   updating         carrying out 1 change: /a (extra)
                      -> commit 1
-        0   failed   preparing        is told to stage 1 change: /a (extra); is told aga
-        0   polled   preparing        is told to stage 1 change: /a (extra); is told aga
-        1   wake     preparing        is told to stage 1 change: /a (extra)
+        0   failed   preparing        staging 1 change: /a (extra); trying again, becaus
+        0   polled   preparing        staging 1 change: /a (extra); trying again, becaus
+        1   wake     preparing        staging 1 change: /a (extra)
                      -> prepare 2: 1 operations
-        1   failed   preparing        is told to stage 1 change: /a (extra); is told aga
-        1   polled   preparing        is told to stage 1 change: /b (extra)
+        1   failed   preparing        staging 1 change: /a (extra); trying again, becaus
+        1   polled   preparing        staging 1 change: /b (extra)
                      -> prepare 3: 1 operations
-        3   wake     preparing        is told to stage 1 change: /b (extra)
+        3   wake     preparing        staging 1 change: /b (extra)
     "#]]);
 }
 
@@ -308,17 +308,17 @@ fn a_restarted_sub_is_another_one() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (extra)
+        0   polled   preparing        staging 1 change: /a (extra)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (extra)
-        0   polled   updating         is told to carry out 1 change: /a (extra)
+        0   accepted preparing        staging 1 change: /a (extra)
+        0   polled   updating         carrying out 1 change: /a (extra)
                      -> commit 1
         0   lost     unreachable      reset
         0   failed   unreachable      reset
         1   wake     unreachable      reset
-        1   polled   preparing        is told to stage 1 change: /a (extra)
+        1   polled   preparing        staging 1 change: /a (extra)
                      -> prepare 2: 1 operations
-        2   wake     preparing        is told to stage 1 change: /a (extra)
+        2   wake     preparing        staging 1 change: /a (extra)
     "#]]);
 }
 
@@ -404,7 +404,7 @@ fn what_is_held_back_says_why() {
           , the machine 150
           ; if that is meant: domtool clear-safety-shutoff web
         cleared: preparing
-          is told to stage 150 changes
+          staging 150 changes
         another plan: unsafe-update
           it would remove 149 of 149 entries
           , the image has 0 entries

@@ -35,10 +35,7 @@ pub enum Unusable {
     Incomplete,
     /// Its exclusions are no patterns.
     #[error("its exclusions are not valid")]
-    Exclusions {
-        /// What is wrong.
-        source: PatternError,
-    },
+    Exclusions { source: PatternError },
 }
 
 impl View {

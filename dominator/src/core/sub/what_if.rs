@@ -24,7 +24,6 @@ use crate::core::default_image;
 pub struct WhatIfInput {
     /// The last complete scan.
     pub scan: Arc<ScanReport>,
-    /// Its number.
     pub scan_number: u64,
     /// The tree that it found, if it was read.
     pub tree: Option<Tree>,
@@ -45,19 +44,19 @@ impl Sub {
     ///
     /// What is missing for a plan, also in words.
     pub fn what_if(&self) -> Result<WhatIfInput, (Gap, String)> {
-        if let Reach::Bad(failure) = &self.reach {
+        if let Reach::Bad(failure) = &self.polls.reach {
             return Err((Gap::NotReached, failure.text.clone()));
         }
         let Some(view) = &self.view else {
-            return Err((Gap::NotReached, self.detail.clone()));
+            return Err((Gap::NotReached, self.shown.detail.clone()));
         };
         let Some(scan) = &view.scan else {
-            return Err((Gap::NotScanned, "its first complete scan is awaited".to_owned()));
+            return Err((Gap::NotScanned, "its first complete scan has not ended".to_owned()));
         };
         Ok(WhatIfInput {
             scan: Arc::clone(scan),
             scan_number: view.scan_number,
-            tree: self.tree.clone().filter(|tree| tree.digest() == scan.root),
+            tree: self.trees.tree.clone().filter(|tree| tree.digest() == scan.root),
             is_right_machine: self.identity.is_good(),
             exclusions: view.exclusions.clone(),
             scope: view.report.scope,
@@ -87,11 +86,11 @@ impl Sub {
         if let Some(why) = self.pause_in_words() {
             waits.push((Status::Paused, why));
         }
-        if self.status == Status::WrongMachine {
-            waits.push((self.status, self.detail.clone()));
+        if self.shown.status == Status::WrongMachine {
+            waits.push((self.shown.status, self.shown.detail.clone()));
         }
-        if self.status == Status::ImageStopped && required == self.required() {
-            waits.push((self.status, self.detail.clone()));
+        if self.shown.status == Status::ImageStopped && required == self.required() {
+            waits.push((self.shown.status, self.shown.detail.clone()));
         }
         let Some(view) = &self.view else { return waits };
         if matches!(view.report.activity, Activity::Updating { .. }) || view.is_unverified() {

@@ -11,7 +11,8 @@ use dominator::core::claims::{
     Claim, ClaimKind, ClaimSettings, ClaimTable, Release, UpdateClaim, UpdateEnd,
 };
 use dominator::core::image_breaker::FailureLimits;
-use dominator::core::sub::{Event, Now};
+use dominator::core::sub::Event;
+use dominator::core::timing::Now;
 use model::image::ImageName;
 use model::mdb::Machine;
 use model::tree::Time;

@@ -48,14 +48,14 @@ fn nothing_is_staged_before_the_claim_is_granted_and_it_is_kept_to_the_end() {
                      -> poll for all
         0   polled   waiting-for-budget 1 change: /a (missing); 9 machines are under way
         0   polled   waiting-for-budget 1 change: /a (missing); 9 machines are under way
-        0   granted  preparing        is told to stage 1 change: /a (missing)
+        0   granted  preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
-        0   accepted updating         was told to carry out the update
-        0   polled   updating         carries out the update; then its triggers run
-        0   polled   rescanning       scans again what the update has touched
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
+        0   polled   rescanning       scanning what the update changed
         0   polled   synced           equals base
                      -> cleanup of 1
                      -> release: Good
@@ -88,12 +88,12 @@ fn whoever_turns_to_something_else_gives_the_claim_back() {
         1   silent   unreachable      no answer
                      -> release: Withdrawn
         2   wake     unreachable      no answer
-        2   polled   preparing        is told to stage 1 change: /a (missing)
+        2   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        2   accepted preparing        is told to stage 1 change: /a (missing)
-        2   polled   preparing        stages 1 change: /a (missing)
-        901 wake     preparing        stages 1 change: /a (missing)
-        902 wake     waiting-for-budget 1 change: /a (missing); its turn has passed, as no
+        2   accepted preparing        staging 1 change: /a (missing)
+        2   polled   preparing        staging 1 change: /a (missing)
+        901 wake     preparing        staging 1 change: /a (missing)
+        902 wake     waiting-for-budget 1 change: /a (missing); the claim was not used in 
                      -> release: Withdrawn
     "#]]);
 }
@@ -118,14 +118,14 @@ fn a_commit_that_is_forbidden_in_the_last_moment_is_not_sent_again() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
         0   failed   image-stopped    1 change: /a (missing); updates to base have stopp
         0   polled   image-stopped    1 change: /a (missing); updates to base have stopp
-        0   resumed  preparing        is told to stage 1 change: /a (missing)
+        0   resumed  preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
     "#]]);
 }
@@ -145,14 +145,14 @@ fn a_machine_that_vanishes_after_the_commit_is_waited_for_five_minutes() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
-        0   accepted updating         was told to carry out the update
-        0   polled   updating         carries out the update; then its triggers run
-        10  wake     updating         carries out the update; then its triggers run
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
+        10  wake     updating         carrying out the update and its triggers
         10  silent   unreachable      no answer
         299 wake     unreachable      no answer
         299 silent   unreachable      no answer
@@ -160,7 +160,7 @@ fn a_machine_that_vanishes_after_the_commit_is_waited_for_five_minutes() {
                      -> release: Failed(Vanished)
         300 silent   unreachable      no answer
         330 wake     unreachable      no answer
-        330 polled   updating         carries out the update; then its triggers run
+        330 polled   updating         carrying out the update and its triggers
         330 polled   synced           equals base
                      -> cleanup of 1
     "#]]);
@@ -218,8 +218,8 @@ fn what_is_under_way_when_the_dominator_starts_is_counted() {
         0   assigned connecting       not reached yet
                      -> poll for all
                      -> is under way
-        0   polled   updating         carries out the update; then its triggers run
-        0   polled   rescanning       scans again what the update has touched
+        0   polled   updating         carrying out the update and its triggers
+        0   polled   rescanning       scanning what the update changed
         0   polled   synced           equals base
                      -> release: Good
     "#]]);
@@ -241,11 +241,11 @@ fn a_machine_whose_reboot_is_due_is_counted_once_also_if_something_else_was_not_
         0   assigned connecting       not reached yet
                      -> poll for all
                      -> is under way
-        0   polled   rebooting        is to come up again, as the update asks for it
-        0   polled   rebooting        is to come up again, as the update asks for it
-        0   polled   rebooting        is to come up again, as the update asks for it
-        3600 wake     rebooting        is to come up again, as the update asks for it
+        0   polled   rebooting        waiting for the reboot of the update
+        0   polled   rebooting        waiting for the reboot of the update
+        0   polled   rebooting        waiting for the reboot of the update
+        3600 wake     rebooting        waiting for the reboot of the update
                      -> release: Failed(Overdue)
-        3600 polled   rebooting        is to come up again, as the update asks for it
+        3600 polled   rebooting        waiting for the reboot of the update
     "#]]);
 }

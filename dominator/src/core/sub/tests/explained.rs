@@ -12,6 +12,7 @@ use model::tree::Time;
 use super::super::*;
 use super::held::ready;
 use super::script::{Script, image};
+use model::scope::Scope;
 
 /// A machine on its way to each status that it can come to by itself, and that status.
 fn scripts() -> Vec<Script> {
@@ -161,7 +162,7 @@ fn every_status_that_a_machine_can_come_to_is_explained() {
 fn no_explanation_is_empty() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
     for status in Status::ALL {
-        script.sub.status = status;
+        script.sub.shown.status = status;
         let why = script.sub.explain(script.time());
         assert_eq!(why.status, status);
         for part in [&why.means, &why.waits_for, &why.next] {
@@ -196,7 +197,7 @@ fn a_machine_that_does_not_converge_names_the_paths() {
     let named = detail.matches("(missing)").count();
     assert!(named > 20 && detail.len() < 1_000, "{detail}");
     assert!(detail.contains(&format!("and {} more", 150 - named)), "{detail}");
-    assert!(detail.ends_with("is tried again later"), "{detail}");
+    assert!(detail.ends_with("will be tried again"), "{detail}");
     let why = script.sub.explain(script.time());
     let differs = why.differs.unwrap();
     assert_eq!((differs.operations, differs.paths.len()), (150, 100));

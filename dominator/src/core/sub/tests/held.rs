@@ -9,6 +9,7 @@ use model::tree::Time;
 
 use super::super::*;
 use super::script::{Script, image};
+use model::scope::Scope;
 
 /// As a sub that has the object of the only change, with the update about to be staged.
 pub(super) fn ready() -> Script {
@@ -42,18 +43,18 @@ fn a_machine_that_does_not_allow_an_update_is_asked_again_in_a_minute() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
         0   failed   held             it would not prepare the update: the database is b
         0   polled   held             it would not prepare the update: the database is b
         59  wake     held             it would not prepare the update: the database is b
-        60  wake     preparing        is told to stage 2 changes
+        60  wake     preparing        staging 2 changes
                      -> prepare 2: 2 operations
-        60  accepted preparing        is told to stage 2 changes
-        60  polled   updating         is told to carry out 2 changes
+        60  accepted preparing        staging 2 changes
+        60  polled   updating         carrying out 2 changes
                      -> commit 2
         60  failed   held             it would not carry out the update: the database is
-        120 wake     updating         is told to carry out 2 changes
+        120 wake     updating         carrying out 2 changes
                      -> commit 2
     "#]]);
 }
@@ -81,11 +82,11 @@ fn nothing_is_staged_on_a_paused_machine_and_it_goes_on_at_once_after_that() {
         0   assigned connecting       not reached yet
                      -> poll for all
         0   polled   held             1 change: /a (missing); paused on the machine itse
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   failed   held             it would not prepare the update: paused; is tried 
-        0   polled   held             it would not prepare the update: paused; is tried 
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   failed   held             it would not prepare the update: paused; will be t
+        0   polled   held             it would not prepare the update: paused; will be t
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
     "#]]);
 }
@@ -126,25 +127,25 @@ fn an_image_whose_health_check_failed_is_offered_again_only_upon_an_operators_wo
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
-        0   accepted updating         was told to carry out the update
-        0   polled   updating         carries out the update; then its triggers run
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
         0   polled   health-failed    the update to base was put back, as its health che
         0   polled   health-failed    the update to base was put back, as its health che
         3600 wake     health-failed    the update to base was put back, as its health che
-        3600 wake     preparing        is told to stage 2 changes
+        3600 wake     preparing        staging 2 changes
                      -> prepare 2: 2 operations
-        3600 accepted preparing        is told to stage 2 changes
-        3600 polled   updating         is told to carry out 2 changes
+        3600 accepted preparing        staging 2 changes
+        3600 polled   updating         carrying out 2 changes
                      -> commit 2
-        3600 accepted updating         was told to carry out the update
-        3600 polled   updating         carries out the update; then its triggers run
+        3600 accepted updating         the update was ordered
+        3600 polled   updating         carrying out the update and its triggers
         3600 polled   health-failed    the update to base was put back, as its health che
-        3600 assigned preparing        is told to stage 2 changes
+        3600 assigned preparing        staging 2 changes
                      -> prepare 3: 2 operations
     "#]]);
 }
@@ -166,13 +167,13 @@ fn an_update_that_can_neither_be_finished_nor_put_back_is_left_to_the_machine() 
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
-        0   accepted updating         was told to carry out the update
-        0   polled   updating         carries out the update; then its triggers run
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
         0   polled   update-stuck     the update can neither be finished nor put back: r
         3600 wake     update-stuck     the update can neither be finished nor put back: r
         3600 polled   synced           equals base
@@ -204,16 +205,16 @@ fn a_machine_that_comes_up_again_is_rebooting_for_a_quarter_of_an_hour() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
-        0   accepted updating         was told to carry out the update
-        0   polled   updating         carries out the update; then its triggers run
-        0   polled   rebooting        is to come up again, as the update asks for it
-        10  wake     rebooting        is to come up again, as the update asks for it
-        10  silent   rebooting        comes up again, it is hoped: connection refused
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
+        0   polled   rebooting        waiting for the reboot of the update
+        10  wake     rebooting        waiting for the reboot of the update
+        10  silent   rebooting        rebooting; no answer yet: connection refused
         910 wake     unreachable      connection refused
         910 silent   unreachable      connection refused
         940 wake     unreachable      connection refused

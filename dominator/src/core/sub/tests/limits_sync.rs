@@ -103,9 +103,9 @@ fn a_sub_that_does_not_take_them_is_told_ever_less_often_and_works_on() {
         30  wake     synced           equals base
                      -> set-configuration
         30  accepted synced           equals base
-        30  polled   preparing        is told to stage 1 change: /b (extra)
+        30  polled   preparing        staging 1 change: /b (extra)
                      -> prepare 1: 1 operations
-        30  accepted preparing        is told to stage 1 change: /b (extra)
+        30  accepted preparing        staging 1 change: /b (extra)
     "#]]);
 }
 

@@ -66,24 +66,24 @@ fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   fetching         is told to fetch 1 object (1 byte)
+        0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   pause    paused           is told to fetch 1 object (1 byte); updates are pa
-        0   accepted paused           is told to fetch 1 object (1 byte); updates are pa
+        0   pause    paused           fetching 1 object (1 byte); updates are paused unt
+        0   accepted paused           fetching 1 object (1 byte); updates are paused unt
         0   polled   paused           1 change: /a (missing), all objects are there; upd
         60  wake     paused           1 change: /a (missing), all objects are there; upd
-        100 wake     preparing        is told to stage 1 change: /a (missing)
+        100 wake     preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
-        100 accepted preparing        is told to stage 1 change: /a (missing)
+        100 accepted preparing        staging 1 change: /a (missing)
         100 pause    paused           1 change: /a (missing), all objects are there; upd
         100 polled   paused           1 change: /a (missing), all objects are there; upd
         100 polled   paused           1 change: /a (missing), all objects are there; upd
-        100 resume   preparing        is told to stage 1 change: /a (missing)
+        100 resume   preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
-        100 accepted preparing        is told to stage 1 change: /a (missing)
-        100 polled   updating         is told to carry out 1 change: /a (missing)
+        100 accepted preparing        staging 1 change: /a (missing)
+        100 polled   updating         carrying out 1 change: /a (missing)
                      -> commit 3
-        100 failed   updating         is told to carry out 1 change: /a (missing)
+        100 failed   updating         carrying out 1 change: /a (missing)
                      -> commit 3
     "#]]);
 }
@@ -103,12 +103,12 @@ fn a_clock_that_is_set_ends_a_pause_or_has_it_again() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   fetching         is told to fetch 1 object (1 byte)
+        0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
-        0   pause    paused           is told to fetch 1 object (1 byte); updates are pa
-        0   accepted paused           is told to fetch 1 object (1 byte); updates are pa
+        0   pause    paused           fetching 1 object (1 byte); updates are paused unt
+        0   accepted paused           fetching 1 object (1 byte); updates are paused unt
         0   polled   paused           1 change: /a (content), all objects are there; upd
-        1   wake     preparing        is told to stage 1 change: /a (content)
+        1   wake     preparing        staging 1 change: /a (content)
                      -> prepare 2: 1 operations
         2   wake     paused           1 change: /a (content), all objects are there; upd
     "#]]);
@@ -131,7 +131,7 @@ fn a_machine_that_is_in_place_shows_its_pause_and_is_not_told_of_the_image() {
         0   polled   synced           equals base
         0   pause    synced           equals base; updates are paused until 1970-01-01T0
         0   polled   synced           equals base; updates are paused until 1970-01-01T0
-        100 wake     preparing        is told to stage no change but the name of the ima
+        100 wake     preparing        staging no change but the name of the image and it
                      -> prepare 1: 0 operations
     "#]]);
 }
@@ -161,22 +161,22 @@ fn what_is_forced_is_staged_anew_and_once() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
         0   failed   held             it would not carry out the update: somebody is log
         1   wake     held             it would not carry out the update: somebody is log
-        1   forced   preparing        is told to stage 1 change: /a (missing)
+        1   forced   preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
-        1   accepted preparing        is told to stage 1 change: /a (missing)
-        1   polled   updating         is told to carry out 1 change: /a (missing)
+        1   accepted preparing        staging 1 change: /a (missing)
+        1   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 2
-        1   accepted updating         was told to carry out the update
-        1   polled   updating         carries out the update; then its triggers run
-        1   polled   update-failed    the update failed, and was put back: no space; is 
-        11  wake     preparing        is told to stage 1 change: /a (missing)
+        1   accepted updating         the update was ordered
+        1   polled   updating         carrying out the update and its triggers
+        1   polled   update-failed    the update failed, and was put back: no space; wil
+        11  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
     "#]]);
 }
@@ -232,19 +232,19 @@ fn a_hurried_machine_is_polled_and_scans_before_its_status_counts() {
         0   assigned connecting       not reached yet
                      -> poll for all
         0   polled   synced           equals base
-        0   hurried  rescanning       scans at once, as an operator asks for it
+        0   hurried  rescanning       scanning at once, as an operator ordered
                      -> scan
-        0   hurried  rescanning       scans at once, as an operator asks for it
-        0   scanned  rescanning       scans at once, as an operator asks for it
+        0   hurried  rescanning       scanning at once, as an operator ordered
+        0   scanned  rescanning       scanning at once, as an operator ordered
                      -> scan
-        0   scanned  rescanning       scans at once, as an operator asks for it
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   scanned  rescanning       scanning at once, as an operator ordered
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
-        0   accepted updating         was told to carry out the update
-        0   polled   updating         carries out the update; then its triggers run
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
         0   polled   synced           equals base
                      -> cleanup of 1
     "#]]);

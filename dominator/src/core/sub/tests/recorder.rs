@@ -57,24 +57,24 @@ fn an_update_that_cannot_be_recorded_is_not_ordered_and_has_not_failed() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
-        0   polled   preparing        is told to stage 1 change: /a (missing)
+        0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   accepted preparing        is told to stage 1 change: /a (missing)
-        0   polled   updating         is told to carry out 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
+        0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
-        0   full     updating         was told to carry out the update
+        0   full     updating         the update was ordered
         0   failed   updates-disabled 1 change: /a (missing), all objects are there; the
                      -> release: Withdrawn
         300 wake     updates-disabled 1 change: /a (missing), all objects are there; the
         300 polled   updates-disabled 1 change: /a (missing), all objects are there; the
-        300 room     preparing        is told to stage 1 change: /a (missing)
+        300 room     preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
-        300 accepted preparing        is told to stage 1 change: /a (missing)
-        300 polled   updating         is told to carry out 1 change: /a (missing)
+        300 accepted preparing        staging 1 change: /a (missing)
+        300 polled   updating         carrying out 1 change: /a (missing)
                      -> commit 2
-        300 failed   preparing        has staged 1 change: /a (missing); is told again, 
-        300 polled   preparing        is told to stage 1 change: /a (missing); is told a
-        360 wake     preparing        is told to stage 1 change: /a (missing)
+        300 failed   preparing        staged 1 change: /a (missing); trying again, becau
+        300 polled   preparing        staging 1 change: /a (missing); trying again, beca
+        360 wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
     "#]]);
 }

@@ -37,18 +37,18 @@ fn signatures_are_shown_once_before_the_update_and_again_when_there_are_others()
         0   assigned connecting       not reached yet
                      -> poll for all
         0   assigned connecting       not reached yet
-        0   polled   preparing        is shown who has signed base
+        0   polled   preparing        sending the signatures of base
                      -> offer with 1 signatures
-        0   failed   signature-refused it would not look at the signatures: 1 of 2; is tr
-        0   assigned preparing        is shown who has signed base
+        0   failed   signature-refused it would not look at the signatures: 1 of 2; will 
+        0   assigned preparing        sending the signatures of base
                      -> offer with 2 signatures
-        0   accepted preparing        is told to stage 1 change: /a (missing)
+        0   accepted preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   failed   signature-refused it would not prepare the update: it is older; is t
-        60  wake     preparing        is shown who has signed base
+        0   failed   signature-refused it would not prepare the update: it is older; will
+        60  wake     preparing        sending the signatures of base
                      -> offer with 2 signatures
-        60  failed   preparing        is told to stage 1 change: /a (missing)
+        60  failed   preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
-        60  accepted preparing        is told to stage 1 change: /a (missing)
+        60  accepted preparing        staging 1 change: /a (missing)
     "#]]);
 }
