@@ -38,46 +38,28 @@ const BUFFER_BYTES: usize = 128 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// The directory or a file in it cannot be used.
     #[error("the object cache failed")]
     Directory {
-        /// What and why.
         #[from]
         source: RootError,
     },
-    /// An object cannot be read or written.
     #[error("cannot {operation} object {id}")]
-    Content {
-        /// What was tried.
-        operation: &'static str,
-        /// Which object.
-        id: ObjectId,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// What came is not what was asked for.
+    Content { operation: &'static str, id: ObjectId, source: io::Error },
     #[error("{got_bytes} bytes that hash to {got} came for object {want} of {want_bytes} bytes")]
     Wrong {
-        /// What was asked for.
         want: ObjectId,
         /// Its size, in bytes.
         want_bytes: u64,
-        /// What came.
         got: ObjectId,
         /// How much came, in bytes; no more is read than one byte too many.
         got_bytes: u64,
     },
-    /// The object is not in the cache.
     #[error("object {id} is not in the cache")]
-    Absent {
-        /// Which object.
-        id: ObjectId,
-    },
+    Absent { id: ObjectId },
 }
 
 impl CacheError {
     /// True if there is no space for what was to be written.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         use nix::errno::Errno;
         let errno = match self {
@@ -89,7 +71,7 @@ impl CacheError {
     }
 }
 
-/// What a file was like when it was hashed.
+/// Identifies the state of a file when it was hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seal {
     size_bytes: u64,
@@ -108,7 +90,7 @@ impl Seal {
 enum Holding {
     /// It is in the directory.
     Stored(Seal),
-    /// An update that is prepared has it.
+    /// Moved into a staged update.
     Taken { size_bytes: u64 },
 }
 
@@ -170,13 +152,11 @@ impl Cache {
     }
 
     /// All objects, sorted.
-    #[must_use]
     pub fn ids(&self) -> Vec<ObjectId> {
         self.lock().keys().copied().collect()
     }
 
     /// The size of the object in bytes, if it is cached.
-    #[must_use]
     pub fn size_of(&self, id: &ObjectId) -> Option<u64> {
         self.lock().get(id).map(|holding| match holding {
             Holding::Stored(seal) => seal.size_bytes,

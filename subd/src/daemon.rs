@@ -1,4 +1,4 @@
-//! subd as a whole: its flags, how it starts and how it stops.
+//! The daemon: its flags, how it starts and how it stops.
 
 pub mod command_line;
 
@@ -30,7 +30,8 @@ use crate::cache::{Cache, CacheError};
 use crate::fetch::network::Network;
 use crate::fetch::{Fetcher, STALL_MAX};
 use crate::interface::operator::end_pauses;
-use crate::interface::server::{Service, router};
+use crate::interface::server::router;
+use crate::interface::service::Service;
 use crate::limits::throughput;
 use crate::limits::{Budgets, LimitArgs};
 use crate::machine::command_runner::CommandRunner;
@@ -40,8 +41,7 @@ use crate::machine::notify;
 use crate::machine::probe::Probe;
 use crate::machine::services::{ServiceDriver, TIME_MAX};
 use crate::root::{Root, RootError};
-use crate::scan::watchdog;
-use crate::scan::{Pace, Scanner};
+use crate::scan::{Pace, Scanner, watch_for_stalls};
 use crate::state::directories::Directories;
 use crate::state::persisted_state::{PersistError, PersistedState, StateDirectory};
 use crate::state::report_state::ReportState;
@@ -163,51 +163,21 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The root or `/.subd` cannot be used.
     #[error("cannot manage `{}`", path.display())]
-    Root {
-        /// The root.
-        path: PathBuf,
-        /// What and why.
-        source: RootError,
-    },
-    /// The object cache cannot be opened.
+    Root { path: PathBuf, source: RootError },
     #[error("cannot open the object cache")]
-    Cache {
-        /// What and why.
-        source: CacheError,
-    },
-    /// The state cannot be read, or another subd has it.
+    Cache { source: CacheError },
     #[error("cannot manage `{}`", path.display())]
-    State {
-        /// The root.
-        path: PathBuf,
-        /// What and why.
-        source: PersistError,
-    },
-    /// An exclusion is bad.
+    State { path: PathBuf, source: PersistError },
     #[error("bad --exclude")]
-    Exclude {
-        /// What is wrong.
-        source: PatternError,
-    },
-    /// The system refused something.
+    Exclude { source: PatternError },
     #[error("cannot {what}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The address cannot be listened on.
+    System { what: &'static str, source: io::Error },
     #[error("cannot start")]
-    Listen {
-        /// What and why.
-        source: ListenError,
-    },
+    Listen { source: ListenError },
 }
 
-/// A subd that is ready to serve.
+/// A subd that is ready to answer calls.
 pub struct Daemon {
     listener: TcpListener,
     router: Router<Arc<Service>>,
@@ -216,15 +186,15 @@ pub struct Daemon {
     report_state: Arc<ReportState>,
     updater: Arc<Updater>,
     tasks: TaskTracker,
-    /// Cancelled by others, when subd is to end.
+    /// Cancelled by the caller of [`Daemon::start`].
     asked: CancellationToken,
-    /// Cancelled with that, and to start over.
+    /// Cancelled with `asked`, and also to start again.
     stop: CancellationToken,
     root: Arc<Root>,
     identity: IdentitySource,
 }
 
-/// What is opened before anything runs.
+/// Everything that is opened before subd scans or answers calls.
 struct Opened {
     root: Arc<Root>,
     directories: Arc<Directories>,
@@ -232,7 +202,7 @@ struct Opened {
     persisted: PersistedState,
     cache: Arc<Cache>,
     resumed: Resumed,
-    /// Where the audit log has its directory, unless that is said elsewhere.
+    /// Where the audit log is, unless a flag names another directory.
     audit: PathBuf,
 }
 
@@ -379,7 +349,11 @@ impl Daemon {
         let Self { listener, router, audit, scanner, report_state, updater, tasks, .. } = self;
         let Self { asked, stop, root, identity, .. } = self;
         let probe = Probe { root: Arc::clone(&root), report_state: Arc::clone(&report_state) };
-        tasks.spawn(watchdog::watch(Arc::clone(&scanner), Arc::clone(&report_state), stop.clone()));
+        tasks.spawn(watch_for_stalls(
+            Arc::clone(&scanner),
+            Arc::clone(&report_state),
+            stop.clone(),
+        ));
         let following = follow(Arc::clone(&scanner), report_state, root, identity, stop.clone());
         tasks.spawn(following);
         tasks.spawn(probe.watch(stop.clone()));
@@ -422,8 +396,8 @@ fn budgets(flags: &LimitArgs, persisted: &PersistedState) -> Budgets {
     Budgets::new(flags.ceilings(), persisted.configuration.limits, speeds)
 }
 
-/// Measures the device, unless it was measured before. Nobody waits for that: until it is known, a
-/// slow one is assumed.
+/// Measures the device, unless it was measured before. Until the speed is known, a slow device is
+/// assumed.
 async fn measure(
     root: Arc<Root>,
     report_state: Arc<ReportState>,
@@ -455,7 +429,7 @@ async fn measure(
     }
 }
 
-/// Hands each new snapshot to the board.
+/// Reports each new snapshot.
 async fn follow(
     scanner: Arc<Scanner>,
     report_state: Arc<ReportState>,
@@ -474,7 +448,7 @@ async fn follow(
     }
 }
 
-/// What is on the disk, besides objects.
+/// The directories on the disk, besides the object cache.
 struct Places {
     root: Root,
     directories: Directories,
@@ -483,7 +457,7 @@ struct Places {
 }
 
 impl Places {
-    /// Opens them, and keeps every other subd out.
+    /// Opens the directories, and takes the lock that keeps every other subd out.
     fn open(path: &Path, state_path: Option<&Path>) -> Result<Self, StartError> {
         let no_root = |source| StartError::Root { path: path.to_owned(), source };
         let no_state = |source| StartError::State { path: path.to_owned(), source };
@@ -517,8 +491,7 @@ impl Places {
     }
 }
 
-/// Opens what is on the disk, finishes an update that was interrupted, and clears what is left of
-/// others.
+/// Opens everything on the disk, finishes an interrupted update, and removes leftovers of others.
 fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     let path = &options.root;
     let no_root = |source| StartError::Root { path: path.clone(), source };
@@ -532,7 +505,7 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     if !matches!(resumed, Resumed::Lost(_)) {
         let count = remove_leftovers(&directories, resumed.update_id()).map_err(no_root)?;
         if count > 0 {
-            tracing::info!(count, "cleared what updates of a former run had left");
+            tracing::info!(count, "removed leftovers of former updates");
         }
     }
     let persisted = state.load();
@@ -578,8 +551,7 @@ fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// Says what an operator can do about `error`.
-#[must_use]
+/// Returns hints for the operator about `error`.
 pub fn hints(error: &StartError) -> Vec<&'static str> {
     match error {
         StartError::State { source: PersistError::Locked, .. } => {
@@ -591,8 +563,7 @@ pub fn hints(error: &StartError) -> Vec<&'static str> {
     }
 }
 
-/// The error with all that caused it, for people.
-#[must_use]
+/// Returns the error with its causes.
 pub fn describe(error: &StartError) -> String {
     report(error)
 }

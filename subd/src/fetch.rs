@@ -1,20 +1,19 @@
 //! Gets objects into the cache: from files of the machine, and from object servers.
 //!
-//! One fetch at a time. What a file of the tree has is taken from there. For the rest the sources
-//! are tried in their order: each is asked for what is still missing, several requests at a time,
-//! and asked again, from where it ended, when its connection was lost. What arrives is hashed by
-//! the thread that writes it and has its name only then. What has arrived stays when the rest
-//! fails.
+//! One fetch at a time. Objects that a file of the tree holds are copied from it. For the others
+//! the sources are tried in order: each is asked for the missing objects, with several requests at
+//! a time, and asked again, from where it stopped, when the connection was lost. The thread that
+//! writes an object also hashes it, and names it only when it is complete and correct. What has
+//! arrived stays when the rest fails.
 //!
-//! Nothing is synced here: Prepare does that, and an object that a crash spoilt is found when the
+//! Nothing is synced here: Prepare does that, and an object that a crash damaged is found when the
 //! cache is hashed at the next start.
 //!
 //! # Invariants
 //!
-//! * A source that was caught at sending wrong content is not asked again in the same fetch, and it
-//!   is named.
-//! * No byte that was kept is asked for again, unless the whole turned out to be wrong.
-//! * Nothing of a source is being written any more when the next attempt begins.
+//! * A source that sent wrong content is not asked again in the same fetch, and it is named.
+//! * No byte that was kept is requested again, unless the whole object is wrong.
+//! * All writes of one attempt have ended when the next attempt begins.
 
 mod ledger;
 pub mod network;
@@ -63,24 +62,22 @@ pub const STALL_MAX: Duration = Duration::from_secs(60);
 /// How often progress is reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long a fetch that is ahead of need may take to end.
+/// How long a prefetch may take to stop.
 const WAY_MAX: Duration = Duration::from_secs(5);
 
-/// Less than this is no progress, in bytes: patience with the source comes to an end.
+/// Less than this counts as no progress, in bytes.
 const PROGRESS_BYTES_MIN: u64 = 64 << 10;
 
-/// Starts fetches and reports them to the board.
+/// Starts fetches and reports them.
 #[derive(Clone)]
 pub struct Fetcher {
     /// How connections to sources are protected.
     pub security: Security,
-    /// Where objects go.
     pub cache: Arc<Cache>,
-    /// Who is told.
     pub report_state: Arc<ReportState>,
     /// Whose space and whose files are used.
     pub root: Arc<Root>,
-    /// What may be taken of the machine.
+    /// How much of the machine subd may use.
     pub budgets: Arc<Budgets>,
     /// What may be taken of the network.
     pub network: Arc<Network>,
@@ -88,25 +85,24 @@ pub struct Fetcher {
     pub state: Arc<StateDirectory>,
     /// How long a source may send nothing.
     pub stall_max: Duration,
-    /// What runs.
     pub tasks: TaskTracker,
-    /// When to leave everything as it is: subd stops.
+    /// Cancelled when subd stops.
     pub leave: CancellationToken,
-    /// When to come to an end; of the fetch that is ahead of need, in copies that run it.
+    /// Cancelled when this fetch must stop; differs from `leave` in the copy that runs a prefetch.
     pub stop: CancellationToken,
-    /// Ends the fetch that is ahead of need, if there is one.
+    /// Stops the prefetch, if there is one.
     pub way: Arc<Mutex<CancellationToken>>,
     /// Bytes that arrived since subd started.
     pub fetched_bytes: Arc<AtomicU64>,
 }
 
 impl Fetcher {
-    /// Starts a fetch; one with the id of the current or the last fetch is not started again. One
-    /// that is ahead of need is ended by one that is not.
+    /// Starts a fetch, unless it is the current or the last one. A fetch that is needed now stops a
+    /// prefetch.
     ///
     /// # Errors
     ///
-    /// `BadRequest` for a request that makes no sense, `Busy` during another fetch or an update.
+    /// `BadRequest` for an invalid request, `Busy` during another fetch or an update.
     pub async fn start(&self, request: FetchRequest) -> Result<(), Fault> {
         check(&request)?;
         if !request.ahead {
@@ -130,7 +126,7 @@ impl Fetcher {
             }
             state.fetch = Some(FetchProgress { fetch_id, ahead, ..FetchProgress::default() });
             if ahead {
-                // Whoever sees the fetch on the board can end it.
+                // Set before the fetch is reported, so that it can be stopped from then on.
                 *locked(&self.way) = stop.clone();
             }
             Ok(Some(()))
@@ -142,7 +138,7 @@ impl Fetcher {
         Ok(())
     }
 
-    /// Ends a fetch that is ahead of need and is not the one with this id, and waits for its end.
+    /// Stops a prefetch that is not the one with this id, and waits until it has stopped.
     async fn make_way(&self, fetch_id: u64) {
         let is_in_the_way = |state: &State| {
             state.fetch.is_some_and(|fetch| fetch.ahead && fetch.fetch_id != fetch_id)
@@ -183,7 +179,7 @@ impl Fetcher {
         }
     }
 
-    /// Remembers how fast the network is, in bytes per second: it is not measured again.
+    /// Records the speed of the network, in bytes per second, so that it is not measured again.
     async fn remember(&self, speed: u64) {
         self.report_state.change(|state| state.persisted.network_speed = Some(speed));
         if let Err(error) = self.report_state.save(&self.state).await {
@@ -226,8 +222,8 @@ impl Fetcher {
         Err(FetchFailure::Sources(format!("{count} objects missing ({first}...): {refusals}")))
     }
 
-    /// Waits for `work`, and reports progress meanwhile; gives up when subd stops. A fetch that
-    /// gives way is waited for: nothing of it may write any more when another one begins.
+    /// Waits for `work`, and reports progress meanwhile; stops waiting when subd stops. A prefetch
+    /// that must stop is waited for, because it must not write when the next fetch begins.
     async fn reporting<T>(
         &self,
         ledger: &Ledger,
@@ -264,7 +260,7 @@ impl Fetcher {
         });
     }
 
-    /// Those of `objects` that are not cached, each once.
+    /// Returns those of `objects` that are not cached, each once.
     fn missing(&self, objects: &[FetchObject]) -> Vec<FetchObject> {
         let mut seen = BTreeSet::new();
         objects
@@ -274,7 +270,7 @@ impl Fetcher {
             .collect()
     }
 
-    /// Removes what has come of objects that nobody wants any more: they take space.
+    /// Removes partial objects that are no longer wanted, because they take space.
     async fn discard_partials(&self, missing: &[FetchObject]) -> Result<(), FetchFailure> {
         let wanted: BTreeSet<_> = missing.iter().map(|object| object.id).collect();
         let cache = Arc::clone(&self.cache);
@@ -287,7 +283,7 @@ impl Fetcher {
         }
     }
 
-    /// Whether what is missing of the objects fits.
+    /// Checks that the missing bytes fit on the file-system.
     fn check_space(
         &self,
         missing: &[FetchObject],
@@ -299,7 +295,7 @@ impl Fetcher {
         Ok(space::check(missing.iter().map(rest), space))
     }
 
-    /// Takes from the machine's own files what they have.
+    /// Takes objects from files of the machine.
     async fn reuse(
         &self,
         missing: &[FetchObject],
@@ -323,8 +319,8 @@ impl Fetcher {
         reusing.await.map_err(|error| FetchFailure::Local(error.to_string()))
     }
 
-    /// Asks one source for what is `missing`, and again as long as that makes sense; gives what is
-    /// to be said against it if something is missing still.
+    /// Asks one source for the `missing` objects, and retries as long as that makes sense. Returns
+    /// the error of the source if objects are still missing.
     async fn ask(
         &self,
         source: &str,
@@ -363,7 +359,7 @@ impl Fetcher {
         }
     }
 
-    /// Asks one source once for what is `missing`.
+    /// Asks one source once for the `missing` objects.
     async fn attempt(
         &self,
         source: &str,

@@ -66,14 +66,12 @@ fn speed() -> clap::builder::RangedU64ValueParser<u64> {
 
 impl LimitArgs {
     /// The ceilings that these flags set.
-    #[must_use]
     pub fn ceilings(&self) -> Ceilings {
         let Self { cpu_percent, scan_percent, write_percent, network_percent, .. } = *self;
         Ceilings { cpu_percent, scan_percent, write_percent, network_percent }
     }
 
     /// The speeds that these flags say; what was measured is of no interest beside them.
-    #[must_use]
     pub fn speeds(&self) -> Speeds {
         Speeds { device: self.device_speed, network: self.network_speed }
     }
@@ -103,7 +101,6 @@ pub struct Budgets {
 
 impl Budgets {
     /// Puts in force what follows from `ceilings`, what a dominator asked for, and `speeds`.
-    #[must_use]
     pub fn new(ceilings: Ceilings, wire: Limits, speeds: Speeds) -> Self {
         let Rates { cpu, scan, write, network } = rates(&ceilings, &wire, &speeds);
         Self {
@@ -148,13 +145,11 @@ impl Budgets {
     }
 
     /// How fast device and network are, as far as that is known.
-    #[must_use]
     pub fn speeds(&self) -> Speeds {
         self.inputs().speeds
     }
 
     /// The machine's own ceilings, as polls report them.
-    #[must_use]
     pub fn ceilings(&self) -> Limits {
         let Ceilings { cpu_percent, scan_percent, write_percent, network_percent } = self.ceilings;
         Limits {
@@ -166,7 +161,6 @@ impl Budgets {
     }
 
     /// The limits in force, and what is used of them.
-    #[must_use]
     pub fn load(&self) -> Load {
         Load {
             cpu: self.cpu.share(),

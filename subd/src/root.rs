@@ -73,10 +73,6 @@ impl Root {
 
     /// As [`Root::open`], without what lies under mount points: for directories of subd's own that
     /// are elsewhere.
-    ///
-    /// # Errors
-    ///
-    /// As [`Root::open`].
     pub fn open_as_seen(path: &Path) -> Result<Self, RootError> {
         Self::open_by(path, MountClone::as_seen)
     }
@@ -93,26 +89,17 @@ impl Root {
     }
 
     /// True if what lies under mount points is part of the tree.
-    #[must_use]
     pub fn sees_under_mounts(&self) -> bool {
         self.handle.is_clone()
     }
 
     /// True if nothing can be written: the file-system of the root or its mount is read-only.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn is_read_only(&self) -> Result<bool, RootError> {
         self.handle.is_read_only().map_err(|source| self.unasked(source))
     }
 
     /// True if the machine has made the root writable and this handle of it is still read-only: it
     /// must be opened again.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn is_outdated(&self) -> Result<bool, RootError> {
         self.handle.is_outdated().map_err(|source| self.unasked(source))
     }
@@ -146,7 +133,6 @@ impl Root {
 
     /// What the file-system keeps of a time that is set: everything, until
     /// [`Root::learn_times`] has found out.
-    #[must_use]
     pub fn times(&self) -> Times {
         self.times.get().copied().unwrap_or_default()
     }
@@ -177,7 +163,6 @@ impl Root {
     }
 
     /// Where the root was found, to be shown to people; nothing is opened by it again.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -222,20 +207,12 @@ impl Root {
     }
 
     /// Writes all that is changed in the file-system of the root to its medium, and waits for it.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn sync_filesystem(&self) -> Result<(), RootError> {
         syncfs(&self.handle.directory)
             .map_err(|source| RootError::call("sync", TreePath::root(), source))
     }
 
     /// The free space of the file-system of the root.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn space(&self) -> Result<Space, RootError> {
         let status = fstatvfs(&self.handle.directory).map_err(|source| {
             RootError::call("ask for the free space of", TreePath::root(), source)

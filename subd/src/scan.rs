@@ -31,7 +31,6 @@ pub mod progress;
 pub mod reading;
 pub mod stall;
 mod thread;
-pub mod watchdog;
 mod worker;
 
 use std::collections::BTreeSet;
@@ -39,14 +38,18 @@ use std::io;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use api::subd::ScanCounters;
+use api::subd::{Alarm, ScanCounters};
 use model::filter::Patterns;
 use model::path::TreePath;
 use model::scope::ScanSettings;
 use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
 
 use crate::limits::Budgets;
+use crate::state::report_state::ReportState;
 use crate::state::snapshot::Snapshot;
 
 pub use pace::Pace;
@@ -84,25 +87,21 @@ impl Scanner {
     }
 
     /// What is known now.
-    #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.shared.snapshot()
     }
 
     /// Follows what is known: the receiver sees each new snapshot.
-    #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.shared.subscribe()
     }
 
     /// What was counted since the start. Counters alone make no new snapshot.
-    #[must_use]
     pub fn counters(&self) -> ScanCounters {
         self.shared.counters.read()
     }
 
     /// How many files the last media pass could not read around the page cache.
-    #[must_use]
     pub fn media_skipped(&self) -> u64 {
         self.shared.counters.media_skipped()
     }
@@ -115,7 +114,6 @@ impl Scanner {
 
     /// Looks whether the thread stands still, and says what it is at if it does. `watch` is what
     /// the same watcher used before.
-    #[must_use]
     pub fn stalled(&self, watch: &mut StallDetector) -> Option<String> {
         self.shared.progress.look(watch)
     }
@@ -175,5 +173,42 @@ impl Scanner {
 impl Drop for Scanner {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// How often [`watch_for_stalls`] looks.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Raises [`Alarm::ScannerStalled`] while the scanner makes no progress, until `stop` is cancelled.
+/// It is a task of its own, because a scanner that hangs cannot report that.
+pub async fn watch_for_stalls(
+    scanner: Arc<Scanner>,
+    report_state: Arc<ReportState>,
+    stop: CancellationToken,
+) {
+    let mut ticks = tokio::time::interval(STALL_CHECK_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut watch = StallDetector::default();
+    let mut raised: Option<String> = None;
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = stop.cancelled() => return,
+        }
+        let stalled = scanner.stalled(&mut watch);
+        if stalled == raised {
+            continue;
+        }
+        match &stalled {
+            Some(what) => {
+                tracing::warn!("the scanner is stalled: {what}");
+                report_state.raise(Alarm::ScannerStalled(what.clone()));
+            }
+            None => {
+                tracing::info!("the scanner makes progress again");
+                report_state.clear(|alarm| matches!(alarm, Alarm::ScannerStalled(_)));
+            }
+        }
+        raised = stalled;
     }
 }

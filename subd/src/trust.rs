@@ -2,8 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`verification`] | decides whether a plan leads to the signed tree, and to nothing else (core) |
-//! | [`record`] | which image was accepted last, over restarts |
+//! | [`verification`] | decides whether a plan leads to the signed tree and nothing else (core) |
 //!
 //! Whoever orders updates offers the signed part of the image, its signatures and the address of an
 //! object server before it sends a plan. Nothing of that is trusted: signatures are verified first,
@@ -12,11 +11,12 @@
 //! # Invariants
 //!
 //! * Nothing over the network changes which keys are trusted, how many must sign, or what was
-//!   accepted last. The keys are read anew for each judgement, so that an image can bring others.
+//!   accepted last. The keys are read again for each verification, so that an image can bring
+//!   others.
 //! * If keys, record or clock cannot be read, nothing is accepted. Nor is anything where keys were
 //!   trusted once, and no flag names them any more.
 //! * No directory is asked for before signatures have vouched for the root of the tree.
-//! * What is judged is the scan that the plan is staged upon.
+//! * A plan is verified with the scan for which it is staged.
 
 pub mod verification;
 
@@ -72,17 +72,17 @@ pub struct TrustArgs {
     pub allow_older_images: bool,
 }
 
-/// An image that was offered, signed by enough keys when it was, and whole.
+/// An image that was offered: signed by enough keys at that time, with its complete tree.
 #[derive(Debug)]
 struct OfferedImage {
     image: RequiredImage,
     signatures: Vec<Signature>,
 }
 
-/// Whose images are taken, and which was offered last.
+/// Decides which images are accepted; holds the one that was offered last.
 #[derive(Debug)]
 pub struct Trust {
-    /// `None` where they were trusted once and are not named any more.
+    /// `None` where keys were trusted once and no flag names them now.
     keys: Option<PathBuf>,
     needed: u32,
     allow_older: bool,
@@ -96,7 +96,7 @@ pub struct Trust {
     stop: CancellationToken,
 }
 
-/// What the local configuration and the record say now.
+/// The trusted keys, the image accepted last, and the time, as they are now.
 struct TrustState {
     keys: TrustedKeys,
     last: Option<AcceptedImage>,
@@ -104,10 +104,9 @@ struct TrustState {
 }
 
 impl Trust {
-    /// What `args` ask for; `None` if every image is taken. A machine that was told once to take
-    /// only signed images takes none when it is not told whose: the configuration file that says so
-    /// may be gone, and it must not be enough to make it go.
-    #[must_use]
+    /// Sets up what `args` ask for; `None` if every image is accepted. A machine that was once
+    /// started with trusted keys accepts no image when it is started without them, so that removing
+    /// the configuration file does not open it.
     pub fn of(
         args: &TrustArgs,
         state: Arc<StateDirectory>,
@@ -151,8 +150,7 @@ impl Trust {
         Some(Arc::new(trust))
     }
 
-    /// In words, for the page.
-    #[must_use]
+    /// Describes the trusted keys for the page.
     pub fn in_words(&self) -> String {
         match self.trust_state() {
             Err(refusal) => format!("none is accepted: {}", report(&refusal)),
@@ -186,8 +184,8 @@ impl Trust {
         }
     }
 
-    /// Takes what is offered: verifies the signatures, and gets the directories of the tree that
-    /// are not those of `scanned`.
+    /// Accepts an offer: verifies the signatures, and fetches the directories of the tree that
+    /// `scanned` does not have.
     ///
     /// # Errors
     ///
@@ -217,7 +215,7 @@ impl Trust {
         if self.take_signatures(&content, &signatures) {
             return Ok(());
         }
-        // It is finished even if the caller goes away, so that the next one finds it.
+        // A task of its own, so that it finishes even if the caller disconnects.
         let trust = Arc::clone(self);
         let getting = self.tasks.spawn(async move {
             let stop = trust.stop.clone();
@@ -233,7 +231,8 @@ impl Trust {
         }
     }
 
-    /// Takes other signatures of the image that was offered last; false if that is another one.
+    /// Replaces the signatures of the image that was offered last; false if `content` is another
+    /// image.
     fn take_signatures(&self, content: &Content, signatures: &[Signature]) -> bool {
         let mut slot = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(offered) = slot.as_ref().filter(|offered| offered.image.content == *content)
@@ -283,7 +282,7 @@ impl Trust {
         Err(Fault::new(FaultCode::Unavailable, text + &troubles.join("; ")))
     }
 
-    /// Judges a plan upon the scan that it is staged upon. Blocks.
+    /// Verifies that a plan leads from `scan` to the signed tree. Blocks.
     ///
     /// # Errors
     ///

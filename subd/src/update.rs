@@ -1,24 +1,24 @@
-//! Updates: Prepare stages one, Commit carries it out.
+//! Updates: Prepare stages an update, Commit carries it out.
 //!
 //! | module | what |
 //! |---|---|
 //! | `admission` | decides what is accepted (core) |
 //! | [`step_plan`] | decides how a plan is staged and in which steps it becomes visible (core) |
 //! | [`step`] | the steps as data (core) |
-//! | [`locking`] | decides which flags are taken away for them (core) |
-//! | `guard` | refuses what a read-only root or the kernel would, and sets flags |
+//! | [`locking`] | decides which file flags must be cleared for the steps (core) |
+//! | `guard` | refuses what a read-only root or the kernel would refuse, and sets file flags |
 //! | [`metadata`] | sets and compares owner, mode, attributes and time |
-//! | [`stage`], [`prepared`] | makes everything ready in `/.subd/staging/<id>` |
-//! | [`activate`] | carries the steps out, or undoes them |
-//! | [`journal`], [`phase`] | what must outlast a crash, and how far an update has come |
-//! | [`executor`] | all that is done after a Commit, in its order, in one thread |
-//! | `reboot` | sees to it that the machine goes down, and knows when it has come up |
-//! | [`recovery`] | what is done at the start about an update that was interrupted |
-//! | `update_task` | runs the executor in the daemon: scanner, board, reboot, retries |
+//! | [`stage`], [`prepared`] | creates everything that is new in `/.subd/staging/<id>` |
+//! | [`activate`] | executes the steps, or undoes them |
+//! | [`journal`], [`phase`] | the record of an update that survives a crash, and its phase |
+//! | [`executor`] | everything that is done after a Commit, in order, in one thread |
+//! | `reboot` | reboots the machine, and detects that it was rebooted |
+//! | [`recovery`] | finishes or undoes an interrupted update when subd starts |
+//! | `update_task` | runs the executor in the daemon: scanner, reports, reboot, retries |
 //!
-//! At the start of a Commit the whole staging directory becomes `/.subd/undo/<id>` by one rename.
-//! A slot that is exchanged with the tree then holds what was there before, at the place where it
-//! is wanted for undoing, and nothing more need be moved while the tree is mixed.
+//! At the start of a Commit one rename makes the staging directory `/.subd/undo/<id>`. A slot that
+//! is exchanged with an entry of the tree then holds the former entry, where undoing needs it, so
+//! that nothing else is moved while the tree is mixed.
 //!
 //! # Invariants
 //!
@@ -78,17 +78,12 @@ use crate::{scan::Scanner, state::snapshot::Snapshot};
 /// The longest that a staged update may wait for its Commit.
 const EXPIRES_MAX: Duration = Duration::from_secs(24 * 3_600);
 
-/// Carries updates out. One for each root.
+/// Stages updates and carries them out. One for each root.
 pub struct Updater {
-    /// The tree.
     pub root: Arc<Root>,
-    /// Where updates are staged.
     pub directories: Arc<Directories>,
-    /// Where their objects are.
     pub cache: Arc<Cache>,
-    /// Who is told.
     pub report_state: Arc<ReportState>,
-    /// Who verifies.
     pub scanner: Arc<Scanner>,
     /// What stops and starts services.
     pub driver: ServiceDriver,
@@ -96,23 +91,20 @@ pub struct Updater {
     pub own_service: String,
     /// How health checks are run.
     pub command_runner: CommandRunner,
-    /// Whose images are taken; everybody's if there is none.
+    /// Which signed images are accepted; `None` accepts every image.
     pub trust: Option<Arc<Trust>>,
-    /// What is asked before work of high impact; nobody if there is none.
+    /// Asked before work of high impact; `None` permits it always.
     pub gate: Option<Arc<DisruptionGate>>,
-    /// How long the machine may take to go down when it is to be rebooted.
+    /// How long the machine may take to shut down for a reboot.
     pub down_time_max: Duration,
-    /// Lets one health check be made at a time by hand.
+    /// Held during a health check that an operator asked for.
     pub checking: tokio::sync::Mutex<()>,
     /// How long one service may take to stop or start.
     pub service_time_max: Duration,
-    /// How long to wait before an update that is stuck is tried again; longer each time.
+    /// How long to wait before a stuck update is retried; doubles each time.
     pub retry_after: Duration,
-    /// What is remembered.
     pub state: Arc<StateDirectory>,
-    /// Who the machine is.
     pub identity: IdentitySource,
-    /// What runs.
     pub tasks: TaskTracker,
     /// When staged updates are given up.
     pub stop: CancellationToken,
@@ -120,7 +112,7 @@ pub struct Updater {
     pub prepared: Mutex<Option<Staged>>,
 }
 
-/// An update that is staged, and for which scan.
+/// A staged update, and the scope of the scan that it was planned for.
 #[derive(Debug)]
 pub struct Staged {
     prepared: Prepared,
@@ -148,7 +140,7 @@ impl Updater {
         let checking = tokio::task::spawn_blocking(move || {
             guard::admit(&root, &reported, &request.plan)?;
             let step_plan = check_plan(&request, &settings, &exclusions)?;
-            // That the scan is still the same when it is staged is seen by the digest of its tree.
+            // `admit` below compares the digest of the tree again.
             let verify = |trust: &Trust| trust.verify(&request, &snapshot_before, &exclusions);
             let verified = trust.as_deref().map(verify).transpose()?;
             Ok::<_, Fault>((request, step_plan, verified))
@@ -250,7 +242,7 @@ impl Updater {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives up the update that is staged, if there is one, or only the one called `update_id`.
+    /// Discards the staged update, or does so only if it is `update_id`.
     fn give_up(&self, update_id: Option<u64>) {
         let staged = {
             let mut slot = self.lock_prepared();
@@ -261,12 +253,12 @@ impl Updater {
         };
         if let Some(Staged { prepared, .. }) = staged {
             let update_id = prepared.order.update_id;
-            tracing::info!(update_id, "giving up the staged update");
+            tracing::info!(update_id, "discarding the staged update");
             prepared.give_up(&self.directories, &self.cache);
         }
     }
 
-    /// Gives the update up when nobody has committed it in time.
+    /// Discards the update if it is not committed in time.
     async fn expire(self: Arc<Self>, update_id: u64, expires: Duration) {
         let mut versions = self.report_state.watch();
         let waiting = async {
@@ -275,7 +267,7 @@ impl Updater {
             {}
         };
         tokio::select! {
-            // It is committed, or another one has taken its place.
+            // It was committed, or another update replaced it.
             () = waiting => return,
             () = self.stop.cancelled() => {}
             () = tokio::time::sleep(expires) => {}
@@ -293,13 +285,13 @@ impl Updater {
         let updater = Arc::clone(&self);
         let cleared = tokio::task::spawn_blocking(move || updater.give_up(Some(update_id))).await;
         if let Err(error) = cleared {
-            tracing::error!(update_id, %error, "cannot give the update up");
+            tracing::error!(update_id, %error, "cannot discard the staged update");
         }
         self.report_state.set_cache(|| self.cache.ids());
         self.report_state.change(|state| state.update = UpdatePhase::Idle);
     }
 
-    /// Accepts the Commit of the update that is staged, and starts to carry it out.
+    /// Accepts the Commit of the staged update, and starts to carry it out.
     ///
     /// # Errors
     ///
@@ -355,12 +347,12 @@ impl Updater {
         self.conduct(touched, &head, |executor, host| executor.commit(host, journal)).await;
     }
 
-    /// Asks whether the work of the update that is staged may disturb the machine, if it would.
-    /// That it is not staged at all is for [`Updater::commit`] to say.
+    /// Asks for permission if the staged update would disturb the machine. Succeeds if `update_id`
+    /// is not staged: [`Updater::commit`] refuses that.
     ///
     /// # Errors
     ///
-    /// `Held` if it may not now: it stays staged, and may later.
+    /// `Held` if the machine may not be disturbed now; the update stays staged.
     pub async fn permit(&self, update_id: u64) -> Result<(), Fault> {
         let Some(gate) = &self.gate else { return Ok(()) };
         let triggers = self.report_state.read(|state| state.persisted.triggers.clone());
@@ -376,7 +368,7 @@ impl Updater {
         if disturbs { gate.permit(update_id).await } else { Ok(()) }
     }
 
-    /// Notes how an update ended, durably, and what comes next.
+    /// Records how an update ended, durably, and sets the next phase.
     async fn note(&self, last: LastUpdate, triggers: Option<Triggers>, phase: UpdatePhase) {
         self.report_state.change(|state| {
             note_update(&mut state.persisted, &last, triggers.as_ref());
@@ -386,7 +378,7 @@ impl Updater {
         self.store().await;
     }
 
-    /// Writes what is remembered.
+    /// Writes the persisted state; a failure is logged.
     async fn store(&self) {
         if let Err(error) = self.report_state.save(&self.state).await {
             tracing::error!("{}", report(&error));

@@ -49,32 +49,23 @@ const BUFFER_BYTES: usize = 128 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// A directory of the tool's own cannot be used.
     #[error("the intake failed")]
     Intake {
-        /// What and why.
         #[from]
         source: RootError,
     },
-    /// The cache failed.
     #[error(transparent)]
     Cache {
-        /// What and why.
         #[from]
         source: CacheError,
     },
-    /// It cannot be told which files are being written.
     #[error("cannot see which files are open for writing")]
-    Writers {
-        /// What the kernel said.
-        source: io::Error,
-    },
+    Writers { source: io::Error },
 }
 
 /// What was done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sums {
-    /// Files that were moved.
     pub moved: u64,
     /// Files that were copied, because somebody else could have written to them.
     pub copied: u64,
@@ -86,7 +77,6 @@ pub struct Sums {
     pub left: u64,
     /// Some of them, and why.
     pub left_paths: Vec<(TreePath, String)>,
-    /// Objects in the cache.
     pub objects: u64,
 }
 
@@ -114,17 +104,13 @@ struct Taken {
 
 /// Takes a tree.
 pub struct Import<'a> {
-    /// The tree.
     pub root: &'a Root,
     /// What leads to the intake and the cache, if that is not the tree.
     pub home: &'a Root,
-    /// Where files are hashed.
     pub intake: &'a Directory,
-    /// Where they end.
     pub cache: &'a Cache,
     /// What they are named by.
     pub algorithm: Algorithm,
-    /// What stays.
     pub exclusions: &'a Patterns,
     /// Told of progress: files and bytes so far.
     pub progress: &'a mut dyn FnMut(u64, u64),
@@ -136,7 +122,6 @@ pub struct Import<'a> {
 
 impl<'a> Import<'a> {
     /// A harvest of `root`.
-    #[must_use]
     pub fn new(
         root: &'a Root,
         home: &'a Root,

@@ -149,7 +149,6 @@ impl Failure {
 }
 
 /// Runs the program, with the arguments of this process.
-#[must_use]
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(&arguments) {

@@ -1,4 +1,4 @@
-//! Takes a file into the cache whose content nobody has vouched for.
+//! Takes a file of unknown content into the cache.
 
 use std::fs::File;
 
@@ -11,7 +11,6 @@ use crate::root::{Directory, Status};
 /// A file that is in the cache now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Adopted {
-    /// What it is.
     pub id: ObjectId,
     /// Its length, in bytes.
     pub size_bytes: u64,

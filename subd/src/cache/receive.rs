@@ -67,7 +67,6 @@ impl Cache {
     }
 
     /// How much of the object has arrived, in bytes; 0 if nothing of it is kept.
-    #[must_use]
     pub fn partial_bytes(&self, id: &ObjectId) -> u64 {
         self.partials().get(id).map_or(0, |partial| partial.got_bytes)
     }
@@ -182,13 +181,11 @@ pub struct Receiving<'cache> {
 
 impl Receiving<'_> {
     /// How much has arrived, in bytes.
-    #[must_use]
     pub fn got_bytes(&self) -> u64 {
         self.got_bytes
     }
 
     /// The digest of what has arrived.
-    #[must_use]
     pub fn digest(&self) -> ObjectId {
         self.hasher.finish()
     }

@@ -8,11 +8,10 @@ use daemon::{EXIT_FAILED, EXIT_MISUSE, config, exit, start_logging, stop_on_sign
 /// How many threads answer calls; scans and updates have their own.
 const THREADS: usize = 2;
 
-/// What to do when an update can be neither finished nor undone.
-const RECOVER_HINT: &str = "mend what is named, then run this again or start subd";
+/// The hint when an update can be neither finished nor undone.
+const RECOVER_HINT: &str = "repair what is named, then run this again or start subd";
 
 /// Runs the program, with the arguments of this process.
-#[must_use]
 pub fn main() -> ExitCode {
     let options: Options = config::parse("subd");
     if let Err(error) = start_logging(&options.log) {
@@ -43,7 +42,7 @@ pub fn main() -> ExitCode {
             Ok(stop) => stop,
             Err(error) => return exit(EXIT_FAILED, &format!("cannot catch signals: {error}"), &[]),
         };
-        // It also ends when it has to open everything again.
+        // `run` also returns when everything must be opened again.
         while !stop.is_cancelled() {
             match Daemon::start(options.clone(), &security, stop.clone()).await {
                 Ok(daemon) => daemon.run().await,

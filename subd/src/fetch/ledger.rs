@@ -1,4 +1,4 @@
-//! What one fetch has got so far, from whom, and what was wrong with whom.
+//! What one fetch has received, from which sources, and the complaints about them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,6 @@ pub(super) struct Origin {
 /// What has arrived so far.
 #[derive(Default)]
 pub(super) struct Ledger {
-    /// Objects that arrived.
     pub objects: AtomicU64,
     /// Bytes that arrived and were kept.
     pub bytes: AtomicU64,
@@ -40,7 +39,7 @@ pub(super) struct Ledger {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is one insertion or removal: there is nothing that a panic could leave half done.
+    // Each change is one insertion or removal, so a panic cannot leave it half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -82,7 +81,7 @@ impl Ledger {
             return;
         }
         if complaints.len() == COMPLAINTS_MAX {
-            // That somebody lies is worth more than that somebody is slow.
+            // Wrong content is more important than a failure.
             match complaints.iter().rposition(|old| !old.lies).filter(|_| lies) {
                 Some(place) => drop(complaints.remove(place)),
                 None => return,
@@ -91,7 +90,7 @@ impl Ledger {
         complaints.push(complaint);
     }
 
-    /// True if `source` was caught at sending wrong content.
+    /// True if `source` sent wrong content.
     pub fn is_liar(&self, source: &str) -> bool {
         lock(&self.complaints).iter().any(|known| known.lies && known.source == source)
     }

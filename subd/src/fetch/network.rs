@@ -1,25 +1,25 @@
-//! Holds what comes over the network to its share, and finds out how fast the network is.
+//! Limits fetching to its share of the network, and measures the speed of the network.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::limits::Budgets;
 
-/// How much is fetched without a limit to find out how fast the network is, in bytes. A source that
-/// is slow for other reasons gives a speed that is too low, which is the safe side.
+/// How much is fetched without a limit to measure the network, in bytes. A source that is slow for
+/// other reasons leads to a speed that is too low, which is the safe side.
 const MEASURED_BYTES: u64 = 8 << 20;
 
 /// The shortest time that gives a speed.
 const MEASURED_TIME_MIN: Duration = Duration::from_millis(1);
 
-/// What has come since the first of it came.
+/// The bytes that arrived since the first of them.
 #[derive(Debug)]
 struct Stretch {
     since: Instant,
     bytes: u64,
 }
 
-/// Counts what comes over the network.
+/// Counts the bytes that arrive over the network.
 #[derive(Debug)]
 pub struct Network {
     budgets: Arc<Budgets>,
@@ -29,12 +29,11 @@ pub struct Network {
 
 impl Network {
     /// Counts against `budgets`.
-    #[must_use]
     pub fn new(budgets: Arc<Budgets>) -> Self {
         Self { budgets, stretch: Mutex::new(None), measured: Mutex::new(None) }
     }
 
-    /// Begins to measure anew, as after a pause in which nothing was asked for.
+    /// Starts a new measurement, for example after a pause without requests.
     pub fn begin(&self) {
         *self.stretch.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

@@ -1,4 +1,4 @@
-//! How the objects of a fetch are asked for: many at once, or the rest of one.
+//! Divides a fetch into requests: many objects at once, or the rest of one object.
 // tidy: core
 
 use api::subd::FetchObject;
@@ -13,11 +13,9 @@ const BATCH_BYTES_MAX: u64 = 64 << 20;
 /// One request to a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// These objects, whole.
     Batch(Vec<FetchObject>),
     /// What is missing of an object.
     Rest {
-        /// The object.
         object: FetchObject,
         /// How much of it has arrived, in bytes.
         from: u64,
@@ -26,7 +24,6 @@ pub enum Request {
 
 /// The requests that get `objects`: first what is missing of those of which `partial_bytes` have
 /// arrived, then the others in batches that keep their order.
-#[must_use]
 pub fn requests(objects: &[FetchObject], partial_bytes: impl Fn(&ObjectId) -> u64) -> Vec<Request> {
     let begun = |object: &FetchObject| Some(partial_bytes(&object.id)).filter(|from| *from > 0);
     let rests = objects

@@ -1,11 +1,11 @@
-//! What may go wrong with a source, and whether it is asked again.
+//! The errors of a source, and whether it is asked again.
 // tidy: core
 
 use std::time::Duration;
 
 use api::subd::FetchFailure;
 
-/// How often a source is asked again without anything having come of it.
+/// How often a source is asked again without progress.
 const RETRIES_MAX: u32 = 4;
 
 /// The first pause before a source is asked again; each further one is twice as long.
@@ -17,24 +17,23 @@ pub enum SourceError {
     /// The parts of an object that several sources gave do not fit together; it is to be asked for
     /// as a whole.
     Unfit(String),
-    /// There is no way to it.
+    /// It cannot be reached.
     Unreachable(String),
-    /// It gave a part: the connection broke, or nothing came any more, or it is too busy.
+    /// It sent only a part: the connection broke, or it stopped sending, or it is too busy.
     Cut(String),
-    /// It will not, however often it is asked.
+    /// It refused, and would refuse again.
     Refused(String),
-    /// It sent what it was not asked for, or other content than the object has.
+    /// It sent something that was not requested, or wrong content.
     Lie(String),
     /// The source is not to blame: the fetch is over.
     Local(FetchFailure),
 }
 
-/// What to do after trouble with a source.
+/// What to do after an error of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Ask it again after this pause.
     Again(Duration),
-    /// Ask the next one.
     Switch,
 }
 
@@ -50,8 +49,7 @@ impl SourceError {
         }
     }
 
-    /// What is to be said of it.
-    #[must_use]
+    /// Describes it for the complaint.
     pub fn text(&self) -> String {
         match self {
             Self::Unfit(text)
@@ -64,13 +62,12 @@ impl SourceError {
     }
 
     /// The worse of the two; of equals the first.
-    #[must_use]
     pub fn or_worse(self, other: Self) -> Self {
         if other.weight() > self.weight() { other } else { self }
     }
 }
 
-/// Counts how often a source was asked in vain.
+/// Counts the failed attempts with a source.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Patience {
     vain: u32,
@@ -83,7 +80,7 @@ impl Patience {
         self.vain = if progress { 0 } else { self.vain + 1 };
         match trouble {
             SourceError::Refused(_) | SourceError::Lie(_) | SourceError::Local(_) => Next::Switch,
-            // A machine that is down is not waited for while another may be up.
+            // Another source is tried before waiting for one that is down.
             SourceError::Unreachable(_) if others => Next::Switch,
             _ if self.vain > RETRIES_MAX => Next::Switch,
             SourceError::Unfit(_) => Next::Again(Duration::ZERO),

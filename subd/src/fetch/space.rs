@@ -1,23 +1,22 @@
-//! Whether objects fit, and leave the machine something.
+//! Checks that objects fit on the file-system with a reserve for the machine.
 //!
-//! Nothing is counted upon that an update would free: what it takes away is kept until the update
-//! has been verified, so that it can be undone.
+//! Space that an update would free does not count: what it removes is kept until the update is
+//! verified, so that it can be undone.
 // tidy: core
 
 use api::subd::{FetchFailure, Space};
 
-/// What a file takes at least on the usual file-systems, in bytes.
+/// The least that a file takes on the usual file-systems, in bytes.
 const BLOCK_BYTES: u64 = 4_096;
 
-/// What is left free for the machine: this, in bytes, or a hundredth of what is free.
+/// The reserve for the machine is this, in bytes, or a hundredth of the free space.
 const RESERVE_BYTES_MAX: u64 = 64 << 20;
 
-/// What is left free for the machine, in inodes.
+/// The reserve for the machine, in inodes.
 const RESERVE_INODES: u64 = 256;
 
-/// What is needed, in bytes, to write files of `sizes` bytes and leave a reserve, if `space` is not
-/// enough for it.
-#[must_use]
+/// Returns the bytes needed to write files of `sizes` bytes and leave a reserve; `None` if they fit
+/// into `space`.
 pub fn shortage(sizes: impl Iterator<Item = u64>, space: Space) -> Option<u64> {
     let blocks = |size: u64| size.max(1).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
     let (mut sum, mut need_inodes) = (0_u64, RESERVE_INODES);

@@ -1,8 +1,8 @@
-//! Asks one source for what is missing, several requests at a time.
+//! Asks one source for the missing objects, several requests at a time.
 //!
 //! A request is read by a task and written by a [`Writer`]; between them is a short queue. On the
-//! first trouble all requests are ended, and what they have received is kept. A source that sends
-//! nothing for too long is in trouble like one whose connection broke.
+//! first error all requests are ended, and what they have received is kept. A source that sends
+//! nothing for too long is handled like one whose connection broke.
 
 use rpc::tls::Security;
 use std::fmt;
@@ -50,7 +50,6 @@ pub(super) struct Transfer {
     pub local: bool,
     /// How long the source may send nothing.
     pub stall_max: Duration,
-    /// Ends all requests.
     pub stop: CancellationToken,
 }
 
@@ -63,7 +62,7 @@ pub(super) fn client_of(source: &str, security: &Security) -> Result<(Client, bo
 }
 
 impl Transfer {
-    /// Asks for `missing`. What the source does not have is no trouble.
+    /// Asks for `missing`. Objects that the source does not have are no error.
     pub async fn run(&self, missing: &[FetchObject]) -> Result<(), SourceError> {
         let requests = requests(missing, |id| self.cache.partial_bytes(id));
         let answers = requests.into_iter().map(|request| self.answer(request));
@@ -244,7 +243,7 @@ impl Transfer {
         send(sender, Piece::Chunk(chunk)).await
     }
 
-    /// Waits for the source, but not for ever.
+    /// Waits for the source, with a time limit.
     async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, SourceError> {
         let late = |_| SourceError::Cut(format!("nothing came for {:?}", self.stall_max));
         tokio::time::timeout(self.stall_max, answer).await.map_err(late)

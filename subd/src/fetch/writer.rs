@@ -18,7 +18,6 @@ use crate::root::Root;
 
 /// What a reader hands to its writer.
 pub(super) enum Piece {
-    /// An object begins.
     Begin {
         id: ObjectId,
         size_bytes: u64,

@@ -1,11 +1,11 @@
-//! What operators ask of this machine by hand: scan now, pause, check its health, give files.
+//! Methods that operators call on one machine: scan now, pause, resume, check health, get files.
 //!
 //! # Invariants
 //!
-//! * While updates are paused no Prepare and no Commit is accepted, from whomever; what was
-//!   committed before is finished.
-//! * A pause outlasts a restart of subd, and ends by itself.
-//! * Only regular files of the managed tree are given, never anything of `/.subd`.
+//! * While updates are paused no Prepare and no Commit is accepted; what was committed before is
+//!   finished.
+//! * A pause survives a restart of subd, and ends by itself.
+//! * Only regular files of the managed tree are returned, never anything of `/.subd`.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking;
-use crate::interface::server::{Service, too_many};
+use crate::interface::service::{Service, too_many};
 use crate::root::{Kind, Root, RootError, Status};
 use crate::state::persisted_state::StateDirectory;
 use crate::state::report_state::ReportState;
@@ -36,10 +36,10 @@ use system::clock::wall;
 /// How much of files one reply carries before it stops, in bytes.
 const FILES_BYTES_MAX: usize = 8 << 20;
 
-/// How often the clock is looked at during a pause: it may have been set.
+/// How often the clock is read during a pause, because it may have been set.
 const CLOCK_LOOK: Duration = Duration::from_secs(30);
 
-/// `router` with the methods of this module.
+/// Adds the methods of this module to `router`.
 pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
     router
         .method::<ScanNow, _>(async |service, _, request| {
@@ -53,12 +53,12 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
             set_pause(&service.report_state, &service.state, Some(paused)).await
         })
         .method::<Resume, _>(async |service, _, ()| {
-            tracing::info!("updates go on");
+            tracing::info!("updates resume");
             set_pause(&service.report_state, &service.state, None).await
         })
         .method::<CheckHealth, _>(async |service, _, ()| service.updater.check_health().await)
         .method::<GetFiles, _>(async |service, _, request| {
-            // One at a time, so that many callers do not fill the memory.
+            // One call at a time, so that many callers do not fill the memory.
             let turn = service.giving_files.clone().acquire_owned().await;
             blocking(move || {
                 let reply = give(&service.root, &request);
@@ -112,7 +112,7 @@ pub async fn end_pauses(
         let left =
             in_force.as_ref().map(|(paused, since)| pause::left(paused, wall(), since.elapsed()));
         if left == Some(Duration::ZERO) {
-            tracing::info!("the pause is over: updates go on");
+            tracing::info!("the pause is over: updates resume");
             report_state.change(|state| {
                 // Another pause may have been set meanwhile.
                 state
@@ -165,7 +165,7 @@ fn read_piece(root: &Root, piece: &Piece) -> Result<PieceContent, String> {
     }
     let said = |error: &RootError| report(error);
     let (directory, name) = root.parent(path).map_err(|error| said(&error))?;
-    // To open a device is to use it; so look before.
+    // Opening a device has effects, so its kind is checked first.
     if directory.stat(name).map_err(|error| said(&error))?.kind != Kind::File {
         return Err(format!("{path} is no regular file"));
     }

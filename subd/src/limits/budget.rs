@@ -94,7 +94,6 @@ impl<C: Clock> fmt::Debug for Budget<C> {
 
 impl Budget {
     /// A budget of `rate` units per second, or without a limit.
-    #[must_use]
     pub fn new(rate: Option<u64>) -> Self {
         Self::with_clock(rate, MonotonicClock)
     }
@@ -102,7 +101,6 @@ impl Budget {
 
 impl<C: Clock + Clone> Budget<C> {
     /// As [`Budget::new`], by another clock.
-    #[must_use]
     pub fn with_clock(rate: Option<u64>, clock: C) -> Self {
         let limited = rate.map(|rate| Limited::new(rate, 0, clock.clone()));
         let inner = Mutex::new(Inner { limited, meter: Meter::default() });
@@ -157,7 +155,6 @@ impl<C: Clock + Clone> Budget<C> {
     }
 
     /// The limit in force and what is used of it.
-    #[must_use]
     pub fn share(&self) -> Share {
         let now = self.clock.now().duration_since(self.start).into();
         let mut inner = self.lock();

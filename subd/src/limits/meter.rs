@@ -30,7 +30,6 @@ impl Meter {
 
     /// What was used in a second, on average over the minute before `now`, or over the time since
     /// the start if that is less.
-    #[must_use]
     pub fn per_second(&mut self, now: Duration) -> u64 {
         self.advance(now);
         let sum = self.slots.iter().fold(0_u64, |sum, slot| sum.saturating_add(*slot));

@@ -49,7 +49,6 @@ pub struct Rates {
 
 /// What may be taken, given the machine's own ceilings, those that came over the wire, and the
 /// speeds. The lower of two ceilings holds; 100 per cent is no limit.
-#[must_use]
 pub fn rates(ceilings: &Ceilings, wire: &Limits, speeds: &Speeds) -> Rates {
     let device = speeds.device.unwrap_or(DEVICE_SPEED_UNKNOWN);
     let of = |ceiling: u8, wire: Option<u8>, speed: Option<u64>| {

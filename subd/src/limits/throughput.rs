@@ -44,7 +44,6 @@ struct BlockDevice {
 
 /// Measures the device of `root`, unless `known` is of that device. `None` if it has none or it
 /// cannot be measured. Takes some seconds, or for ever if the device hangs.
-#[must_use]
 pub fn measure_device(root: &Root, known: Option<&DeviceSpeed>) -> Option<DeviceSpeed> {
     let block = block_device(root);
     let device = match &block {
@@ -191,7 +190,6 @@ fn open_direct(directory: &crate::root::Directory, name: &[u8]) -> Result<File, 
 }
 
 /// How fast the interface of the default route is, in bytes per second, if it says so.
-#[must_use]
 pub fn network_speed() -> Option<u64> {
     let read = |path: &str| -> io::Result<String> { fs_err::read_to_string(path) };
     let interface = interface_of(

@@ -39,7 +39,6 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 pub enum CommandEnd {
     /// It exited with this code.
     Exited(i32),
-    /// A signal ended it.
     Killed(i32),
     /// It took longer than this and was killed with all that it had started.
     TimedOut(Duration),
@@ -49,7 +48,6 @@ pub enum CommandEnd {
     Broken {
         /// What could not be done.
         what: String,
-        /// What the kernel said.
         source: io::Error,
     },
 }
@@ -69,7 +67,6 @@ impl fmt::Display for CommandEnd {
 /// What is known of a command that has ended.
 #[derive(Debug)]
 pub struct CommandResult {
-    /// How.
     pub end: CommandEnd,
     /// The end of what it wrote, standard output and error as they came: at most
     /// [`OUTPUT_BYTES_MAX`] bytes before they are made text.
@@ -78,13 +75,11 @@ pub struct CommandResult {
 
 impl CommandResult {
     /// True if it exited with code 0.
-    #[must_use]
     pub fn succeeded(&self) -> bool {
         matches!(self.end, CommandEnd::Exited(0))
     }
 
     /// The output and how it ended, for reports.
-    #[must_use]
     pub fn text(&self) -> String {
         match self.output.as_str() {
             "" => self.end.to_string(),

@@ -19,7 +19,6 @@ const BUS: &str = "/run/dbus/system_bus_socket";
 /// How commands are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandRunner {
-    /// As children of subd.
     Child,
     /// By systemd, as units of their own, where its bus can be reached.
     Systemd,
@@ -27,7 +26,6 @@ pub enum CommandRunner {
 
 impl CommandRunner {
     /// Chooses: commands for another root than this machine's are no business of its systemd.
-    #[must_use]
     pub fn choose(manages_this_machine: bool, has_systemd: bool) -> Self {
         if manages_this_machine && has_systemd { Self::Systemd } else { Self::Child }
     }

@@ -1,9 +1,9 @@
-//! Asks the machine's disruption command before work of high impact: what is asked when is decided
-//! in [`permission`], who wants what is followed here.
+//! Runs the machine's disruption command before work of high impact. [`permission`] decides when it
+//! is called, and with which word.
 //!
 //! # Invariants
 //!
-//! * The wish of an update ends with it, however it ends.
+//! * The request of an update ends when the update ends, however it ends.
 //! * An update that is not permitted stays staged.
 
 pub mod permission;
@@ -28,7 +28,7 @@ const TIME_MAX: Duration = Duration::from_secs(30);
 /// machine, and short enough for the caller.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// What the command has told since something is wanted.
+/// The last answer of the command since permission is wanted.
 #[derive(Clone, Debug, Default)]
 struct LatestAnswer {
     permission: Option<Permission>,
@@ -42,13 +42,12 @@ pub struct DisruptionGate {
     /// The update whose work of high impact is wanted.
     wanted: watch::Sender<Option<u64>>,
     told: watch::Sender<LatestAnswer>,
-    /// Keeps two callers from asking for different updates at once.
+    /// Held while the wanted update changes.
     turn: Mutex<()>,
 }
 
 impl DisruptionGate {
     /// The gate that asks `command`, split at white space; `None` if there is no word in it.
-    #[must_use]
     pub fn new(command: &str, command_runner: CommandRunner) -> Option<Arc<Self>> {
         let line: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
         (!line.is_empty()).then(|| {
@@ -62,13 +61,13 @@ impl DisruptionGate {
     ///
     /// # Errors
     ///
-    /// `Held` with what the command says, unless that is a permission. The wish stays.
+    /// `Held` unless the command permits it. The request stays.
     pub async fn permit(&self, update_id: u64) -> Result<(), Fault> {
         let mut told = self.told.subscribe();
         {
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
             if *self.wanted.borrow() != Some(update_id) {
-                // What was told for another one says nothing of this one.
+                // An answer for another update does not count.
                 self.told.send_replace(LatestAnswer::default());
                 self.wanted.send_replace(Some(update_id));
             }
@@ -102,7 +101,9 @@ impl DisruptionGate {
                 () = stop.cancelled() => return,
                 _ = wanted.changed() => wish(&wanted),
                 _ = versions.changed() => {
-                    self.release_if(|update_id| !report_state.read(|state| concerns(state, update_id)));
+                    self.release_if(|update_id| {
+                        !report_state.read(|state| concerns(state, update_id))
+                    });
                     continue;
                 }
                 answer = answer(&mut asking) => {
@@ -122,7 +123,7 @@ impl DisruptionGate {
         }
     }
 
-    /// Ends the wish if it is that of an update that `is_over`.
+    /// Ends the request if its update `is_over`.
     fn release_if(&self, is_over: impl Fn(u64) -> bool) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let update_id = *self.wanted.borrow();
@@ -177,7 +178,7 @@ async fn answer(
     }
 }
 
-/// True if the update may still do its work, or has not come to the end of it.
+/// True if the update is staged, under way, or waits for its reboot.
 fn concerns(state: &State, update_id: u64) -> bool {
     let last = state.persisted.last_update.as_ref();
     let boots = last.is_some_and(|last| last.update_id == update_id && last.awaits_boot);

@@ -1,4 +1,4 @@
-//! Who the machine is: host name, machine id, boot id.
+//! The identity of the machine: host name, machine id, boot id.
 
 use std::io::Read;
 
@@ -13,7 +13,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The longest machine id that is read, in bytes.
 const MACHINE_ID_BYTES_MAX: u64 = 64;
 
-/// What does not change while subd runs.
+/// Reads the identity of the machine.
 #[derive(Clone, Debug)]
 pub struct IdentitySource {
     hostname: Option<String>,
@@ -22,7 +22,6 @@ pub struct IdentitySource {
 
 impl IdentitySource {
     /// Reads the boot id; `hostname` is said instead of the system's, if given.
-    #[must_use]
     pub fn new(hostname: Option<String>) -> Self {
         let boot_id = fs_err::read_to_string(BOOT_ID).unwrap_or_else(|error| {
             tracing::warn!(%error, "the boot id is not known");
@@ -32,13 +31,11 @@ impl IdentitySource {
     }
 
     /// The boot id of the kernel; empty if it is not known.
-    #[must_use]
     pub fn boot_id(&self) -> &str {
         &self.boot_id
     }
 
-    /// Who the machine is now.
-    #[must_use]
+    /// Reads the identity as it is now.
     pub fn read(&self, root: &Root) -> Identity {
         let system = || match nix::unistd::gethostname() {
             Ok(name) => name.to_string_lossy().into_owned(),

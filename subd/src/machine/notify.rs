@@ -1,24 +1,24 @@
-//! Tells systemd how subd is, if systemd has started it: ready, alive, stopping.
+//! Notifies systemd, if it has started subd: ready, alive, stopping.
 //!
-//! Without `NOTIFY_SOCKET` in the environment nothing is told.
+//! Without `NOTIFY_SOCKET` in the environment nothing is sent.
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio_util::sync::CancellationToken;
 
-/// Says that calls are answered from now on.
+/// Reports that subd answers calls.
 pub fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
-/// Says that subd is about to end.
+/// Reports that subd is about to stop.
 pub fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-/// Says that subd is alive, at half the interval that systemd wants, until `stop` is cancelled.
-/// What says so is a task like those that answer calls.
+/// Reports that subd is alive, twice per watchdog interval of systemd, until `stop` is cancelled.
+/// It does so from a task like those that answer calls.
 pub async fn stay_alive(stop: CancellationToken) {
     let Some(interval) = sd_notify::watchdog_enabled().filter(|interval| !interval.is_zero())
     else {

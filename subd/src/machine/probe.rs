@@ -1,8 +1,8 @@
-//! Watches whether the root can be written: nothing can be repaired on one that cannot.
+//! Checks that the root can be written: nothing can be repaired on one that cannot.
 //!
-//! Whether the root is mounted read-only is asked all the time, because that costs nothing. Now
-//! and then a file is written as a trial and synced: a disk that fails, or is full, shows only
-//! then. Both are alarms, which end when their cause has.
+//! Whether the root is mounted read-only is asked all the time, because that costs nothing. From
+//! time to time a test file is written and synced, which detects a disk that fails or is full. Both
+//! are alarms, which end when their cause ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,15 +18,13 @@ use crate::state::report_state::ReportState;
 /// How often it is asked whether the root is read-only.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often a file is written as a trial.
+/// How often a test file is written.
 const WRITE_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Looks after the root.
 #[derive(Clone)]
 pub struct Probe {
-    /// The root.
     pub root: Arc<Root>,
-    /// Who is told.
     pub report_state: Arc<ReportState>,
 }
 
@@ -54,13 +52,13 @@ impl Probe {
                 let probe = self.clone();
                 if let Err(error) = tokio::task::spawn_blocking(move || probe.try_to_write()).await
                 {
-                    tracing::error!(%error, "the trial did not end");
+                    tracing::error!(%error, "the write test did not end");
                 }
             }
         }
     }
 
-    /// Raises or clears [`Alarm::ReadOnly`]; true if a trial makes sense.
+    /// Raises or clears [`Alarm::ReadOnly`]; true if a test file can be written.
     pub fn look(&self) -> bool {
         match self.root.is_read_only() {
             Ok(true) if self.root.is_outdated().unwrap_or(false) => true,
@@ -80,7 +78,7 @@ impl Probe {
         }
     }
 
-    /// Writes a file as a trial, and raises or clears [`Alarm::WriteFailed`].
+    /// Writes a test file, and raises or clears [`Alarm::WriteFailed`].
     pub fn try_to_write(&self) {
         match self.root.try_to_write() {
             Ok(()) => self.report_state.clear(|alarm| matches!(alarm, Alarm::WriteFailed(_))),

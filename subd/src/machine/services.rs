@@ -1,8 +1,7 @@
-//! Drives the services of the machine: stop, start, reload, reboot.
+//! Stops, starts and reloads the services of the machine, and reboots it.
 //!
-//! What is run for a call is decided by [`ServiceDriver::command_line`]; how a command is run is
-//! in [`command`], and what operators give is run [`command_runner`] of subd. All of it blocks, and makes
-//! no thread.
+//! [`ServiceDriver::command_line`] decides which program is run for a call. [`command`] runs it, or
+//! [`command_runner`] if an operator gave the command. All of it blocks, and starts no thread.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -42,7 +41,6 @@ impl ServiceDriver {
     /// Chooses: the given command, split at white space, if there is one; nothing if the managed
     /// root is not `/`, because the services of this machine are not those of that root; systemd
     /// where it runs; `service` elsewhere.
-    #[must_use]
     pub fn choose(command: Option<&str>, manages_this_machine: bool, has_systemd: bool) -> Self {
         let words: Vec<String> =
             command.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
@@ -56,7 +54,6 @@ impl ServiceDriver {
     }
 
     /// The program and its arguments for `call`; `None` if nothing is to be run.
-    #[must_use]
     pub fn command_line(&self, call: &ServiceCall) -> Option<Vec<String>> {
         let words = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect());
         let verb = call.verb.name();

@@ -14,7 +14,6 @@ pub struct AlignedBuffer {
 
 impl AlignedBuffer {
     /// Allocates `length` bytes.
-    #[must_use]
     pub fn new(length: usize) -> Self {
         let memory = vec![0; length + ALIGNMENT];
         // The vector never grows, so it stays where it is.

@@ -122,10 +122,6 @@ impl Directory {
 
     /// Moves `name` to `new_name` in `to`, in the place of what may be there: for subd's own
     /// files, never for the tree.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn rename_over(&self, name: &[u8], to: &Self, new_name: &[u8]) -> Result<(), RootError> {
         self.rename(name, to, new_name, RenameFlags::empty())
     }
@@ -165,10 +161,6 @@ impl Directory {
 
     /// Sets owner and group of the entry `name`, not following a symlink. The kernel then drops
     /// set-id bits and capabilities of files.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn set_owner(&self, name: &[u8], uid: u32, gid: u32) -> Result<(), RootError> {
         self.on("change the owner of", name, || {
             let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
@@ -197,10 +189,6 @@ impl Directory {
 
     /// Sets the time of modification of the entry `name`, not following a symlink; the time of
     /// access stays.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn set_mtime(&self, name: &[u8], mtime: Time) -> Result<(), RootError> {
         let time = TimeSpec::new(mtime.seconds, i64::from(mtime.nanoseconds));
         self.on("set the time of", name, || {
@@ -210,10 +198,6 @@ impl Directory {
     }
 
     /// Sets an extended attribute of the entry `name`, not following a symlink.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn set_xattr(&self, name: &[u8], key: &[u8], value: &[u8]) -> Result<(), RootError> {
         self.on("set an extended attribute of", name, || {
             xattr::set(self.descriptor_path(name), OsStr::from_bytes(key), value)
@@ -222,10 +206,6 @@ impl Directory {
     }
 
     /// Removes an extended attribute of the entry `name`; one that is absent is no error.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn remove_xattr(&self, name: &[u8], key: &[u8]) -> Result<(), RootError> {
         self.on("remove an extended attribute of", name, || {
             xattr::remove(self.descriptor_path(name), OsStr::from_bytes(key)).or_else(|error| {
@@ -238,10 +218,6 @@ impl Directory {
     }
 
     /// Writes the entries of this directory (their names, not their content) to the medium.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn sync(&self) -> Result<(), RootError> {
         fsync(&self.descriptor).map_err(|source| RootError::call("sync", self.path.clone(), source))
     }

@@ -37,7 +37,6 @@ pub struct Directory {
 pub struct OpenedFile {
     /// The file, to be read.
     pub file: File,
-    /// What it was.
     pub status: Status,
     /// What of it the file-system has given room, in bytes: less than its length if it has holes.
     pub allocated_bytes: u64,
@@ -49,7 +48,6 @@ impl Directory {
     }
 
     /// The path by which it was opened; it may have been moved since.
-    #[must_use]
     pub fn path(&self) -> &TreePath {
         &self.path
     }
@@ -62,7 +60,6 @@ impl Directory {
     }
 
     /// The error of `operation` on the entry called `name`.
-    #[must_use]
     pub fn error(&self, operation: &'static str, name: &[u8], source: Errno) -> RootError {
         RootError::entry(operation, &self.path, name, source)
     }
@@ -119,10 +116,6 @@ impl Directory {
     }
 
     /// Looks at the directory itself.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn status(&self) -> Result<Status, RootError> {
         fstat(&self.descriptor)
             .map(|status| Status::new(&status))
@@ -152,10 +145,6 @@ impl Directory {
     }
 
     /// As [`Directory::open_file`], with what was seen of the file when it was opened.
-    ///
-    /// # Errors
-    ///
-    /// As [`Directory::open_file`].
     pub fn open_seen(&self, name: &[u8]) -> Result<OpenedFile, RootError> {
         let operation = "open";
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
@@ -214,10 +203,6 @@ impl Directory {
 
     /// The extended attributes of the entry called `name` that `attributes` manage. A file-system
     /// without attributes has none.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn xattrs(&self, name: &[u8], attributes: Attributes) -> Result<AttributeList, RootError> {
         let operation = "read the extended attributes of";
         let path = self.descriptor_path(name);
@@ -227,10 +212,6 @@ impl Directory {
     }
 
     /// As [`Directory::xattrs`], of an open file; `name` is what it was opened by.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn xattrs_of(
         &self,
         name: &[u8],
@@ -243,10 +224,6 @@ impl Directory {
     }
 
     /// The extended attributes of the directory itself that `attributes` manage.
-    ///
-    /// # Errors
-    ///
-    /// As [`Directory::xattrs`].
     pub fn own_xattrs(&self, attributes: Attributes) -> Result<AttributeList, RootError> {
         // The trailing dot makes the no-follow calls go through the link of /proc.
         let path = self.descriptor_path(b".");

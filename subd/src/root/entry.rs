@@ -56,19 +56,11 @@ impl OpenEntry {
     }
 
     /// Looks at it.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn status(&self) -> Result<Status, RootError> {
         self.on("look at", || fstat(&self.descriptor).map(|status| Status::new(&status)))
     }
 
     /// As [`Directory::set_owner`].
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn set_owner(&self, uid: u32, gid: u32) -> Result<(), RootError> {
         self.on("change the owner of", || {
             let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
@@ -93,10 +85,6 @@ impl OpenEntry {
     }
 
     /// As [`Directory::set_mtime`].
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn set_mtime(&self, mtime: Time) -> Result<(), RootError> {
         let time = TimeSpec::new(mtime.seconds, i64::from(mtime.nanoseconds));
         let flag = UtimensatFlags::FollowSymlink;
@@ -106,10 +94,6 @@ impl OpenEntry {
     }
 
     /// As [`Directory::xattrs`].
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn xattrs(&self, attributes: Attributes) -> Result<AttributeList, RootError> {
         let name = self.name();
         let list = || xattr::list_deref(&name);
@@ -119,10 +103,6 @@ impl OpenEntry {
     }
 
     /// As [`Directory::set_xattr`].
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn set_xattr(&self, key: &[u8], value: &[u8]) -> Result<(), RootError> {
         self.on("set an extended attribute of", || {
             xattr::set_deref(self.name(), OsStr::from_bytes(key), value)
@@ -131,10 +111,6 @@ impl OpenEntry {
     }
 
     /// As [`Directory::remove_xattr`].
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn remove_xattr(&self, key: &[u8]) -> Result<(), RootError> {
         self.on("remove an extended attribute of", || {
             match xattr::remove_deref(self.name(), OsStr::from_bytes(key)) {

@@ -10,48 +10,21 @@ use nix::errno::Errno;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RootError {
-    /// The root itself could not be opened.
     #[error("cannot open the root `{}`", path.display())]
-    Open {
-        /// The directory.
-        path: PathBuf,
-        /// What the kernel said.
-        source: Errno,
-    },
-    /// Entries cannot be reached by descriptor.
+    Open { path: PathBuf, source: Errno },
     #[error("cannot see /proc/self/fd: is /proc mounted?")]
-    NoProc {
-        /// What the kernel said.
-        source: Errno,
-    },
-    /// The kernel refused an operation.
+    NoProc { source: Errno },
     #[error("cannot {operation} {path}")]
     Call {
         /// What was tried, such as `rename`.
         operation: &'static str,
-        /// To what.
         path: TreePath,
-        /// What the kernel said.
         source: Errno,
     },
-    /// A name is none: empty, `.`, `..`, too long, or with a slash in it.
     #[error("cannot {operation} `{name}` in {directory}: {why}")]
-    BadName {
-        /// What was tried.
-        operation: &'static str,
-        /// Where.
-        directory: TreePath,
-        /// The name, escaped.
-        name: String,
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// Something else than a regular file is where one was to be read.
+    BadName { operation: &'static str, directory: TreePath, name: String, why: &'static str },
     #[error("{path} is no regular file")]
-    NotRegular {
-        /// The path.
-        path: TreePath,
-    },
+    NotRegular { path: TreePath },
 }
 
 impl RootError {
@@ -82,7 +55,6 @@ impl RootError {
     }
 
     /// What the kernel said; `None` if it was not asked.
-    #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Open { source, .. } | Self::NoProc { source } | Self::Call { source, .. } => {
@@ -93,7 +65,6 @@ impl RootError {
     }
 
     /// True if the entry does not exist.
-    #[must_use]
     pub fn is_absent(&self) -> bool {
         self.errno() == Some(Errno::ENOENT)
     }

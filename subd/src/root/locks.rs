@@ -48,10 +48,6 @@ impl Directory {
     }
 
     /// As [`Directory::locks`], of the directory itself.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn own_locks(&self) -> Result<(u64, Locks), RootError> {
         locks_of(self.as_fd(), b"", AtFlags::EMPTY_PATH)
             .map_err(|source| RootError::call("look at", self.path().clone(), source))
@@ -80,10 +76,6 @@ impl Directory {
     }
 
     /// As [`Directory::set_locks`], of the directory itself.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn set_own_locks(&self, locks: Locks) -> Result<(), RootError> {
         set(self.as_fd(), locks)
             .map_err(|source| RootError::call("change the flags of", self.path().clone(), source))

@@ -29,13 +29,11 @@ struct Mount {
     device: Vec<u8>,
     /// The directory of the file-system that is mounted.
     root: Vec<u8>,
-    /// Where it is mounted.
     point: Vec<u8>,
 }
 
 /// The paths below `place` that the kernel uses, whatever else is known of them. Lines that cannot
 /// be understood are left out. The root itself is never named.
-#[must_use]
 pub fn occupied(place: Place<'_>, mountinfo: &[u8], swaps: &[u8]) -> BTreeMap<TreePath, Occupant> {
     let mounts: Vec<Mount> = mountinfo.split(|&byte| byte == b'\n').filter_map(mount).collect();
     let mut found = BTreeMap::new();

@@ -6,13 +6,9 @@ use nix::sys::stat::{FileStat, SFlag, major, minor};
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A directory.
     Directory,
-    /// A regular file.
     File,
-    /// A symbolic link.
     Symlink,
-    /// A device or fifo.
     Special(Device),
     /// A socket, or a kind that this release does not know.
     Other,
@@ -21,13 +17,10 @@ pub enum Kind {
 /// An entry as it was at one moment. Symlinks are not followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// What it is.
     pub kind: Kind,
     /// Permission, set-id and sticky bits.
     pub mode: u32,
-    /// Numeric owner.
     pub uid: u32,
-    /// Numeric group.
     pub gid: u32,
     /// Length, in bytes.
     pub size_bytes: u64,

@@ -1,10 +1,9 @@
 //! The passes that hash every file whatever its metadata says, one chunk at a time: the content
 //! pass through the page cache, the media pass around it.
 //!
-//! They change nothing. Where a file holds something else than the tree says, a metadata pass is to
-//! read that file again. What the media pass finds it looks at twice, the second time after such a
-//! metadata pass: only what then still differs is a matter of the medium, and not of somebody who
-//! has just changed the file.
+//! They change nothing. If a file differs from the tree, a metadata pass reads it again. The media
+//! pass checks such a file twice, the second time after that metadata pass: only a difference that
+//! remains is a defect of the medium, and not a recent change of the file.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use super::reading::{Reading, Via};
 use crate::root::{Directory, Root, Status};
 use crate::scan::file_order::file_after;
 
-/// What came of one chunk of work.
+/// The result of one chunk of work.
 pub enum Step {
     /// There is more to do.
     More,
@@ -26,9 +25,7 @@ pub enum Step {
     Differs(TreePath),
     /// The medium of the file at that path does not hold what the cache does; who it was.
     Decayed(TreePath, Status),
-    /// All files were read.
     End {
-        /// How long it took.
         took: Duration,
         /// How many files cannot be read in this way.
         skipped: u64,
@@ -37,7 +34,6 @@ pub enum Step {
 
 /// What a pass is given for one step.
 pub struct Means<'means> {
-    /// The files.
     pub root: &'means Root,
     /// What they are said to hold: the newest tree.
     pub tree: &'means Tree,
@@ -45,7 +41,6 @@ pub struct Means<'means> {
     pub medium: &'means OnMedium,
     /// Where to read to: a chunk, aligned.
     pub buffer: &'means mut [u8],
-    /// Where to count.
     pub counters: &'means Counters,
 }
 
@@ -72,7 +67,6 @@ pub struct FilePass {
 
 impl FilePass {
     /// Begins with the first file.
-    #[must_use]
     pub fn new(via: Via) -> Self {
         let started = Instant::now();
         Self { via, started, last: None, doubted: None, current: None, skipped: 0 }
@@ -86,7 +80,6 @@ impl FilePass {
     }
 
     /// The file that is being read, or was last.
-    #[must_use]
     pub fn place(&self) -> Option<&TreePath> {
         self.current.as_ref().map(|current| &current.path).or(self.last.as_ref())
     }
@@ -139,7 +132,7 @@ impl FilePass {
         Step::More
     }
 
-    /// Passes over a file that cannot be read in this way.
+    /// Skips a file that cannot be read in this way.
     fn skip(&mut self, path: TreePath) -> Step {
         self.skipped += 1;
         self.last = Some(path);
@@ -154,7 +147,7 @@ impl FilePass {
             Ok(was) if was.stable && said.is_some_and(|said| said != was.object) => {
                 self.differs(path, was.status, again)
             }
-            // A file that changes is the business of the metadata pass.
+            // The metadata pass handles files that change.
             Ok(_) | Err(_) => {
                 self.last = Some(path);
                 Step::More

@@ -1,4 +1,4 @@
-//! What the scanner counts, to be read at any time by others.
+//! The counters of the scanner.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,13 +45,11 @@ impl Counters {
     }
 
     /// How many files the last media pass could not read around the page cache.
-    #[must_use]
     pub fn media_skipped(&self) -> u64 {
         self.media_skipped.load(Ordering::Relaxed)
     }
 
     /// The counts as they are now; what is fetched is counted elsewhere, and zero here.
-    #[must_use]
     pub fn read(&self) -> ScanCounters {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ScanCounters {

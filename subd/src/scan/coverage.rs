@@ -1,4 +1,4 @@
-//! Decides which paths a scan looks at.
+//! Decides which paths a scan records.
 // tidy: core
 
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use model::scope::{Coverage, SUBD_DIRECTORY, ScanSettings};
 pub enum PathAction {
     /// Records it, and enters it if it is a directory.
     Record,
-    /// Leaves it alone: it is content that its directory must be kept for.
+    /// Does not look at it, and marks its directory as one that holds kept content.
     Keep,
-    /// Leaves it alone, and says nothing about it: it is subd's own.
+    /// Does not look at it: it is subd's own.
     Ignore,
 }
 
-/// What a scan under some settings sees.
+/// The paths that a scan under some settings records.
 #[derive(Clone, Debug)]
 pub struct PathCoverage {
     settings: Arc<ScanSettings>,
@@ -27,21 +27,18 @@ pub struct PathCoverage {
 }
 
 impl PathCoverage {
-    /// Sees what `settings` cover, less the local `exclusions`.
-    #[must_use]
+    /// Covers what `settings` cover, except for the local `exclusions`.
     pub fn new(settings: Arc<ScanSettings>, exclusions: Patterns) -> Self {
         let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
         Self { settings, exclusions, own }
     }
 
     /// The settings.
-    #[must_use]
     pub fn settings(&self) -> &ScanSettings {
         &self.settings
     }
 
     /// Decides on `path`, whose parent is to be recorded.
-    #[must_use]
     pub fn look(&self, path: &TreePath) -> PathAction {
         if *path == self.own {
             return PathAction::Ignore;

@@ -6,7 +6,6 @@ use model::tree::{Child, Directory, File, Leaf, Tree};
 
 /// The first regular file after `path` in component order, or the first of all. Takes a binary
 /// search for each level of `path`, and looks at each entry that it passes over.
-#[must_use]
 pub fn file_after(tree: &Tree, path: Option<&TreePath>) -> Option<(TreePath, File)> {
     // The directories above `path`, each with the position from which to go on.
     let mut open: Vec<(TreePath, &Directory, usize)> = Vec::new();

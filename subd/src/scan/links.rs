@@ -50,7 +50,6 @@ impl LinkGroups {
 
     /// The carriers of the files that have more names than were met, and the special files that
     /// have other names, sorted.
-    #[must_use]
     pub fn externally_linked(self) -> Vec<TreePath> {
         let outside = self.groups.into_values().filter(|group| group.found < group.links);
         let carriers = outside.map(|group| group.carrier);

@@ -46,9 +46,8 @@ impl OnMedium {
     }
 
     /// True if the file at `path` that has `status` is to be read around the cache.
-    #[must_use]
     pub fn has(&self, path: &TreePath, status: &Status) -> bool {
-        // Hardly ever is there any.
+        // The map is almost always empty.
         !self.files.is_empty() && self.files.get(path) == Some(&Who::of(status))
     }
 

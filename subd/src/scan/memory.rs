@@ -1,4 +1,4 @@
-//! What one pass leaves for the next: who every entry was, and what it held.
+//! What one pass leaves for the next: the identity and the content of every entry.
 //!
 //! A file is not read again if its inode, size, time of modification and time of change are those
 //! of its last reading: only the kernel sets the time of change. That time has a granularity,
@@ -25,7 +25,7 @@ use crate::root::{Kind, Status};
 /// Twice the longest tick of a kernel's clock (HZ=100).
 pub const RACY_WINDOW: Duration = Duration::from_millis(20);
 
-/// Who an entry was when it was read.
+/// The identity of an entry when it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     inode: u64,
@@ -37,9 +37,8 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Of an entry that was read from `started` on, and was as in `status` before and after, on a
+    /// Describes an entry that was read from `started` on and had `status` before and after, on a
     /// file-system that keeps `times`.
-    #[must_use]
     pub fn new(status: &Status, started: Time, attributes: Attributes, times: Times) -> Self {
         Self {
             inode: status.inode,
@@ -52,14 +51,12 @@ impl Stamp {
     }
 
     /// As [`Stamp::new`], of an entry that changed while it was read: the next pass reads it.
-    #[must_use]
     pub fn unsettled(status: &Status, attributes: Attributes) -> Self {
         let times = Times::default();
         Self { settled: false, ..Self::new(status, Time::default(), attributes, times) }
     }
 
     /// True if an entry with `status` is the one that was read, unchanged.
-    #[must_use]
     pub fn holds(&self, status: &Status) -> bool {
         self.settled
             && self.inode == status.inode
@@ -69,7 +66,6 @@ impl Stamp {
     }
 
     /// As [`Stamp::holds`], and the attributes read then are those wanted now.
-    #[must_use]
     pub fn holds_attributes(&self, status: &Status, attributes: Attributes) -> bool {
         self.attributes == attributes && self.holds(status)
     }
@@ -86,7 +82,7 @@ fn is_settled(ctime: Time, started: Time, times: Times) -> bool {
     distance.unsigned_abs() > window
 }
 
-/// What an entry held, beside what `lstat` tells.
+/// The content of an entry, besides its `lstat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// The content of a regular file.
@@ -100,17 +96,13 @@ pub enum Content {
 /// An entry that is no directory, as it was read.
 #[derive(Clone, Debug)]
 pub struct LeafMemory {
-    /// Who it was.
     pub stamp: Stamp,
-    /// What it held.
     pub content: Content,
-    /// Its managed extended attributes.
     pub xattrs: Xattrs,
 }
 
 impl LeafMemory {
     /// What the entry with `status` holds, if that is known without reading it.
-    #[must_use]
     pub fn content_of(&self, status: &Status, algorithm: Algorithm) -> Option<&Content> {
         let fits = match (&self.content, status.kind) {
             (Content::File(object), Kind::File) => object.algorithm() == algorithm,
@@ -125,9 +117,7 @@ impl LeafMemory {
 /// A directory as it was read.
 #[derive(Debug)]
 pub struct DirectoryMemory {
-    /// Who it was.
     pub stamp: Stamp,
-    /// Its managed extended attributes.
     pub xattrs: Xattrs,
     /// What the last complete pass made of it, to be shared if nothing has changed.
     pub built: Option<Arc<Directory>>,
@@ -140,13 +130,11 @@ pub struct DirectoryMemory {
 pub enum Memory {
     /// Not a directory.
     Leaf(LeafMemory),
-    /// A directory.
     Directory(Box<DirectoryMemory>),
 }
 
 impl Memory {
-    /// The part that is of use for a leaf.
-    #[must_use]
+    /// The memory of a leaf, if this is one.
     pub fn into_leaf(self) -> Option<LeafMemory> {
         match self {
             Self::Leaf(leaf) => Some(leaf),
@@ -154,8 +142,7 @@ impl Memory {
         }
     }
 
-    /// The part that is of use for a directory.
-    #[must_use]
+    /// The memory of a directory, if this is one.
     pub fn into_directory(self) -> Option<DirectoryMemory> {
         match self {
             Self::Leaf(_) => None,
@@ -165,7 +152,6 @@ impl Memory {
 }
 
 /// The entry of a tree that has `status` and holds what `memory` says.
-#[must_use]
 pub fn leaf_of(status: &Status, memory: &LeafMemory) -> Leaf {
     let metadata = Metadata {
         mode: status.mode,
@@ -191,10 +177,6 @@ pub fn leaf_of(status: &Status, memory: &LeafMemory) -> Leaf {
 }
 
 /// Makes the directory of `entries`, sorted by name; gives `previous` itself if it is the same.
-///
-/// # Errors
-///
-/// As [`Directory::new`].
 pub fn assemble(
     algorithm: Algorithm,
     metadata: Metadata,

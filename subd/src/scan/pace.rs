@@ -1,10 +1,10 @@
-//! How often the passes come: pure arithmetic over durations. How much they take meanwhile is held
-//! by the budgets of [`crate::limits`].
+//! How often the passes run: pure arithmetic over durations. The budgets of [`crate::limits`] hold
+//! how much they use meanwhile.
 // tidy: core
 
 use std::time::Duration;
 
-/// The shortest rest worth going to sleep for; shorter ones are saved up.
+/// The shortest sleep; shorter ones are added up.
 pub const REST_MIN: Duration = Duration::from_millis(20);
 
 /// How often the scanner works.
@@ -21,8 +21,8 @@ pub struct Pace {
     pub content_pause: Duration,
     /// The time between two media passes.
     pub media_pause: Duration,
-    /// A scanner that has not moved for less than this is never called stalled: a disk that was
-    /// asleep takes seconds.
+    /// A scanner is never stalled before this time without progress, because a sleeping disk takes
+    /// seconds to wake.
     pub stall_min: Duration,
 }
 
@@ -41,7 +41,6 @@ impl Default for Pace {
 
 impl Pace {
     /// How long to wait after a metadata pass that took `cpu` of processor time, hashing aside.
-    #[must_use]
     pub fn metadata_interval(&self, cpu: Duration) -> Duration {
         cpu.saturating_mul(self.metadata_interval_factor)
             .max(self.metadata_interval_min)
@@ -50,7 +49,6 @@ impl Pace {
 
     /// For how long a pass may go on, or stand still, that comes `interval` after the one before
     /// it, which took `took`: two of its periods.
-    #[must_use]
     pub fn stall_limit(&self, interval: Duration, took: Duration) -> Duration {
         interval.saturating_add(took).saturating_mul(2).max(self.stall_min)
     }

@@ -1,10 +1,10 @@
-//! The metadata pass: walks the whole tree by directory descriptors and hashes what has moved.
+//! The metadata pass: walks the whole tree by directory descriptors and hashes changed files.
 //!
 //! The walk is in component order and keeps its own stack, so that a deep tree costs memory and
 //! not the stack of the thread; of the descriptors only the deepest `OPEN_MAX` are kept open.
-//! Nothing that happens to the tree meanwhile is fatal: what cannot be recorded is left out, and
-//! its directory is listed as one that holds content outside the scan, so that it is never taken
-//! for empty.
+//! No change of the tree meanwhile is fatal: an entry that cannot be recorded is left out, and its
+//! directory is listed as one that holds content outside the scan, so that it never counts as
+//! empty.
 //!
 //! Through the handle of the root nothing is mounted upon its paths: what lies under the mount
 //! points of the machine is walked. Where the handle cannot see under them, the kernel refuses to
@@ -66,35 +66,21 @@ pub struct Found {
     pub cpu: Duration,
 }
 
-/// Why a pass has no result. What it had read is in the memory all the same.
+/// Why a pass has no result. What it had read is in the memory nevertheless.
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {
-    /// It was told to get out of the tree.
     #[error("the pass was interrupted")]
     Interrupted,
-    /// The system is short of something, so that what is there could not be told from what is not.
     #[error("the scan lacks means")]
-    Shortage {
-        /// Of what.
-        source: RootError,
-    },
-    /// The root itself could not be read.
+    Shortage { source: RootError },
     #[error("the root cannot be scanned")]
-    Root {
-        /// Why.
-        source: RootError,
-    },
-    /// The root directory breaks a rule of trees.
+    Root { source: RootError },
     #[error("the root is no directory of a tree")]
-    Tree {
-        /// Which rule.
-        source: TreeError,
-    },
+    Tree { source: TreeError },
 }
 
 /// What a pass is given.
 pub struct Task<'task> {
-    /// The tree.
     pub root: &'task Root,
     /// Which paths to look at.
     pub coverage: &'task PathCoverage,
@@ -104,11 +90,10 @@ pub struct Task<'task> {
     pub medium: &'task OnMedium,
     /// Set by others to end the pass early.
     pub interrupt: &'task AtomicBool,
-    /// Where to count.
     pub counters: &'task Counters,
-    /// Where to say what the pass is at.
+    /// Records the progress of the pass.
     pub progress: &'task Progress,
-    /// Called after each piece of work; rests when it was too much.
+    /// Called after each piece of work; sleeps to stay within the budgets.
     pub brake: &'task dyn Fn(),
 }
 
@@ -165,17 +150,16 @@ pub fn run(
     })
 }
 
-/// What one look at an entry gave.
+/// The result of reading an entry once.
 #[expect(clippy::large_enum_variant, reason = "one at a time; a box is an allocation an entry")]
 enum Seen {
     Leaf(Leaf, Option<LeafMemory>),
     Directory(Frame),
-    /// It went, or became something else: look again.
+    /// It vanished or changed its kind: look again.
     Changed,
-    /// Something is mounted there.
     Foreign,
     Unreadable(String),
-    /// Not a matter of the entry: the pass has to end.
+    /// Not an error of the entry: the pass must end.
     Shortage(RootError),
 }
 

@@ -1,4 +1,4 @@
-//! What the scanning thread is at, for those who watch that it moves.
+//! The progress of the scanning thread, for those who check that it is not stalled.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use model::path::TreePath;
 
 use super::stall::{CurrentWork, Pass, StallDetector};
 
-/// What the thread is at. It says so before it asks the kernel for anything that may hang.
+/// What the thread works on, recorded before each system call that may hang.
 #[derive(Debug)]
 pub struct Progress {
     start: Instant,
@@ -43,18 +43,18 @@ impl Progress {
         self.moved();
     }
 
-    /// Notes that the thread has got on.
+    /// Counts a unit of progress.
     pub fn moved(&self) {
         self.moves.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has nothing to do for now.
+    /// Records that there is nothing to do.
     pub fn rest(&self) {
         *self.work() = None;
         self.moved();
     }
 
-    /// Lets `watch` look; says what the thread is at if it stands still.
+    /// Returns what the thread works on if it is stalled, as `watch` decides.
     pub fn look(&self, watch: &mut StallDetector) -> Option<String> {
         let work = self.work();
         watch.look(self.start.elapsed(), self.moves.load(Ordering::Relaxed), work.as_ref())

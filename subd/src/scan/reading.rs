@@ -1,8 +1,8 @@
-//! Reads and hashes one file, a chunk at a time, and notices when it changes meanwhile.
+//! Reads and hashes one file, a chunk at a time, and detects changes meanwhile.
 //!
-//! Reading leaves the page cache as it was: what was not in it is taken out again, so that scanning
-//! a file does not drive out what others work with. Holes are hashed and not read. Reading the
-//! medium goes around the cache, which hides what has happened there.
+//! Reading leaves the page cache as it was: pages that were not in it are dropped again, so that
+//! scanning does not evict the pages of other programs. Holes are hashed and not read. Reading the
+//! medium bypasses the cache, which would hide damage of the medium.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -33,7 +33,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub enum Via {
     /// Through the page cache: what programs see.
     Cache,
-    /// Around it: what will be left after a restart.
+    /// Bypassing it: what is left after a restart.
     Medium,
 }
 
@@ -53,13 +53,10 @@ pub struct Reading {
 
 /// A file that was read.
 pub struct WasRead {
-    /// What was read.
     pub object: ObjectId,
-    /// Its managed extended attributes.
     pub xattrs: Xattrs,
     /// Who was read, as it was afterwards, with the size that was read.
     pub status: Status,
-    /// When reading began.
     pub started: Time,
     /// True if nothing changed while it was read.
     pub stable: bool,
@@ -67,10 +64,6 @@ pub struct WasRead {
 
 impl Reading {
     /// Opens the regular file called `name`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Directory::open_file`].
     pub fn start(
         directory: &Directory,
         name: &[u8],
@@ -96,12 +89,12 @@ impl Reading {
     }
 
     /// Who the file was when it was opened.
-    #[must_use]
     pub fn status(&self) -> &Status {
         &self.before
     }
 
-    /// Reads the medium from now on; buffers are to be those of an [`AlignedBuffer`](crate::root::aligned_buffer::AlignedBuffer).
+    /// Reads the medium from now on; the buffers must be aligned
+    /// ([`AlignedBuffer`](crate::root::aligned_buffer::AlignedBuffer)).
     ///
     /// # Errors
     ///
@@ -119,7 +112,7 @@ impl Reading {
     ///
     /// What the kernel said.
     pub fn step(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // Whether it has grown since is seen at its end.
+        // `finish` detects whether it has grown.
         if self.bytes >= self.before.size_bytes {
             return Ok(0);
         }
@@ -173,7 +166,7 @@ impl Reading {
                 start..end.max(start + 1)
             }
             Err(Refusal::NXIO) => self.before.size_bytes..u64::MAX,
-            // Where nothing is known of holes, all is read.
+            // Without information on holes everything is read.
             Err(_) => at..u64::MAX,
         }
     }
@@ -207,7 +200,7 @@ impl Reading {
     /// Takes what was just read out of the page cache. What is changed or in use stays.
     fn drop_cached(&self, length: usize) {
         if let Some(length) = NonZeroU64::new(length as u64) {
-            // Without it the cache is a little worse off, and nothing else.
+            // A failure only leaves pages in the cache.
             let _advice = fadvise(&self.file, self.bytes, Some(length), Advice::DontNeed);
         }
     }
@@ -236,7 +229,7 @@ impl Reading {
             None => Vec::new(),
         };
         let after = status_of(&self.file, directory, name)?;
-        // Whatever is changed moves the time of change.
+        // Every change moves the time of change.
         let stable = after.size_bytes == self.bytes
             && after.mtime == self.before.mtime
             && after.ctime == self.before.ctime;

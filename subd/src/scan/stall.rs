@@ -1,4 +1,4 @@
-//! Decides whether the scanner stands still.
+//! Decides whether the scanner is stalled.
 //!
 //! Whoever watches looks again and again at what the scanner says it is at. A pass is stalled if
 //! nothing has moved for two of its periods, because a disk or a network file-system hangs, say; or
@@ -14,7 +14,6 @@ use model::path::TreePath;
 /// A kind of pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// Looks at every entry.
     Metadata,
     /// Hashes every file, through the page cache.
     Content,
@@ -35,7 +34,6 @@ impl fmt::Display for Pass {
 /// What the scanner is at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CurrentWork {
-    /// Which pass.
     pub pass: Pass,
     /// The path that it is at.
     pub path: TreePath,

@@ -1,7 +1,7 @@
-//! The mailbox through which others steer the thread that scans, and what both share.
+//! The mailbox through which other threads control the scanning thread.
 //!
-//! The mailbox holds what others want; the thread looks into it between two pieces of work. What
-//! must not wait for the end of a pass (settings, a pause, the end) also raises the interrupt.
+//! The mailbox holds requests; the thread reads it between two pieces of work. Requests that must
+//! not wait for the end of a pass (settings, a pause, the end) also set the interrupt.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +19,8 @@ use crate::limits::usage::Usage;
 use crate::scan::progress::Progress;
 use crate::state::snapshot::Snapshot;
 
-/// The most paths that are distrusted at once; beyond that all that matters is that they are many,
-/// and the content pass finds the rest again.
+/// The most paths that are marked to be read again at once; the content pass finds the others
+/// again.
 const DISTRUSTED_MAX: usize = 1_000_000;
 
 /// The scanner has ended.
@@ -28,17 +28,17 @@ const DISTRUSTED_MAX: usize = 1_000_000;
 #[error("the scanner has ended")]
 pub struct Stopped;
 
-/// What others want of the thread.
+/// The requests to the thread.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     pub(super) settings: Arc<ScanSettings>,
     /// Paths to be read whatever their metadata says.
     pub(super) distrusted: BTreeSet<TreePath>,
-    /// Who waits for the next metadata pass.
+    /// The callers that wait for the next metadata pass.
     pub(super) waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
     /// How many guards keep the thread out of the tree.
     pub(super) pauses: usize,
-    /// Who waits for the thread to be out.
+    /// The callers that wait until the thread has left the tree.
     pub(super) leaving: Vec<oneshot::Sender<()>>,
     /// The passes to be made now, without limits.
     pub(super) boost: Boost,
@@ -167,7 +167,7 @@ impl Shared {
         self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the mailbox and lets the thread know.
+    /// Changes the mailbox and wakes the thread.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Mailbox) -> T) -> T {
         let changed = change(&mut self.mailbox());
         self.news.notify_all();

@@ -1,4 +1,4 @@
-//! The worker: what the scanning thread does next, and how much it takes for it.
+//! The worker: decides what the scanning thread does next, and keeps it within its budgets.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ use crate::root::aligned_buffer::AlignedBuffer;
 use crate::scan::coverage::PathCoverage;
 use crate::state::snapshot::Snapshot;
 
-/// How far the thread steps back behind others (`nice`).
+/// The priority of the thread (`nice`).
 const NICENESS: i32 = 15;
 
 /// Scans until it is told to stop.
@@ -60,7 +60,7 @@ pub(super) fn run(shared: &Shared, root: &Root, pace: Pace) {
     .run();
 }
 
-/// Lets all others go first: with the processor, and with the disk.
+/// Gives the thread low priority for the processor and the disk.
 fn step_back() {
     // No process is named: Linux takes that for the calling thread alone.
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
@@ -351,7 +351,7 @@ impl Worker<'_> {
         drop(mailbox);
         let snapshot = self.shared.snapshot();
         for waiting in waiting {
-            // Whoever does not wait any more misses nothing.
+            // The receiver may have stopped waiting.
             let _gone = waiting.send(Arc::clone(&snapshot));
         }
     }
@@ -386,11 +386,11 @@ impl Worker<'_> {
         match step {
             Step::More => {}
             Step::Differs(path) => {
-                tracing::debug!("{path} does not hold what the tree says: it is read again");
+                tracing::debug!("{path} differs from the tree: reading it again");
                 self.read_again(path);
             }
             Step::Decayed(path, status) => {
-                tracing::warn!("{path} holds something else on its medium than in the page cache");
+                tracing::warn!("{path} differs between its medium and the page cache");
                 self.medium.add(path.clone(), &status);
                 self.read_again(path);
             }

@@ -20,7 +20,6 @@ use serde::{Deserialize, Serialize};
 /// The image that was accepted last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedImage {
-    /// Its name.
     pub image: ImageName,
     /// The digest of its signed part.
     pub digest: ObjectId,

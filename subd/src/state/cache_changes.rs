@@ -30,7 +30,6 @@ pub struct ChangeLog {
 
 impl ChangeLog {
     /// Starts with nothing to remember at `generation`.
-    #[must_use]
     pub fn new(generation: u64) -> Self {
         Self { complete_from: generation, ..Self::default() }
     }
@@ -48,7 +47,6 @@ impl ChangeLog {
     }
 
     /// What changed after `generation`, or `None` if that is no longer known.
-    #[must_use]
     pub fn since(&self, generation: u64) -> Option<Changes> {
         if generation < self.complete_from {
             return None;

@@ -1,12 +1,12 @@
-//! subd's own directories: `/.subd` below the root, and what it holds.
+//! The directory `/.subd` below the root, and the directories in it.
 //!
 //! | directory | what |
 //! |---|---|
 //! | `objects` | the object cache |
-//! | `staging` | what is prepared for the next update, by update id |
-//! | `undo` | what an update took away, until it is over, by update id and phase |
+//! | `staging` | staged updates, by update id |
+//! | `undo` | what an update removed, until it has ended, by update id and phase |
 //! | `journal` | the update that is being carried out |
-//! | `state` | what subd remembers over restarts; elsewhere with `--state` |
+//! | `state` | what survives a restart of subd; elsewhere with `--state` |
 //! | `audit` | the audit log; elsewhere with `--state` or `--audit-log` |
 //!
 //! The first four are on the file-system of the root, because entries move between them and the
@@ -30,11 +30,8 @@ const DEPTH_MAX: usize = 2 * model::path::DEPTH_MAX;
 /// The directories below `/.subd`.
 #[derive(Debug)]
 pub struct Directories {
-    /// The object cache.
     pub objects: Arc<Directory>,
-    /// What is prepared.
     pub staging: Directory,
-    /// What was taken away.
     pub undo: Directory,
     /// The update that is being carried out.
     pub journal: Directory,
@@ -59,19 +56,11 @@ impl Directories {
     }
 
     /// The directory for state: `state` in `base`, or in `/.subd` below `root`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Directories::open`].
     pub fn state(root: &Root, base: Option<&Root>) -> Result<Directory, RootError> {
         Self::beside(root, base, b"state")
     }
 
     /// The directory for the audit log: `audit`, where that for state is.
-    ///
-    /// # Errors
-    ///
-    /// As [`Directories::open`].
     pub fn audit(root: &Root, base: Option<&Root>) -> Result<Directory, RootError> {
         Self::beside(root, base, b"audit")
     }
@@ -88,7 +77,6 @@ impl Directories {
 }
 
 /// The name of what belongs to an update in `staging`, and in `undo` while it changes the tree.
-#[must_use]
 pub fn directory_name(update_id: u64) -> Vec<u8> {
     update_id.to_string().into_bytes()
 }

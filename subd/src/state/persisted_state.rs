@@ -1,7 +1,7 @@
-//! What subd remembers over restarts, in one file: `state.json` in its state directory.
+//! The state that survives a restart of subd: `state.json` in its state directory.
 //!
-//! Written to a temporary, synced and renamed, so that there is always one that is whole. Beside it
-//! is `lock`, which keeps a second subd from managing the same root.
+//! It is written to a temporary file, synced and renamed, so that there is always a complete one.
+//! The file `lock` beside it keeps a second subd from managing the same root.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -30,11 +30,10 @@ const STATE_BYTES_MAX: u64 = 64 << 20;
 /// The largest record of what was accepted, in bytes.
 const ACCEPTED_BYTES_MAX: u64 = 1 << 20;
 
-/// What is remembered.
+/// The content of `state.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PersistedState {
-    /// What the dominator told.
     pub configuration: Configuration,
     /// The image of the last update that was done.
     pub last_image: Option<ImageName>,
@@ -46,7 +45,7 @@ pub struct PersistedState {
     pub last_update: Option<LastUpdate>,
     /// How fast the device of the root is, if it was measured.
     pub device: Option<DeviceSpeed>,
-    /// That no update may be made for a while.
+    /// The pause of updates that an operator asked for.
     pub paused: Option<Paused>,
     /// The boot in which an update has made a reboot due.
     pub reboot_due_in: Option<String>,
@@ -69,31 +68,18 @@ pub struct DeviceSpeed {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PersistError {
-    /// The directory cannot be used.
     #[error("cannot use the state directory")]
     Directory {
-        /// What and why.
         #[from]
         source: RootError,
     },
-    /// The file cannot be read or written.
     #[error("cannot {operation} the state")]
-    Content {
-        /// What was tried.
-        operation: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Which image was accepted last cannot be read.
+    Content { operation: &'static str, source: io::Error },
     #[error(
         "accepted.json in the state directory, which says which image was accepted last, cannot be \
          read: remove it to have that forgotten"
     )]
-    AcceptedImage {
-        /// What is wrong with it.
-        source: io::Error,
-    },
-    /// Another subd has the lock.
+    AcceptedImage { source: io::Error },
     #[error("another subd manages this root already (it has the lock in the state directory)")]
     Locked,
 }
@@ -133,13 +119,12 @@ impl StateDirectory {
     }
 
     /// The same lock, with the state itself in `elsewhere`.
-    #[must_use]
     pub fn with_state_in(self, elsewhere: Directory) -> Self {
         Self { directory: elsewhere, directories: Some(self.directory), ..self }
     }
 
-    /// Reads the state. A file that cannot be understood is set aside and said to be lost, because
-    /// a machine without memory is better than one without subd.
+    /// Reads the state. A file that cannot be parsed is renamed to `state.json.bad`, and the state
+    /// starts empty: a machine without its state is better than one without subd.
     ///
     /// # Errors
     ///
@@ -195,7 +180,7 @@ impl StateDirectory {
         Ok(())
     }
 
-    /// Reads which image was accepted last; `None` if none was yet.
+    /// Reads which image was accepted last; `None` if there was none.
     ///
     /// # Errors
     ///
@@ -217,9 +202,8 @@ impl StateDirectory {
         std::iter::once(&self.directory).chain(&self.directories)
     }
 
-    /// True unless it is certain that this machine was never told to take only signed images, or
-    /// that somebody has ended that.
-    #[must_use]
+    /// True unless it is certain that this machine was never told to accept only signed images, or
+    /// that an operator has ended that.
     pub fn takes_only_signed(&self) -> bool {
         self.marked().any(|directory| match directory.open_file(ACCEPTED) {
             Ok(_) => true,
@@ -227,7 +211,8 @@ impl StateDirectory {
         })
     }
 
-    /// Notes that this machine takes only signed images, durably. What was accepted last stays.
+    /// Records that this machine accepts only signed images, durably. The image that was accepted
+    /// last stays recorded.
     ///
     /// # Errors
     ///
@@ -256,7 +241,7 @@ impl StateDirectory {
     }
 }
 
-/// Writes a file anew, durably.
+/// Replaces a file atomically and durably.
 fn replace(
     directory: &Directory,
     name: &[u8],

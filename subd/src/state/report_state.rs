@@ -1,7 +1,7 @@
-//! The one owner of what a poll reports.
+//! The owner of everything that a poll reports.
 //!
-//! Whoever changes something tells the board; the board decides which of the version's numbers
-//! moves and wakes the polls that wait.
+//! Other modules report changes here. [`ReportState`] decides which number of the version grows,
+//! and wakes the polls that wait.
 //!
 //! # Invariants
 //!
@@ -37,32 +37,25 @@ const TRIGGER_FAILURES_MAX: usize = 64;
 /// What is measured at the moment of a reply.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Free space.
     pub space: Space,
-    /// Scan counters.
     pub counters: ScanCounters,
     /// What subd takes of the machine.
     pub load: Load,
-    /// The machine's own ceilings.
     pub ceilings: Limits,
-    /// The clock.
     pub clock: Time,
 }
 
 /// The state that polls report.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// Where the sub is.
     pub version: Version,
-    /// Who the machine is.
     pub identity: Identity,
     /// The fetch that is running.
     pub fetch: Option<FetchProgress>,
     /// What the update machinery is at.
     pub update: UpdatePhase,
-    /// Why the journal of an update cannot be closed. No other update is accepted until it is.
+    /// Why the journal of an update cannot be closed; no other update is accepted meanwhile.
     pub stuck: Option<String>,
-    /// The latest scan.
     pub snapshot: Option<Arc<Snapshot>>,
     /// How the last fetch ended.
     pub last_fetch: Option<LastFetch>,
@@ -70,19 +63,17 @@ pub struct State {
     pub persisted: PersistedState,
     /// The scope of the current settings.
     pub scope: Scope,
-    /// What an operator should know: at most one of each kind.
+    /// At most one of each kind.
     pub alarms: BTreeSet<Alarm>,
 }
 
 impl State {
-    /// What the sub is doing, in the words of the wire.
-    #[must_use]
+    /// Returns what the sub is doing, as polls report it.
     pub fn activity(&self) -> Activity {
         Activity::of(self.update, self.fetch)
     }
 
-    /// What an operator should know, sorted.
-    #[must_use]
+    /// Returns the alarms, sorted.
     pub fn alarms(&self) -> Vec<Alarm> {
         let stuck = self.stuck.iter().cloned().map(Alarm::JournalStuck);
         let all: BTreeSet<Alarm> = self.alarms.iter().cloned().chain(stuck).collect();
@@ -90,13 +81,11 @@ impl State {
     }
 
     /// True if a scan under the current settings is complete.
-    #[must_use]
     pub fn is_scanned(&self) -> bool {
         self.scan_report().is_some()
     }
 
     /// The report of the scan, if it is of the current settings.
-    #[must_use]
     pub fn scan_report(&self) -> Option<&ScanReport> {
         let report = self.snapshot.as_ref().and_then(|snapshot| snapshot.report.as_ref());
         report.filter(|report| report.scope == self.scope)
@@ -109,7 +98,7 @@ struct Inner {
     changes: ChangeLog,
 }
 
-/// The state, and who waits for it.
+/// The reported state, and the polls that wait for news of it.
 pub struct ReportState {
     inner: Mutex<Inner>,
     version: watch::Sender<Version>,
@@ -117,8 +106,7 @@ pub struct ReportState {
 }
 
 impl ReportState {
-    /// Starts with what was remembered and what is cached.
-    #[must_use]
+    /// Starts with the persisted state and the cached objects.
     pub fn new(
         instance: u64,
         identity: Identity,
@@ -150,25 +138,23 @@ impl ReportState {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state; `look` must be quick and must not ask the board for anything else.
+    /// Calls `look` with the state, which is locked meanwhile: `look` must be quick and must not
+    /// use this value.
     pub fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
         look(&self.lock().state)
     }
 
     /// How many objects are cached.
-    #[must_use]
     pub fn cached_count(&self) -> usize {
         self.lock().cached.len()
     }
 
     /// Local exclusions.
-    #[must_use]
     pub fn exclusions(&self) -> &Patterns {
         &self.exclusions
     }
 
-    /// What tells of each new version.
-    #[must_use]
+    /// Returns a receiver of each new version.
     pub fn watch(&self) -> watch::Receiver<Version> {
         self.version.subscribe()
     }
@@ -223,10 +209,6 @@ impl ReportState {
     }
 
     /// As [`ReportState::save_blocking`], where waiting for the disk holds nobody up.
-    ///
-    /// # Errors
-    ///
-    /// As [`ReportState::save_blocking`].
     pub async fn save(self: &Arc<Self>, state: &Arc<StateDirectory>) -> Result<(), PersistError> {
         let (report_state, state) = (Arc::clone(self), Arc::clone(state));
         let kept = tokio::task::spawn_blocking(move || report_state.save_blocking(&state)).await;
@@ -235,7 +217,7 @@ impl ReportState {
         })
     }
 
-    /// Changes what is not scanned tree or cache; `change` says whether there is news.
+    /// Changes anything but the scanned tree and the cache, and wakes the polls.
     pub fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut inner = self.lock();
         let result = change(&mut inner.state);
@@ -244,11 +226,11 @@ impl ReportState {
         result
     }
 
-    /// As [`ReportState::change`], but tells nobody if `change` gives an error.
+    /// As [`ReportState::change`], but wakes no poll if `change` returns `None` or an error.
     ///
     /// # Errors
     ///
-    /// What `change` gives; then it has changed nothing.
+    /// The error of `change`, which must not have changed anything then.
     pub fn try_change<T, E>(
         &self,
         change: impl FnOnce(&mut State) -> Result<Option<T>, E>,
@@ -262,8 +244,8 @@ impl ReportState {
         Ok(result)
     }
 
-    /// Raises `alarm`; one of the same kind that was raised before makes way for it. An equal one
-    /// is no news. Texts that differ each time wake every poll each time: avoid them.
+    /// Raises `alarm`, which replaces one of the same kind. An equal alarm wakes no poll; so avoid
+    /// texts that differ each time.
     pub fn raise(&self, alarm: Alarm) {
         let mut inner = self.lock();
         if !inner.state.alarms.contains(&alarm) {
@@ -275,7 +257,7 @@ impl ReportState {
         }
     }
 
-    /// Clears the alarms that are such as `is_such` says. That there are none is no news.
+    /// Clears the alarms for which `is_such` is true.
     pub fn clear(&self, is_such: impl Fn(&Alarm) -> bool) {
         let mut inner = self.lock();
         let before = inner.state.alarms.len();
@@ -286,8 +268,8 @@ impl ReportState {
         }
     }
 
-    /// Takes the latest scan, unless a later one was taken already; gives the generation that it
-    /// is reported in.
+    /// Takes over the latest scan, unless a later one is known. Returns the generation in which it
+    /// is reported.
     pub fn take_snapshot(&self, snapshot: Arc<Snapshot>, identity: Identity) -> u64 {
         let mut inner = self.lock();
         let Inner { state, .. } = &mut *inner;
@@ -296,7 +278,7 @@ impl ReportState {
         }
         let (was_scanned, before) = (state.is_scanned(), state.version);
         let same = state.snapshot.as_ref().is_some_and(|old| old.report == snapshot.report);
-        // An empty snapshot is no news of the tree: that there is none yet is told by `scanned`.
+        // An empty snapshot is reported by `scanned`, not by the generation.
         if !same && snapshot.report.is_some() {
             state.version.generation += 1;
         }
@@ -311,8 +293,8 @@ impl ReportState {
         state.version.generation
     }
 
-    /// Notes which objects are cached now, whatever was noted before. `now` is asked while nobody
-    /// else can note anything, so that an older answer never overwrites a newer one.
+    /// Records which objects are cached. `now` is called while the state is locked, so that no
+    /// older answer overwrites a newer one.
     pub fn set_cache(&self, now: impl FnOnce() -> Vec<ObjectId>) {
         let mut inner = self.lock();
         let now: BTreeSet<ObjectId> = now().into_iter().collect();
@@ -323,8 +305,7 @@ impl ReportState {
         self.record(inner, news);
     }
 
-    /// Notes that objects came into the cache: those of `arrived` that are still there, says
-    /// `is_there`.
+    /// Records that those objects of `arrived` came into the cache for which `is_there` is true.
     pub fn add_to_cache(&self, arrived: &[ObjectId], is_there: impl Fn(&ObjectId) -> bool) {
         let mut inner = self.lock();
         let there = arrived.iter().filter(|id| is_there(id));
@@ -342,7 +323,6 @@ impl ReportState {
     }
 
     /// The reply to a poll of a caller that knows `have`.
-    #[must_use]
     pub fn reply(&self, have: Option<Version>, measured: Measured) -> PollReply {
         let inner = self.lock();
         let Inner { state, cached, changes } = &*inner;
@@ -384,13 +364,13 @@ impl ReportState {
     }
 }
 
-/// Notes how an update ended in what is remembered: `done` has the triggers of the image if the
-/// update was carried out.
+/// Records how an update ended. `done` has the triggers of the image if the update was carried
+/// out.
 pub fn note_update(persisted: &mut PersistedState, last: &LastUpdate, done: Option<&Triggers>) {
     if let Some(triggers) = done {
         persisted.last_image = Some(last.image.clone());
         persisted.triggers = triggers.clone();
-        // An update without changes ran no triggers, so it says nothing of the services.
+        // An update without operations ran no triggers, so the failures stand.
         if last.trigger_failures.is_empty() && last.operations > 0 {
             persisted.trigger_failures.clear();
         }
@@ -399,8 +379,8 @@ pub fn note_update(persisted: &mut PersistedState, last: &LastUpdate, done: Opti
     persisted.last_update = Some(last.clone());
 }
 
-/// Notes in which boot a reboot has become due. It stays due, whatever other updates there are,
-/// until there is another boot.
+/// Records in which boot a reboot became due. It stays due until there is another boot, whatever
+/// other updates there are.
 pub fn note_reboot(state: &mut State) {
     let boot_id = &state.identity.boot_id;
     let Some(last) = &mut state.persisted.last_update else { return };

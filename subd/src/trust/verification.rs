@@ -31,7 +31,6 @@ use crate::state::snapshot::Snapshot;
 /// What the machine's own configuration and history ask for.
 #[derive(Clone, Copy, Debug)]
 pub struct SigningPolicy<'a> {
-    /// Whose signatures count.
     pub keys: &'a TrustedKeys,
     /// How many different ones are needed.
     pub needed: u32,
@@ -43,10 +42,9 @@ pub struct SigningPolicy<'a> {
     pub last: Option<&'a AcceptedImage>,
 }
 
-/// What is judged.
+/// An update to verify.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateCase<'a> {
-    /// The order.
     pub request: &'a PrepareRequest,
     /// The signed image, whose tree is known to be its tree.
     pub image: &'a RequiredImage,
@@ -54,7 +52,6 @@ pub struct UpdateCase<'a> {
     pub signatures: &'a [Signature],
     /// The scan that the plan is staged upon.
     pub scan: &'a Snapshot,
-    /// The machine's own exclusions.
     pub exclusions: &'a Patterns,
 }
 
@@ -71,101 +68,53 @@ pub struct VerifiedUpdate {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The machine cannot judge.
     #[error("{why}; no update is accepted until that is mended on the machine itself")]
-    Local {
-        /// Why not.
-        why: String,
-    },
-    /// The machine was told whose images it takes, and is not any more.
+    Local { why: String },
     #[error(
         "this machine takes only signed images, and subd was started without --trusted-keys: give \
          them again (was a config.toml taken away?), or, if it shall take every image from now on, \
          remove accepted.json from /.subd/state (and from --state) and start subd again"
     )]
     KeysGone,
-    /// Nobody has shown that it is signed.
     #[error(
         "this machine takes only signed images, and no signatures of {image} were offered: \
          `imagetool sign` makes them"
     )]
-    Unsigned {
-        /// The image.
-        image: ImageName,
-    },
-    /// Too few keys stand behind it.
+    Unsigned { image: ImageName },
     #[error("this machine takes only signed images: {why}")]
     Unendorsed {
         /// Which signatures do not count, and why.
         why: String,
     },
-    /// One that is not older was accepted before.
     #[error(
         "{image} was signed at {}, and {} was accepted before ({last}): sign it again if the \
          machine is to go back", at(*.signed), newness(*.signed, last)
     )]
-    Older {
-        /// The image.
-        image: ImageName,
-        /// When it was signed.
-        signed: u64,
-        /// What was accepted.
-        last: AcceptedImage,
-    },
-    /// The order is not that of the signed image.
+    Older { image: ImageName, signed: u64, last: AcceptedImage },
     #[error("the {what} of the update are not those that are signed with {image}")]
-    Other {
-        /// What differs.
-        what: &'static str,
-        /// The image.
-        image: ImageName,
-    },
-    /// The machine does not scan as the image asks.
+    Other { what: &'static str, image: ImageName },
     #[error("the machine does not scan as {image} asks, so that it cannot be compared with it")]
-    Scope {
-        /// The image.
-        image: ImageName,
-    },
-    /// The plan does not fit.
+    Scope { image: ImageName },
     #[error("the plan does not fit the machine")]
     Misfit {
-        /// Where and why.
         #[source]
         source: ApplyError,
     },
-    /// A tree cannot be made.
     #[error("the signed tree cannot be compared")]
     Tree {
-        /// Why.
         #[source]
         source: TreeError,
     },
-    /// A computed file is not as its rule asks.
     #[error("{path} would not be the computed file that is signed")]
-    Computed {
-        /// The path.
-        path: TreePath,
-    },
-    /// The plan puts or changes something at a path that nobody has signed.
+    Computed { path: TreePath },
     #[error("the plan changes {path}, which the signed image does not have")]
-    NotSigned {
-        /// The path.
-        path: TreePath,
-    },
-    /// The plan changes an inode in place that others can reach by other ways.
+    NotSigned { path: TreePath },
     #[error("the plan changes {path} in place, where only a new file is safe ({why})")]
-    InPlace {
-        /// The path.
-        path: TreePath,
-        /// Why.
-        why: &'static str,
-    },
-    /// The plan leads elsewhere.
+    InPlace { path: TreePath, why: &'static str },
     #[error("with this plan {path} would not be as it is signed ({why}){}", others(*.more))]
     Elsewhere {
         /// The first path that would differ.
         path: TreePath,
-        /// In what.
         why: String,
         /// How many other paths would differ.
         more: usize,
@@ -210,7 +159,7 @@ pub fn verify_signatures(
     }
 }
 
-/// Judges an update.
+/// Verifies an update.
 ///
 /// # Errors
 ///

@@ -40,30 +40,15 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
-    /// The file-system refused something.
     #[error("the file-system refused a step")]
     Root {
-        /// What and why.
         #[from]
         source: RootError,
     },
-    /// As [`StepError::Root`], with the path that the step was for: what failed may have been
-    /// done in a slot.
     #[error("{path} cannot be changed")]
-    Refused {
-        /// Where.
-        path: TreePath,
-        /// What and why.
-        source: RootError,
-    },
-    /// Something else is at the path than when the update was prepared.
+    Refused { path: TreePath, source: RootError },
     #[error("{path} changed since it was scanned: {what}")]
-    Changed {
-        /// Where.
-        path: TreePath,
-        /// What is different.
-        what: String,
-    },
+    Changed { path: TreePath, what: String },
 }
 
 impl StepError {
@@ -98,9 +83,7 @@ pub struct Failed {
 /// Where a script is carried out.
 #[derive(Clone, Copy, Debug)]
 pub struct Activation<'a> {
-    /// The tree.
     pub root: &'a Root,
-    /// Where the slots are.
     pub slots: &'a Directory,
 }
 

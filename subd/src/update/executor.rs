@@ -1,26 +1,26 @@
-//! Carries an update out from its journal to its end, or finishes one that was interrupted.
+//! Carries out a committed update, or finishes an interrupted one.
 //!
-//! Synchronous, in one thread: the same code runs in a daemon, at its start, in early boot with
-//! `--recover`, and in tests that cut it off at each of its system calls.
+//! Synchronous, in one thread: the same code runs in a daemon, when it starts, in early boot with
+//! `--recover`, and in tests that interrupt it at each of its system calls.
 //!
-//! The order of things, and what a crash after each of them leads to:
+//! The order of the work, and what a crash after each part leads to:
 //!
-//! 1. The journal is written and synced. *Before: the update was not begun. After: it is finished
-//!    by whoever starts next.*
+//! 1. The journal is written and synced. *Before: the update was not begun. After: the next
+//!    start finishes it.*
 //! 2. Files that stay get their further names in the slots, `staging/ID` becomes `undo/ID`,
 //!    services are stopped, the steps are taken: nothing else is done between the first and the
-//!    last of them. *Each step is looked at again and done if it was not.*
+//!    last of them. *Each step is checked again, and taken if it was not.*
 //! 3. The file-system is synced, and the phase becomes [`Phase::Live`]. *The tree is not touched
 //!    again.*
-//! 4. Services are started, the health of the machine is checked. *Both are done again.*
-//! 5. The phase becomes [`Phase::Done`], the result is noted durably, the journal is removed. *What
-//!    is left of that is done.*
+//! 4. Services are started, the health of the machine is checked. *Both are repeated.*
+//! 5. The phase becomes [`Phase::Done`], the result is noted durably, the journal is removed. *The
+//!    rest of that is done.*
 //! 6. What the slots hold is freed by the caller.
 //!
-//! If a step or the sync fails, all steps are undone, in reverse order, but for paths that somebody
-//! else has changed since; the file-system is synced, services are started again. The direction is
-//! in the name of the directory ([`Phase::Back`]), and does not change any more. If undoing fails
-//! the journal stays, and [`Executor::retry`] tries again.
+//! If a step or the sync fails, all steps are undone in reverse order, except for paths that
+//! somebody else has changed since; then the file-system is synced and services are started again.
+//! The name of the directory records the direction ([`Phase::Back`]), which never changes back. If
+//! undoing fails, the journal stays and [`Executor::retry`] retries.
 //!
 //! # Invariants
 //!
@@ -46,29 +46,28 @@ use crate::state::directories::{Directories, directory_name, empty};
 use crate::state::persisted_state::PersistError;
 use system::clock::wall;
 
-/// What drives the services of a machine.
+/// Stops and starts the services of a machine.
 pub trait Services {
-    /// Carries out `calls` in order; gives those that failed. A failure does not keep the others
-    /// from being carried out.
+    /// Carries out all `calls` in order; returns those that failed.
     fn drive(&self, calls: &[ServiceCall]) -> Vec<TriggerFailure>;
 }
 
-/// What comes after an update.
+/// What the executor needs of the machine besides the tree and the services.
 pub trait Machine {
     /// Runs the health check of the image.
     fn check_health(&self, check: &HealthCheck) -> Health;
 
-    /// True if the machine or subd is about to stop: then a check that fails says nothing, and the
-    /// next start makes it again.
+    /// True if the machine or subd is about to stop. A health check that fails then means nothing;
+    /// the next start repeats it.
     fn is_stopping(&self) -> bool {
         false
     }
 
-    /// Hears that the tree is as planned or as it was, or will not be touched for a while.
+    /// Called when the tree is as planned or as it was, or will not be changed for a while.
     fn tree_settled(&self) {}
 
-    /// Notes how an update ended, durably; `done` has the triggers of the image if the tree is now
-    /// as planned.
+    /// Records how an update ended, durably. `done` has the triggers of the image if the tree is
+    /// now as planned.
     ///
     /// # Errors
     ///
@@ -76,23 +75,20 @@ pub trait Machine {
     fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError>;
 }
 
-/// Carries updates out. One at a time for each root.
+/// Carries updates out, one at a time for each root.
 #[derive(Clone, Copy)]
 pub struct Executor<'a> {
-    /// The tree.
     pub root: &'a Root,
     /// Where the slots and the journal are.
     pub directories: &'a Directories,
-    /// The services; `None` where none runs yet and whoever comes later starts them.
+    /// `None` in early boot, when no service runs yet.
     pub services: Option<&'a dyn Services>,
-    /// This boot.
     pub boot_id: &'a str,
 }
 
-/// What has become of the tree.
+/// How the tree ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinalTree {
-    /// It is as planned.
     New,
     /// It is as it was.
     Old,
@@ -101,11 +97,10 @@ pub enum FinalTree {
 /// An update that has a journal.
 #[derive(Debug)]
 pub struct RunningUpdate {
-    /// What it is.
     pub journal: Journal,
     /// How far it has come, by the name of the directory with its slots.
     pub phase: Phase,
-    /// What is known of its end, if that was noted before it was interrupted.
+    /// The result that was recorded before the update was interrupted.
     pub known: Option<LastUpdate>,
     origin: Origin,
     tree: TreeState,
@@ -134,11 +129,15 @@ enum Origin {
 enum TreeState {
     /// Any number of steps may have been taken. `cause` is why they are to be undone, if this
     /// process knows.
-    Mixed { cause: Option<String> },
-    /// As planned.
+    Mixed {
+        cause: Option<String>,
+    },
     New,
     /// As it was. `left` names what was not put back, because somebody else has changed it since.
-    Old { cause: Option<String>, left: Vec<String> },
+    Old {
+        cause: Option<String>,
+        left: Vec<String>,
+    },
 }
 
 impl TreeState {
@@ -170,21 +169,15 @@ enum ServiceState {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct Stuck {
-    /// Why, for people.
     pub why: String,
 }
 
-/// What is there of an update is not enough to finish or to undo it: nothing must be guessed.
+/// An interrupted update can be neither finished nor undone with what is on the medium.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostError {
-    /// The journal is there and cannot be used.
     #[error("an update was interrupted and its journal cannot be used")]
-    Journal {
-        /// Why.
-        source: JournalError,
-    },
-    /// The journal is not there, or is damaged.
+    Journal { source: JournalError },
     #[error(
         "an update was interrupted and has no journal; what it displaced is in \
          /.subd/undo/{name}: repair the tree, then remove that directory"
@@ -193,29 +186,27 @@ pub enum LostError {
         /// The directory with what it displaced.
         name: String,
     },
-    /// The directories cannot be read.
     #[error("cannot find out whether an update was interrupted")]
     Directories {
-        /// What and why.
         #[from]
         source: RootError,
     },
 }
 
-/// What has become of a journal.
+/// The state of a journal when the executor returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JournalState {
-    /// It is closed. What the slots hold may be freed.
+    /// Closed; the slots may be freed.
     Closed,
-    /// It is open until the machine has been rebooted.
+    /// Open until the machine was rebooted.
     AwaitsBoot,
-    /// It is open until subd starts again, because subd was stopped while the health was checked.
+    /// Open until subd starts again, because subd was stopped during the health check.
     Interrupted,
-    /// It cannot be closed: why. [`Executor::retry`] tries again.
+    /// Cannot be closed, with the reason. [`Executor::retry`] retries.
     Stuck(String),
 }
 
-/// How far an update has come when the executor is through with it.
+/// The state of an update when the executor returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpdateEnd {
     /// What is reported of it.
@@ -245,13 +236,11 @@ impl RunningUpdate {
     }
 
     /// Which update.
-    #[must_use]
     pub fn update_id(&self) -> u64 {
         self.journal.head.update_id
     }
 
-    /// What has become of the tree, as far as it is known.
-    #[must_use]
+    /// Returns how the tree ended; `None` as long as it is mixed.
     pub fn settled(&self) -> Option<FinalTree> {
         match self.tree {
             TreeState::Mixed { .. } => None,
@@ -265,7 +254,7 @@ impl RunningUpdate {
         self.journal.script.steps.iter().map(super::step::Step::path)
     }
 
-    /// Notes what failed besides.
+    /// Replaces the trigger failures that are reported.
     pub fn fail(&mut self, failures: Vec<TriggerFailure>) {
         self.failures = failures;
     }
@@ -339,7 +328,7 @@ impl Executor<'_> {
         };
         let Some(journal) = journal else {
             self.expect_nothing_begun()?;
-            // One may have been cut short while it was written.
+            // Remove a journal that was only partly written.
             if let Err(error) = journal::remove(&self.directories.journal) {
                 tracing::warn!("{}", report(&error));
             }
@@ -378,7 +367,7 @@ impl Executor<'_> {
         let phases = names.iter().filter_map(|name| Phase::of_directory(name));
         let mut phases: Vec<Phase> =
             phases.filter(|(id, _)| *id == update_id).map(|(_, phase)| phase).collect();
-        // What an earlier update of the same number left to be freed says nothing.
+        // Leftovers of an earlier update with the same id come last.
         phases.sort_by_key(Phase::is_over);
         let staged = self.directories.staging.names()?;
         let is_staged = staged.iter().any(|name| **name == *directory_name(update_id));
@@ -466,8 +455,8 @@ impl Executor<'_> {
         };
         let why = format!("{cause}; it cannot be undone");
         update.tree = TreeState::Mixed { cause: Some(cause) };
-        // Nothing is undone before that is on record: whoever comes after a crash would go forward
-        // from a tree that is half undone.
+        // The direction is recorded before anything is undone. Otherwise the next start after a
+        // crash would go forward from a tree that is half undone.
         if let Err(error) = self.enter_durably(update, Phase::Back) {
             return Err(Stuck { why: format!("{why}: {}", report(&error)) });
         }
@@ -570,7 +559,7 @@ impl Executor<'_> {
             if let Err(stuck) = entered.and_then(|()| self.put_back(update, usize::MAX)) {
                 return self.stuck(update, stuck);
             }
-            // They have been running upon a mixed tree.
+            // They were started although the tree was mixed.
             self.stop_services(update);
         }
         self.finish(machine, update, Ok(()))
@@ -578,7 +567,7 @@ impl Executor<'_> {
 
     fn start_new(&self, update: &mut RunningUpdate) {
         update.services = ServiceState::Started;
-        // The reboot that was due has started everything.
+        // A reboot has started everything.
         if !(update.journal.head.calls.reboot && self.was_booted(update)) {
             update.failures.extend(self.drive(&update.journal.head.calls.after));
         }
@@ -600,12 +589,12 @@ impl Executor<'_> {
         due && update.tree == TreeState::New && !self.was_booted(update)
     }
 
-    /// Leaves the journal for whoever starts after the reboot.
+    /// Leaves the journal for the start after the reboot.
     fn await_boot(&self, machine: &dyn Machine, update: &RunningUpdate) -> UpdateEnd {
         let last = LastUpdate { awaits_boot: true, ..update.last(Outcome::Done) };
-        // The image is that of the machine only when the check has passed.
+        // The machine has the image only once the health check has passed.
         if let Err(error) = machine.note(&last, None) {
-            // It is noted again after the reboot.
+            // It is recorded again after the reboot.
             tracing::error!("{}", report(&error));
         }
         UpdateEnd {
@@ -670,7 +659,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Leaves the tree as it is for now.
+    /// Starts the services although the tree is mixed, and reports why.
     fn stay(&self, machine: &dyn Machine, update: &mut RunningUpdate, stuck: Stuck) -> UpdateEnd {
         if update.services == ServiceState::Stopped {
             self.start_again(update);
@@ -682,7 +671,7 @@ impl Executor<'_> {
         ended
     }
 
-    /// Notes how the update ended and removes the journal.
+    /// Records how the update ended and removes the journal.
     fn close(&self, machine: &dyn Machine, update: &mut RunningUpdate) -> UpdateEnd {
         let why = || update.why_old();
         let (phase, outcome) = match (&update.tree, &update.phase) {
@@ -709,7 +698,7 @@ impl Executor<'_> {
         let head = &update.journal.head;
         let due = match outcome {
             Outcome::Done => !self.was_booted(update),
-            // It was booted with the tree that was not wanted.
+            // The machine was booted with the tree that was undone.
             Outcome::Undone(_) => head.boot_id != self.boot_id && !update.phase.is_over(),
             _ => false,
         };
@@ -731,7 +720,7 @@ impl Executor<'_> {
             if done.is_none() {
                 return Err(report(&error));
             }
-            // What the slots hold may be what fills the disk, and nobody needs it any more.
+            // The disk may be full because of the slots, which are no longer needed.
             let slots = self.slots(update).map_err(|stuck| stuck.why)?;
             empty(&slots).map_err(|error| report(&error))?;
             self.root.sync_filesystem().map_err(|error| report(&error))?;

@@ -1,5 +1,5 @@
-//! What guards the tree besides the plan: nothing is tried on a read-only root, what the kernel
-//! uses is never moved, and flags are taken away and put back only where a script says so.
+//! Protects what the kernel uses: refuses updates of a read-only root, never moves mount points or
+//! swap files, and clears and restores file flags only where a script says so.
 
 use std::collections::BTreeMap;
 

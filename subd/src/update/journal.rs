@@ -1,15 +1,15 @@
-//! The journal: all that is needed to finish or to undo an update after a crash, in one file,
+//! The journal: everything needed to finish or undo an update after a crash, in the file
 //! `/.subd/journal/update`.
 //!
-//! It is on the medium before anything changes, and goes when the result is. Written to a
-//! temporary, synced and renamed, so that there is one that is whole or none. Each line is a record
-//! in JSON: the head, the objects that were taken, the steps, and at the end their numbers and a
-//! digest of all the lines before. So one that was damaged is known, and a later release, which may
-//! be what the update brings, can read it.
+//! It is on the medium before anything changes, and is removed when the result is. It is written to
+//! a temporary file, synced and renamed, so that there is a complete one or none. Each line is a
+//! record in JSON: the head, the objects that were taken, the steps, and at the end their numbers
+//! and a digest of all the lines before. A damaged journal is therefore detected, and a later
+//! release, which the update may have brought, can read it.
 //!
 //! # Invariants
 //!
-//! * A journal that was read is the one that was written.
+//! * A journal that was read is exactly the one that was written.
 //! * At most [`JOURNAL_BYTES_MAX`] are written or read.
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -46,7 +46,6 @@ pub struct Head {
     pub image: ImageName,
     /// The digest of the content of the image.
     pub image_digest: ObjectId,
-    /// Operations of its plan.
     pub operations: u32,
     /// The triggers of the image.
     pub triggers: Triggers,
@@ -66,11 +65,9 @@ pub struct Head {
 /// All of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journal {
-    /// The update.
     pub head: Head,
     /// The objects that are in its slots.
     pub taken: Vec<TakenObject>,
-    /// Its steps.
     pub script: Script,
 }
 
@@ -87,9 +84,7 @@ enum Record {
     Taken(TakenObject),
     Step(Step),
     End {
-        /// How many objects.
         taken: usize,
-        /// How many steps.
         steps: usize,
         /// Of all lines before this one.
         digest: ObjectId,
@@ -111,39 +106,21 @@ enum RecordOf<'a> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// The directory refused something.
     #[error("the journal cannot be used")]
     Directory {
-        /// What and why.
         #[from]
         source: RootError,
     },
-    /// The file cannot be read or written.
     #[error("cannot {operation} the journal")]
-    Content {
-        /// What was tried.
-        operation: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// One of another update is there.
+    Content { operation: &'static str, source: io::Error },
     #[error("the journal of another update is not closed")]
     Occupied,
-    /// The update has too many steps.
     #[error("the journal would have more than {JOURNAL_BYTES_MAX} bytes")]
     TooLarge,
-    /// A release that is not this one wrote it.
     #[error("the journal has format {format}, this release knows {FORMAT}")]
-    Format {
-        /// What it says.
-        format: u32,
-    },
-    /// It is not what was written.
+    Format { format: u32 },
     #[error("the journal is damaged: {why}")]
-    Damaged {
-        /// What is wrong.
-        why: String,
-    },
+    Damaged { why: String },
 }
 
 impl Journal {

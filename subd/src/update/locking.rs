@@ -72,7 +72,6 @@ fn goes(step: &Step) -> bool {
 
 impl Script {
     /// The paths that are unlocked, at most [`UNLOCKED_MAX`].
-    #[must_use]
     pub fn unlocked(&self) -> Vec<TreePath> {
         let unlocked = self.steps.iter().filter_map(|step| match step {
             Step::Unlock { path, .. } => Some(path.clone()),

@@ -31,7 +31,6 @@ pub enum Target<'a> {
     Entry(&'a Directory, &'a [u8]),
     /// An entry of the tree.
     OpenEntry(&'a OpenEntry),
-    /// The directory itself.
     Itself(&'a Directory),
 }
 
@@ -54,10 +53,6 @@ impl Target<'_> {
     }
 
     /// Looks at it.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn status(&self) -> Result<Status, RootError> {
         match self {
             Self::Entry(directory, name) => directory.stat(name),
@@ -67,10 +62,6 @@ impl Target<'_> {
     }
 
     /// Its managed extended attributes.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn xattrs(&self, managed: Attributes) -> Result<Xattrs, RootError> {
         let list = match self {
             Self::Entry(directory, name) => directory.xattrs(name, managed)?,
@@ -81,10 +72,6 @@ impl Target<'_> {
     }
 
     /// How it is now; with the time of modification if `timed`.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn appearance(&self, managed: Attributes, timed: bool) -> Result<Appearance, RootError> {
         let Status { mode, uid, gid, mtime, .. } = self.status()?;
         let metadata = Metadata { mode, uid, gid, xattrs: self.xattrs(managed)? };
@@ -179,10 +166,6 @@ impl Target<'_> {
 
     /// Says in what it differs from `node`, or `None` if it is equal. The content of a file is
     /// compared by its size alone.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel said.
     pub fn difference(
         &self,
         managed: Attributes,
@@ -203,7 +186,6 @@ impl Target<'_> {
 }
 
 /// Says in what `status` differs from `node`, as far as it tells.
-#[must_use]
 pub fn visible_difference(status: &Status, node: &Node) -> Option<&'static str> {
     let (kind, mtime) = match node {
         Node::Directory(_) => (status.kind == Kind::Directory, None),
@@ -234,7 +216,6 @@ pub fn visible_difference(status: &Status, node: &Node) -> Option<&'static str> 
 }
 
 /// The appearance of `node`; `None` for a hard link, whose file has it.
-#[must_use]
 pub fn appearance_of(node: &Node) -> Option<Appearance> {
     let mtime = match node {
         Node::Leaf(Leaf::File(file)) => Some(file.mtime),

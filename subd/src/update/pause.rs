@@ -48,7 +48,6 @@ pub fn check(pause: &Paused, now: Time) -> Result<(), Fault> {
 
 /// How long `pause` still is, if it is `now` by the machine's clock and it has been in force for
 /// `elapsed` already; zero if it is over.
-#[must_use]
 pub fn left(pause: &Paused, now: Time, elapsed: Duration) -> Duration {
     until_end(pause, now).min(PAUSE_MAX.saturating_sub(elapsed))
 }

@@ -1,4 +1,4 @@
-//! How far an update has come, told by the name of the directory that holds its slots.
+//! The phase of an update, which is the name of the directory that holds its slots.
 //!
 //! A change of the phase is one rename, which is atomic and needs no space. The name counts only
 //! together with the [journal](super::journal) of the same update; the slots of an update that is
@@ -16,10 +16,9 @@
 //! | undone | `undo/ID.undone` | as it was, synced | the same, after a health check |
 // tidy: core
 
-/// How far an update has come.
+/// The phase of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing visible has changed.
     Staged,
     /// The steps are being taken.
     Begun,
@@ -49,17 +48,15 @@ const ENDINGS: [(Phase, &str); 5] = [
 ];
 
 impl Phase {
-    /// The phases of updates that are over.
+    /// The phases of updates that have ended.
     pub const OVER: [Self; 3] = [Self::Done, Self::RolledBack, Self::Undone];
 
-    /// True if nothing is left to be done but to tell of it.
-    #[must_use]
+    /// True if only reporting the result is left.
     pub fn is_over(&self) -> bool {
         Self::OVER.contains(self)
     }
 
     /// The name of the directory with the slots.
-    #[must_use]
     pub fn directory(&self, update_id: u64) -> Vec<u8> {
         let name = match self {
             Self::Staged | Self::Begun => update_id.to_string(),
@@ -73,9 +70,7 @@ impl Phase {
         name.into_bytes()
     }
 
-    /// The update and the phase that the name of a directory in `undo` tells; `None` for a name
-    /// that is not of subd's making.
-    #[must_use]
+    /// Parses the name of a directory in `undo`; `None` for a name that subd does not make.
     pub fn of_directory(name: &[u8]) -> Option<(u64, Self)> {
         let name = std::str::from_utf8(name).ok()?;
         let (update_id, ending) = name.split_once('.').unwrap_or((name, ""));

@@ -26,10 +26,9 @@ use crate::trust::verification::VerifiedUpdate;
 use crate::update::step_plan::StepPlan;
 use system::clock::wall;
 
-/// What is known of an update besides its steps.
+/// An update without its steps.
 #[derive(Clone, Debug)]
 pub struct UpdateSpec {
-    /// Which update.
     pub update_id: u64,
     /// The image that it is for.
     pub image: ImageName,
@@ -41,21 +40,19 @@ pub struct UpdateSpec {
     pub health_check: Option<HealthCheck>,
     /// The name of subd's own service.
     pub own_service: String,
-    /// Do work of high impact without asking anybody.
+    /// Do work of high impact without permission of the disruption command.
     pub force_disruption: bool,
-    /// Operations of its plan.
     pub operations: u32,
     /// The paths that may fire triggers.
     pub changed: Vec<TreePath>,
     /// All paths that the update touches.
     pub touched: BTreeSet<TreePath>,
-    /// What is to be remembered when it has succeeded, of an image that had to be signed.
+    /// Recorded when the update has succeeded, if the image had to be signed.
     pub accepted: Option<AcceptedImage>,
 }
 
 impl UpdateSpec {
-    /// What `request` orders.
-    #[must_use]
+    /// Takes over `request`.
     pub fn new(request: PrepareRequest) -> Self {
         let PrepareRequest { update_id, image, image_digest, triggers, plan, .. } = request;
         Self {
@@ -74,14 +71,12 @@ impl UpdateSpec {
     }
 
     /// The same order, as it was verified: which paths have changed is not what the plan says.
-    #[must_use]
     pub fn verified(self, verified: VerifiedUpdate) -> Self {
         let VerifiedUpdate { accepted, changed } = verified;
         Self { accepted: Some(accepted), changed, ..self }
     }
 
-    /// What is reported if it cannot be staged.
-    #[must_use]
+    /// Returns the report of an update that could not be staged.
     pub fn not_prepared(&self, why: String) -> LastUpdate {
         let last = LastUpdate::new(self.update_id, self.image.clone(), Outcome::NotPrepared(why));
         LastUpdate { operations: self.operations, ended: wall(), ..last }
@@ -102,22 +97,16 @@ fn touched_paths(plan: &Plan) -> BTreeSet<TreePath> {
 /// Where updates are staged, and from what.
 #[derive(Clone, Copy, Debug)]
 pub struct StageContext<'a> {
-    /// The tree.
     pub root: &'a Root,
-    /// Where they are staged.
     pub directories: &'a Directories,
-    /// The objects.
     pub cache: &'a Cache,
-    /// What the scan saw.
     pub scanned: &'a Tree,
-    /// Which attributes are managed.
     pub managed: Attributes,
 }
 
-/// An update that is staged. All of it is on the medium.
+/// A staged update. All of it is on the medium.
 #[derive(Debug)]
 pub struct Prepared {
-    /// What it is.
     pub order: UpdateSpec,
     script: Script,
     taken: Vec<TakenObject>,
@@ -128,7 +117,7 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// [`StageError`] names the path. Then nothing is left of it.
+    /// [`StageError`] names the path. Nothing stays staged then.
     pub fn stage(
         context: &StageContext<'_>,
         order: UpdateSpec,
@@ -155,22 +144,20 @@ impl Prepared {
         }
     }
 
-    /// Removes what was staged; the objects are cached again.
+    /// Removes what was staged, and puts the objects back into the cache.
     pub fn give_up(&self, directories: &Directories, cache: &Cache) {
         let name = directory_name(self.order.update_id);
         stage::give_up(cache, &directories.staging, &name, &self.taken);
     }
 
-    /// What it would do to which services of a machine with an image that has the triggers `old`.
-    #[must_use]
+    /// Returns the service calls of the update, on a machine whose image has the triggers `old`.
     pub fn calls(&self, old: &Triggers) -> ServiceCalls {
         let UpdateSpec { triggers, changed, own_service, .. } = &self.order;
         service_calls(old, triggers, changed.iter(), own_service)
     }
 
-    /// The journal of carrying it out in the boot `boot_id`, on a machine with an image that has
-    /// the triggers `old`.
-    #[must_use]
+    /// Returns the journal of the update in the boot `boot_id`, on a machine whose image has the
+    /// triggers `old`.
     pub fn journal(self, old: &Triggers, boot_id: &str) -> Journal {
         let calls = self.calls(old);
         let Self { order, script, taken } = self;
@@ -190,8 +177,8 @@ impl Prepared {
     }
 }
 
-/// Frees what the slots of an update hold whose journal is closed: what it took away, or what it
-/// brought and was taken back; then the objects are cached again.
+/// Frees the slots of an update whose journal is closed. If the update was undone, its objects are
+/// put back into the cache.
 pub fn free(update: &RunningUpdate, directories: &Directories, cache: &Cache) {
     let taken = &update.journal.taken;
     let name = update.phase.directory(update.update_id());
@@ -206,7 +193,7 @@ pub fn free(update: &RunningUpdate, directories: &Directories, cache: &Cache) {
     }
 }
 
-/// Tells the cache which objects have become a part of the tree, once its update is done.
+/// Removes from the cache the objects that have become part of the tree.
 pub fn forget_taken(update: &RunningUpdate, cache: &Cache) {
     let taken: Vec<ObjectId> = update.journal.taken.iter().map(|taken| taken.object).collect();
     let _gone = cache.forget(&taken);

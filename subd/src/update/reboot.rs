@@ -1,4 +1,4 @@
-//! Reboots and restarts: of the machine, and of subd itself, as an update wants them.
+//! Reboots the machine and restarts subd, as an update asks.
 //!
 //! A reboot is asked for in the system's own way, once. A machine that is still there after a while
 //! is reported, and asked again and again; it is never forced, because what keeps it up may be what
@@ -36,7 +36,7 @@ impl Updater {
         }
     }
 
-    /// At the start: an update that waited for a boot waits no more if this is another one.
+    /// Called at the start: ends the wait for a reboot if the boot id has changed.
     pub async fn note_boot(&self) {
         let completed = self.report_state.try_change(|state| {
             let due_in = state.persisted.reboot_due_in.as_ref();

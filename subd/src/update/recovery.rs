@@ -1,9 +1,9 @@
-//! At the start: makes whole the tree of an update that was interrupted, before anything is
-//! served, offline.
+//! Finishes or undoes the tree changes of an interrupted update when subd starts, before it answers
+//! calls.
 //!
-//! In early boot, with `--recover`, that is all: no service runs yet, and those that systemd starts
-//! next start upon a whole tree. The journal stays, and the daemon, when it starts, has nothing
-//! left to do but to start what was stopped, to check the health, and to tell how it ended.
+//! In early boot, with `--recover`, nothing else is done: no service runs yet, and those that
+//! systemd starts next find a complete tree. The journal stays. The daemon then starts the services
+//! that were stopped, checks the health, and reports the result.
 
 use model::report::report;
 
@@ -12,20 +12,18 @@ use super::phase::Phase;
 use crate::root::RootError;
 use crate::state::directories::{Directories, directory_name, remove_all};
 
-/// What was found of an update at the start.
+/// The interrupted update that was found at the start.
 #[derive(Debug)]
 pub enum Resumed {
-    /// Nothing was interrupted.
     Nothing,
-    /// One was; its tree was carried to one of its ends, or is stuck.
+    /// Found; the tree is as planned or as it was, or is stuck.
     Update(Box<RunningUpdate>, Result<(), Stuck>),
-    /// One was, and it is not known which or how far: nothing was touched.
+    /// Found, but its journal or its phase cannot be read; nothing was changed.
     Lost(String),
 }
 
 impl Resumed {
-    /// Looks for an update that was interrupted, and makes the tree whole.
-    #[must_use]
+    /// Looks for an interrupted update, and finishes or undoes its tree changes.
     pub fn at_start(executor: &Executor<'_>) -> Self {
         match executor.find() {
             Ok(None) => Self::Nothing,
@@ -49,7 +47,6 @@ impl Resumed {
     }
 
     /// The update whose staging and undo directories are needed.
-    #[must_use]
     pub fn update_id(&self) -> Option<u64> {
         match self {
             Self::Update(update, _) => Some(update.update_id()),
@@ -57,11 +54,11 @@ impl Resumed {
         }
     }
 
-    /// Says what was done, for people; the error is why the tree is not whole.
+    /// Describes what was done; the error is why the tree is mixed.
     ///
     /// # Errors
     ///
-    /// Why somebody must look at the machine.
+    /// A text that says what an operator must repair.
     pub fn text(&self) -> Result<String, String> {
         match self {
             Self::Nothing => Ok("no update was interrupted".to_owned()),

@@ -1,4 +1,4 @@
-//! Stages an update: everything that is new is made ready where nobody sees it.
+//! Stages an update: creates everything that is new where no program sees it.
 //!
 //! Each new entry gets its final content, owner, mode, attributes and time, and is then read back
 //! and compared with what the plan wants. What is in the tree is compared with what the scan saw,
@@ -29,38 +29,25 @@ use crate::update::step_plan::{PlannedStep, SlotPath, StagedEntry, StepPlan};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
-    /// The file-system refused something.
     #[error("cannot stage {path}")]
     Root {
         /// What was to be staged.
         path: TreePath,
-        /// What and why.
         source: RootError,
     },
-    /// An object cannot be used.
     #[error("cannot stage {path}")]
     Object {
         /// What was to be staged.
         path: TreePath,
-        /// Which object and why.
         source: CacheError,
     },
-    /// The staging area itself cannot be used.
     #[error("cannot use the staging area")]
     Area {
-        /// What and why.
         #[source]
         source: RootError,
     },
-    /// The tree is not as it was scanned.
     #[error("{path} changed since it was scanned: {what}")]
-    Changed {
-        /// Where.
-        path: TreePath,
-        /// In what it differs.
-        what: &'static str,
-    },
-    /// The files that have the same content as others do not fit on the file-system.
+    Changed { path: TreePath, what: &'static str },
     #[error(
         "{need_bytes} bytes are needed for copies of objects and for new entries; \
          {free_bytes} bytes and {free_inodes} inodes are free"
@@ -70,15 +57,12 @@ pub enum StageError {
         need_bytes: u64,
         /// What is free, in bytes.
         free_bytes: u64,
-        /// Inodes that are free.
         free_inodes: u64,
     },
-    /// What was staged is not what is wanted: the file-system cannot hold it.
     #[error("{path} cannot be made as it is wanted: its {what} differs")]
     Mismatch {
         /// The path that it should have had.
         path: TreePath,
-        /// In what it differs.
         what: &'static str,
     },
 }
@@ -86,29 +70,21 @@ pub enum StageError {
 /// An object that was moved into the staging area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakenObject {
-    /// The object.
     pub object: ObjectId,
-    /// Where it is.
     pub place: SlotPath,
 }
 
-/// All that staging works with.
+/// Stages the entries of one update.
 #[derive(Clone, Copy, Debug)]
 pub struct Stager<'a> {
-    /// The tree.
     pub root: &'a Root,
-    /// The objects.
     pub cache: &'a Cache,
-    /// Where the slots are.
     pub slots: &'a Directory,
-    /// What the scan saw.
     pub scanned: &'a Tree,
-    /// Which attributes are managed.
     pub managed: Attributes,
 }
 
 /// The name of a slot's entry.
-#[must_use]
 pub fn slot_name(slot: u32) -> Vec<u8> {
     slot.to_string().into_bytes()
 }

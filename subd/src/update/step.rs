@@ -17,18 +17,15 @@ use crate::update::step_plan::SlotPath;
 /// All steps of one update, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Script {
-    /// Which update.
     pub update_id: u64,
     /// Which extended attributes are managed.
     pub managed: Attributes,
-    /// The steps.
     pub steps: Vec<Step>,
 }
 
 /// What was at a path when the update was prepared, as far as it must still be the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Former {
-    /// Its inode.
     pub inode: u64,
     /// True for a directory; then size and time say nothing.
     pub directory: bool,
@@ -52,28 +49,17 @@ pub struct Appearance {
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
     /// Give a file of the tree a further name in a slot. Nothing visible changes.
-    Link {
-        /// The file.
-        carrier: TreePath,
-        /// Its inode.
-        inode: u64,
-        /// The name.
-        place: SlotPath,
-    },
+    Link { carrier: TreePath, inode: u64, place: SlotPath },
     /// Move a slot's entry to a path where nothing is.
     Appear {
-        /// The path.
         path: TreePath,
-        /// The slot.
         slot: u32,
         /// The inode in the slot.
         inode: u64,
     },
     /// Swap a slot's entry with what is at a path.
     Exchange {
-        /// The path.
         path: TreePath,
-        /// The slot.
         slot: u32,
         /// The inode in the slot.
         inode: u64,
@@ -84,47 +70,31 @@ pub enum Step {
     },
     /// Move what is at a path into a slot; a directory must be empty.
     Vanish {
-        /// The path.
         path: TreePath,
-        /// The slot.
         slot: u32,
         /// What is at the path.
         former: Former,
     },
     /// Take the flags away that keep an inode from being changed.
     Unlock {
-        /// The path.
         path: TreePath,
-        /// The inode.
         inode: u64,
         /// The flags that it has.
         locks: Locks,
     },
     /// Give an inode back the flags that [`Step::Unlock`] took from it.
     Lock {
-        /// The path.
         path: TreePath,
-        /// The inode.
         inode: u64,
         /// The flags that it had.
         locks: Locks,
     },
     /// Change the metadata at a path in place.
-    Change {
-        /// The path.
-        path: TreePath,
-        /// The inode.
-        inode: u64,
-        /// How it was.
-        former: Appearance,
-        /// How it shall be.
-        wanted: Appearance,
-    },
+    Change { path: TreePath, inode: u64, former: Appearance, wanted: Appearance },
 }
 
 impl Step {
     /// The path that the step is for.
-    #[must_use]
     pub fn path(&self) -> &TreePath {
         match self {
             Self::Link { carrier: path, .. }
@@ -138,7 +108,6 @@ impl Step {
     }
 
     /// True if others can see what the step does.
-    #[must_use]
     pub fn is_visible(&self) -> bool {
         !matches!(self, Self::Link { .. } | Self::Unlock { .. } | Self::Lock { .. })
     }

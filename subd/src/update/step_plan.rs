@@ -34,7 +34,6 @@ pub const OPERATIONS_MAX: usize = 4_000_000;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanFault {
-    /// The plan says itself that paths are in the way.
     #[error("the plan is blocked at {path}: {why}")]
     Blocked {
         /// The first of the paths.
@@ -42,28 +41,12 @@ pub enum PlanFault {
         /// What the plan says of it.
         why: String,
     },
-    /// The path is outside of what the plan may touch.
     #[error("{path} must not be touched: {why}")]
-    Forbidden {
-        /// The path.
-        path: TreePath,
-        /// Whose it is.
-        why: &'static str,
-    },
-    /// The operation contradicts another one, or makes no sense.
+    Forbidden { path: TreePath, why: &'static str },
     #[error("bad operation on {path}: {why}")]
-    Operation {
-        /// Its path.
-        path: TreePath,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// The plan has too many operations.
+    Operation { path: TreePath, why: &'static str },
     #[error("the plan has {count} operations, at most {OPERATIONS_MAX} are accepted")]
-    TooLong {
-        /// How many.
-        count: usize,
-    },
+    TooLong { count: usize },
 }
 
 /// Where something is staged: in a slot, or below the directory in a slot.
@@ -78,11 +61,9 @@ pub struct SlotPath {
 /// Something to make in the staging area.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staged {
-    /// Where it is made.
     pub place: SlotPath,
     /// The path that it will have.
     pub path: TreePath,
-    /// What it is.
     pub what: StagedEntry,
 }
 
@@ -106,31 +87,18 @@ pub enum StagedEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlannedStep {
     /// The slot's entry takes a free path.
-    Appear {
-        /// The path.
-        path: TreePath,
-        /// The slot.
-        slot: u32,
-    },
+    Appear { path: TreePath, slot: u32 },
     /// The slot's entry and what is at the path change places.
     Exchange {
-        /// The path.
         path: TreePath,
-        /// The slot.
         slot: u32,
         /// All that a directory at the path may hold.
         displaced: Vec<TreePath>,
     },
     /// What is at the path goes; the slot keeps it until the update is verified.
-    Vanish {
-        /// The path.
-        path: TreePath,
-        /// The slot.
-        slot: u32,
-    },
+    Vanish { path: TreePath, slot: u32 },
     /// The path gets other metadata.
     Change {
-        /// The path.
         path: TreePath,
         /// What has the metadata that is wanted.
         node: Node,

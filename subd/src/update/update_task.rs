@@ -1,5 +1,5 @@
-//! Runs the executor in the daemon: keeps the scanner out of the tree meanwhile, tells the board,
-//! has what was touched scanned again, reboots, and tries again what is stuck.
+//! Runs the executor in the daemon: pauses the scanner meanwhile, reports progress, has the changed
+//! paths scanned again, reboots, and retries stuck updates.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -32,7 +32,7 @@ use crate::{
     state::snapshot::Snapshot,
 };
 
-/// How many times longer than the first the longest pause between two tries is.
+/// The longest delay between two retries, as a multiple of the first.
 const RETRY_GROWTH_MAX: u32 = 20;
 
 type Scanning = Pin<Box<dyn Future<Output = Result<Arc<Snapshot>, Stopped>> + Send>>;
@@ -52,10 +52,10 @@ impl Services for TimedServices<'_> {
     }
 }
 
-/// The daemon, as the executor sees it.
+/// What the executor needs of the daemon.
 pub(super) struct DaemonMachine<'a> {
     updater: &'a Updater,
-    /// What keeps the scanner out of the tree, and what it has to scan when it may.
+    /// The pause of the scanner, and the paths to scan when it ends.
     pause: Mutex<Option<(Pause, BTreeSet<TreePath>)>>,
     scanning: Mutex<Option<Scanning>>,
     /// The health check of the image.
@@ -83,7 +83,7 @@ impl Machine for DaemonMachine<'_> {
     }
 
     fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError> {
-        // First, so that no update is known as done whose image may be forgotten.
+        // First, so that no update is recorded as done whose image may be forgotten.
         if let (Some(_), Some(accepted)) = (done, &self.accepted) {
             self.updater.state.store_accepted(accepted)?;
         }
@@ -99,17 +99,16 @@ impl Machine for DaemonMachine<'_> {
     }
 }
 
-/// An update that has a journal which is not closed.
+/// A journal that is not closed.
 enum OpenJournal {
-    /// It is known.
     Update(Box<RunningUpdate>),
-    /// It is not known what it is, or how far.
+    /// The journal or the phase cannot be read.
     Lost,
 }
 
 impl Updater {
-    /// Runs `work` in a thread of its own while the scanner is out of the tree, and does what comes
-    /// after it. `touched` is scanned as soon as the tree is settled.
+    /// Runs `work` in a thread of its own while the scanner is paused, and concludes the update.
+    /// `touched` is scanned as soon as the tree is final.
     pub(super) async fn conduct(
         self: &Arc<Self>,
         touched: BTreeSet<TreePath>,
@@ -135,7 +134,9 @@ impl Updater {
         let pause = match self.scanner.pause().await {
             Ok(pause) => Some((pause, touched)),
             Err(error) => {
-                tracing::warn!("the update goes on without scanner: {error}");
+                tracing::warn!(
+                    "the update continues although the scanner cannot be paused: {error}"
+                );
                 None
             }
         };
@@ -195,7 +196,7 @@ impl Updater {
         }
     }
 
-    /// Takes up an update that was interrupted before this start.
+    /// Continues an update that was interrupted before this start.
     pub fn resume(self: &Arc<Self>, resumed: Resumed) {
         let (mut update, carried) = match resumed {
             Resumed::Nothing => return,
@@ -218,7 +219,7 @@ impl Updater {
         });
     }
 
-    /// Does what comes after the executor.
+    /// Reports the result, frees the slots, reboots, and restarts subd if the update asks for it.
     async fn conclude(
         self: &Arc<Self>,
         mut update: RunningUpdate,
@@ -230,14 +231,14 @@ impl Updater {
         let window = Duration::from_nanos(last.window_ns);
         tracing::info!(update_id, image = %last.image, ?outcome, ?window, "the update has ended");
         if settled != Some(FinalTree::Old) {
-            // What was taken is part of the tree now, or may be.
+            // The objects are, or may be, part of the tree now.
             forget_taken(&update, &self.cache);
         } else if journal == JournalState::Closed {
             update = self.free(update).await;
         }
         self.report_state.set_cache(|| self.cache.ids());
         let scanning = match last.outcome {
-            // The tree has changed once more since.
+            // The tree has changed again since it was scanned.
             Outcome::Undone(_) => {
                 let touched = update.paths().cloned().collect();
                 self.scanner.scan_touched(touched).await
@@ -272,7 +273,7 @@ impl Updater {
                     self.restart_own().await;
                 }
             }
-            // Whoever starts next takes it up.
+            // The next start continues it.
             JournalState::Interrupted => {}
             JournalState::AwaitsBoot if last.trigger_failures.is_empty() => {
                 self.note(last, None, UpdatePhase::Updating(update_id)).await;
@@ -289,7 +290,7 @@ impl Updater {
         }
     }
 
-    /// Frees what the slots hold, where it holds nobody up.
+    /// Frees the slots in a thread where that delays nothing else.
     async fn free(self: &Arc<Self>, update: RunningUpdate) -> RunningUpdate {
         let updater = Arc::clone(self);
         let freeing = tokio::task::spawn_blocking(move || {
@@ -299,7 +300,7 @@ impl Updater {
         freeing.await.expect("what is freed was checked when it was made")
     }
 
-    /// Tells that a journal cannot be closed, and tries again until it can.
+    /// Reports that a journal cannot be closed, and retries until it can.
     fn stay_stuck(self: &Arc<Self>, unfinished: OpenJournal, why: String) {
         self.report_state.change(|state| {
             state.update = UpdatePhase::Idle;
@@ -337,7 +338,7 @@ impl Updater {
         }
     }
 
-    /// Tries an update once more; gives it back if it is still stuck.
+    /// Retries an update; returns it if it is still stuck.
     async fn retry(self: &Arc<Self>, mut update: RunningUpdate) -> Option<Box<RunningUpdate>> {
         let touched = update.paths().cloned().collect();
         let head = update.journal.head.clone();
@@ -361,7 +362,7 @@ impl Updater {
         }
     }
 
-    /// Looks whether what is lost can be found now.
+    /// Looks again for the journal that could not be read.
     async fn look_again(self: &Arc<Self>) -> Resumed {
         let pause = self.scanner.pause().await;
         let updater = Arc::clone(self);

@@ -18,108 +18,70 @@ use rpc::trees::image::GetImageError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolError {
-    /// What was asked for makes no sense.
     #[error("{0}")]
     Misuse(String),
-    /// An address cannot be understood.
     #[error("bad address")]
     Address {
-        /// Why.
         #[from]
         source: PeerError,
     },
-    /// The machine did not do as it was asked.
     #[error(transparent)]
     Call {
-        /// What it was asked, and what it said.
         #[from]
         source: CallError,
     },
-    /// The image is not at hand.
     #[error(transparent)]
     Image {
-        /// Why.
         #[from]
         source: GetImageError,
     },
-    /// The tree of the machine cannot be read.
     #[error("the tree of the machine cannot be read")]
     Tree {
-        /// Why.
         #[from]
         source: ReadError,
     },
-    /// The machine has exclusions that this release does not understand.
     #[error("the machine has exclusions that cannot be understood")]
     Exclusions {
-        /// Why.
         #[from]
         source: PatternError,
     },
-    /// No plan can be made.
     #[error("no plan can be made")]
     Plan {
-        /// Why.
         #[from]
         source: PlanError,
     },
-    /// It took too long.
     #[error("gave up after {seconds} s: {what}")]
     TooLong {
         /// How long was waited, in seconds.
         seconds: u64,
-        /// What was waited for.
         what: String,
     },
-    /// The machine has no scan that can be compared with the image.
     #[error("the machine does not scan as {image} asks, so the two cannot be compared")]
-    OtherScope {
-        /// The image.
-        image: ImageName,
-    },
-    /// Something is in the way of the update.
+    OtherScope { image: ImageName },
     #[error("the update is blocked: {}", .0.join("; "))]
     Blocked(Vec<String>),
-    /// The update is too dangerous to be made unasked.
     #[error("the update is unsafe: {}", .0.join("; "))]
     Unsafe(Vec<String>),
-    /// The machine did not get the objects.
     #[error("the machine cannot get the objects: {}", fetch_failure(.0))]
     Fetch(FetchFailure),
-    /// The update failed.
     #[error("the update {}", outcome(.0))]
     Update(Outcome),
-    /// The machine differs again and again.
     #[error("the machine still differs after {rounds} updates: {paths}")]
     NotConverging {
-        /// How many were made.
         rounds: u32,
         /// Some of the paths that differ.
         paths: String,
     },
-    /// The last update was to something else.
     #[error("there is no image that the machine was updated to")]
     NoImage,
-    /// The health check of the last image does not pass.
     #[error("the health check failed: {0}")]
     Unhealthy(String),
-    /// A file of the machine cannot be given.
     #[error("{0}")]
     Refused(String),
-    /// A file of the machine is not the same from its start to its end.
     #[error("{path} was changed again and again while it was read")]
-    Changing {
-        /// Which.
-        path: TreePath,
-    },
-    /// A file of this machine cannot be written.
+    Changing { path: TreePath },
     #[error("cannot write `{}`", path.display())]
-    Write {
-        /// Which.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
 }
 
 fn fetch_failure(failure: &FetchFailure) -> String {
@@ -146,7 +108,6 @@ fn outcome(outcome: &Outcome) -> String {
 
 impl ToolError {
     /// The exit code that goes with it.
-    #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Misuse(_) | Self::Address { .. } => EXIT_MISUSE,
@@ -155,7 +116,6 @@ impl ToolError {
     }
 
     /// What the operator can do.
-    #[must_use]
     pub fn hints(&self) -> Vec<&'static str> {
         match self {
             Self::Address { .. } => vec!["an address is HOST or HOST:PORT"],

@@ -17,7 +17,6 @@ const VALUE_BYTES_MAX: usize = 1_000;
 pub type Facts = Vec<(&'static str, String)>;
 
 /// What `reply` tells, in the order in which it is read.
-#[must_use]
 pub fn of_poll(reply: &PollReply) -> Facts {
     let none = || "none".to_owned();
     let identity = &reply.identity;
@@ -68,7 +67,6 @@ pub fn of_poll(reply: &PollReply) -> Facts {
 }
 
 /// What the machine was told, in words.
-#[must_use]
 pub fn of_configuration(configuration: &Configuration) -> Facts {
     let Configuration { scan, limits } = configuration;
     let Limits { cpu_percent, scan_percent, write_percent, network_percent } = limits;
@@ -151,7 +149,6 @@ fn updated(update: &LastUpdate, reply: &PollReply) -> String {
 }
 
 /// How a health check ended.
-#[must_use]
 pub fn health(health: &Health) -> String {
     match health {
         Health::Passed => "passed".to_owned(),
@@ -223,7 +220,6 @@ fn load(reply: &PollReply) -> String {
 }
 
 /// The objects that the machine has, if the report tells of all.
-#[must_use]
 pub fn cached(reply: &PollReply) -> &[ObjectId] {
     match &reply.cache {
         Some(CacheReport::Full(objects)) => objects,

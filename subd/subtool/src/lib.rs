@@ -227,7 +227,6 @@ struct PauseEnd {
 }
 
 /// Runs the program, with the arguments of this process.
-#[must_use]
 pub fn main() -> ExitCode {
     let arguments: Arguments = config::parse_tool();
     if let Command::Documents(documents) = &arguments.command {

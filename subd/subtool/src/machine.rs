@@ -43,21 +43,17 @@ pub struct Machine {
 pub struct Comparison {
     /// The report that the plan is based on; it has a scan.
     pub reply: PollReply,
-    /// That scan.
     pub scan: Arc<ScanReport>,
-    /// The plan.
     pub planned: Planned,
 }
 
 impl Machine {
     /// The machine behind `client`; nothing is waited for longer than `patience` from now.
-    #[must_use]
     pub fn new(client: Client, reader: Arc<Reader>, patience: Duration) -> Self {
         Self { client, reader, deadline: Instant::now() + patience, patience }
     }
 
     /// What calls it.
-    #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -92,13 +88,11 @@ impl Machine {
     }
 
     /// The error of waiting for `what` too long.
-    #[must_use]
     pub fn too_long(&self, what: &str) -> ToolError {
         ToolError::TooLong { seconds: self.patience.as_secs(), what: what.to_owned() }
     }
 
     /// True if there is no time left.
-    #[must_use]
     pub fn is_late(&self) -> bool {
         Instant::now() >= self.deadline
     }

@@ -36,7 +36,6 @@ const PATHS_NAMED: usize = 3;
 /// What the operator ordered.
 #[derive(Debug)]
 pub struct Order {
-    /// The image.
     pub image: Arc<RequiredImage>,
     /// `host:port` of object servers, as the machine reaches them.
     pub sources: Vec<String>,
@@ -53,9 +52,7 @@ pub struct Report {
     pub image: Option<ImageName>,
     /// How many updates were made; none if there was nothing to do.
     pub updates: u32,
-    /// Operations of their plans.
     pub operations: u64,
-    /// Objects that were fetched.
     pub fetched_objects: u64,
     /// Bytes that were fetched.
     pub fetched_bytes: u64,
@@ -63,7 +60,6 @@ pub struct Report {
     pub reused_objects: u64,
     /// How long the tree was neither old nor new, in nanoseconds.
     pub window_ns: u64,
-    /// Triggers that failed.
     pub trigger_failures: Vec<TriggerFailure>,
     /// How the health check ended, if there was one.
     pub health: Option<Health>,
@@ -71,7 +67,6 @@ pub struct Report {
 
 impl Report {
     /// True if nothing but the tree went well.
-    #[must_use]
     pub fn is_partial(&self) -> bool {
         !self.trigger_failures.is_empty() || matches!(self.health, Some(Health::Failed(_)))
     }

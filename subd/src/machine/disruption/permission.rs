@@ -16,17 +16,13 @@ use std::time::Duration;
 /// What the command is called with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Tell the permission.
     Check,
-    /// Ask for permission.
     Request,
-    /// Give it back.
     Cancel,
 }
 
 impl Question {
     /// The word, as the command knows it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Check => "check",
@@ -49,7 +45,6 @@ pub enum Permission {
 
 impl Permission {
     /// What an exit code means; `None` if it is an error.
-    #[must_use]
     pub fn of_exit_code(code: i32) -> Option<Self> {
         match code {
             0 => Some(Self::Permitted),
@@ -106,7 +101,6 @@ pub struct Disruption {
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Time has passed.
     Wake,
     /// Somebody wants to do work of high impact.
     Want,
@@ -119,7 +113,6 @@ pub enum Event {
 impl Disruption {
     /// At the start nothing is wanted, and what was wanted before is not known: it is given back
     /// only after a while, so that a restart in the middle does not lose it.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             permission: None,
@@ -132,13 +125,11 @@ impl Disruption {
     }
 
     /// True if work of high impact is wanted.
-    #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.wanted
     }
 
     /// The permission that the command has told since the work is wanted; `None` if it has not yet.
-    #[must_use]
     pub fn permission(&self) -> Option<Permission> {
         self.permission.filter(|_| self.wanted && self.answered)
     }
@@ -169,7 +160,6 @@ impl Disruption {
     }
 
     /// When it wants to be woken next, while no question is asked.
-    #[must_use]
     pub fn wake_at(&self) -> Duration {
         self.act.min(self.check.0)
     }

@@ -14,7 +14,6 @@ use crate::scan::memory::{DirectoryMemory, Memory, Stamp};
 pub struct Frame {
     /// Its name in its parent.
     pub name: Box<[u8]>,
-    /// Its path.
     pub path: TreePath,
     /// How many directories are above it.
     pub depth: usize,
@@ -22,9 +21,7 @@ pub struct Frame {
     pub directory: Option<Directory>,
     /// What it was when it was opened.
     pub status: Status,
-    /// For the next pass.
     pub stamp: Stamp,
-    /// Its own extended attributes.
     pub xattrs: Xattrs,
     /// What the last complete pass made of it.
     pub built: Option<Arc<model::tree::Directory>>,

@@ -1,0 +1,174 @@
+//! What the methods of subd work with, and what they do.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::object_server::IDS_MAX;
+use api::subd::{
+    Configuration, DIRECTORIES_MAX, EncodedDirectory, GetDirectoriesReply, POLL_WAIT_MS_MAX,
+    PollReply, PollRequest, ScanCounters, SetConfigurationRequest,
+};
+use model::escape::ByteText;
+use model::object::ObjectId;
+use model::report::report;
+use model::tree::{Child, Directory, Tree};
+use system::clock::wall;
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::Cache;
+use crate::fetch::Fetcher;
+use crate::limits::Budgets;
+use crate::root::Root;
+use crate::scan::Scanner;
+use crate::state::persisted_state::{PersistedState, StateDirectory};
+use crate::state::report_state::{Measured, ReportState};
+use crate::update::Updater;
+
+/// How much of directories one reply carries before it stops, in bytes.
+const DIRECTORIES_BYTES_MAX: usize = 16 << 20;
+
+type DirectoryIndex = BTreeMap<ObjectId, Arc<Directory>>;
+
+/// What the methods of subd work with.
+pub struct Service {
+    pub root: Arc<Root>,
+    pub report_state: Arc<ReportState>,
+    pub cache: Arc<Cache>,
+    pub scanner: Arc<Scanner>,
+    pub fetcher: Fetcher,
+    pub updater: Arc<Updater>,
+    /// How much of the machine subd may use.
+    pub budgets: Arc<Budgets>,
+    pub state: Arc<StateDirectory>,
+    /// Bytes that were fetched since the start.
+    pub fetched_bytes: Arc<AtomicU64>,
+    pub stop: CancellationToken,
+    /// The directories of the latest tree that was asked for, by digest.
+    pub index: Mutex<Option<(ObjectId, Arc<DirectoryIndex>)>>,
+    /// Held while the configuration changes.
+    pub configuring: Mutex<()>,
+    /// Lets one call of GetFiles at a time read files.
+    pub giving_files: Arc<tokio::sync::Semaphore>,
+}
+
+pub(super) fn too_many(count: usize, max: usize, what: &str) -> Fault {
+    Fault::new(FaultCode::TooLarge, format!("{count} {what}: at most {max} are accepted"))
+}
+
+impl Service {
+    /// Waits until anything differs from what the caller knows, and reports.
+    pub async fn poll(&self, request: PollRequest) -> PollReply {
+        let wait = Duration::from_millis(request.wait_ms.min(POLL_WAIT_MS_MAX).into());
+        let deadline = Instant::now() + wait;
+        let mut versions = self.report_state.watch();
+        while request.have == Some(*versions.borrow_and_update()) {
+            let news = timeout_at(deadline, versions.changed());
+            tokio::select! {
+                news = news => if news.is_err() { break },
+                () = self.stop.cancelled() => break,
+            }
+        }
+        self.report_state.reply(request.have, self.measured())
+    }
+
+    /// What is measured now.
+    pub fn measured(&self) -> Measured {
+        let space = self.root.space().unwrap_or_else(|error| {
+            tracing::warn!("{}", report(&error));
+            api::subd::Space::default()
+        });
+        let fetched_bytes = self.fetched_bytes.load(Ordering::Relaxed);
+        let counters = ScanCounters { fetched_bytes, ..self.scanner.counters() };
+        let (load, ceilings) = (self.budgets.load(), self.budgets.ceilings());
+        Measured { space, counters, load, ceilings, clock: wall() }
+    }
+
+    pub(super) fn directories(&self, digests: &[ObjectId]) -> Result<GetDirectoriesReply, Fault> {
+        if digests.len() > DIRECTORIES_MAX {
+            return Err(too_many(digests.len(), DIRECTORIES_MAX, "digests"));
+        }
+        let snapshot = self.report_state.read(|state| state.snapshot.clone());
+        let tree = snapshot.and_then(|snapshot| snapshot.tree.clone());
+        let index = tree.map_or_else(Arc::default, |tree| self.index_of(&tree));
+        let mut reply = GetDirectoriesReply { directories: Vec::new(), absent: Vec::new() };
+        let mut bytes = 0;
+        for digest in digests {
+            let Some(directory) = index.get(digest) else {
+                reply.absent.push(*digest);
+                continue;
+            };
+            let encoded = directory.encode();
+            bytes += encoded.len();
+            if bytes > DIRECTORIES_BYTES_MAX && !reply.directories.is_empty() {
+                break;
+            }
+            reply.directories.push(EncodedDirectory(ByteText(encoded)));
+        }
+        Ok(reply)
+    }
+
+    fn index_of(&self, tree: &Tree) -> Arc<DirectoryIndex> {
+        let mut slot = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*slot {
+            Some((root, index)) if *root == tree.digest() => Arc::clone(index),
+            _ => {
+                let index = Arc::new(directories_of(tree));
+                *slot = Some((tree.digest(), Arc::clone(&index)));
+                index
+            }
+        }
+    }
+
+    pub(super) fn cleanup(&self, objects: &[ObjectId]) -> Result<Done, Fault> {
+        if objects.len() > IDS_MAX {
+            return Err(too_many(objects.len(), IDS_MAX, "objects"));
+        }
+        let removed = self.cache.remove(objects);
+        self.report_state.set_cache(|| self.cache.ids());
+        match removed {
+            Ok(_) => Ok(Done {}),
+            Err(error) => Err(Fault::new(FaultCode::Internal, report(&error))),
+        }
+    }
+
+    /// Writes the configuration, and then puts it in force. Blocks.
+    pub(super) fn configure(&self, request: SetConfigurationRequest) -> Result<Done, Fault> {
+        let _turn = self.configuring.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.report_state.read(|state| state.persisted.configuration.clone());
+        let scan = request.scan.unwrap_or_else(|| old.scan.clone());
+        let limits = request.limits.unwrap_or(old.limits);
+        let configuration = Configuration { scan, limits };
+        let change =
+            |persisted: &mut PersistedState| persisted.configuration.clone_from(&configuration);
+        let persisted = self.report_state.persist(&self.state, change);
+        persisted.map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
+        if configuration != old {
+            self.budgets.set_limits(configuration.limits);
+            self.scanner.set_settings(configuration.scan);
+        }
+        Ok(Done {})
+    }
+}
+
+/// All directories of `tree` by digest.
+fn directories_of(tree: &Tree) -> DirectoryIndex {
+    let mut index = BTreeMap::new();
+    let mut stack = vec![Arc::clone(tree.root())];
+    while let Some(directory) = stack.pop() {
+        if index.contains_key(&directory.digest()) {
+            continue;
+        }
+        for entry in directory.entries() {
+            if let Child::Directory(below) = &entry.child {
+                stack.push(Arc::clone(below));
+            }
+        }
+        index.insert(directory.digest(), directory);
+    }
+    index
+}
