@@ -252,7 +252,9 @@ fn control_router(machines: &Arc<Machines>, security: &Security) -> Router<Arc<M
             machines.each(|sub| sub.first_times = FirstTimes::default());
             Ok(monotonic())
         })
-        .method::<GetFirstTimes, _>(async |machines, _, ()| Ok(machines.each(|sub| sub.first_times)))
+        .method::<GetFirstTimes, _>(
+            async |machines, _, ()| Ok(machines.each(|sub| sub.first_times)),
+        )
         .method::<Drift, _>(async |machines, _, request| {
             let number = usize::try_from(request.sub).unwrap_or(usize::MAX);
             machines.drift(number, request.chance)

@@ -113,83 +113,37 @@ impl Service {
     }
 
     /// Adds all methods, and `GET /objects/<id>`, to `router`.
-    #[must_use]
-    pub fn routes(&self, router: Router) -> Router {
-        let own = || self.clone();
-        let (add, get, list, delete) = (own(), own(), own(), own());
-        let (upload, check, download, object) = (own(), own(), own(), own());
-        let (collect, expiry, clock, hold) = (own(), own(), own(), own());
-        let (copy, tag, sign, latest) = (own(), own(), own(), own());
-        let (updates, forward, replication, forget) = (own(), own(), own(), own());
-        let (make, remove, give, directories) = (own(), own(), own(), own());
-        let (estimate, made) = (own(), own());
+    pub fn routes<S: Clone + Send + Sync + 'static>(&self, router: Router<S>) -> Router<Self> {
         router
-            .method_of_owners::<AddImage, _, _>(move |caller, request| {
-                add.clone().add_image(caller, request)
+            .with_state(self.clone())
+            .method_of_owners::<AddImage, _>(Self::add_image)
+            .method::<GetImage, _>(|service, _, request| service.get_image(request))
+            .method::<ListImages, _>(|service, _, request| service.list_images(request))
+            .method_of_owners::<DeleteImage, _>(Self::delete_image)
+            .method::<Collect, _>(Self::collect)
+            .method_of_owners::<ChangeExpiry, _>(Self::change_expiry)
+            .method::<AcceptClock, _>(|service, caller, _| service.accept_clock(caller))
+            .method::<HoldImages, _>(Self::hold_images)
+            .method_of_owners::<CopyImage, _>(Self::copy_image)
+            .method_of_owners::<ChangeTags, _>(Self::change_tags)
+            .method_of_owners::<ChangeSignatures, _>(Self::change_signatures)
+            .method::<FindLatestImage, _>(|service, _, request| service.find_latest_image(request))
+            .method::<GetMadeDirectories, _>(|service, _, request| {
+                service.get_made_directories(request)
             })
-            .method::<GetImage, _, _>(move |_, request| get.clone().get_image(request))
-            .method::<ListImages, _, _>(move |_, request| list.clone().list_images(request))
-            .method_of_owners::<DeleteImage, _, _>(move |caller, request| {
-                delete.clone().delete_image(caller, request)
-            })
-            .method::<Collect, _, _>(move |caller, request| {
-                collect.clone().collect(caller, request)
-            })
-            .method_of_owners::<ChangeExpiry, _, _>(move |caller, request| {
-                expiry.clone().change_expiry(caller, request)
-            })
-            .method::<AcceptClock, _, _>(move |caller, _| clock.clone().accept_clock(caller))
-            .method::<HoldImages, _, _>(move |caller, request| {
-                hold.clone().hold_images(caller, request)
-            })
-            .method_of_owners::<CopyImage, _, _>(move |caller, request| {
-                copy.clone().copy_image(caller, request)
-            })
-            .method_of_owners::<ChangeTags, _, _>(move |caller, request| {
-                tag.clone().change_tags(caller, request)
-            })
-            .method_of_owners::<ChangeSignatures, _, _>(move |caller, request| {
-                sign.clone().change_signatures(caller, request)
-            })
-            .method::<FindLatestImage, _, _>(move |_, request| {
-                latest.clone().find_latest_image(request)
-            })
-            .method::<GetMadeDirectories, _, _>(move |_, request| {
-                made.clone().get_made_directories(request)
-            })
-            .method::<GetImageUpdates, _, _>(move |caller, request| {
-                updates.clone().get_image_updates(caller, request)
-            })
-            .method::<Forward, _, _>(move |caller, request| {
-                forward.clone().forward(caller, request)
-            })
-            .method::<GetReplication, _, _>(move |_, _| replication.clone().get_replication())
-            .method::<DropCopy, _, _>(move |caller, request| {
-                forget.clone().drop_copy(caller, request)
-            })
-            .method_of_owners::<MakeDirectory, _, _>(move |caller, request| {
-                make.clone().make_directory(caller, request)
-            })
-            .method_of_owners::<RemoveDirectory, _, _>(move |caller, request| {
-                remove.clone().remove_directory(caller, request)
-            })
-            .method_of_owners::<ChangeOwner, _, _>(move |caller, request| {
-                give.clone().change_owner(caller, request)
-            })
-            .method::<ListDirectories, _, _>(move |_, request| {
-                directories.clone().list_directories(request)
-            })
-            .method::<EstimateImage, _, _>(move |_, request| {
-                estimate.clone().estimate_image(request)
-            })
-            .upload::<AddObjects, _, _>(move |_, reader| upload.clone().add_objects(reader))
-            .method::<CheckObjects, _, _>(move |caller, request| {
-                check.clone().check_objects(caller, request)
-            })
-            .download::<GetObjects, _, _, _>(move |caller, request| {
-                download.clone().get_objects(caller, request)
-            })
-            .pages_below("/objects/", move |request| object.clone().object_page(request))
+            .method::<GetImageUpdates, _>(Self::get_image_updates)
+            .method::<Forward, _>(Self::forward)
+            .method::<GetReplication, _>(|service, _, _| service.get_replication())
+            .method::<DropCopy, _>(Self::drop_copy)
+            .method_of_owners::<MakeDirectory, _>(Self::make_directory)
+            .method_of_owners::<RemoveDirectory, _>(Self::remove_directory)
+            .method_of_owners::<ChangeOwner, _>(Self::change_owner)
+            .method::<ListDirectories, _>(|service, _, request| service.list_directories(request))
+            .method::<EstimateImage, _>(|service, _, request| service.estimate_image(request))
+            .upload::<AddObjects, _>(|service, _, reader| service.add_objects(reader))
+            .method::<CheckObjects, _>(Self::check_objects)
+            .download::<GetObjects, _, _>(Self::get_objects)
+            .pages_below("/objects/", Self::object_page)
     }
 
     async fn add_objects(

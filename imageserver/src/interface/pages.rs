@@ -35,25 +35,26 @@ const PACKAGES_SHOWN_MAX: usize = 10_000;
 /// How many images that are not whole are named.
 const LOST_IMAGES_MAX: usize = 100;
 
+/// What the pages show.
+#[derive(Clone)]
+pub struct Pages {
+    store: Arc<Store>,
+    life: Life,
+    frame: Frame,
+}
+
 /// Adds the pages to `router`.
-#[must_use]
-pub fn routes(router: Router, store: &Arc<Store>, life: &Life, frame: &Frame) -> Router {
-    let (of_status, of_image) = (Arc::clone(store), Arc::clone(store));
-    let (status_frame, image_frame) = (frame.clone(), frame.clone());
-    let life = life.clone();
-    let (of_directories, directories_frame) = (Arc::clone(store), frame.clone());
+pub fn routes(router: Router, store: &Arc<Store>, life: &Life, frame: &Frame) -> Router<Pages> {
+    let pages = Pages { store: Arc::clone(store), life: life.clone(), frame: frame.clone() };
     router
-        .page("/directories", move |request| {
-            let (store, frame) = (Arc::clone(&of_directories), directories_frame.clone());
+        .with_state(pages)
+        .page("/directories", |Pages { store, frame, .. }, request| {
             on_thread(move || directories::directories(&store, &frame, &request))
         })
-        .page("/", move |request| {
-            let (store, frame) = (Arc::clone(&of_status), status_frame.clone());
-            let life = life.clone();
+        .page("/", |Pages { store, life, frame }, request| {
             on_thread(move || status(&store, &life, &frame, &request))
         })
-        .page("/image", move |request| {
-            let (store, frame) = (Arc::clone(&of_image), image_frame.clone());
+        .page("/image", |Pages { store, frame, .. }, request| {
             on_thread(move || image(&store, &frame, &request))
         })
 }

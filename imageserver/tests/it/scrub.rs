@@ -122,8 +122,8 @@ async fn liar() -> std::net::SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let asked = AtomicUsize::new(0);
-    let router = Router::new("liar", &Security::Insecure).download::<GetObjects, _, _, _>(
-        move |_, request: GetObjectsRequest| {
+    let router = Router::new("liar", &Security::Insecure).download::<GetObjects, _, _>(
+        move |(), _, request: GetObjectsRequest| {
             let id = match asked.fetch_add(1, Ordering::Relaxed) {
                 0 => ALGORITHM.digest(b"lie"),
                 _ => request.ids[0],

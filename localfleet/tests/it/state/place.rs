@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use localfleet::process::Daemon;
+use localfleet::fleet::daemon_process::Daemon;
 use serde_json::Value;
 
 use crate::contracts::site::Ended;
