@@ -7,8 +7,8 @@
 //!
 //! # Invariants
 //!
-//! * A Commit begins only with a claim that is granted ([`ClaimTable::begin`]): within all budgets, and
-//!   not to an image to which updates have stopped, unless the machine has that image already.
+//! * A Commit begins only with a claim that is granted ([`ClaimTable::begin`]): within all budgets,
+//!   and not to an image to which updates have stopped, unless the machine has that image already.
 //! * After a restart nothing that is limited is granted before all machines were asked what they
 //!   are doing, or [`LEARNING`] is over: what was under way before counts.
 // tidy: core

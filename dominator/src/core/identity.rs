@@ -420,7 +420,7 @@ impl IdentityTable {
         same.or_else(|| others().find(|other| is_called(other, hostname))).cloned()
     }
 
-    /// Notes that the host name which the sub of this record reports proves nothing, and returns its
+    /// Notes that the host name which the sub of this record reports proves nothing. Returns its
     /// first label then; `None` if that is not so, or was known.
     fn learn_common_name(&mut self, name: &str) -> Option<String> {
         let entry = self.entries.get(name)?;

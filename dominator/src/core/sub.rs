@@ -108,8 +108,8 @@ pub struct Sub {
 }
 
 impl Sub {
-    /// Starts with a machine of which nothing is known. Ids of updates and fetches count upwards from `first_id`,
-    /// which no other run of the dominator may use for this machine.
+    /// Starts with a machine of which nothing is known. Ids of updates and fetches count upwards
+    /// from `first_id`, which no other run of the dominator may use for this machine.
     #[must_use]
     pub fn new(machine: Arc<Machine>, first_id: u64, now: Now) -> Self {
         Self {

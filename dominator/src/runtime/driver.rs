@@ -280,7 +280,9 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
                 let brake = brakes.borrow_and_update();
                 Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))
             }
-            Ok(()) = recorder.changed() => Event::HistoryTrouble(recorder.borrow_and_update().clone()),
+            Ok(()) = recorder.changed() => {
+                Event::HistoryTrouble(recorder.borrow_and_update().clone())
+            }
             Ok(()) = verdicts.changed() => {
                 Event::IdentityJudged(verdicts.borrow_and_update().clone())
             }

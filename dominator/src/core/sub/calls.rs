@@ -1,5 +1,5 @@
-//! Calls to the sub: at most one is under way, and no other is sent before a poll shows that the last
-//! one was carried out or lost.
+//! Calls to the sub: at most one is under way, and no other is sent before a poll shows that the
+//! last one was carried out or lost.
 // tidy: core
 
 use api::dominator::Status;

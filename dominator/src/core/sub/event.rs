@@ -205,8 +205,8 @@ pub enum Effect {
     /// ordered must be on record before the Commit is sent, and [`super::Sub::still_orders`] is
     /// asked between the two.
     Commit(Ticket, Box<Ordered>),
-    /// Tell the identity table. [`IdentityReport::Seen`] is answered by [`Event::IdentityJudged`], which also comes by
-    /// itself.
+    /// Tell the identity table. [`IdentityReport::Seen`] is answered by [`Event::IdentityJudged`],
+    /// which also comes by itself.
     ReportIdentity(IdentityReport),
     /// Have the sub look at its whole tree at once, and wait until it has; this was its version.
     Scan(Ticket, Version),

@@ -189,8 +189,8 @@ impl Sub {
                     ClaimAnswer::Stopped(why) => {
                         let name = image.name();
                         let detail = format!(
-                            "{todo}; updates to {name} have stopped: {why}; another image goes on, or: \
-                         domtool resume-image {name} --why TEXT"
+                            "{todo}; updates to {name} have stopped: {why}; another image goes on, \
+                         or: domtool resume-image {name} --why TEXT"
                         );
                         (is_stale, (Status::ImageStopped, detail))
                     }
