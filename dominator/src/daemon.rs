@@ -2,7 +2,6 @@
 
 pub mod budget_flags;
 pub mod command;
-pub mod reload;
 
 use rpc::tls::Security;
 use std::path::PathBuf;
@@ -37,7 +36,6 @@ use crate::runtime::fleet::{Fleet, SETTINGS};
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
-use crate::runtime::pauses::PauseGate;
 use crate::storage::{HistoryLimits, State, StateError};
 use rpc::trees::Reader;
 
@@ -157,16 +155,13 @@ pub enum StartError {
     /// An address of another server is none.
     #[error("bad {flag}")]
     Address {
-        /// The flag.
         flag: &'static str,
-        /// What is wrong.
         #[source]
         source: PeerError,
     },
     /// The state cannot be used.
     #[error("cannot use the state directory")]
     State {
-        /// Why.
         #[source]
         source: StateError,
     },
@@ -176,7 +171,6 @@ pub enum StartError {
     /// It cannot listen.
     #[error("cannot listen")]
     Listen {
-        /// Why.
         #[source]
         source: ListenError,
     },
@@ -325,11 +319,10 @@ pub async fn run(
         clock,
         reader,
         images,
-        gate: CommitGate::new(brake),
+        gate: CommitGate::new(brake, Pauses::from_kept(pauses)),
         history,
         audit: audit.clone(),
         identities: Arc::clone(&identities),
-        pauses: PauseGate::new(Pauses::from_kept(pauses)),
         default_image: watch::Sender::new(default_image.map(Arc::new)),
         metrics: Counters::default(),
         claim_service,
@@ -354,7 +347,7 @@ pub async fn run(
     });
     let (alarms, programs) = watch::channel(arguments.alarm_program());
     let telling = crate::runtime::alarm_program::tell(Arc::clone(&fleet), programs);
-    let following = crate::daemon::reload::follow(Arc::clone(&fleet), arguments, changed, alarms);
+    let following = command::apply_changes(Arc::clone(&fleet), arguments, changed, alarms);
     let keeping = Arc::clone(&fleet).keep_mdb();
     for work in [telling.boxed(), following.boxed(), keeping.boxed()] {
         let stop = stop.clone();

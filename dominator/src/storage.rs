@@ -67,9 +67,7 @@ pub enum StateError {
     /// The state directory cannot be made.
     #[error("cannot make the state directory {}", path.display())]
     Directory {
-        /// The directory.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: std::io::Error,
     },
@@ -108,7 +106,6 @@ pub enum StateError {
     Copy {
         /// The copy.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: std::io::Error,
     },
@@ -125,7 +122,6 @@ pub enum StateError {
     },
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct State {
     path: PathBuf,

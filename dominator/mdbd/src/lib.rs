@@ -130,30 +130,20 @@ pub enum StartError {
     Settings {
         /// The configuration file.
         path: PathBuf,
-        /// What is wrong.
         source: SettingsError,
     },
     /// A pattern of the result is none.
     #[error("bad --hosts or --exclude-hosts")]
-    Pattern {
-        /// What is wrong.
-        source: PatternError,
-    },
+    Pattern { source: PatternError },
     /// The state cannot be used.
     #[error("cannot use the state directory")]
-    State {
-        /// Why.
-        source: StateError,
-    },
+    State { source: StateError },
     /// The audit log cannot be written.
     #[error(transparent)]
     Audit(#[from] AuditError),
     /// It cannot listen.
     #[error("cannot listen")]
-    Listen {
-        /// Why.
-        source: ListenError,
-    },
+    Listen { source: ListenError },
 }
 
 /// Runs the daemon, with what its configuration file has beside flags, until `stop` is cancelled.

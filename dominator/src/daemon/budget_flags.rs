@@ -24,7 +24,6 @@ impl FromStr for GivenLimit {
     }
 }
 
-/// See the module's text.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BudgetArgs {
     /// How many machines may be updating at once: a number, PERCENT%, or none (the default). With a

@@ -29,7 +29,7 @@ const PRINTED_BYTES_MAX: usize = 1 << 20;
 /// and a program that is new, tells of the alarms that there are.
 pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>) {
     let mut told = Raised::default();
-    let mut brakes = fleet.shared().gate.watch();
+    let mut brakes = fleet.shared().gate.watch_brake();
     let mut failures = 0;
     loop {
         if programs.has_changed().unwrap_or(false) {

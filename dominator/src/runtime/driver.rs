@@ -40,12 +40,11 @@ use crate::core::sub::{
 };
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
-use crate::runtime::commit_gate::CommitGate;
+use crate::runtime::commit_gate::{Closed, CommitGate};
 use crate::runtime::counters::Counters;
 use crate::runtime::history::History;
 use crate::runtime::identities::{Identities, Seat};
 use crate::runtime::images::Images;
-use crate::runtime::pauses::PauseGate;
 use api::planning::{PlanJob, Planned};
 use rpc::trees::{ReadError, Reader};
 use system::{clock::wall, random::random};
@@ -70,7 +69,6 @@ pub struct Shared {
     pub reader: Arc<Reader>,
     /// The images.
     pub images: Arc<Images>,
-    /// The brake.
     pub gate: CommitGate,
     /// What is on record.
     pub history: History,
@@ -78,8 +76,6 @@ pub struct Shared {
     pub audit: AuditLog,
     /// Who is who.
     pub identities: Arc<Identities>,
-    /// The machines that operators have paused.
-    pub pauses: PauseGate,
     /// The image of machines whose record names none.
     pub default_image: watch::Sender<Option<Arc<DefaultImage>>>,
     /// What is counted.
@@ -129,11 +125,12 @@ impl Shared {
 pub struct Handle {
     sub: Mutex<Sub>,
     machine: watch::Sender<Arc<Machine>>,
-    nudge: Notify,
+    /// Notified when the driver has something to look at besides its machine.
+    nudge: Arc<Notify>,
     seat: Seat,
     /// Tells those who watch that there is something else to see.
     news: Notify,
-    /// By which the claim_service knows the machine.
+    /// The number of the machine in the claim service.
     claimant: budget::Seat,
     claim_service: Arc<ClaimService>,
 }
@@ -163,29 +160,22 @@ impl Handle {
             sub.recall(update);
         }
         let seat = shared.identities.enter(&machine.hostname);
-        let (claim_service, claimant) =
-            (Arc::clone(&shared.claim_service), shared.claim_service.enroll());
-        let handle = Arc::new(Self {
+        let (claim_service, nudge) = (Arc::clone(&shared.claim_service), Arc::new(Notify::new()));
+        let claimant = claim_service.enroll(Arc::clone(&nudge));
+        Arc::new(Self {
             sub: Mutex::new(sub),
             machine: watch::Sender::new(machine),
-            nudge: Notify::new(),
+            nudge,
             seat,
             news: Notify::new(),
             claimant,
             claim_service,
-        });
-        shared.claim_service.watch(claimant, &handle);
-        handle
+        })
     }
 
     /// Tells that the record of the machine has changed.
     pub fn assign(&self, machine: Arc<Machine>) {
         self.machine.send_replace(machine);
-    }
-
-    /// Tells that the answer to a claim of the machine has changed.
-    pub fn nudge(&self) {
-        self.nudge.notify_one();
     }
 
     /// A fault in the decisions about one machine must not hide all others from the lists.
@@ -242,7 +232,7 @@ pub fn peer_of(machine: &Machine, subd_port: u16) -> Peer {
 /// Looks after one machine until it is dropped. The address of the machine must not change.
 pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     let mut machines = handle.machine.subscribe();
-    let mut brakes = shared.gate.watch();
+    let mut brakes = shared.gate.watch_brake();
     brakes.mark_changed();
     let mut recorder = shared.history.watch_trouble();
     if recorder.borrow().is_some() {
@@ -514,7 +504,7 @@ async fn commit(
     let update_id = ordered.update_id;
     let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
     recorded.map_err(|error| Failure { kind: FailureKind::Unsent, text: error.to_string() })?;
-    // Boxed, because each of the gates has a place for it.
+    // Boxed, because the future of the gate contains it.
     let commit = Box::pin(async {
         // The disk takes its time: whatever was so before may be otherwise by now.
         if shared.identities.is_doubted(host) {
@@ -529,11 +519,10 @@ async fn commit(
         let sent = client.call_within::<Commit>(&CommitRequest { update_id }, ACCEPT_LIMIT).await;
         sent.map(|_done| ()).map_err(|error| failure_of(&error))
     });
-    let commit = shared.pauses.pass(&client.peer().host, wall(), commit);
-    match shared.gate.pass(commit).await {
-        Some(Some(result)) => result,
-        Some(None) => Err(braked("the machine was paused")),
-        None => Err(braked("the brake was pulled")),
+    match shared.gate.pass(&client.peer().host, wall(), commit).await {
+        Ok(result) => result,
+        Err(Closed::Pause) => Err(braked("the machine was paused")),
+        Err(Closed::Brake) => Err(braked("the brake was pulled")),
     }
 }
 

@@ -1,12 +1,10 @@
 //! All machines that are looked after, each by a task of its own.
 
-mod budgets;
 mod intake;
 mod orders;
 mod plan;
 mod records;
 mod settings;
-mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,76 +45,40 @@ pub use settings::SETTINGS;
 pub enum OrderError {
     /// The machine is not in the database.
     #[error("there is no machine {hostname} in the machine database")]
-    Unknown {
-        /// What was asked for.
-        hostname: String,
-    },
+    Unknown { hostname: String },
     /// No unsafe update is pending.
     #[error("no unsafe update of {hostname} is pending: it is {status}: {detail}")]
-    NothingToClear {
-        /// The machine.
-        hostname: String,
-        /// Its status.
-        status: Status,
-        /// The same in words.
-        detail: String,
-    },
+    NothingToClear { hostname: String, status: Status, detail: String },
     /// Nothing is held back because it failed.
     #[error("nothing that failed is held back on {hostname}: it is {status}: {detail}")]
-    NothingToRetry {
-        /// The machine.
-        hostname: String,
-        /// Its status.
-        status: Status,
-        /// The same in words.
-        detail: String,
-    },
+    NothingToRetry { hostname: String, status: Status, detail: String },
     /// A machine is not trusted.
     #[error(transparent)]
     Trust(#[from] TrustOrderError),
     /// A machine database is not accepted.
     #[error(transparent)]
-    Accept {
-        /// Why.
-        source: AcceptError,
-    },
+    Accept { source: AcceptError },
     /// Machines are not paused, or do not go on.
     #[error(transparent)]
-    Pause {
-        /// Why.
-        source: PauseError,
-    },
+    Pause { source: PauseError },
     /// No update is pending that could be forced.
     #[error("no update of {hostname} is pending that could be forced: it is {status}: {detail}")]
-    NothingToForce {
-        /// The machine.
-        hostname: String,
-        /// Its status.
-        status: Status,
-        /// The same in words.
-        detail: String,
-    },
+    NothingToForce { hostname: String, status: Status, detail: String },
     /// The default image is not set.
     #[error(transparent)]
-    DefaultImage {
-        /// Why.
-        source: DefaultImageError,
-    },
+    DefaultImage { source: DefaultImageError },
     /// Values for subs are not accepted.
     #[error("the configuration is not changed")]
     Settings {
-        /// Why.
         #[source]
         source: SettingsError,
     },
     /// No plan can be made.
     #[error("nobody can say what would be done to {hostname}: {}: {why}", gap.name())]
     NoPlan {
-        /// The machine.
         hostname: String,
         /// What is missing.
         gap: Gap,
-        /// The same in words.
         why: String,
     },
     /// Too many machines are asked about at once.
@@ -124,10 +86,7 @@ pub enum OrderError {
     TooManyMachines,
     /// Updates to an image have not stopped.
     #[error("updates to {image} have not stopped; domtool list-stopped tells which have")]
-    NotStopped {
-        /// The image.
-        image: ImageName,
-    },
+    NotStopped { image: ImageName },
     /// The texts of the order will not do.
     #[error(transparent)]
     Text(#[from] OrderTextError),
@@ -137,14 +96,12 @@ pub enum OrderError {
     /// The order cannot be kept over a restart.
     #[error("the order was not carried out, because it cannot be kept")]
     State {
-        /// Why.
         #[source]
         source: StateError,
     },
     /// What is on record cannot be read.
     #[error("what is on record cannot be read")]
     Read {
-        /// Why.
         #[source]
         source: StateError,
     },
@@ -153,14 +110,12 @@ pub enum OrderError {
         "updates are disabled, but only until the dominator restarts, because that cannot be kept"
     )]
     Unkept {
-        /// Why.
         #[source]
         source: StateError,
     },
     /// What is asked for is none.
     #[error("bad question for events")]
     Filter {
-        /// What is wrong.
         #[source]
         source: FilterError,
     },
@@ -170,7 +125,6 @@ pub enum OrderError {
     /// The copy cannot be read.
     #[error("the copy cannot be read")]
     ReadCopy {
-        /// What the kernel said.
         #[source]
         source: std::io::Error,
     },
@@ -223,7 +177,6 @@ impl Inner {
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Fleet {
     shared: Arc<Shared>,
@@ -296,7 +249,7 @@ impl Fleet {
         let handle = Handle::new(Arc::clone(&machine), &self.shared);
         handle.configure(inner.settings.limits_of(&machine));
         let hostname = machine.hostname.clone();
-        handle.pause_updates(self.shared.pauses.of(&hostname));
+        handle.pause_updates(self.shared.gate.pause_of(&hostname));
         let watched = Watched { handle: Arc::clone(&handle), machine, cancel: cancel.clone() };
         inner.watched.insert(hostname, watched);
         let shared = Arc::clone(&self.shared);
@@ -405,7 +358,7 @@ impl Fleet {
             history_error: self.shared.history.trouble(),
             budgets: self.shared.claim_service.report(),
             directories: self.shared.reader.store.alive(),
-            paused: self.shared.pauses.count(wall()),
+            paused: self.shared.gate.paused_count(wall()),
             default_image: inner.default.as_deref().cloned(),
         }
     }
@@ -422,7 +375,7 @@ impl Fleet {
         let brake = Brake { reason, who, since: wall() };
         let _ordering = self.ordering.lock().await;
         tracing::warn!(who = %brake.who, reason = %brake.reason, "updates are disabled");
-        self.shared.gate.pull(brake.clone()).await;
+        self.shared.gate.pull_brake(brake.clone()).await;
         self.keep(Some(brake), order).await.map_err(|error| match error {
             OrderError::State { source } => OrderError::Unkept { source },
             error => error,
@@ -439,7 +392,7 @@ impl Fleet {
         let _ordering = self.ordering.lock().await;
         self.keep(None, order).await?;
         tracing::warn!(%who, %why, "updates are enabled");
-        self.shared.gate.release();
+        self.shared.gate.release_brake();
         Ok(())
     }
 

@@ -70,10 +70,7 @@ const OUTCOME_BYTES_MAX: usize = 4_096;
 pub enum RecordError {
     /// It cannot be written.
     #[error("the update cannot be recorded, and is not ordered before it is: {why}")]
-    Write {
-        /// Why, in words.
-        why: String,
-    },
+    Write { why: String },
     /// The dominator is stopping.
     #[error("the dominator is stopping")]
     Stopping,
@@ -89,7 +86,6 @@ struct Entry {
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct History {
     queue: Mutex<Option<Sender<Entry>>>,

@@ -36,7 +36,6 @@ pub enum TrustOrderError {
     /// The order cannot be kept over a restart.
     #[error("the order was not carried out, because it cannot be kept")]
     State {
-        /// Why.
         #[source]
         source: StateError,
     },
@@ -73,7 +72,6 @@ impl Inner {
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Identities {
     inner: Mutex<Inner>,

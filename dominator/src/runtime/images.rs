@@ -66,7 +66,6 @@ struct Wanted {
     cancel: CancellationToken,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Images {
     /// Plans to these images.

@@ -35,45 +35,25 @@ pub enum WebError {
     /// The server cannot be reached.
     #[error("cannot connect to {address}")]
     Connect {
-        /// What was asked for.
         address: String,
         /// What the kernel or the resolver said.
         source: io::Error,
     },
     /// The authorities that the system trusts cannot be used.
     #[error("cannot read the certificates of the authorities that this system trusts: {why}")]
-    Authorities {
-        /// Why.
-        why: String,
-    },
+    Authorities { why: String },
     /// The server does not prove to be the one that was asked for.
     #[error("no TLS with {address}")]
-    Tls {
-        /// What was asked for.
-        address: String,
-        /// What is wrong.
-        source: io::Error,
-    },
+    Tls { address: String, source: io::Error },
     /// The connection broke, or what came over it is no HTTP.
     #[error("{address} gave no whole answer")]
-    Lost {
-        /// What was asked for.
-        address: String,
-        /// What is wrong.
-        source: hyper::Error,
-    },
+    Lost { address: String, source: hyper::Error },
     /// The address cannot be asked for.
     #[error("{address} cannot be asked for")]
-    Request {
-        /// What was asked for.
-        address: String,
-        /// What is wrong.
-        source: hyper::http::Error,
-    },
+    Request { address: String, source: hyper::http::Error },
     /// The server has no such document, or does not give it.
     #[error("{address} answers {status}")]
     Status {
-        /// What was asked for.
         address: String,
         /// What it answered.
         status: StatusCode,
@@ -81,7 +61,6 @@ pub enum WebError {
     /// The server sends us elsewhere.
     #[error("{address} leads where we do not follow")]
     Redirection {
-        /// What was asked for.
         address: String,
         /// Why not.
         source: AddressError,
@@ -94,16 +73,10 @@ pub enum WebError {
     },
     /// Nobody could tell if the document were cut.
     #[error("{address} gives a document without saying how long it is")]
-    Endless {
-        /// What was asked for.
-        address: String,
-    },
+    Endless { address: String },
     /// The document is too long.
     #[error("{address} has more than {DATA_BYTES_MAX} bytes")]
-    TooLarge {
-        /// What was asked for.
-        address: String,
-    },
+    TooLarge { address: String },
 }
 
 /// What a server answers.
