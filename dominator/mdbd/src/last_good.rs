@@ -29,10 +29,8 @@ const MODE: u32 = 0o600;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// It cannot be made or read.
     #[error("cannot use {}", path.display())]
     Directory { path: PathBuf, source: io::Error },
-    /// Another mdbd has it.
     #[error(
         "{} is in use: another mdbd runs with this state directory; stop it first, or give this \
          one another --state",

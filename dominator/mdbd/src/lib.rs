@@ -119,29 +119,22 @@ pub struct Arguments {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// It would run unprotected without being told to.
     #[error(transparent)]
     Security(#[from] SecurityError),
-    /// There is no configuration file, and so there are no sources.
     #[error("no configuration file: /etc/mdbd/config.toml must name the sources, or see --config")]
     NoFile,
-    /// The sources are not understood.
     #[error("{}", path.display())]
     Settings {
         /// The configuration file.
         path: PathBuf,
         source: SettingsError,
     },
-    /// A pattern of the result is none.
     #[error("bad --hosts or --exclude-hosts")]
     Pattern { source: PatternError },
-    /// The state cannot be used.
     #[error("cannot use the state directory")]
     State { source: StateError },
-    /// The audit log cannot be written.
     #[error(transparent)]
     Audit(#[from] AuditError),
-    /// It cannot listen.
     #[error("cannot listen")]
     Listen { source: ListenError },
 }

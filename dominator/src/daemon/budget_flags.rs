@@ -62,7 +62,6 @@ pub struct BudgetArgs {
 }
 
 impl BudgetArgs {
-    /// What they say.
     #[must_use]
     pub fn settings(&self) -> Settings {
         let each = |limit: Option<GivenLimit>| limit.and_then(|limit| limit.0);

@@ -58,29 +58,20 @@ const ACCEPT_LIMIT: Duration = Duration::from_secs(30);
 /// How long a sub may take to accept a plan, which may be large.
 const PREPARE_LIMIT: Duration = Duration::from_secs(120);
 
-/// What the drivers of all machines share.
+/// What all drivers share.
 #[derive(Debug)]
 pub struct Shared {
-    /// How connections are protected.
     pub security: Security,
-    /// The clock that decisions are made by.
     pub clock: Clock,
-    /// Reads trees.
     pub reader: Arc<Reader>,
-    /// The images.
     pub images: Arc<Images>,
     pub gate: CommitGate,
-    /// What is on record.
     pub history: History,
-    /// The audit log.
     pub audit: AuditLog,
-    /// Who is who.
     pub identities: Arc<Identities>,
     /// The image of machines whose record names none.
     pub default_image: watch::Sender<Option<Arc<DefaultImage>>>,
-    /// What is counted.
     pub metrics: Counters,
-    /// Where machines claim their turn.
     pub claim_service: Arc<ClaimService>,
     /// Where subs fetch from.
     pub sources: Sources,
@@ -89,7 +80,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// What is planned for a machine; machines that are alike share it.
+    /// Makes the plan for a machine, or returns one that was made for an equal machine.
     ///
     /// # Errors
     ///
@@ -120,7 +111,7 @@ impl Shared {
     }
 }
 
-/// What others hold of a machine that is looked after.
+/// The handle of the driver of one machine.
 #[derive(Debug)]
 pub struct Handle {
     sub: Mutex<Sub>,
@@ -128,7 +119,7 @@ pub struct Handle {
     /// Notified when the driver has something to look at besides its machine.
     nudge: Arc<Notify>,
     seat: Seat,
-    /// Tells those who watch that there is something else to see.
+    /// Notified when what watchers are told has changed.
     news: Notify,
     /// The number of the machine in the claim service.
     claimant: budget::Seat,
@@ -150,7 +141,7 @@ impl Handle {
         Owned { what: "machine database".to_owned(), owners }
     }
 
-    /// Starts to know `machine`; [`drive`] does the rest.
+    /// Creates the handle of `machine`; [`drive`] runs it.
     #[must_use]
     pub fn new(machine: Arc<Machine>, shared: &Shared) -> Arc<Self> {
         // Some random bits tell this run from others; the rest counts.
@@ -173,46 +164,44 @@ impl Handle {
         })
     }
 
-    /// Tells that the record of the machine has changed.
+    /// Replaces the record of the machine.
     pub fn assign(&self, machine: Arc<Machine>) {
         self.machine.send_replace(machine);
     }
 
-    /// A fault in the decisions about one machine must not hide all others from the lists.
+    /// Ignores poisoning: a panic in one state machine must not hide all others from the lists.
     fn locked(&self) -> MutexGuard<'_, Sub> {
         self.sub.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state machine.
     pub fn look<T>(&self, look: impl FnOnce(&Sub) -> T) -> T {
         look(&self.locked())
     }
 
-    /// Where the machine is dialled, if its record says so.
+    /// Returns the address of the machine, if its record has one.
     #[must_use]
     pub fn address(&self, subd_port: u16) -> Option<SocketAddr> {
         let machine = self.machine.borrow();
         Some(SocketAddr::new(machine.ip_address?, machine.subd_port.unwrap_or(subd_port)))
     }
 
-    /// Lets the pending unsafe update pass; false if there is none.
+    /// Clears the pending unsafe update. Returns false if there is none.
     #[must_use]
     pub fn clear_safety(&self) -> bool {
         self.order(Sub::clear_danger)
     }
 
-    /// Lets what failed be tried again now; false if nothing is held back.
+    /// Retries now what failed. Returns false if nothing is held back.
     #[must_use]
     pub fn retry(&self) -> bool {
         self.order(Sub::retry)
     }
 
-    /// Has the sub keep to `limits`.
     pub fn configure(&self, limits: Limits) {
         let _is_new = self.order(|sub| sub.configure(limits));
     }
 
-    /// Gives an order to the state machine; it is acted on at once if it was of use.
+    /// Gives an order to the state machine. The driver acts at once if the order changed something.
     fn order(&self, order: impl FnOnce(&mut Sub) -> bool) -> bool {
         let is_taken = order(&mut self.locked());
         if is_taken {
@@ -229,7 +218,7 @@ pub fn peer_of(machine: &Machine, subd_port: u16) -> Peer {
     Peer { host: machine.hostname.clone(), port, address: machine.ip_address }
 }
 
-/// Looks after one machine until it is dropped. The address of the machine must not change.
+/// Drives one machine until the future is dropped. The address of the machine must not change.
 pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     let mut machines = handle.machine.subscribe();
     let mut brakes = shared.gate.watch_brake();
@@ -300,7 +289,7 @@ impl WatchedImage {
         match (&self.name, &mut self.state) {
             (None, _) => ImageState::Undefined,
             (Some(_), Some(state)) => state.borrow_and_update().clone(),
-            (Some(_), None) => ImageState::Missing("the image is not looked for any more".into()),
+            (Some(_), None) => ImageState::Missing("no machine needs this image any more".into()),
         }
     }
 
@@ -343,7 +332,7 @@ impl Driver {
         }
     }
 
-    /// Takes the record of the machine, and looks for its image.
+    /// Takes a new record of the machine, and subscribes to its images.
     fn assigned(&mut self, machine: Arc<Machine>) -> Event {
         self.machine = Arc::clone(&machine);
         let name = required(&machine, self.shared.default_image.borrow().as_deref());
@@ -352,7 +341,7 @@ impl Driver {
         Event::Assigned { machine, image, planned }
     }
 
-    /// Takes the answers to the machine's claims, which may have changed.
+    /// Reads the answers to the machine's claims, which may have changed.
     fn nudged(&mut self) -> Event {
         for purpose in [Purpose::Update, Purpose::Fetch] {
             if let Some(answer) = self.shared.claim_service.answer(self.handle.claimant, purpose) {

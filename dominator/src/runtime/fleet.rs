@@ -1,4 +1,4 @@
-//! All machines that are looked after, each by a task of its own.
+//! All machines of the machine database. A driver task of its own runs each of them.
 
 mod intake;
 mod orders;
@@ -43,69 +43,47 @@ pub use settings::SETTINGS;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// The machine is not in the database.
     #[error("there is no machine {hostname} in the machine database")]
     Unknown { hostname: String },
-    /// No unsafe update is pending.
     #[error("no unsafe update of {hostname} is pending: it is {status}: {detail}")]
     NothingToClear { hostname: String, status: Status, detail: String },
-    /// Nothing is held back because it failed.
     #[error("nothing that failed is held back on {hostname}: it is {status}: {detail}")]
     NothingToRetry { hostname: String, status: Status, detail: String },
-    /// A machine is not trusted.
     #[error(transparent)]
     Trust(#[from] TrustOrderError),
-    /// A machine database is not accepted.
     #[error(transparent)]
     Accept { source: AcceptError },
-    /// Machines are not paused, or do not go on.
     #[error(transparent)]
     Pause { source: PauseError },
-    /// No update is pending that could be forced.
     #[error("no update of {hostname} is pending that could be forced: it is {status}: {detail}")]
     NothingToForce { hostname: String, status: Status, detail: String },
-    /// The default image is not set.
     #[error(transparent)]
     DefaultImage { source: DefaultImageError },
-    /// Values for subs are not accepted.
     #[error("the configuration is not changed")]
     Settings {
         #[source]
         source: SettingsError,
     },
-    /// No plan can be made.
-    #[error("nobody can say what would be done to {hostname}: {}: {why}", gap.name())]
-    NoPlan {
-        hostname: String,
-        /// What is missing.
-        gap: Gap,
-        why: String,
-    },
-    /// Too many machines are asked about at once.
+    #[error("there is no plan for {hostname}: {}: {why}", gap.name())]
+    NoPlan { hostname: String, gap: Gap, why: String },
     #[error("at most {MACHINES_MAX} machines are planned for in one call")]
     TooManyMachines,
-    /// Updates to an image have not stopped.
     #[error("updates to {image} have not stopped; domtool list-stopped tells which have")]
     NotStopped { image: ImageName },
-    /// The texts of the order will not do.
     #[error(transparent)]
     Text(#[from] OrderTextError),
-    /// What is named are no machines.
     #[error(transparent)]
     Hosts(#[from] HostsError),
-    /// The order cannot be kept over a restart.
     #[error("the order was not carried out, because it cannot be kept")]
     State {
         #[source]
         source: StateError,
     },
-    /// What is on record cannot be read.
     #[error("what is on record cannot be read")]
     Read {
         #[source]
         source: StateError,
     },
-    /// The brake is on, and cannot be kept over a restart.
     #[error(
         "updates are disabled, but only until the dominator restarts, because that cannot be kept"
     )]
@@ -113,22 +91,18 @@ pub enum OrderError {
         #[source]
         source: StateError,
     },
-    /// What is asked for is none.
     #[error("bad question for events")]
     Filter {
         #[source]
         source: FilterError,
     },
-    /// The copy that a piece is asked of is gone.
     #[error("the dominator has forgotten this copy, or never had it: start again")]
     NoCopy,
-    /// The copy cannot be read.
     #[error("the copy cannot be read")]
     ReadCopy {
         #[source]
         source: std::io::Error,
     },
-    /// The dominator is stopping.
     #[error("the dominator is stopping")]
     Stopping,
 }

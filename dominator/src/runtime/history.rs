@@ -68,10 +68,8 @@ const OUTCOME_BYTES_MAX: usize = 4_096;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// It cannot be written.
     #[error("the update cannot be recorded, and is not ordered before it is: {why}")]
     Write { why: String },
-    /// The dominator is stopping.
     #[error("the dominator is stopping")]
     Stopping,
 }

@@ -32,49 +32,39 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WebError {
-    /// The server cannot be reached.
     #[error("cannot connect to {address}")]
     Connect {
         address: String,
         /// What the kernel or the resolver said.
         source: io::Error,
     },
-    /// The authorities that the system trusts cannot be used.
     #[error("cannot read the certificates of the authorities that this system trusts: {why}")]
     Authorities { why: String },
-    /// The server does not prove to be the one that was asked for.
     #[error("no TLS with {address}")]
     Tls { address: String, source: io::Error },
-    /// The connection broke, or what came over it is no HTTP.
     #[error("{address} gave no whole answer")]
     Lost { address: String, source: hyper::Error },
-    /// The address cannot be asked for.
     #[error("{address} cannot be asked for")]
     Request { address: String, source: hyper::http::Error },
-    /// The server has no such document, or does not give it.
     #[error("{address} answers {status}")]
     Status {
         address: String,
         /// What it answered.
         status: StatusCode,
     },
-    /// The server sends us elsewhere.
     #[error("{address} leads where we do not follow")]
     Redirection {
         address: String,
         /// Why not.
         source: AddressError,
     },
-    /// The server sends us on and on.
     #[error("{address} leads to more than {REDIRECTIONS_MAX} other addresses")]
     Redirections {
         /// What was asked for first.
         address: String,
     },
-    /// Nobody could tell if the document were cut.
     #[error("{address} gives a document without saying how long it is")]
     Endless { address: String },
-    /// The document is too long.
     #[error("{address} has more than {DATA_BYTES_MAX} bytes")]
     TooLarge { address: String },
 }

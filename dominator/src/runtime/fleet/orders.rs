@@ -106,8 +106,7 @@ impl Fleet {
         }
     }
 
-    /// Forgets the pauses of machines that are not in the machine database any more. Must not be
-    /// called by a task: it waits for the disk.
+    /// Removes the pauses of machines that left the machine database. Blocks on the disk.
     pub(super) fn forget_pauses(&self) {
         let _ordering = self.orders.blocking_lock();
         let mut pauses = self.shared.gate.pauses();
@@ -121,12 +120,12 @@ impl Fleet {
         tracing::warn!("pauses of machines that left the machine database are forgotten");
         if let Err(error) = self.state.set_pauses(&pauses.kept(), None) {
             // They would come back with a restart, and be forgotten then.
-            tracing::error!("that is not kept: {}", report(&error));
+            tracing::error!("cannot save that: {}", report(&error));
         }
         self.shared.gate.set_pauses(pauses);
     }
 
-    /// Has the pending update of one machine made even if that does not want to be disturbed.
+    /// Lets the pending update of one machine go on although the machine asks not to be disturbed.
     ///
     /// # Errors
     ///
