@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::herd::EditLimits;
+use crate::core::mdb_diff::EditLimits;
 use crate::core::pauses::Pauses;
 use crate::daemon::budget_flags::{BudgetArgs, sources};
 use crate::interface::metrics::FleetCollector;

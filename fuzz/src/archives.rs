@@ -7,10 +7,10 @@ use imagetool::archive::Archive;
 use imagetool::archive::acl::Acl;
 use imagetool::archive::pax::Records;
 use imagetool::archive::section::Section;
-use imagetool::oci;
-use imagetool::oci::platform::{Platform, Wanted};
-use imagetool::packages::{self, Part};
-use imagetool::progress::Meter;
+use imagetool::image_source::oci;
+use imagetool::image_source::oci::platform::{ImageSelection, Platform};
+use imagetool::output::progress::Meter;
+use imagetool::packages::{self, DatabaseFile};
 use model::image::Package;
 use model::object::Algorithm;
 use model::path::TreePath;
@@ -49,7 +49,8 @@ fn read_twice(archive: &mut Archive) {
 /// An archive that may be an image of another tool.
 pub fn oci(bytes: &[u8]) {
     let section = Section::whole(file(bytes));
-    let wanted = Wanted { platform: None, own: Platform::of_architecture("x86_64"), name: None };
+    let wanted =
+        ImageSelection { platform: None, own: Platform::of_architecture("x86_64"), name: None };
     let opened = oci::open_archive(&section, &wanted, &Meter::hidden());
     if let Ok(Some(mut archive)) = opened {
         read_twice(&mut archive);
@@ -104,16 +105,16 @@ pub fn packages(bytes: &[u8]) {
     builder
         .replace(path, Node::Leaf(Leaf::File(tree::File { metadata, mtime, size_bytes, object })));
     let tree = builder.finish().expect("a file in directories is a tree");
-    let parts = packages::parts(&tree).expect("one database is not too much");
+    let parts = packages::database_files(&tree).expect("one database is not too much");
     found(parts.iter().map(|part| (part, bytes)));
 }
 
 /// The database of packages of an rpm.
 pub fn rpm(bytes: &[u8]) {
-    found([(&Part::of_rpm(bytes), bytes)]);
+    found([(&DatabaseFile::of_rpm(bytes), bytes)]);
 }
 
-fn found<'a>(parts: impl IntoIterator<Item = (&'a Part, &'a [u8])>) {
+fn found<'a>(parts: impl IntoIterator<Item = (&'a DatabaseFile, &'a [u8])>) {
     let Ok(found) = packages::packages(parts) else { return };
     let key = |package: &Package| (package.name.clone(), package.version.clone());
     assert!(found.is_sorted_by_key(key));

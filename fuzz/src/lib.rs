@@ -73,7 +73,6 @@ pub const TARGETS: &[Target] = &[
 ];
 
 /// The target of that name.
-#[must_use]
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }

@@ -6,7 +6,6 @@
 //! directories of all images, each counted once, and not with the objects.
 
 pub mod command;
-pub mod finding;
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -21,16 +20,20 @@ use model::object::ObjectId;
 use model::report::report;
 use walkdir::{DirEntry, DirEntryExt as _, WalkDir};
 
+use crate::core::missing_objects::{Holds, Survey};
 use crate::store::directories;
 use crate::store::layout::{self, Placed};
-use crate::store::needs::{Holds, Survey};
-use crate::store::objects::read_size;
+use crate::store::local::directories::LocalRegister;
+use crate::store::local::objects::read_size;
+use crate::store::medium_reader::MediumReader;
 use crate::store::packed::Reader;
-use crate::store::reading::MediumReader;
 use crate::store::record::{RECORD_BYTES_MAX, Record};
-use crate::store::{StoreError, failed, lock, make_directory};
+use crate::store::{
+    error::{StoreError, failed},
+    files::{lock, make_directory},
+};
 
-use finding::{Finding, Findings};
+use crate::core::check_findings::{Finding, Findings};
 
 /// How a store is checked.
 #[derive(Clone, Debug)]
@@ -243,7 +246,7 @@ impl Check<'_> {
                 self.note(Finding::Unknown(entry.into_path()));
             }
         }
-        if let Err(why) = directories::read(data) {
+        if let Err(why) = directories::load(&LocalRegister::new(data)) {
             self.note(Finding::Directories(why));
         }
         for entry in list(&self.objects)? {

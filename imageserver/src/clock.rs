@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use model::tree::Time;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::expiry::trust::Reading;
+use crate::core::clock_trust::Reading;
 
 /// The time of day, which may be set and be wrong.
 #[must_use]

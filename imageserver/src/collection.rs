@@ -25,20 +25,6 @@
 //!
 //! If an image cannot be walked, nobody knows what it needs, and nothing is removed at all.
 
-pub mod decision;
-pub mod leases;
-pub mod marks;
-pub mod oldest;
-pub mod pressure;
-pub mod walk;
-
 mod collector;
-mod local;
 
-#[cfg(test)]
-mod interleavings;
-#[cfg(test)]
-pub(crate) mod orders;
-
-pub use collector::{CollectError, Collector, LastRun};
-pub use local::LocalCollecting;
+pub use collector::{Collector, LastRun};

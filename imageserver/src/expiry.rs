@@ -3,9 +3,6 @@
 //! [`trust`] decides whether it can, [`mod@due`] which images go. This reads the clocks, deletes,
 //! and tells operators when it may not.
 
-pub mod due;
-pub mod trust;
-
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -19,9 +16,9 @@ use rpc::audit_log::AuditLog;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{boot_id, reading, wall};
-use crate::store::{Store, layout, small};
-use due::{Due, due};
-use trust::{Kept, Reading, Trust, Watch};
+use crate::core::clock_trust::{Kept, Reading, Trust, Watch};
+use crate::core::image_expiry::{Due, due};
+use crate::store::{Store, files, layout};
 
 /// How often what was believed is kept, in seconds.
 const KEEP_INTERVAL: i64 = 300;
@@ -60,7 +57,7 @@ impl Expiry {
     #[must_use]
     pub fn new(store: Arc<Store>, settle: Duration, is_replica: bool) -> Self {
         let boot_id = boot_id();
-        let kept = small::read(store.data(), layout::CLOCK).unwrap_or_else(|error| {
+        let kept = files::read(store.data(), layout::CLOCK).unwrap_or_else(|error| {
             tracing::error!("what the clock showed before is not known: {}", report(&error));
             None
         });
@@ -126,7 +123,7 @@ impl Expiry {
         }
         let Kept { boot_id, wall, offset } = state.watch.keep(&self.boot_id, now);
         let file = KeptFile { boot_id, wall, offset };
-        match small::write(self.store.data(), layout::CLOCK, &file) {
+        match files::write(self.store.data(), layout::CLOCK, &file) {
             Ok(()) => state.kept_at = Some(now.since_boot),
             Err(error) => tracing::error!("what the clock shows is not kept: {}", report(&error)),
         }

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    imageserver::command::main()
+    imageserver::daemon::command::main()
 }

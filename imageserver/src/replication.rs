@@ -21,23 +21,11 @@
 //! started again has other numbers, and tells its list again ([`course`]). A list costs little: the
 //! digests in it tell that nothing is to be done. What is to be done is in a [`queue`].
 
-pub mod arrival;
-pub mod course;
-pub mod decision;
 pub mod directories;
 pub mod fetch;
 pub mod follower;
 pub mod identity;
-pub mod log;
-pub mod metrics;
-mod ownership;
-pub mod page;
-pub mod patterns;
-pub mod queue;
-pub mod roster;
-
-#[cfg(test)]
-mod simulation;
+pub mod image_steps;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -46,9 +34,9 @@ use model::lock::locked;
 use model::tree::Time;
 use rpc::client::Peer;
 
+use crate::core::replication::patterns::Patterns;
+use crate::core::replication::replicas::Roster;
 use follower::Follower;
-use patterns::Patterns;
-use roster::Roster;
 
 /// Whom a replica follows, and in what.
 #[derive(Clone, Debug)]

@@ -4,9 +4,6 @@
 //! puts corrupt ones aside, and finds out which images need what is lost. Another server, if one is
 //! named, is asked for that ([`repairs`] decides when); what comes is hashed as every upload is.
 
-pub mod course;
-pub mod repairs;
-
 use rpc::tls::Security;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -29,17 +26,17 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::metrics::Metrics;
-use crate::service::store_objects;
+use crate::core::missing_objects::{Holds, Survey};
 use crate::store::contract::Objects;
-use crate::store::needs::{Holds, Survey};
-use crate::store::objects::OnMedium;
-use crate::store::reading::MediumReader;
-use crate::store::wounds::Wound;
-use crate::store::{Store, StoreError, layout};
+use crate::store::counters::Counters;
+use crate::store::damaged_objects::Wound;
+use crate::store::medium_reader::MediumReader;
+use crate::store::medium_reader::OnMedium;
+use crate::store::upload::store_objects;
+use crate::store::{Store, error::StoreError, layout};
 
-use course::{Course, Limits, Step};
-use repairs::{Ask, Repairs};
+use crate::core::scrub_progress::{Course, Limits, Step};
+use crate::core::scrub_repairs::{Ask, Repairs};
 
 /// How many bytes are charged as one: no device reads less at once.
 const CELL_BYTES: u64 = 4_096;
@@ -106,14 +103,14 @@ pub fn start(
     scrub: &Arc<Scrub>,
     settings: Settings,
     store: &Arc<Store>,
-    metrics: &Arc<Metrics>,
+    counters: &Arc<Counters>,
     (security, tasks, stop): (&Security, &TaskTracker, &CancellationToken),
 ) {
     if let Some(peer) = settings.repair_from {
         let repairer = Repairer {
             client: Client::new(peer, security),
             store: Arc::clone(store),
-            metrics: Arc::clone(metrics),
+            counters: Arc::clone(counters),
             tasks: tasks.clone(),
         };
         let (losses, stop) = (scrub.losses.subscribe(), stop.clone());
@@ -456,7 +453,7 @@ impl Rate {
 struct Repairer {
     client: Client,
     store: Arc<Store>,
-    metrics: Arc<Metrics>,
+    counters: Arc<Counters>,
     tasks: TaskTracker,
 }
 
@@ -497,12 +494,12 @@ impl Repairer {
     async fn fetch(&self, ids: &[ObjectId]) -> Result<(), String> {
         let request = GetObjectsRequest { ids: ids.to_vec() };
         let reader = self.client.get_objects(&request).await.map_err(|error| report(&error))?;
-        let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&self.metrics));
-        let stored = store_objects(store, metrics, &self.tasks, reader, ids).await;
+        let (store, counters) = (Arc::clone(&self.store), Arc::clone(&self.counters));
+        let stored = store_objects(store, counters, &self.tasks, reader, ids).await;
         let came = ids.iter().filter(|id| self.store.objects.wounds().of(id).is_none()).count();
         if came > 0 {
             tracing::info!(objects = came, from = %self.client.peer(), "repaired what was lost");
-            self.metrics.objects_repaired.inc_by(came as u64);
+            self.counters.objects_repaired.inc_by(came as u64);
             let store = Arc::clone(&self.store);
             let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;
             synced.map_err(|lost| lost.to_string())?.map_err(|error| report(&error))?;

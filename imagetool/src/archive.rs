@@ -1,17 +1,18 @@
-//! Reads a tar archive into a tree, and its contents once more for the upload.
+//! Reads a tar archive into a tree, and its contents again for the upload.
 //!
-//! Two passes, so that no content is ever held: the first hashes everything and builds the tree,
-//! the second streams only the objects that the server lacks. What cannot be read twice, a pipe,
-//! is first copied to a temporary file without a name, which vanishes with the process.
+//! There are two passes, so that no content is held in memory: the first hashes everything and
+//! builds the tree, the second streams only the objects that the server lacks. An input that cannot
+//! be read twice, such as a pipe, is first copied to an unnamed temporary file.
 //!
 //! # Invariants
 //!
-//! * An archive with one bad member is refused whole, before anything is sent.
+//! * An archive with one invalid member is refused as a whole, before anything is sent.
 //! * Memory grows with the number of members, not with their contents.
 //!
-//! An archive is one tar, or the layers of an image one upon the other, each a tar ([`layer`]).
+//! An archive is one tar, or the layers of an image, each a tar ([`layer`]).
 
 pub mod acl;
+pub mod blob_digest;
 pub mod compression;
 pub mod expansion;
 pub mod layer;
@@ -33,15 +34,15 @@ use model::scope::SUBD_DIRECTORY;
 use model::tree::{self, Leaf, Metadata, Node, TreeBuilder, TreeError};
 
 use self::acl::{Account, AclError};
-use self::expansion::{Expands, Expansion};
-use self::layer::{Layer, Layered, Refused, Whiteouts};
+use self::expansion::{ExpandsTooMuch, ExpansionLimit};
+use self::layer::{Layer, LayeredTree, RefusedEntry, Whiteouts};
 use self::member::Entry;
 use self::pax::PaxError;
-use self::reader::{End, Reader};
+use self::reader::{ArchiveEnd, Reader};
 use self::section::Section;
-use crate::content::{SendError, Sink};
-use crate::oci::digest::{BlobDigest, DigestReader};
-use crate::progress::{Meter, Unit};
+use crate::archive::blob_digest::{BlobDigest, DigestReader};
+use crate::output::progress::{Meter, Unit};
+use crate::transfer::contents::{Contents, SendError, UploadSink};
 
 /// The most members of one archive.
 const MEMBERS_MAX: usize = 20_000_000;
@@ -49,267 +50,169 @@ const MEMBERS_MAX: usize = 20_000_000;
 /// The most that names and attributes of one archive may take in memory, in bytes.
 const NAMES_BYTES_MAX: usize = 2 << 30;
 
-/// An archive that cannot be read, or is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
-    /// The file cannot be opened.
     #[error("cannot open the archive `{}`", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The input cannot be copied to a temporary file.
+    Open { path: PathBuf, source: io::Error },
     #[error("cannot copy the archive to a temporary file in `{}`", directory.display())]
-    Spool {
-        /// Where.
-        directory: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Reading or decompressing failed.
-    #[error("cannot read on behind byte {offset} of the archive")]
+    Spool { directory: PathBuf, source: io::Error },
+    #[error("cannot read the archive after byte {offset}")]
     Read {
         /// How much was read, in bytes after decompression.
         offset: u64,
         /// What the kernel or the decompressor said.
         source: io::Error,
     },
-    /// There is not one byte in it.
     #[error("the archive is empty")]
     Empty,
-    /// The first block is no header.
-    #[error("this is no tar archive, nor one compressed with gzip, zstd, xz or bzip2")]
+    #[error("this is not a tar archive, nor one compressed with gzip, zstd, xz or bzip2")]
     NotTar,
-    /// The archive ends before its end.
-    #[error("the archive is cut short: it ends at byte {offset}, after {after}")]
+    #[error("the archive is truncated: it ends at byte {offset}, after {after}")]
     Truncated {
         /// Where, in bytes after decompression.
         offset: u64,
-        /// The member before that place.
         after: String,
     },
-    /// Where a header should be is none.
-    #[error("the archive is garbled: no header at byte {offset}, after {after}")]
+    #[error("the archive is damaged: no header at byte {offset}, after {after}")]
     BadHeader {
         /// Where, in bytes after decompression.
         offset: u64,
-        /// The member before that place.
         after: String,
     },
-    /// Something follows the end of the archive.
     #[error("more data follows the end of the archive, at byte {offset}")]
     Trailing {
         /// Where, in bytes after decompression.
         offset: u64,
     },
-    /// A member is refused.
     #[error("the entry `{name}` is refused")]
     Entry {
         /// The name of the member, escaped.
         name: String,
-        /// Why.
         source: EntryError,
     },
-    /// It expands to far more than it is.
     #[error("the archive is refused at byte {offset}, after {after}")]
     Expands {
         /// Where, in bytes after decompression.
         offset: u64,
-        /// The member before that place, or the one that expands.
         after: String,
-        /// How much is too much.
-        source: Expands,
+        source: ExpandsTooMuch,
     },
-    /// What a layer expands to is not what the image says.
-    #[error("it expands to {got}, and should to {want}")]
-    Digest {
-        /// What the image says.
-        want: BlobDigest,
-        /// What it is.
-        got: BlobDigest,
-    },
-    /// A layer of an image is bad.
-    #[error("{layer} is bad")]
-    Layer {
-        /// Which.
-        layer: String,
-        /// Why.
-        source: Box<ArchiveError>,
-    },
-    /// There are too many members, or their names are too long together.
+    #[error("its expanded content has the digest {got}, expected {want}")]
+    Digest { want: BlobDigest, got: BlobDigest },
+    #[error("invalid {layer}")]
+    Layer { layer: String, source: Box<ArchiveError> },
     #[error("the archive has too many entries, or their names and attributes are too long")]
     TooLarge,
-    /// The members make no tree.
-    #[error("the entries of the archive make no tree")]
-    Tree {
-        /// Why.
-        source: TreeError,
-    },
+    #[error("the entries of the archive do not form a valid tree")]
+    Tree { source: TreeError },
 }
 
-/// Why a member of an archive can be no entry of an image.
+/// Why a member of an archive cannot be an entry of an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EntryError {
-    /// The name is empty.
     #[error("it has no name")]
     NoName,
-    /// The name starts with a slash.
     #[error("its name is absolute")]
     Absolute,
-    /// The name has a component `..`.
-    #[error("its name leaves the archive by `..`")]
+    #[error("its name contains `..`")]
     Outside,
-    /// The name is no path.
-    #[error("its name is no path")]
-    Path {
-        /// Why.
-        source: PathError,
-    },
-    /// Something else than a directory stands for the root.
-    #[error("it stands for the root of the tree, but is no directory")]
+    #[error("invalid name")]
+    Path { source: PathError },
+    #[error("it is the root of the tree but not a directory")]
     Root,
-    /// The path was there before.
     #[error("it is in the archive twice")]
     Duplicate,
-    /// It lies in something that is no directory.
-    #[error("it lies below {ancestor}, which is a {kind}")]
-    Below {
-        /// What should be a directory.
-        ancestor: TreePath,
-        /// What it is.
-        kind: &'static str,
-    },
-    /// A name that is reserved for whiteouts is none.
+    #[error("it is below {ancestor}, which is a {kind}")]
+    Below { ancestor: TreePath, kind: &'static str },
     #[error("it has the name of a whiteout, but {why}")]
-    Whiteout {
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// A hard link names nothing of the archive that can be linked to.
-    #[error("it is a hard link to {target}, which is no regular file")]
-    LinkToNowhere {
-        /// What it names.
-        target: TreePath,
-    },
-    /// A hard link names what can be no path of the archive.
+    Whiteout { why: &'static str },
+    #[error("it is a hard link to {target}, which is not a regular file")]
+    LinkToNowhere { target: TreePath },
     #[error("it is a hard link to `{target}`")]
     LinkTarget {
         /// What it names, escaped.
         target: String,
-        /// What is wrong with that.
         source: Box<EntryError>,
     },
-    /// A symlink has no target, or a too long one.
-    #[error("it is a symlink with a target of {length} bytes: 1 to 4,095 are possible")]
+    #[error("it is a symlink with a target of {length} bytes: 1 to 4,095 are allowed")]
     SymlinkTarget {
         /// The length of the target, in bytes.
         length: usize,
     },
-    /// Something that has no content has some.
     #[error("it claims {size} bytes of content, which its kind cannot have")]
     UnexpectedContent {
         /// How much, in bytes.
         size: u64,
     },
-    /// The kind is unknown or cannot be in an image.
     #[error("its type `{code}` is unknown")]
-    Type {
-        /// The type in the header.
-        code: char,
-    },
-    /// A number of the header is none, or too large.
-    #[error("its {field} is no number, or out of range")]
-    Number {
-        /// Which one.
-        field: &'static str,
-    },
-    /// A name in a header of its own is too long.
+    Type { code: char },
+    #[error("its {field} is not a number or out of range")]
+    Number { field: &'static str },
     #[error("its name has {size} bytes")]
     LongName {
         /// How many, in bytes.
         size: u64,
     },
-    /// The pax header is too long.
     #[error("its pax header has {size} bytes")]
     LongPax {
         /// How many, in bytes.
         size: u64,
     },
-    /// The pax records are bad.
-    #[error("its pax header is bad")]
-    Pax {
-        /// Why.
-        source: PaxError,
-    },
-    /// A header for one member alone comes twice.
+    #[error("invalid pax header")]
+    Pax { source: PaxError },
     #[error("it has two headers of one kind")]
     RepeatedHeader,
-    /// A record that is of one member is given for all.
     #[error("it sets `{key}` for all entries that follow")]
-    Global {
-        /// The key of the record.
-        key: &'static str,
-    },
-    /// The map of a sparse file is bad.
-    #[error("the map of the sparse file is bad: {why}")]
-    Sparse {
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// An access control list is bad.
-    #[error("its access control list is bad")]
-    Acl {
-        /// Why.
-        source: AclError,
-    },
+    Global { key: &'static str },
+    #[error("invalid map of the sparse file: {why}")]
+    Sparse { why: &'static str },
+    #[error("invalid access control list")]
+    Acl { source: AclError },
 }
 
 /// An archive that can be read more than once.
 pub struct Archive {
-    parts: Vec<Part>,
+    parts: Vec<ArchivePart>,
 }
 
 /// One tar of an archive.
-pub struct Part {
+pub struct ArchivePart {
     section: Section,
     whiteouts: Whiteouts,
-    /// What a message calls it, if it is one of several.
+    /// The name in messages, if it is one of several.
     layer: Option<String>,
-    /// The digest of what it expands to, if that is known.
+    /// The digest of the expanded content, if it is known.
     digest: Option<BlobDigest>,
     /// Object and size in bytes of each regular file, in the order of the archive.
     files: Vec<(ObjectId, u64)>,
 }
 
-/// What all parts of an archive may take together.
+/// What all parts of an archive use together.
 #[derive(Default)]
-struct Taken {
+struct ArchiveUsage {
     members: usize,
     names_bytes: usize,
-    expansion: Expansion,
+    expansion: ExpansionLimit,
 }
 
-impl Part {
-    /// A layer of an image: messages call it `layer`, and it expands to what has that digest.
-    #[must_use]
+impl ArchivePart {
+    /// A layer of an image. Messages call it `layer`; its expanded content must have `digest`.
     pub fn of_layer(section: Section, layer: String, digest: BlobDigest) -> Self {
-        let (whiteouts, files) = (Whiteouts::Honoured, Vec::new());
+        let (whiteouts, files) = (Whiteouts::Applied, Vec::new());
         Self { section, whiteouts, layer: Some(layer), digest: Some(digest), files }
     }
 
-    fn reader(&self, expansion: &Expansion) -> Result<Reader<Input>, ArchiveError> {
+    fn reader(&self, expansion: &ExpansionLimit) -> Result<Reader<PartInput>, ArchiveError> {
         let packed = expansion.count_packed(self.section.open());
         let expanded = compression::open(packed)
             .map_err(|source| ArchiveError::Read { offset: 0, source })
             .map(|expanded| expansion.count_expanded(expanded))?;
         let expanded: Box<dyn Read + Send> = Box::new(expanded);
         let (algorithm, end) = match &self.digest {
-            Some(digest) => (Some(digest.algorithm()), End::Input),
-            None => (None, End::Marked),
+            Some(digest) => (Some(digest.algorithm()), ArchiveEnd::Input),
+            None => (None, ArchiveEnd::Marked),
         };
         Ok(Reader::new(DigestReader::new(expanded, algorithm)).ending(end))
     }
@@ -317,18 +220,18 @@ impl Part {
     fn read(
         &mut self,
         algorithm: Algorithm,
-        taken: &mut Taken,
+        usage: &mut ArchiveUsage,
         meter: &Meter,
     ) -> Result<Layer, ArchiveError> {
         self.files.clear();
         let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
-        let mut reader = self.reader(&taken.expansion)?;
+        let mut reader = self.reader(&usage.expansion)?;
         let mut layer = Layer::new(self.whiteouts);
         while let Some(member) = reader.next_member()? {
             let name = || model::escape::escape(&member.name);
             let refuse = |source| ArchiveError::Entry { name: name(), source };
             let (path, entry) = member::entry_of(&member, &account).map_err(refuse)?;
-            taken.expansion.expanded(member.hole_bytes).map_err(|source| {
+            usage.expansion.expanded(member.hole_bytes).map_err(|source| {
                 ArchiveError::Expands { offset: reader.offset(), after: name(), source }
             })?;
             let node = match entry {
@@ -349,10 +252,10 @@ impl Part {
             if path.starts_with(&own) {
                 continue;
             }
-            taken.members += 1;
-            taken.names_bytes +=
+            usage.members += 1;
+            usage.names_bytes +=
                 2 * member.name.len() + node.metadata().map_or(0, attributes_bytes);
-            if taken.members > MEMBERS_MAX || taken.names_bytes > NAMES_BYTES_MAX {
+            if usage.members > MEMBERS_MAX || usage.names_bytes > NAMES_BYTES_MAX {
                 return Err(ArchiveError::TooLarge);
             }
             layer.insert(path, node, &member.name).map_err(refuse)?;
@@ -374,7 +277,7 @@ impl Part {
     }
 }
 
-type Input = DigestReader<Box<dyn Read + Send>>;
+type PartInput = DigestReader<Box<dyn Read + Send>>;
 
 impl Archive {
     /// Opens the archive at `path`; `-` is the standard input.
@@ -386,36 +289,32 @@ impl Archive {
         open_file(path).map(Self::of_file)
     }
 
-    /// Takes an open file that can be sought in.
-    #[must_use]
+    /// Uses an open file, which must be seekable.
     pub fn of_file(file: File) -> Self {
         Self::of_section(Section::whole(file))
     }
 
-    /// Takes a part of a file.
-    #[must_use]
+    /// Uses a part of a file.
     pub fn of_section(section: Section) -> Self {
         let whiteouts = Whiteouts::Ordinary;
-        let part = Part { section, whiteouts, layer: None, digest: None, files: Vec::new() };
+        let part = ArchivePart { section, whiteouts, layer: None, digest: None, files: Vec::new() };
         Self::of_layers(vec![part])
     }
 
-    /// Takes the layers of an image, the lowest first.
-    #[must_use]
-    pub fn of_layers(parts: Vec<Part>) -> Self {
+    /// Uses the layers of an image, the lowest first.
+    pub fn of_layers(parts: Vec<ArchivePart>) -> Self {
         Self { parts }
     }
 
-    /// Lets whiteouts take away what is below, as in the layers of images.
-    #[must_use]
+    /// Applies whiteouts, as in the layers of images.
     pub fn with_whiteouts(mut self) -> Self {
         for part in &mut self.parts {
-            part.whiteouts = Whiteouts::Honoured;
+            part.whiteouts = Whiteouts::Applied;
         }
         self
     }
 
-    /// Reads the archive from its start: every entry, every content hashed with `algorithm`.
+    /// Reads all entries, and hashes all contents with `algorithm`.
     ///
     /// # Errors
     ///
@@ -425,70 +324,46 @@ impl Archive {
         algorithm: Algorithm,
         meter: &Meter,
     ) -> Result<TreeBuilder, ArchiveError> {
-        let layered = self.read_upon(Layered::default(), algorithm, meter)?;
+        let layered = self.read_upon(LayeredTree::default(), algorithm, meter)?;
         Ok(layered.into_builder(algorithm))
     }
 
-    /// As [`Archive::read`], and lays what is read upon `layered`.
+    /// Like [`Archive::read`], and applies the entries to `layered`.
     ///
     /// # Errors
     ///
     /// [`ArchiveError`] if the archive is bad at any place.
     pub fn read_upon(
         &mut self,
-        mut layered: Layered,
+        mut layered: LayeredTree,
         algorithm: Algorithm,
         meter: &Meter,
-    ) -> Result<Layered, ArchiveError> {
+    ) -> Result<LayeredTree, ArchiveError> {
         meter.start("Reading the archive", Unit::Bytes, None);
-        let mut taken = Taken::default();
+        let mut usage = ArchiveUsage::default();
         for part in &mut self.parts {
-            let layer = part.read(algorithm, &mut taken, meter);
+            let layer = part.read(algorithm, &mut usage, meter);
             let layer = layer.map_err(|error| part.name_in(error))?;
-            layered.apply(layer).map_err(|Refused { name, source }| {
+            layered.apply(layer).map_err(|RefusedEntry { name, source }| {
                 part.name_in(ArchiveError::Entry { name: model::escape::escape(&name), source })
             })?;
         }
         meter.finish();
         Ok(layered)
     }
-
-    /// Reads the archive again and hands the objects of `missing` to `sink`, each once.
-    ///
-    /// # Errors
-    ///
-    /// [`SendError`] if the archive is not what it was, or the sink is closed.
-    pub fn send(
-        &mut self,
-        algorithm: Algorithm,
-        missing: &BTreeSet<ObjectId>,
-        sink: &mut Sink,
-    ) -> Result<(), SendError> {
-        let mut sent: BTreeSet<ObjectId> = BTreeSet::new();
-        for part in &self.parts {
-            // An id is known by the place of its file in the archive, because the head of an
-            // object goes out before its content is read.
-            let ids = part.files.iter().map(|(id, _)| *id);
-            let left: BTreeSet<ObjectId> =
-                ids.filter(|id| missing.contains(id) && !sent.contains(id)).collect();
-            sent.extend(&left);
-            part.send(algorithm, left, sink)?;
-        }
-        Ok(())
-    }
 }
 
-impl Part {
+impl ArchivePart {
     fn send(
         &self,
         algorithm: Algorithm,
         mut left: BTreeSet<ObjectId>,
-        sink: &mut Sink,
+        sink: &mut UploadSink,
     ) -> Result<(), SendError> {
         if left.is_empty() {
             return Ok(());
         }
-        let mut reader = self.reader(&Expansion::default())?;
+        let mut reader = self.reader(&ExpansionLimit::default())?;
         let mut files = self.files.iter();
         while !left.is_empty() {
             let changed = |what: &[u8]| SendError::Changed { what: model::escape::escape(what) };
@@ -533,10 +408,6 @@ pub fn open_file(path: &Path) -> Result<File, ArchiveError> {
 }
 
 /// Copies a stream to a temporary file that has no name.
-///
-/// # Errors
-///
-/// [`ArchiveError::Spool`].
 pub fn spool(input: &mut dyn Read) -> Result<File, ArchiveError> {
     let failed = |source| ArchiveError::Spool { directory: std::env::temp_dir(), source };
     let mut file = tempfile::tempfile().map_err(failed)?;
@@ -553,5 +424,32 @@ fn account(kind: Account, name: &str) -> Option<u32> {
     match kind {
         Account::User => Some(nix::unistd::User::from_name(name).ok()??.uid.as_raw()),
         Account::Group => Some(nix::unistd::Group::from_name(name).ok()??.gid.as_raw()),
+    }
+}
+
+impl From<ArchiveError> for SendError {
+    fn from(error: ArchiveError) -> Self {
+        Self::Archive { source: Box::new(error) }
+    }
+}
+
+impl Contents for Archive {
+    fn send(
+        &mut self,
+        algorithm: Algorithm,
+        missing: &BTreeSet<ObjectId>,
+        sink: &mut UploadSink,
+    ) -> Result<(), SendError> {
+        let mut sent: BTreeSet<ObjectId> = BTreeSet::new();
+        for part in &self.parts {
+            // An id is known by the place of its file in the archive, because the head of an
+            // object goes out before its content is read.
+            let ids = part.files.iter().map(|(id, _)| *id);
+            let left: BTreeSet<ObjectId> =
+                ids.filter(|id| missing.contains(id) && !sent.contains(id)).collect();
+            sent.extend(&left);
+            part.send(algorithm, left, sink)?;
+        }
+        Ok(())
     }
 }

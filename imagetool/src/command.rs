@@ -3,9 +3,9 @@
 use rpc::tls::Security;
 use std::process::ExitCode;
 
-use crate::failure::Failure;
-use crate::progress::Meter;
-use crate::verb::{self, Context, Ended};
+use crate::output::failure::Failure;
+use crate::output::progress::Meter;
+use crate::verb::{self, Context, VerbResult};
 use clap::{Parser, Subcommand};
 use daemon::{IMAGESERVER_PORT, SecurityArgs};
 use rpc::client::{Client, Peer};
@@ -28,7 +28,7 @@ Examples:
   imagetool add-overlay web/9 base/debian-12.7 nginx.tar
   imagetool delete base/debian-12.6
 
-Defaults for --imageserver, --tls and others may stand in ~/.config/dominator/config.toml.
+Defaults for --imageserver, --tls and others can be set in ~/.config/dominator/config.toml.
 Data goes to the standard output, everything else to the standard error.
 Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared: different)."
 )]
@@ -42,10 +42,10 @@ pub struct Arguments {
         default_value = "localhost:6971"
     )]
     imageserver: String,
-    /// How data is printed.
+    /// The format of the data that is printed.
     #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
     format: Format,
-    /// Whether objects are packed (zstd) on their way.
+    /// Whether objects are compressed (zstd) in transit.
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
     pack: Pack,
     #[command(flatten)]
@@ -54,15 +54,15 @@ pub struct Arguments {
     command: Command,
 }
 
-/// Whether objects are packed on their way.
+/// Whether objects are compressed in transit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Pack {
-    /// Unless the server is on this machine.
+    /// Unless the server is on this machine
     #[default]
     Auto,
-    /// Wherever the server is.
+    /// Always
     Always,
-    /// Not even if the network is slow.
+    /// Never
     Never,
 }
 
@@ -79,15 +79,15 @@ impl Pack {
 #[derive(Debug, Subcommand)]
 enum Command {
     #[command(flatten)]
-    Asking(Verb),
+    Server(ServerVerb),
     #[command(flatten)]
-    Here(Here),
+    LocalVerb(LocalVerb),
     #[command(flatten)]
     Documents(Documents),
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum ServerVerb {
     Add(Box<verb::add::AddArgs>),
     AddOverlay(Box<verb::add_overlay::AddOverlayArgs>),
     AddFromSub(verb::add_from_sub::AddFromSubArgs),
@@ -95,46 +95,45 @@ enum Verb {
     Show(verb::show::ShowArgs),
     Get(verb::get::GetArgs),
     Tar(verb::tar::TarArgs),
-    Delete(verb::delete::DeleteArgs),
-    Copy(verb::copy::CopyArgs),
-    Tag(verb::tag::TagArgs),
-    Sign(verb::sign::SignArgs),
-    FindLatest(verb::find_latest::FindLatestArgs),
-    ChangeExpiry(verb::change_expiry::ChangeExpiryArgs),
-    AcceptClock(verb::accept_clock::AcceptClockArgs),
-    Gc(verb::gc::GcArgs),
-    Replication(verb::replication::ReplicationArgs),
+    Delete(verb::change::DeleteArgs),
+    Copy(verb::change::CopyArgs),
+    Tag(verb::change::TagArgs),
+    Sign(verb::signatures::SignArgs),
+    FindLatest(verb::find::FindLatestArgs),
+    ChangeExpiry(verb::change::ChangeExpiryArgs),
+    AcceptClock(verb::server::AcceptClockArgs),
+    Gc(verb::server::GcArgs),
+    Replication(verb::server::ReplicationArgs),
     Diff(verb::diff::DiffArgs),
-    ShowFile(verb::show_file::ShowFileArgs),
-    GetFile(verb::get_file::GetFileArgs),
-    Check(verb::check::CheckArgs),
+    ShowFile(verb::files::ShowFileArgs),
+    GetFile(verb::files::GetFileArgs),
+    Check(verb::find::CheckArgs),
     Verify(verb::verify::VerifyArgs),
-    VerifySignatures(verb::verify_signatures::VerifySignaturesArgs),
+    VerifySignatures(verb::signatures::VerifySignaturesArgs),
     Estimate(verb::estimate::EstimateArgs),
-    Tree(verb::tree::TreeArgs),
-    Mkdir(verb::mkdir::MkdirArgs),
-    Rmdir(verb::rmdir::RmdirArgs),
-    Chown(verb::chown::ChownArgs),
+    Tree(verb::directories::TreeArgs),
+    Mkdir(verb::directories::MkdirArgs),
+    Rmdir(verb::directories::RmdirArgs),
+    Chown(verb::directories::ChownArgs),
 }
 
-// What needs no server.
+// Verbs that do not use the image server.
 #[derive(Debug, Subcommand)]
-enum Here {
-    MergeFilters(verb::merge_filters::MergeFiltersArgs),
-    MergeTriggers(verb::merge_triggers::MergeTriggersArgs),
-    MatchTriggers(verb::match_triggers::MatchTriggersArgs),
-    ScanFilter(verb::scan_filter::ScanFilterArgs),
+enum LocalVerb {
+    MergeFilters(verb::filters::MergeFiltersArgs),
+    MergeTriggers(verb::triggers::MergeTriggersArgs),
+    MatchTriggers(verb::triggers::MatchTriggersArgs),
+    ScanFilter(verb::filters::ScanFilterArgs),
 }
 
 /// Runs the program, with the arguments of this process.
-#[must_use]
 pub fn main() -> ExitCode {
     let arguments: Arguments = daemon::config::parse_tool();
     let Arguments { imageserver, format, pack, security, command } = arguments;
     let ended = match command {
         Command::Documents(documents) => return documents::run::<Arguments>(&documents),
-        Command::Here(verb) => run_here(format, verb),
-        Command::Asking(verb) => run(&imageserver, (format, pack), &security, verb),
+        Command::LocalVerb(verb) => run_local_verb(format, verb),
+        Command::Server(verb) => run(&imageserver, (format, pack), &security, verb),
     };
     match ended {
         Ok(outcome) => ExitCode::from(outcome.exit_code()),
@@ -149,8 +148,8 @@ fn run(
     imageserver: &str,
     (format, pack): (Format, Pack),
     security: &SecurityArgs,
-    verb: Verb,
-) -> Ended {
+    verb: ServerVerb,
+) -> VerbResult {
     let security = security.of_tool("imagetool").map_err(|error| {
         let failure = Failure::new(&error).misuse();
         error.hints().into_iter().fold(failure, Failure::hint)
@@ -167,46 +166,50 @@ fn run(
         .enable_all()
         .build()
         .map_err(|error| Failure::of_text(format!("cannot start: {error}")))?;
-    runtime.block_on(carry_out(&context, verb))
+    runtime.block_on(run_server_verb(&context, verb))
 }
 
-fn run_here(format: Format, verb: Here) -> Ended {
+fn run_local_verb(format: Format, verb: LocalVerb) -> VerbResult {
     match verb {
-        Here::MergeFilters(args) => verb::merge_filters::run(format, &args),
-        Here::MergeTriggers(args) => verb::merge_triggers::run(&args),
-        Here::MatchTriggers(args) => verb::match_triggers::run(format, args),
-        Here::ScanFilter(args) => verb::scan_filter::run(format, &Meter::on_terminal(), &args),
+        LocalVerb::MergeFilters(args) => verb::filters::merge_filters(format, &args),
+        LocalVerb::MergeTriggers(args) => verb::triggers::merge_triggers(&args),
+        LocalVerb::MatchTriggers(args) => verb::triggers::match_triggers(format, args),
+        LocalVerb::ScanFilter(args) => {
+            verb::filters::scan_filter(format, &Meter::on_terminal(), &args)
+        }
     }
 }
 
-async fn carry_out(context: &Context, verb: Verb) -> Ended {
+async fn run_server_verb(context: &Context, verb: ServerVerb) -> VerbResult {
     match verb {
-        Verb::Add(args) => verb::add::run(context, *args).await,
-        Verb::AddOverlay(args) => verb::add_overlay::run(context, *args).await,
-        Verb::AddFromSub(args) => verb::add_from_sub::run(context, args).await,
-        Verb::List(args) => verb::list::run(context, args).await,
-        Verb::Show(args) => verb::show::run(context, args).await,
-        Verb::Get(args) => verb::get::run(context, args).await,
-        Verb::Tar(args) => verb::tar::run(context, args).await,
-        Verb::Delete(args) => verb::delete::run(context, args).await,
-        Verb::Copy(args) => verb::copy::run(context, args).await,
-        Verb::Tag(args) => verb::tag::run(context, args).await,
-        Verb::Sign(args) => verb::sign::run(context, args).await,
-        Verb::FindLatest(args) => verb::find_latest::run(context, args).await,
-        Verb::ChangeExpiry(args) => verb::change_expiry::run(context, args).await,
-        Verb::AcceptClock(args) => verb::accept_clock::run(context, args).await,
-        Verb::Replication(args) => verb::replication::run(context, args).await,
-        Verb::Gc(args) => verb::gc::run(context, args).await,
-        Verb::Diff(args) => verb::diff::run(context, args).await,
-        Verb::ShowFile(args) => verb::show_file::run(context, args).await,
-        Verb::GetFile(args) => verb::get_file::run(context, args).await,
-        Verb::Check(args) => verb::check::run(context, args).await,
-        Verb::Verify(args) => verb::verify::run(context, args).await,
-        Verb::VerifySignatures(args) => verb::verify_signatures::run(context, args).await,
-        Verb::Estimate(args) => verb::estimate::run(context, args).await,
-        Verb::Tree(args) => verb::tree::run(context, args).await,
-        Verb::Mkdir(args) => verb::mkdir::run(context, args).await,
-        Verb::Rmdir(args) => verb::rmdir::run(context, args).await,
-        Verb::Chown(args) => verb::chown::run(context, args).await,
+        ServerVerb::Add(args) => verb::add::run(context, *args).await,
+        ServerVerb::AddOverlay(args) => verb::add_overlay::run(context, *args).await,
+        ServerVerb::AddFromSub(args) => verb::add_from_sub::run(context, args).await,
+        ServerVerb::List(args) => verb::list::run(context, args).await,
+        ServerVerb::Show(args) => verb::show::run(context, args).await,
+        ServerVerb::Get(args) => verb::get::run(context, args).await,
+        ServerVerb::Tar(args) => verb::tar::run(context, args).await,
+        ServerVerb::Delete(args) => verb::change::delete(context, args).await,
+        ServerVerb::Copy(args) => verb::change::copy(context, args).await,
+        ServerVerb::Tag(args) => verb::change::tag(context, args).await,
+        ServerVerb::Sign(args) => verb::signatures::sign(context, args).await,
+        ServerVerb::FindLatest(args) => verb::find::find_latest(context, args).await,
+        ServerVerb::ChangeExpiry(args) => verb::change::change_expiry(context, args).await,
+        ServerVerb::AcceptClock(args) => verb::server::accept_clock(context, args).await,
+        ServerVerb::Replication(args) => verb::server::replication(context, args).await,
+        ServerVerb::Gc(args) => verb::server::gc(context, args).await,
+        ServerVerb::Diff(args) => verb::diff::run(context, args).await,
+        ServerVerb::ShowFile(args) => verb::files::show_file(context, args).await,
+        ServerVerb::GetFile(args) => verb::files::get_file(context, args).await,
+        ServerVerb::Check(args) => verb::find::check(context, args).await,
+        ServerVerb::Verify(args) => verb::verify::run(context, args).await,
+        ServerVerb::VerifySignatures(args) => {
+            verb::signatures::verify_signatures(context, args).await
+        }
+        ServerVerb::Estimate(args) => verb::estimate::run(context, args).await,
+        ServerVerb::Tree(args) => verb::directories::tree(context, args).await,
+        ServerVerb::Mkdir(args) => verb::directories::mkdir(context, args).await,
+        ServerVerb::Rmdir(args) => verb::directories::rmdir(context, args).await,
+        ServerVerb::Chown(args) => verb::directories::chown(context, args).await,
     }
 }

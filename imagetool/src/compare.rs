@@ -1,14 +1,15 @@
 //! Compares two images: their trees path by path, and what else belongs to an image.
 // tidy: core
 
+pub mod disk_usage;
 pub mod entries;
-pub mod rules;
+pub mod metadata;
 
 use std::collections::BTreeSet;
 
 /// What a comparison can leave out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
-pub enum Ignored {
+pub enum IgnoredPart {
     /// What files hold, and which filegen-server computes them
     Content,
     /// Permission bits
@@ -35,9 +36,9 @@ pub enum Ignored {
     Computed,
     /// Health checks
     Health,
-    /// Lists of packages
+    /// ListChange of packages
     Packages,
 }
 
 /// What a comparison leaves out.
-pub type Ignore = BTreeSet<Ignored>;
+pub type Ignore = BTreeSet<IgnoredPart>;

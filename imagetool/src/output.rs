@@ -1,10 +1,13 @@
-//! How numbers, times and tables look to people.
+//! Output for people: numbers, sizes, times, entries, failures and progress.
 // tidy: core
+
+pub mod entry;
+pub mod failure;
+pub mod progress;
 
 use model::tree::Time;
 
 /// `number` with a comma between groups of three digits.
-#[must_use]
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -18,7 +21,6 @@ pub fn count(number: u64) -> String {
 }
 
 /// `bytes` in the largest decimal unit that gives at least one, with one decimal.
-#[must_use]
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if bytes < 1_000 {
@@ -35,20 +37,17 @@ pub fn size(bytes: u64) -> String {
 }
 
 /// `number` of `what`, with an `s` unless it is one.
-#[must_use]
 pub fn plural(number: u64, what: &str) -> String {
     let ending = if number == 1 { "" } else { "s" };
     format!("{} {what}{ending}", count(number))
 }
 
 /// The number of entries of a tree.
-#[must_use]
 pub fn plural_entries(entries: u64) -> String {
     format!("{} {}", count(entries), if entries == 1 { "entry" } else { "entries" })
 }
 
 /// `time` as date and time of day, UTC, to the second.
-#[must_use]
 pub fn time(time: Time) -> String {
     match jiff::Timestamp::from_second(time.seconds) {
         Ok(timestamp) => timestamp.strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),

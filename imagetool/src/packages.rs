@@ -1,13 +1,12 @@
-//! Which packages are installed in an image, by the databases of their managers in its tree.
+//! The packages that are installed in an image, from the package databases in its tree.
 //!
-//! The databases are read again from the image server when the image's objects are there, so that
-//! it is of no matter where they came from: an archive, a directory, a layer upon an image, a
-//! machine. What is in them is written by strangers: it is limited, and is only text for people.
+//! The databases are read from the image server after the upload, so that the source of the image
+//! does not matter. Their content is not trusted: its size is limited, and it is used only as text
+//! for people.
 // tidy: core
 
-mod apk;
-mod dpkg;
 pub mod fetch;
+mod paragraphs;
 mod rpm;
 mod sqlite;
 
@@ -24,14 +23,14 @@ use crate::output::size;
 /// The longest that all databases of an image may be together, in bytes.
 pub const DATABASES_BYTES_MAX: u64 = 128 << 20;
 
-/// The most files of which databases are made: distroless images have one for each package.
+/// The maximum number of database files: distroless images have one for each package.
 const FILES_MAX: usize = 10_000;
 
 /// The most packages of one image.
 const PACKAGES_MAX: usize = 50_000;
 
-/// The longest that the list of packages of an image may be, in bytes; what can be told of an
-/// image has four times that.
+/// The maximum length of the package list of an image, in bytes. The notes of an image may have
+/// four times that.
 const LIST_BYTES_MAX: usize = 4 << 20;
 
 /// The longest name or version that is told, in bytes.
@@ -45,7 +44,7 @@ enum Format {
     Rpm,
 }
 
-/// Databases that are understood: files, or directories of files.
+/// Supported databases: files, or directories of files.
 const DATABASES: [(&str, Format); 6] = [
     ("/var/lib/dpkg/status", Format::Dpkg),
     ("/var/lib/dpkg/status.d", Format::Dpkg),
@@ -55,7 +54,7 @@ const DATABASES: [(&str, Format); 6] = [
     ("/usr/lib/sysimage/rpm/rpmdb.sqlite", Format::Rpm),
 ];
 
-/// Databases that are not.
+/// Databases that are not supported.
 const FOREIGN: [&str; 5] = [
     "/var/lib/rpm/Packages",
     "/var/lib/rpm/Packages.db",
@@ -67,37 +66,22 @@ const FOREIGN: [&str; 5] = [
 /// Why the packages of an image are not listed, or not all of them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackagesError {
-    /// The database is of a kind that is not read.
     #[error(
         "{path} is a database of a kind that is not read: those of dpkg and apk are, and those of \
          rpm that are SQLite"
     )]
-    Foreign {
-        /// The database.
-        path: TreePath,
-    },
-    /// A part of the database was not written into it.
-    #[error("rpm was not ended well: {path} has changes that are not in the database yet")]
-    Unfinished {
-        /// The file of changes.
-        path: TreePath,
-    },
-    /// The database cannot be read.
+    Foreign { path: TreePath },
+    #[error("rpm was interrupted: {path} has changes that are not in the database yet")]
+    Unfinished { path: TreePath },
     #[error("a database is damaged: {why}")]
-    Damaged {
-        /// What is wrong with it.
-        why: String,
-    },
-    /// There is too much to read.
+    Damaged { why: String },
     #[error("the databases have {}: at most {} are read", size(*bytes), size(DATABASES_BYTES_MAX))]
     TooLong {
         /// How long they are together, in bytes.
         bytes: u64,
     },
-    /// There are too many files.
     #[error("the databases have more than {FILES_MAX} files")]
     TooManyFiles,
-    /// There are too many packages.
     #[error(
         "there are more than {PACKAGES_MAX} packages, or their list is longer than {}",
         size(LIST_BYTES_MAX as u64)
@@ -105,15 +89,14 @@ pub enum PackagesError {
     TooMany,
 }
 
-/// A word of a package as people may see it: whoever added the image may have made it up.
-#[must_use]
-pub fn word(text: &str) -> String {
+/// Makes a name or version printable. It is not trusted.
+pub fn printable(text: &str) -> String {
     plain(text, WORD_BYTES_MAX)
 }
 
-/// A part of a database that is to be read.
+/// A file of a database that is to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct DatabaseFile {
     /// Its content.
     pub object: ObjectId,
     /// The length of that, in bytes.
@@ -121,9 +104,8 @@ pub struct Part {
     format: Format,
 }
 
-impl Part {
+impl DatabaseFile {
     /// One that has all of the database of an rpm.
-    #[must_use]
     pub fn of_rpm(content: &[u8]) -> Self {
         let object = model::object::Algorithm::Blake3.digest(content);
         Self { object, size_bytes: content.len() as u64, format: Format::Rpm }
@@ -135,9 +117,9 @@ impl Part {
 /// # Errors
 ///
 /// [`PackagesError`], if that cannot be read or is too much.
-pub fn parts(tree: &Tree) -> Result<Vec<Part>, PackagesError> {
+pub fn database_files(tree: &Tree) -> Result<Vec<DatabaseFile>, PackagesError> {
     let path = |text: &str| TreePath::new(text).expect("the table has paths");
-    let mut parts = Vec::new();
+    let mut database_files = Vec::new();
     for (text, format) in DATABASES {
         let changes = path(&format!("{text}-wal"));
         if format == Format::Rpm && tree.file(&changes).is_some_and(|file| file.size_bytes > 0) {
@@ -145,7 +127,11 @@ pub fn parts(tree: &Tree) -> Result<Vec<Part>, PackagesError> {
         }
         let mut add = |path: &TreePath| {
             if let Some(file) = tree.file(path) {
-                parts.push(Part { object: file.object, size_bytes: file.size_bytes, format });
+                database_files.push(DatabaseFile {
+                    object: file.object,
+                    size_bytes: file.size_bytes,
+                    format,
+                });
             }
         };
         match tree.get(&path(text)) {
@@ -163,47 +149,43 @@ pub fn parts(tree: &Tree) -> Result<Vec<Part>, PackagesError> {
             None => {}
         }
     }
-    if parts.len() > FILES_MAX {
+    if database_files.len() > FILES_MAX {
         return Err(PackagesError::TooManyFiles);
     }
-    let bytes = parts.iter().fold(0_u64, |sum, part| sum.saturating_add(part.size_bytes));
+    let bytes = database_files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.size_bytes));
     if bytes > DATABASES_BYTES_MAX {
         return Err(PackagesError::TooLong { bytes });
     }
-    if parts.is_empty()
+    if database_files.is_empty()
         && let Some(text) = FOREIGN.into_iter().find(|text| tree.get(&path(text)).is_some())
     {
         return Err(PackagesError::Foreign { path: path(text) });
     }
-    Ok(parts)
+    Ok(database_files)
 }
 
 /// A package as a database has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Found {
+struct RawPackage {
     name: String,
     version: String,
     architecture: String,
     size_bytes: u64,
 }
 
-/// The packages of `parts`, with the content of each: sorted by name and version.
-///
-/// # Errors
-///
-/// [`PackagesError::TooMany`].
+/// The packages of `database_files`, with the content of each: sorted by name and version.
 pub fn packages<'a>(
-    parts: impl IntoIterator<Item = (&'a Part, &'a [u8])>,
+    database_files: impl IntoIterator<Item = (&'a DatabaseFile, &'a [u8])>,
 ) -> Result<Vec<Package>, PackagesError> {
     let mut found = Vec::new();
-    for (part, content) in parts {
-        let mut note = |package: Found| {
+    for (file, content) in database_files {
+        let mut note = |package: RawPackage| {
             found.push(package);
             found.len() <= PACKAGES_MAX
         };
-        let all = match part.format {
-            Format::Dpkg => dpkg::read(content, &mut note),
-            Format::Apk => apk::read(content, &mut note),
+        let all = match file.format {
+            Format::Dpkg => paragraphs::read_dpkg(content, &mut note),
+            Format::Apk => paragraphs::read_apk(content, &mut note),
             Format::Rpm => rpm::read(content, &mut note)
                 .map_err(|error| PackagesError::Damaged { why: error.to_string() })?,
         };
@@ -219,8 +201,8 @@ pub fn packages<'a>(
     if bytes > LIST_BYTES_MAX { Err(PackagesError::TooMany) } else { Ok(packages) }
 }
 
-/// The architecture that most packages have; it is not told.
-fn native(found: &[Found]) -> String {
+/// Returns the architecture that most packages have. It is not shown.
+fn native(found: &[RawPackage]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for one in found.iter().filter(|one| !is_any(&one.architecture)) {
         *counts.entry(&one.architecture).or_default() += 1;
@@ -235,13 +217,13 @@ fn is_any(architecture: &str) -> bool {
     matches!(architecture, "" | "all" | "noarch")
 }
 
-fn package(found: &Found, native: &str) -> Package {
-    let Found { name, version, architecture, size_bytes } = found;
+fn package(found: &RawPackage, native: &str) -> Package {
+    let RawPackage { name, version, architecture, size_bytes } = found;
     let name = match architecture {
         architecture if is_any(architecture) || architecture == native => name.clone(),
         architecture => format!("{name}:{architecture}"),
     };
-    Package { name: word(&name), version: word(version), size_bytes: *size_bytes }
+    Package { name: printable(&name), version: printable(version), size_bytes: *size_bytes }
 }
 
 #[cfg(test)]

@@ -28,7 +28,6 @@ struct Made {
 
 impl Certificates {
     /// No certificates.
-    #[must_use]
     pub fn none() -> Self {
         Self { made: None }
     }
@@ -58,13 +57,11 @@ impl Certificates {
     }
 
     /// The authority; `None` for a fleet that runs with `--insecure`.
-    #[must_use]
     pub fn authority(&self) -> Option<&Authority> {
         self.made.as_ref().map(|made| &made.authority)
     }
 
     /// The file of the authority, for those who do not know it; `None` without certificates.
-    #[must_use]
     pub fn authority_file(&self) -> Option<PathBuf> {
         self.made.as_ref().map(|made| made.directory.join(OPERATOR).join("ca.pem"))
     }
@@ -84,7 +81,6 @@ impl Certificates {
     }
 
     /// The flags with which `holder` is started.
-    #[must_use]
     pub fn flags(&self, holder: &str) -> Vec<String> {
         match &self.made {
             None => vec!["--insecure".to_owned()],

@@ -31,9 +31,7 @@ const READY_MAX: Duration = Duration::from_secs(30);
 /// Where the daemons of a fleet listen.
 #[derive(Clone, Debug)]
 pub struct Addresses {
-    /// Of the imageserver.
     pub imageserver: SocketAddr,
-    /// Of the dominator.
     pub dominator: SocketAddr,
     /// The network of the subs: the first three bytes of their addresses.
     pub subs: [u8; 3],
@@ -43,7 +41,6 @@ pub struct Addresses {
 
 impl Addresses {
     /// The ports that the daemons have by default, on 127.0.0.x: for the demo.
-    #[must_use]
     pub fn standard() -> Self {
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
         Self {
@@ -115,7 +112,6 @@ pub struct Options {
 pub struct Sub {
     /// Its name in the machine database.
     pub hostname: String,
-    /// Its address.
     pub address: SocketAddr,
     /// The directory that it manages.
     pub root: PathBuf,
@@ -128,7 +124,6 @@ pub struct Sub {
 /// A running fleet. All processes are stopped when it is dropped.
 pub struct Fleet {
     options: Options,
-    /// The dominator.
     pub dominator: Daemon,
     /// The machines.
     pub subs: Vec<Sub>,
@@ -199,13 +194,10 @@ impl Fleet {
     }
 
     /// The machine database file.
-    #[must_use]
     pub fn mdb(&self) -> PathBuf {
         mdb_path(&self.options)
     }
 
-    /// The addresses.
-    #[must_use]
     pub fn addresses(&self) -> &Addresses {
         &self.options.addresses
     }
@@ -246,13 +238,11 @@ impl Fleet {
     }
 
     /// The certificates of its programs.
-    #[must_use]
     pub fn certificates(&self) -> &Certificates {
         &self.certificates
     }
 
     /// How the connections of its operator are protected.
-    #[must_use]
     pub fn security(&self) -> &Security {
         &self.security
     }
@@ -488,7 +478,6 @@ impl Fleet {
     }
 
     /// The addresses, and commands to try, for people.
-    #[must_use]
     pub fn how_to_look(&self) -> String {
         let Addresses { imageserver, dominator, .. } = &self.options.addresses;
         let programs = self.options.programs.display();
@@ -557,7 +546,6 @@ fn wait_for(
 }
 
 /// A client of the daemon at an address.
-#[must_use]
 pub fn client_of(address: SocketAddr, security: &Security) -> Client {
     let host = address.ip().to_string();
     Client::new(Peer { host, port: address.port(), address: Some(address.ip()) }, security)

@@ -65,20 +65,16 @@ impl Daemon {
         Ok(())
     }
 
-    /// Its name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The file that has its output.
-    #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
     /// Its process id, while it runs.
-    #[must_use]
     pub fn id(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }

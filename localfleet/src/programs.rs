@@ -26,10 +26,10 @@ type Main = fn() -> ExitCode;
 
 /// The programs, by name.
 const PROGRAMS: [(&str, Main); 10] = [
-    ("subd", subd::command::main),
+    ("subd", subd::daemon::command_line::main),
     ("subtool", subtool::main),
     ("fs2objectcache", fs2objectcache::main),
-    ("imageserver", imageserver::command::main),
+    ("imageserver", imageserver::daemon::command::main),
     ("imagetool", imagetool::command::main),
     ("dominator", dominator::daemon::command::main),
     ("domtool", domtool::main),
@@ -39,7 +39,6 @@ const PROGRAMS: [(&str, Main); 10] = [
 ];
 
 /// Runs the program under whose name this process was started, if that is one of them.
-#[must_use]
 pub fn dispatch() -> Option<ExitCode> {
     let started_as = std::env::args_os().next()?;
     let name = Path::new(&started_as).file_name()?.to_str()?;
@@ -61,23 +60,28 @@ pub fn install(binary: &Path, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What each program that operators use takes on its command line.
+#[must_use]
+pub fn command_lines() -> [clap::Command; 8] {
+    [
+        subd::daemon::Options::command(),
+        subtool::Arguments::command(),
+        fs2objectcache::Arguments::command(),
+        imageserver::daemon::command::Flags::command(),
+        imagetool::command::Arguments::command(),
+        dominator::daemon::Arguments::command(),
+        domtool::Arguments::command(),
+        mdbd::Arguments::command(),
+    ]
+}
+
 /// Writes the manual pages of all programs that operators use into `directory`.
 ///
 /// # Errors
 ///
 /// If a page cannot be written.
 pub fn write_pages(directory: &Path) -> anyhow::Result<()> {
-    let programs = [
-        subd::daemon::Options::command(),
-        subtool::Arguments::command(),
-        fs2objectcache::Arguments::command(),
-        imageserver::command::Flags::command(),
-        imagetool::command::Arguments::command(),
-        dominator::daemon::Arguments::command(),
-        domtool::Arguments::command(),
-        mdbd::Arguments::command(),
-    ];
-    for program in programs {
+    for program in command_lines() {
         let name = program.get_name().to_owned();
         tool::documents::write_pages(program, directory)
             .with_context(|| format!("cannot write the pages of {name}"))?;

@@ -28,7 +28,6 @@ const READY_MAX: Duration = Duration::from_secs(120);
 /// How often something that is waited for is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// See the module's text.
 pub struct SimulatedFleet {
     /// The process with all subs.
     pub simulator: Daemon,

@@ -104,13 +104,11 @@ pub struct Arguments {
 }
 
 /// Runs the simulator, with the arguments of this process.
-#[must_use]
 pub fn main() -> ExitCode {
     simulate(Arguments::parse())
 }
 
 /// Runs the simulator as this process.
-#[must_use]
 pub fn simulate(arguments: Arguments) -> ExitCode {
     if let Err(error) = start_logging(&arguments.log) {
         return exit(EXIT_MISUSE, &error, &[]);

@@ -21,7 +21,6 @@ impl Default for Table {
 
 impl Table {
     /// Starts a table; its times count from now.
-    #[must_use]
     pub fn new() -> Self {
         let terminal = std::io::stderr().is_terminal();
         Self { start: Instant::now(), terminal, lines: 0, last: Vec::new() }

@@ -13,7 +13,6 @@
 //! [`PARTIALS_MAX`]: receive::PARTIALS_MAX
 
 pub mod adopt;
-pub mod changes;
 pub mod receive;
 
 use std::collections::BTreeMap;
@@ -155,7 +154,7 @@ impl Cache {
                     opened.objects += 1;
                 }
                 None => {
-                    crate::home::remove_all(&directory, &name)?;
+                    crate::state::directories::remove_all(&directory, &name)?;
                     opened.removed += 1;
                 }
             }
@@ -195,7 +194,7 @@ impl Cache {
         let mut removed = Vec::new();
         for id in ids {
             if matches!(objects.get(id), Some(Holding::Stored(_))) {
-                crate::home::remove_all(&self.directory, &name_of(id))?;
+                crate::state::directories::remove_all(&self.directory, &name_of(id))?;
                 objects.remove(id);
                 removed.push(*id);
             }
@@ -223,7 +222,7 @@ impl Cache {
                 Ok(seal)
             }
             None => {
-                crate::home::remove_all(&self.directory, &name)?;
+                crate::state::directories::remove_all(&self.directory, &name)?;
                 self.lock().remove(id);
                 Err(CacheError::Absent { id: *id })
             }
@@ -319,7 +318,7 @@ impl Cache {
         let status = directory.stat(temporary)?;
         if status.kind != Kind::File || status.links != 1 {
             // Something else was in its slot; what other names it has, nobody shall touch.
-            crate::home::remove_all(directory, temporary)?;
+            crate::state::directories::remove_all(directory, temporary)?;
             return Err(CacheError::Absent { id: *id });
         }
         for (key, _) in directory.xattrs(temporary, model::scope::Attributes::Labels)? {
@@ -332,7 +331,7 @@ impl Cache {
         if let Some((_, seal)) = examine(directory, &name) {
             return Ok(seal);
         }
-        crate::home::remove_all(directory, &name)?;
+        crate::state::directories::remove_all(directory, &name)?;
         Err(CacheError::Absent { id: *id })
     }
 

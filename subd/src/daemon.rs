@@ -1,5 +1,7 @@
 //! subd as a whole: its flags, how it starts and how it stops.
 
+pub mod command_line;
+
 use rpc::tls::Security;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,34 +21,35 @@ use model::trigger::services::OWN_SERVICE;
 use rpc::audit_log::{AuditArgs, AuditLog};
 use rpc::page_frame::PageArgs;
 use rpc::server::{Router, serve};
+use system::random::random;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::board::Board;
-use crate::by_hand::end_pauses;
 use crate::cache::{Cache, CacheError};
-use crate::disruption::DisruptionGate;
 use crate::fetch::network::Network;
 use crate::fetch::{Fetcher, STALL_MAX};
-use crate::home::Home;
-use crate::identity::IdentitySource;
+use crate::interface::operator::end_pauses;
+use crate::interface::server::{Service, router};
+use crate::limits::throughput;
 use crate::limits::{Budgets, LimitArgs};
-use crate::notify;
-use crate::probe::Probe;
+use crate::machine::command_runner::CommandRunner;
+use crate::machine::disruption::DisruptionGate;
+use crate::machine::identity::IdentitySource;
+use crate::machine::notify;
+use crate::machine::probe::Probe;
+use crate::machine::services::{ServiceDriver, TIME_MAX};
 use crate::root::{Root, RootError};
-use crate::saved::{Saved, SavedError, StateDirectory};
+use crate::scan::watchdog;
 use crate::scan::{Pace, Scanner};
-use crate::server::{Service, router};
-use crate::service::outside::Outside;
-use crate::service::{ServiceDriver, TIME_MAX};
-use crate::speed;
+use crate::state::directories::Directories;
+use crate::state::persisted_state::{PersistError, PersistedState, StateDirectory};
+use crate::state::report_state::ReportState;
 use crate::trust::{Trust, TrustArgs};
 use crate::update::Updater;
-use crate::update::conduct::Driven;
 use crate::update::executor::Executor;
-use crate::update::recovery::Resumed;
-use crate::watchdog;
+use crate::update::recovery::{Resumed, remove_leftovers};
+use crate::update::update_task::TimedServices;
 
 /// Keeps this machine equal to its image.
 ///
@@ -180,7 +183,7 @@ pub enum StartError {
         /// The root.
         path: PathBuf,
         /// What and why.
-        source: SavedError,
+        source: PersistError,
     },
     /// An exclusion is bad.
     #[error("bad --exclude")]
@@ -210,7 +213,7 @@ pub struct Daemon {
     router: Router,
     audit: AuditLog,
     scanner: Arc<Scanner>,
-    board: Arc<Board>,
+    report_state: Arc<ReportState>,
     updater: Arc<Updater>,
     tasks: TaskTracker,
     /// Cancelled by others, when subd is to end.
@@ -224,9 +227,9 @@ pub struct Daemon {
 /// What is opened before anything runs.
 struct Opened {
     root: Arc<Root>,
-    home: Arc<Home>,
+    directories: Arc<Directories>,
     state: Arc<StateDirectory>,
-    saved: Saved,
+    persisted: PersistedState,
     cache: Arc<Cache>,
     resumed: Resumed,
     /// Where the audit log has its directory, unless that is said elsewhere.
@@ -254,15 +257,15 @@ impl Daemon {
             what: "open the root",
             source: io::Error::other(error),
         })??;
-        let Opened { root, home, state, saved, cache, resumed, audit } = opened;
+        let Opened { root, directories, state, persisted, cache, resumed, audit } = opened;
         let audit = open_audit(&options, &audit, &resumed).await;
-        let instance = random_number()
-            .map_err(|source| StartError::System { what: "read random bytes", source })?;
-        let settings = saved.configuration.scan.clone();
-        let budgets = Arc::new(budgets(&options.limits, &saved));
+        let instance = random();
+        let settings = persisted.configuration.scan.clone();
+        let budgets = Arc::new(budgets(&options.limits, &persisted));
         let who = identity.read(&root);
-        let board = Board::new(instance, who, exclusions.clone(), saved, cache.ids());
-        let board = Arc::new(board);
+        let report_state =
+            ReportState::new(instance, who, exclusions.clone(), persisted, cache.ids());
+        let report_state = Arc::new(report_state);
         let pace = Pace::default();
         let scanner =
             Scanner::start(Arc::clone(&root), exclusions, settings, pace, Arc::clone(&budgets))
@@ -270,9 +273,9 @@ impl Daemon {
         let scanner = Arc::new(scanner);
         let (tasks, fetched_bytes) = (TaskTracker::new(), Arc::new(AtomicU64::new(0)));
         let command = options.disruption_command.as_deref();
-        let gate = DisruptionGate::new(command.unwrap_or_default(), outside(&options));
+        let gate = DisruptionGate::new(command.unwrap_or_default(), command_runner(&options));
         if let Some(gate) = &gate {
-            tasks.spawn(Arc::clone(gate).run(Arc::clone(&board), stop.clone()));
+            tasks.spawn(Arc::clone(gate).run(Arc::clone(&report_state), stop.clone()));
         }
         let trust = Trust::of(
             &options.trust,
@@ -284,13 +287,13 @@ impl Daemon {
         let updater = Arc::new(Updater {
             trust,
             root: Arc::clone(&root),
-            home,
+            directories,
             cache: Arc::clone(&cache),
-            board: Arc::clone(&board),
+            report_state: Arc::clone(&report_state),
             scanner: Arc::clone(&scanner),
             driver: driver(&options),
             own_service: options.own_service.clone(),
-            outside: outside(&options),
+            command_runner: command_runner(&options),
             gate,
             checking: tokio::sync::Mutex::new(()),
             down_time_max: Duration::from_secs(options.reboot_timeout.max(1)),
@@ -308,7 +311,7 @@ impl Daemon {
         let fetcher = Fetcher {
             security: security.clone(),
             cache: Arc::clone(&cache),
-            board: Arc::clone(&board),
+            report_state: Arc::clone(&report_state),
             root: Arc::clone(&root),
             network: Arc::new(Network::new(Arc::clone(&budgets))),
             state: Arc::clone(&state),
@@ -322,7 +325,7 @@ impl Daemon {
         };
         let service = Arc::new(Service {
             root: Arc::clone(&root),
-            board: Arc::clone(&board),
+            report_state: Arc::clone(&report_state),
             cache,
             scanner: Arc::clone(&scanner),
             fetcher,
@@ -332,13 +335,13 @@ impl Daemon {
             fetched_bytes,
             stop: stop.clone(),
             index: Mutex::new(None),
-            configuring: tokio::sync::Mutex::new(()),
+            configuring: Mutex::new(()),
             giving_files: Arc::new(tokio::sync::Semaphore::new(1)),
         });
-        tasks.spawn(end_pauses(Arc::clone(&board), Arc::clone(&state), stop.clone()));
+        tasks.spawn(end_pauses(Arc::clone(&report_state), Arc::clone(&state), stop.clone()));
         if options.limits.device_speed.is_none() {
-            let (root, board) = (Arc::clone(&root), Arc::clone(&board));
-            tasks.spawn(measure(root, board, state, budgets, stop.clone()));
+            let (root, report_state) = (Arc::clone(&root), Arc::clone(&report_state));
+            tasks.spawn(measure(root, report_state, state, budgets, stop.clone()));
         }
         let listener = listen_text("subd", security, &options.listen, SUBD_PORT)
             .await
@@ -350,7 +353,7 @@ impl Daemon {
             router,
             audit,
             scanner,
-            board,
+            report_state,
             updater,
             tasks,
             asked,
@@ -373,11 +376,11 @@ impl Daemon {
     /// written before and can be now. An update that is under way is finished, one that is merely
     /// staged is given up.
     pub async fn run(self) {
-        let Self { listener, router, audit, scanner, board, updater, tasks, .. } = self;
+        let Self { listener, router, audit, scanner, report_state, updater, tasks, .. } = self;
         let Self { asked, stop, root, identity, .. } = self;
-        let probe = Probe { root: Arc::clone(&root), board: Arc::clone(&board) };
-        tasks.spawn(watchdog::watch(Arc::clone(&scanner), Arc::clone(&board), stop.clone()));
-        let following = follow(Arc::clone(&scanner), board, root, identity, stop.clone());
+        let probe = Probe { root: Arc::clone(&root), report_state: Arc::clone(&report_state) };
+        tasks.spawn(watchdog::watch(Arc::clone(&scanner), Arc::clone(&report_state), stop.clone()));
+        let following = follow(Arc::clone(&scanner), report_state, root, identity, stop.clone());
         tasks.spawn(following);
         tasks.spawn(probe.watch(stop.clone()));
         tasks.spawn(notify::stay_alive(stop.clone()));
@@ -413,25 +416,25 @@ async fn open_audit(options: &Options, directory: &Path, resumed: &Resumed) -> A
 }
 
 /// What subd may take by the flags, and by what a dominator asked for before the restart.
-fn budgets(flags: &LimitArgs, saved: &Saved) -> Budgets {
+fn budgets(flags: &LimitArgs, persisted: &PersistedState) -> Budgets {
     let mut speeds = flags.speeds();
-    speeds.network = speeds.network.or_else(speed::network_speed).or(saved.network_speed);
-    Budgets::new(flags.ceilings(), saved.configuration.limits, speeds)
+    speeds.network = speeds.network.or_else(throughput::network_speed).or(persisted.network_speed);
+    Budgets::new(flags.ceilings(), persisted.configuration.limits, speeds)
 }
 
 /// Measures the device, unless it was measured before. Nobody waits for that: until it is known, a
 /// slow one is assumed.
 async fn measure(
     root: Arc<Root>,
-    board: Arc<Board>,
+    report_state: Arc<ReportState>,
     state: Arc<StateDirectory>,
     budgets: Arc<Budgets>,
     stop: CancellationToken,
 ) {
-    let known = board.read(|state| state.saved.device.clone());
+    let known = report_state.read(|state| state.persisted.device.clone());
     let before = known.clone();
     let measuring =
-        tokio::task::spawn_blocking(move || speed::measure_device(&root, before.as_ref()));
+        tokio::task::spawn_blocking(move || throughput::measure_device(&root, before.as_ref()));
     let measured = tokio::select! {
         measured = measuring => measured,
         () = stop.cancelled() => return,
@@ -446,8 +449,8 @@ async fn measure(
     }
     let speed = device.bytes_per_second;
     tracing::info!(device = device.device, "the root can be read at {speed} bytes per second");
-    board.change(|state| state.saved.device = Some(device));
-    if let Err(error) = board.keep(&state).await {
+    report_state.change(|state| state.persisted.device = Some(device));
+    if let Err(error) = report_state.save(&state).await {
         tracing::warn!("{}", report(&error));
     }
 }
@@ -455,7 +458,7 @@ async fn measure(
 /// Hands each new snapshot to the board.
 async fn follow(
     scanner: Arc<Scanner>,
-    board: Arc<Board>,
+    report_state: Arc<ReportState>,
     root: Arc<Root>,
     identity: IdentitySource,
     stop: CancellationToken,
@@ -463,7 +466,7 @@ async fn follow(
     let mut snapshots = scanner.subscribe();
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
-        board.take_snapshot(snapshot, identity.read(&root));
+        report_state.take_snapshot(snapshot, identity.read(&root));
         tokio::select! {
             news = snapshots.changed() => if news.is_err() { return },
             () = stop.cancelled() => return,
@@ -474,7 +477,7 @@ async fn follow(
 /// What is on the disk, besides objects.
 struct Places {
     root: Root,
-    home: Home,
+    directories: Directories,
     state: StateDirectory,
     audit: PathBuf,
 }
@@ -496,21 +499,21 @@ impl Places {
         }
         let base = state_path.map(Root::open_as_seen).transpose().map_err(no_root)?;
         // The lock of the root is always in `/.subd`, so that two with different states meet there.
-        let directory = Home::state(&root, None).map_err(no_root)?;
+        let directory = Directories::state(&root, None).map_err(no_root)?;
         let state = StateDirectory::lock(directory).map_err(no_state)?;
         let state = match &base {
             None => state,
             Some(base) => {
-                let elsewhere = Home::state(&root, Some(base)).map_err(no_root)?;
+                let elsewhere = Directories::state(&root, Some(base)).map_err(no_root)?;
                 state.with_state_in(elsewhere)
             }
         };
-        let home = Home::open(&root).map_err(no_root)?;
-        if let Err(error) = Home::audit(&root, base.as_ref()) {
+        let directories = Directories::open(&root).map_err(no_root)?;
+        if let Err(error) = Directories::audit(&root, base.as_ref()) {
             tracing::error!("the audit log has no directory: {}", report(&error));
         }
         let audit = state_path.map_or_else(|| path.join(&SUBD_DIRECTORY[1..]), Path::to_owned);
-        Ok(Self { root, home, state, audit })
+        Ok(Self { root, directories, state, audit })
     }
 }
 
@@ -519,27 +522,28 @@ impl Places {
 fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     let path = &options.root;
     let no_root = |source| StartError::Root { path: path.clone(), source };
-    let Places { root, home, state, audit } = Places::open(path, options.state.as_deref())?;
+    let Places { root, directories, state, audit } = Places::open(path, options.state.as_deref())?;
     let driver = driver(options);
     let time_max = Duration::from_secs(options.service_timeout);
-    let services = Driven { driver: &driver, time_max };
-    let executor = Executor { root: &root, home: &home, services: Some(&services), boot_id };
+    let services = TimedServices { driver: &driver, time_max };
+    let executor =
+        Executor { root: &root, directories: &directories, services: Some(&services), boot_id };
     let resumed = Resumed::at_start(&executor);
     if !matches!(resumed, Resumed::Lost(_)) {
-        let count = home.clear(resumed.update_id()).map_err(no_root)?;
+        let count = remove_leftovers(&directories, resumed.update_id()).map_err(no_root)?;
         if count > 0 {
             tracing::info!(count, "cleared what updates of a former run had left");
         }
     }
-    let saved = state.load();
-    let saved = saved.map_err(|source| StartError::State { path: path.clone(), source })?;
-    let (cache, opened) =
-        Cache::open(Arc::clone(&home.objects)).map_err(|source| StartError::Cache { source })?;
+    let persisted = state.load();
+    let persisted = persisted.map_err(|source| StartError::State { path: path.clone(), source })?;
+    let (cache, opened) = Cache::open(Arc::clone(&directories.objects))
+        .map_err(|source| StartError::Cache { source })?;
     let crate::cache::Opened { objects, removed } = opened;
     tracing::info!(objects, removed, root = %path.display(), "the object cache is checked");
-    let (root, home) = (Arc::new(root), Arc::new(home));
+    let (root, directories) = (Arc::new(root), Arc::new(directories));
     let (state, cache) = (Arc::new(state), Arc::new(cache));
-    Ok(Opened { root, home, state, saved, cache, resumed, audit })
+    Ok(Opened { root, directories, state, persisted, cache, resumed, audit })
 }
 
 /// Finishes or undoes an update that was interrupted, and starts nothing. Says what was done; the
@@ -550,10 +554,10 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
 /// [`StartError`] if the root cannot be used.
 pub fn recover(options: &Options) -> Result<Result<String, String>, StartError> {
     // The state is not needed, and may be on a file-system that is not mounted yet.
-    let Places { root, home, state: _lock, .. } = Places::open(&options.root, None)?;
+    let Places { root, directories, state: _lock, .. } = Places::open(&options.root, None)?;
     let identity = IdentitySource::new(options.hostname.clone());
     let boot_id = identity.boot_id();
-    let executor = Executor { root: &root, home: &home, services: None, boot_id };
+    let executor = Executor { root: &root, directories: &directories, services: None, boot_id };
     Ok(Resumed::at_start(&executor).text())
 }
 
@@ -562,8 +566,8 @@ fn driver(options: &Options) -> ServiceDriver {
     ServiceDriver::choose(command, manages_this_machine(options), has_systemd())
 }
 
-fn outside(options: &Options) -> Outside {
-    Outside::choose(manages_this_machine(options), has_systemd())
+fn command_runner(options: &Options) -> CommandRunner {
+    CommandRunner::choose(manages_this_machine(options), has_systemd())
 }
 
 fn manages_this_machine(options: &Options) -> bool {
@@ -574,19 +578,11 @@ fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// A number that nobody can guess, and that no other start has.
-fn random_number() -> io::Result<u64> {
-    use std::io::Read;
-    let mut bytes = [0; 8];
-    fs_err::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
 /// Says what an operator can do about `error`.
 #[must_use]
 pub fn hints(error: &StartError) -> Vec<&'static str> {
     match error {
-        StartError::State { source: SavedError::Locked, .. } => {
+        StartError::State { source: PersistError::Locked, .. } => {
             vec!["stop the other subd first, or give this one another --root"]
         }
         StartError::Root { .. } => vec!["--root must be a directory that root may write to"],

@@ -20,9 +20,9 @@ mod ledger;
 pub mod network;
 pub mod request;
 mod reuse;
+pub mod source_error;
 pub mod space;
 mod transfer;
-pub mod trouble;
 mod writer;
 
 use rpc::tls::Security;
@@ -39,17 +39,17 @@ use model::report::report;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::board::{Board, FetchProgress, State, UpdatePhase};
 use crate::cache::Cache;
 use crate::limits::Budgets;
 use crate::root::Root;
-use crate::saved::StateDirectory;
+use crate::state::persisted_state::StateDirectory;
+use crate::state::report_state::{FetchProgress, ReportState, State, UpdatePhase};
 use ledger::Ledger;
 use network::Network;
 use reuse::Reuse;
+use source_error::{Next, Patience, SourceError};
 pub use space::shortage;
 use transfer::{Transfer, client_of};
-use trouble::{Next, Patience, Trouble};
 
 /// The port of a source that names none: that of the imageserver.
 pub const SOURCE_PORT: u16 = 6971;
@@ -77,7 +77,7 @@ pub struct Fetcher {
     /// Where objects go.
     pub cache: Arc<Cache>,
     /// Who is told.
-    pub board: Arc<Board>,
+    pub report_state: Arc<ReportState>,
     /// Whose space and whose files are used.
     pub root: Arc<Root>,
     /// What may be taken of the machine.
@@ -114,7 +114,7 @@ impl Fetcher {
         }
         let (fetch_id, ahead) = (request.fetch_id, request.ahead);
         let stop = self.stop.child_token();
-        let started = self.board.try_change(|state| {
+        let started = self.report_state.try_change(|state| {
             let current = state.fetch.map(|fetch| fetch.fetch_id);
             let last = state.last_fetch.as_ref().map(|last| last.fetch_id);
             if current == Some(fetch_id) || (current.is_none() && last == Some(fetch_id)) {
@@ -147,11 +147,12 @@ impl Fetcher {
         let is_in_the_way = |state: &State| {
             state.fetch.is_some_and(|fetch| fetch.ahead && fetch.fetch_id != fetch_id)
         };
-        if self.board.read(is_in_the_way) {
+        if self.report_state.read(is_in_the_way) {
             locked(&self.way).cancel();
-            let mut news = self.board.watch();
-            let gone =
-                async { while self.board.read(is_in_the_way) && news.changed().await.is_ok() {} };
+            let mut news = self.report_state.watch();
+            let gone = async {
+                while self.report_state.read(is_in_the_way) && news.changed().await.is_ok() {}
+            };
             // One that does not end in time is still under way then, which is said.
             let _in_time = tokio::time::timeout(WAY_MAX, gone).await;
         }
@@ -173,7 +174,7 @@ impl Fetcher {
         tracing::info!(fetch_id, objects, bytes, reused, took_ms, "the fetch has ended");
         let (error, complaints) = (result.err(), ledger.complaints());
         let last = LastFetch { fetch_id, error, objects, bytes, took_ms, reused, complaints };
-        self.board.change(|state| {
+        self.report_state.change(|state| {
             state.fetch = None;
             state.last_fetch = Some(last);
         });
@@ -184,8 +185,8 @@ impl Fetcher {
 
     /// Remembers how fast the network is, in bytes per second: it is not measured again.
     async fn remember(&self, speed: u64) {
-        self.board.change(|state| state.saved.network_speed = Some(speed));
-        if let Err(error) = self.board.keep(&self.state).await {
+        self.report_state.change(|state| state.persisted.network_speed = Some(speed));
+        if let Err(error) = self.report_state.save(&self.state).await {
             tracing::warn!("{}", report(&error));
         }
     }
@@ -254,9 +255,9 @@ impl Fetcher {
         if arrived.is_empty() {
             return;
         }
-        self.board.add_to_cache(&arrived, |id| self.cache.size_of(id).is_some());
+        self.report_state.add_to_cache(&arrived, |id| self.cache.size_of(id).is_some());
         let (objects, bytes) = ledger.amount();
-        self.board.change(|state| {
+        self.report_state.change(|state| {
             if let Some(fetch) = &mut state.fetch {
                 (fetch.objects, fetch.bytes) = (objects, bytes);
             }
@@ -305,7 +306,7 @@ impl Fetcher {
         may_copy: bool,
         ledger: &Arc<Ledger>,
     ) -> Result<(), FetchFailure> {
-        let snapshot = self.board.read(|state| state.snapshot.clone());
+        let snapshot = self.report_state.read(|state| state.snapshot.clone());
         let Some(tree) = snapshot.and_then(|snapshot| snapshot.tree.clone()) else {
             return Ok(());
         };
@@ -339,7 +340,7 @@ impl Fetcher {
             let trouble = match answer {
                 Ok(()) if missing.is_empty() => return Ok(None),
                 Ok(()) => return Ok(Some("it lacks objects".to_owned())),
-                Err(Trouble::Local(failure)) => return Err(failure),
+                Err(SourceError::Local(failure)) => return Err(failure),
                 Err(trouble) => trouble,
             };
             let (objects, bytes) = ledger.amount();
@@ -347,7 +348,7 @@ impl Fetcher {
             let text = trouble.text();
             match patience.after(&trouble, progress, others) {
                 Next::Switch => {
-                    ledger.complain(source, matches!(trouble, Trouble::Lie(_)), &text);
+                    ledger.complain(source, matches!(trouble, SourceError::Lie(_)), &text);
                     return Ok(Some(text));
                 }
                 Next::Again(_) if missing.is_empty() => return Ok(None),
@@ -368,7 +369,7 @@ impl Fetcher {
         source: &str,
         missing: &[FetchObject],
         ledger: &Arc<Ledger>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SourceError> {
         let (client, local) = client_of(source, &self.security)?;
         let transfer = Transfer {
             cache: Arc::clone(&self.cache),

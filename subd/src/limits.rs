@@ -15,6 +15,8 @@
 pub mod budget;
 pub mod meter;
 pub mod rates;
+pub mod throughput;
+pub mod usage;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

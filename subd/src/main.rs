@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    subd::command::main()
+    subd::daemon::command_line::main()
 }

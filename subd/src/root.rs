@@ -10,15 +10,16 @@
 //! machine is part of the tree: see `handle`. subd's own directories are reached through it too,
 //! because nothing can be renamed from one mount to another.
 
+pub mod aligned_buffer;
 mod change;
 mod directory;
+pub mod entry;
 mod error;
-mod handle;
-mod held;
 mod locks;
+pub mod mount_clone;
 mod occupied;
 mod status;
-mod trial;
+pub mod write_check;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,13 +38,13 @@ use nix::sys::statvfs::fstatvfs;
 use nix::unistd::syncfs;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
+pub use crate::root::entry::OpenEntry;
 pub use directory::{AttributeList, Directory, ENTRIES_MAX, OpenedFile};
 pub use error::RootError;
-pub use held::Held;
 pub use locks::Locks;
 pub use status::{Kind, Status};
 
-use handle::Handle;
+use crate::root::mount_clone::MountClone;
 
 /// The longest piece of a path that is given to the kernel at once, in bytes. Linux refuses
 /// strings of 4,096 bytes; longer paths are opened in several steps.
@@ -52,7 +53,7 @@ const PIECE_BYTES_MAX: usize = 4_000;
 /// The tree that subd manages.
 #[derive(Debug)]
 pub struct Root {
-    handle: Handle,
+    handle: MountClone,
     path: PathBuf,
     times: OnceLock<Times>,
 }
@@ -67,7 +68,7 @@ impl Root {
     /// [`RootError::Open`] if it is no directory or cannot be opened; [`RootError::NoProc`] if
     /// `/proc` is not mounted.
     pub fn open(path: &Path) -> Result<Self, RootError> {
-        Self::open_by(path, Handle::cloned)
+        Self::open_by(path, MountClone::cloned)
     }
 
     /// As [`Root::open`], without what lies under mount points: for directories of subd's own that
@@ -77,12 +78,12 @@ impl Root {
     ///
     /// As [`Root::open`].
     pub fn open_as_seen(path: &Path) -> Result<Self, RootError> {
-        Self::open_by(path, Handle::as_seen)
+        Self::open_by(path, MountClone::as_seen)
     }
 
     fn open_by(
         path: &Path,
-        open: impl FnOnce(&Path) -> Result<Handle, Errno>,
+        open: impl FnOnce(&Path) -> Result<MountClone, Errno>,
     ) -> Result<Self, RootError> {
         // Modes and extended attributes have no calls of their own by descriptor and name.
         lstat("/proc/self/fd").map_err(|source| RootError::NoProc { source })?;
@@ -154,7 +155,7 @@ impl Root {
     /// `directory`, which is one of subd's own on the file-system of the root. Where that fails it
     /// says so in the log, and every time is believed to be kept.
     pub fn learn_times(&self, directory: &Directory) {
-        match trial::times(directory) {
+        match write_check::times(directory) {
             Ok(times) => {
                 let _known = self.times.set(times);
             }
@@ -172,7 +173,7 @@ impl Root {
     /// [`RootError`] says what the kernel refused.
     pub fn try_to_write(&self) -> Result<(), RootError> {
         let own = TreePath::new(model::scope::SUBD_DIRECTORY).expect("the constant is a path");
-        trial::write(&self.directory(&own)?)
+        write_check::write(&self.directory(&own)?)
     }
 
     /// Where the root was found, to be shown to people; nothing is opened by it again.

@@ -18,20 +18,20 @@
 //! * While a [`Pause`] is held nothing of the tree is open or looked at.
 //! * `/.subd` is never looked at.
 
-mod beat;
 mod content;
 pub mod counters;
+pub mod coverage;
+pub mod file_order;
 pub mod links;
 pub mod medium;
 pub mod memory;
-pub mod order;
 pub mod pace;
 pub mod pass;
+pub mod progress;
 pub mod reading;
-pub mod sight;
 pub mod stall;
-pub mod taken;
 mod thread;
+pub mod watchdog;
 mod worker;
 
 use std::collections::BTreeSet;
@@ -40,34 +40,19 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::thread::JoinHandle;
 
-use api::subd::{ScanCounters, ScanReport};
+use api::subd::ScanCounters;
 use model::filter::Patterns;
 use model::path::TreePath;
-use model::scope::{ScanSettings, Scope};
-use model::tree::Tree;
+use model::scope::ScanSettings;
 use tokio::sync::watch;
 
 use crate::limits::Budgets;
+use crate::state::snapshot::Snapshot;
 
 pub use pace::Pace;
-use stall::Watch;
+use stall::StallDetector;
 use thread::{Mailbox, Shared};
 pub use thread::{Pause, Stopped};
-
-/// What the scanner knows at one moment.
-#[derive(Clone, Debug)]
-pub struct Snapshot {
-    /// What it was told to scan.
-    pub settings: Arc<ScanSettings>,
-    /// The digest of that.
-    pub scope: Scope,
-    /// Grows when, and only when, anything in the snapshot has changed; from 1.
-    pub revision: u64,
-    /// The tree; `None` until a pass under these settings is complete.
-    pub tree: Option<Tree>,
-    /// What is reported of the tree; `None` as long as there is none.
-    pub report: Option<ScanReport>,
-}
 
 /// A handle of the scanning thread. Dropping it ends the thread.
 #[derive(Debug)]
@@ -131,8 +116,8 @@ impl Scanner {
     /// Looks whether the thread stands still, and says what it is at if it does. `watch` is what
     /// the same watcher used before.
     #[must_use]
-    pub fn stalled(&self, watch: &mut Watch) -> Option<String> {
-        self.shared.beat.look(watch)
+    pub fn stalled(&self, watch: &mut StallDetector) -> Option<String> {
+        self.shared.progress.look(watch)
     }
 
     /// Scans by other settings from now on. The snapshot is empty at once, until the first pass

@@ -2,7 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`judge`] | decides whether a plan leads to the signed tree, and to nothing else (core) |
+//! | [`verification`] | decides whether a plan leads to the signed tree, and to nothing else (core) |
 //! | [`record`] | which image was accepted last, over restarts |
 //!
 //! Whoever orders updates offers the signed part of the image, its signatures and the address of an
@@ -18,8 +18,7 @@
 //! * No directory is asked for before signatures have vouched for the root of the tree.
 //! * What is judged is the scan that the plan is staged upon.
 
-pub mod judge;
-pub mod record;
+pub mod verification;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -42,10 +41,11 @@ use rpc::trees::Reader;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::judge::{Case, Judged, Law, Refusal};
-use crate::saved::StateDirectory;
-use crate::scan::Snapshot;
-use crate::update::now;
+use self::verification::{Refusal, SigningPolicy, UpdateCase, VerifiedUpdate};
+use crate::state::accepted_image::AcceptedImage;
+use crate::state::persisted_state::StateDirectory;
+use crate::state::snapshot::Snapshot;
+use system::clock::wall;
 
 /// How long an offer waits for the directories of the tree before it answers that they come.
 const OFFER_WAIT: Duration = Duration::from_secs(20);
@@ -74,7 +74,7 @@ pub struct TrustArgs {
 
 /// An image that was offered, signed by enough keys when it was, and whole.
 #[derive(Debug)]
-struct Offered {
+struct OfferedImage {
     image: RequiredImage,
     signatures: Vec<Signature>,
 }
@@ -87,7 +87,7 @@ pub struct Trust {
     needed: u32,
     allow_older: bool,
     state: Arc<StateDirectory>,
-    offered: Mutex<Option<Arc<Offered>>>,
+    offered: Mutex<Option<Arc<OfferedImage>>>,
     /// Held while directories are fetched.
     turn: Arc<tokio::sync::Mutex<()>>,
     reader: Arc<Reader>,
@@ -97,9 +97,9 @@ pub struct Trust {
 }
 
 /// What the local configuration and the record say now.
-struct Standing {
+struct TrustState {
     keys: TrustedKeys,
-    last: Option<record::Accepted>,
+    last: Option<AcceptedImage>,
     now: u64,
 }
 
@@ -139,8 +139,8 @@ impl Trust {
             tasks,
             stop,
         };
-        match trust.standing() {
-            Ok(Standing { keys, last, .. }) => {
+        match trust.trust_state() {
+            Ok(TrustState { keys, last, .. }) => {
                 let (needed, trusted) = (trust.needed, keys.len());
                 let last = last.map(|last| last.to_string());
                 tracing::info!(needed, trusted, last, "takes only images that are signed");
@@ -154,9 +154,9 @@ impl Trust {
     /// In words, for the page.
     #[must_use]
     pub fn in_words(&self) -> String {
-        match self.standing() {
+        match self.trust_state() {
             Err(refusal) => format!("none is accepted: {}", report(&refusal)),
-            Ok(Standing { keys, last, .. }) => {
+            Ok(TrustState { keys, last, .. }) => {
                 let (needed, trusted) = (self.needed, keys.len());
                 let last = last.map_or_else(|| "none yet".to_owned(), |last| last.to_string());
                 format!("signed by {needed} of {trusted} keys; accepted last: {last}")
@@ -164,7 +164,7 @@ impl Trust {
         }
     }
 
-    fn standing(&self) -> Result<Standing, Refusal> {
+    fn trust_state(&self) -> Result<TrustState, Refusal> {
         let path = self.keys.as_deref().ok_or(Refusal::KeysGone)?;
         let text = read_keys(path).map_err(|why| Refusal::Local { why })?;
         let keys = TrustedKeys::read(&text, self.needed).map_err(|error| Refusal::Local {
@@ -172,17 +172,17 @@ impl Trust {
         })?;
         let last = self.state.load_accepted();
         let last = last.map_err(|error| Refusal::Local { why: report(&error) })?;
-        let now = u64::try_from(now().seconds).unwrap_or_default();
-        Ok(Standing { keys, last, now })
+        let now = u64::try_from(wall().seconds).unwrap_or_default();
+        Ok(TrustState { keys, last, now })
     }
 
-    fn law<'a>(&self, standing: &'a Standing) -> Law<'a> {
-        Law {
-            keys: &standing.keys,
+    fn policy<'a>(&self, trust_state: &'a TrustState) -> SigningPolicy<'a> {
+        SigningPolicy {
+            keys: &trust_state.keys,
             needed: self.needed,
-            now: standing.now,
+            now: trust_state.now,
             allow_older: self.allow_older,
-            last: standing.last.as_ref(),
+            last: trust_state.last.as_ref(),
         }
     }
 
@@ -204,9 +204,9 @@ impl Trust {
             return Err(Fault::new(FaultCode::TooLarge, text));
         }
         let trust = Arc::clone(self);
-        let (content, signatures) = crate::server::blocking(move || {
-            let standing = trust.standing().map_err(|refusal| fault_of(&refusal))?;
-            judge::vouched(&content, &signatures, &trust.law(&standing))
+        let (content, signatures) = crate::blocking(move || {
+            let trust_state = trust.trust_state().map_err(|refusal| fault_of(&refusal))?;
+            verification::verify_signatures(&content, &signatures, &trust.policy(&trust_state))
                 .map_err(|refusal| fault_of(&refusal))?;
             Ok((content, signatures))
         })
@@ -241,7 +241,7 @@ impl Trust {
             return false;
         };
         let (image, signatures) = (offered.image.clone(), signatures.to_vec());
-        *slot = Some(Arc::new(Offered { image, signatures }));
+        *slot = Some(Arc::new(OfferedImage { image, signatures }));
         true
     }
 
@@ -268,7 +268,7 @@ impl Trust {
             match got {
                 Ok(tree) => {
                     let image = verified(content, tree).await?;
-                    let offered = Arc::new(Offered { image, signatures });
+                    let offered = Arc::new(OfferedImage { image, signatures });
                     let mut slot = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
                     *slot = Some(offered);
                     return Ok(());
@@ -288,40 +288,40 @@ impl Trust {
     /// # Errors
     ///
     /// `Untrusted`, with the reason.
-    pub fn judge(
+    pub fn verify(
         &self,
         request: &PrepareRequest,
         scan: &Snapshot,
         exclusions: &Patterns,
-    ) -> Result<Judged, Fault> {
-        let judged = self.judged(request, scan, exclusions);
-        judged.map_err(|refusal| {
+    ) -> Result<VerifiedUpdate, Fault> {
+        let verified = self.verified_update(request, scan, exclusions);
+        verified.map_err(|refusal| {
             let (update_id, image) = (request.update_id, &request.image);
             tracing::warn!(update_id, %image, "refused an update: {}", report(&refusal));
             fault_of(&refusal)
         })
     }
 
-    fn judged(
+    fn verified_update(
         &self,
         request: &PrepareRequest,
         scan: &Snapshot,
         exclusions: &Patterns,
-    ) -> Result<Judged, Refusal> {
-        let standing = self.standing()?;
+    ) -> Result<VerifiedUpdate, Refusal> {
+        let trust_state = self.trust_state()?;
         let offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let offered = offered
             .filter(|offered| offered.image.digest == request.image_digest)
             .ok_or_else(|| Refusal::Unsigned { image: request.image.clone() })?;
-        let Offered { image, signatures } = &*offered;
-        let case = Case { request, image, signatures, scan, exclusions };
-        judge::judge(&case, &self.law(&standing))
+        let OfferedImage { image, signatures } = &*offered;
+        let case = UpdateCase { request, image, signatures, scan, exclusions };
+        verification::verify_update(&case, &self.policy(&trust_state))
     }
 }
 
 /// The image, if content and tree belong together and any machine could have it.
 async fn verified(content: Content, tree: Tree) -> Result<RequiredImage, Fault> {
-    crate::server::blocking(move || match content.verify(&tree) {
+    crate::blocking(move || match content.verify(&tree) {
         Ok(()) => Ok(RequiredImage::new(content, tree)),
         Err(error) => Err(Fault::new(FaultCode::Untrusted, report(&error))),
     })

@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `admission` | decides what is accepted (core) |
-//! | [`arrange`] | decides how a plan is staged and in which steps it becomes visible (core) |
+//! | [`step_plan`] | decides how a plan is staged and in which steps it becomes visible (core) |
 //! | [`step`] | the steps as data (core) |
 //! | [`locking`] | decides which flags are taken away for them (core) |
 //! | `guard` | refuses what a read-only root or the kernel would, and sets flags |
@@ -14,7 +14,7 @@
 //! | [`executor`] | all that is done after a Commit, in its order, in one thread |
 //! | `reboot` | sees to it that the machine goes down, and knows when it has come up |
 //! | [`recovery`] | what is done at the start about an update that was interrupted |
-//! | `conduct` | runs the executor in the daemon: scanner, board, reboot, retries |
+//! | `update_task` | runs the executor in the daemon: scanner, board, reboot, retries |
 //!
 //! At the start of a Commit the whole staging directory becomes `/.subd/undo/<id>` by one rename.
 //! A slot that is exchanged with the tree then holds what was there before, at the place where it
@@ -30,48 +30,50 @@
 
 pub mod activate;
 mod admission;
-pub mod arrange;
-pub mod conduct;
 pub mod executor;
 mod guard;
 pub mod journal;
 pub mod locking;
 pub mod metadata;
+pub mod pause;
 pub mod phase;
 pub mod prepared;
 mod reboot;
 pub mod recovery;
 pub mod stage;
 pub mod step;
+pub mod step_plan;
+pub mod update_task;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{LastUpdate, PrepareRequest};
 use model::report::report;
 use model::scope::Scope;
-use model::tree::Time;
 use model::trigger::Triggers;
+use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::admission::{admit, check_plan, was_carried};
-use self::arrange::Arrangement;
-use self::prepared::{Bench, Order, Prepared};
+use self::prepared::{Prepared, StageContext, UpdateSpec};
 use self::stage::StageError;
-use crate::board::{Board, UpdatePhase, note_reboot, note_update};
 use crate::cache::Cache;
-use crate::disruption::DisruptionGate;
-use crate::home::Home;
-use crate::identity::IdentitySource;
+use crate::machine::command_runner::CommandRunner;
+use crate::machine::disruption::DisruptionGate;
+use crate::machine::identity::IdentitySource;
+use crate::machine::services::ServiceDriver;
 use crate::root::Root;
-use crate::saved::StateDirectory;
-use crate::scan::{Scanner, Snapshot};
-use crate::service::ServiceDriver;
-use crate::service::outside::Outside;
+use crate::state::directories::Directories;
+use crate::state::persisted_state::StateDirectory;
+use crate::state::report_state::{ReportState, UpdatePhase, note_reboot, note_update};
 use crate::trust::Trust;
-use crate::trust::judge::Judged;
+use crate::trust::verification::VerifiedUpdate;
+use crate::update::pause::refuse_if_paused;
+use crate::update::step_plan::StepPlan;
+use crate::{scan::Scanner, state::snapshot::Snapshot};
 
 /// The longest that a staged update may wait for its Commit.
 const EXPIRES_MAX: Duration = Duration::from_secs(24 * 3_600);
@@ -81,11 +83,11 @@ pub struct Updater {
     /// The tree.
     pub root: Arc<Root>,
     /// Where updates are staged.
-    pub home: Arc<Home>,
+    pub directories: Arc<Directories>,
     /// Where their objects are.
     pub cache: Arc<Cache>,
     /// Who is told.
-    pub board: Arc<Board>,
+    pub report_state: Arc<ReportState>,
     /// Who verifies.
     pub scanner: Arc<Scanner>,
     /// What stops and starts services.
@@ -93,7 +95,7 @@ pub struct Updater {
     /// The name of subd's own service.
     pub own_service: String,
     /// How health checks are run.
-    pub outside: Outside,
+    pub command_runner: CommandRunner,
     /// Whose images are taken; everybody's if there is none.
     pub trust: Option<Arc<Trust>>,
     /// What is asked before work of high impact; nobody if there is none.
@@ -133,28 +135,29 @@ impl Updater {
     /// `Stale` if the machine is not as the plan expects, `Busy` during another update,
     /// `BadRequest` for a plan that must not be carried out.
     pub async fn prepare(self: &Arc<Self>, request: PrepareRequest) -> Result<(), Fault> {
-        let Some(judged_upon) = self.board.read(|state| admit(state, &request))? else {
+        let Some(snapshot_before) = self.report_state.read(|state| admit(state, &request))? else {
             return Ok(());
         };
-        let exclusions = self.board.exclusions().clone();
-        let settings = self.board.read(|state| state.saved.configuration.scan.clone());
+        let exclusions = self.report_state.exclusions().clone();
+        let settings = self.report_state.read(|state| state.persisted.configuration.scan.clone());
         let root = Arc::clone(&self.root);
-        let reported = self.board.read(|state| {
+        let reported = self.report_state.read(|state| {
             state.scan_report().map(|report| report.occupied.clone()).unwrap_or_default()
         });
         let trust = self.trust.clone();
         let checking = tokio::task::spawn_blocking(move || {
             guard::admit(&root, &reported, &request.plan)?;
-            let arrangement = check_plan(&request, &settings, &exclusions)?;
+            let step_plan = check_plan(&request, &settings, &exclusions)?;
             // That the scan is still the same when it is staged is seen by the digest of its tree.
-            let judge = |trust: &Trust| trust.judge(&request, &judged_upon, &exclusions);
-            let judged = trust.as_deref().map(judge).transpose()?;
-            Ok::<_, Fault>((request, arrangement, judged))
+            let verify = |trust: &Trust| trust.verify(&request, &snapshot_before, &exclusions);
+            let verified = trust.as_deref().map(verify).transpose()?;
+            Ok::<_, Fault>((request, step_plan, verified))
         });
-        let (request, arrangement, judged) = checking.await.map_err(|error| internal(&error))??;
-        self.check_objects(&arrangement)?;
-        let snapshot = self.board.try_change(|state| {
+        let (request, step_plan, verified) = checking.await.map_err(|error| internal(&error))??;
+        self.check_objects(&step_plan)?;
+        let snapshot = self.report_state.try_change(|state| {
             let snapshot = admit(state, &request)?;
+            refuse_if_paused(state.persisted.paused.as_ref(), wall())?;
             if snapshot.is_some() {
                 state.update = UpdatePhase::Preparing(request.update_id);
             }
@@ -163,14 +166,14 @@ impl Updater {
         if let Some(snapshot) = snapshot {
             let updater = Arc::clone(self);
             self.tasks.spawn(async move {
-                updater.run_prepare(request, arrangement, judged, snapshot).await;
+                updater.run_prepare(request, step_plan, verified, snapshot).await;
             });
         }
         Ok(())
     }
 
-    fn check_objects(&self, arrangement: &Arrangement) -> Result<(), Fault> {
-        for (id, size_bytes) in arrangement.objects() {
+    fn check_objects(&self, step_plan: &StepPlan) -> Result<(), Fault> {
+        for (id, size_bytes) in step_plan.objects() {
             match self.cache.size_of(&id) {
                 Some(size) if size == size_bytes => {}
                 Some(size) => {
@@ -189,31 +192,32 @@ impl Updater {
     async fn run_prepare(
         self: Arc<Self>,
         request: PrepareRequest,
-        arrangement: Arrangement,
-        judged: Option<Judged>,
+        step_plan: StepPlan,
+        verified: Option<VerifiedUpdate>,
         snapshot: Arc<Snapshot>,
     ) {
         let update_id = request.update_id;
         let expires = Duration::from_secs(request.expires_seconds.into()).min(EXPIRES_MAX);
-        let order = Order { own_service: self.own_service.clone(), ..Order::new(request) };
-        let order = match judged {
-            Some(judged) => order.judged(judged),
+        let order =
+            UpdateSpec { own_service: self.own_service.clone(), ..UpdateSpec::new(request) };
+        let order = match verified {
+            Some(verified) => order.verified(verified),
             None => order,
         };
         let (updater, kept) = (Arc::clone(&self), order.clone());
         let staging = tokio::task::spawn_blocking(move || {
             updater.give_up(None);
-            updater.stage(order, &arrangement, &snapshot)
+            updater.stage(order, &step_plan, &snapshot)
         });
         let result = match staging.await {
             Ok(result) => result.map_err(|error| report(&error)),
             Err(error) => Err(error.to_string()),
         };
-        self.board.set_cache(|| self.cache.ids());
+        self.report_state.set_cache(|| self.cache.ids());
         match result {
             Ok(prepared) => {
                 *self.lock_prepared() = Some(prepared);
-                self.board.change(|state| state.update = UpdatePhase::Prepared(update_id));
+                self.report_state.change(|state| state.update = UpdatePhase::Prepared(update_id));
                 let updater = Arc::clone(&self);
                 self.tasks.spawn(async move { updater.expire(update_id, expires).await });
             }
@@ -226,19 +230,19 @@ impl Updater {
 
     fn stage(
         &self,
-        order: Order,
-        arrangement: &Arrangement,
+        order: UpdateSpec,
+        step_plan: &StepPlan,
         snapshot: &Snapshot,
     ) -> Result<Staged, StageError> {
         let scanned = snapshot.tree.as_ref().expect("an update is admitted only with a scan");
-        let bench = Bench {
+        let context = StageContext {
             root: &self.root,
-            home: &self.home,
+            directories: &self.directories,
             cache: &self.cache,
             scanned,
             managed: snapshot.settings.attributes,
         };
-        let prepared = Prepared::stage(&bench, order, arrangement)?;
+        let prepared = Prepared::stage(&context, order, step_plan)?;
         Ok(Staged { prepared, scope: snapshot.scope })
     }
 
@@ -258,15 +262,15 @@ impl Updater {
         if let Some(Staged { prepared, .. }) = staged {
             let update_id = prepared.order.update_id;
             tracing::info!(update_id, "giving up the staged update");
-            prepared.give_up(&self.home, &self.cache);
+            prepared.give_up(&self.directories, &self.cache);
         }
     }
 
     /// Gives the update up when nobody has committed it in time.
     async fn expire(self: Arc<Self>, update_id: u64, expires: Duration) {
-        let mut versions = self.board.watch();
+        let mut versions = self.report_state.watch();
         let waiting = async {
-            while self.board.read(|state| state.update == UpdatePhase::Prepared(update_id))
+            while self.report_state.read(|state| state.update == UpdatePhase::Prepared(update_id))
                 && versions.changed().await.is_ok()
             {}
         };
@@ -276,7 +280,7 @@ impl Updater {
             () = self.stop.cancelled() => {}
             () = tokio::time::sleep(expires) => {}
         }
-        let begun = self.board.try_change(|state| {
+        let begun = self.report_state.try_change(|state| {
             if state.update != UpdatePhase::Prepared(update_id) {
                 return Err(());
             }
@@ -291,8 +295,8 @@ impl Updater {
         if let Err(error) = cleared {
             tracing::error!(update_id, %error, "cannot give the update up");
         }
-        self.board.set_cache(|| self.cache.ids());
-        self.board.change(|state| state.update = UpdatePhase::Idle);
+        self.report_state.set_cache(|| self.cache.ids());
+        self.report_state.change(|state| state.update = UpdatePhase::Idle);
     }
 
     /// Accepts the Commit of the update that is staged, and starts to carry it out.
@@ -300,11 +304,11 @@ impl Updater {
     /// # Errors
     ///
     /// `NotFound` if it is not staged, `Busy` during another update, `Stale` if the scan settings
-    /// have changed since it was staged.
+    /// have changed since it was staged, `Held` during a pause.
     pub fn commit(self: &Arc<Self>, update_id: u64) -> Result<(), Fault> {
         let scope = self.lock_prepared().as_ref().map(|prepared| prepared.scope);
-        let begun = self.board.try_change(|state| {
-            let last = state.saved.last_update.as_ref();
+        let begun = self.report_state.try_change(|state| {
+            let last = state.persisted.last_update.as_ref();
             match state.update {
                 UpdatePhase::Updating(current) if current == update_id => Ok(None),
                 UpdatePhase::Prepared(current) if current == update_id => {
@@ -312,6 +316,9 @@ impl Updater {
                         let text = "the scan settings changed since the update was staged";
                         return Err(Fault::new(FaultCode::Stale, text));
                     }
+                    // The caller may have waited for a permission since it looked at the pause.
+                    // Here the state is locked: no update begins after `Pause` has answered.
+                    refuse_if_paused(state.persisted.paused.as_ref(), wall())?;
                     state.update = UpdatePhase::Updating(update_id);
                     Ok(Some(()))
                 }
@@ -338,10 +345,10 @@ impl Updater {
     async fn run_commit(self: Arc<Self>, update_id: u64) {
         let Some(prepared) = self.lock_prepared().take() else {
             tracing::error!(update_id, "the staged update is gone");
-            self.board.change(|state| state.update = UpdatePhase::Idle);
+            self.report_state.change(|state| state.update = UpdatePhase::Idle);
             return;
         };
-        let triggers = self.board.read(|state| state.saved.triggers.clone());
+        let triggers = self.report_state.read(|state| state.persisted.triggers.clone());
         let touched = prepared.prepared.order.touched.clone();
         let journal = prepared.prepared.journal(&triggers, self.identity.boot_id());
         let head = journal.head.clone();
@@ -356,7 +363,7 @@ impl Updater {
     /// `Held` if it may not now: it stays staged, and may later.
     pub async fn permit(&self, update_id: u64) -> Result<(), Fault> {
         let Some(gate) = &self.gate else { return Ok(()) };
-        let triggers = self.board.read(|state| state.saved.triggers.clone());
+        let triggers = self.report_state.read(|state| state.persisted.triggers.clone());
         let disturbs = {
             let slot = self.lock_prepared();
             let staged = slot.as_ref().map(|staged| &staged.prepared);
@@ -371,8 +378,8 @@ impl Updater {
 
     /// Notes how an update ended, durably, and what comes next.
     async fn note(&self, last: LastUpdate, triggers: Option<Triggers>, phase: UpdatePhase) {
-        self.board.change(|state| {
-            note_update(&mut state.saved, &last, triggers.as_ref());
+        self.report_state.change(|state| {
+            note_update(&mut state.persisted, &last, triggers.as_ref());
             note_reboot(state);
             state.update = phase;
         });
@@ -381,7 +388,7 @@ impl Updater {
 
     /// Writes what is remembered.
     async fn store(&self) {
-        if let Err(error) = self.board.keep(&self.state).await {
+        if let Err(error) = self.report_state.save(&self.state).await {
             tracing::error!("{}", report(&error));
         }
     }
@@ -389,17 +396,4 @@ impl Updater {
 
 fn internal(error: &dyn std::error::Error) -> Fault {
     Fault::new(FaultCode::Internal, report(error))
-}
-
-/// The machine's clock.
-#[must_use]
-pub fn now() -> Time {
-    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => Time {
-            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            nanoseconds: since.subsec_nanos(),
-        },
-        // A clock before 1970 is a clock that was not set.
-        Err(_) => Time::default(),
-    }
 }

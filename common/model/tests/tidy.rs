@@ -89,12 +89,7 @@ const BANNED_IN_CORES: [&str; 15] = [
 
 /// Modules that must be cores, with all below them; so must everything in a folder `core`.
 const CORES: &[&str] = &[
-    "imageserver/src/check/finding",
-    "imageserver/src/directories",
-    "imageserver/src/scrub/course",
-    "imageserver/src/scrub/repairs",
     "imageserver/src/store/layout",
-    "imageserver/src/store/needs",
     "imageserver/src/store/record",
     "subd/src/fetch/request",
     "subd/src/fetch/space",

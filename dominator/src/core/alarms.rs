@@ -98,7 +98,7 @@ impl Raised {
 
 /// What a call tells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct News {
+pub struct AlarmChanges {
     /// Alarms that began, sorted by kind; at most 100.
     pub begun: Vec<Alarm>,
     /// How many more began.
@@ -111,11 +111,11 @@ pub struct News {
 
 /// What has to be told, upon what was told last.
 #[must_use]
-pub fn news(told: &Raised, now: &Raised) -> Option<News> {
+pub fn changes(told: &Raised, now: &Raised) -> Option<AlarmChanges> {
     let (begun, more_begun) = now.without(told);
     let (ended, more_ended) = told.without(now);
     let has_any = !begun.is_empty() || !ended.is_empty();
-    has_any.then_some(News { begun, more_begun, ended, more_ended })
+    has_any.then_some(AlarmChanges { begun, more_begun, ended, more_ended })
 }
 
 #[cfg(test)]
@@ -163,7 +163,7 @@ mod tests {
     fn what_began_and_what_ended_is_told_once() {
         let mut now = Raised::of(&status());
         now.add("scanner-stalled", "web1", None, "the scanner stalls: at /srv".into());
-        let first = news(&Raised::default(), &now).unwrap();
+        let first = changes(&Raised::default(), &now).unwrap();
         let begun = vec![
             alarm(
                 "mdb-held",
@@ -186,14 +186,14 @@ mod tests {
                 "updates are disabled by ann: storm",
             ),
         ];
-        assert_eq!(first, News { begun, more_begun: 0, ended: Vec::new(), more_ended: 0 });
-        assert_eq!(news(&now, &now), None);
+        assert_eq!(first, AlarmChanges { begun, more_begun: 0, ended: Vec::new(), more_ended: 0 });
+        assert_eq!(changes(&now, &now), None);
 
         // The brake is pulled once more, the scanner is at another path, the rest is over.
         let mut later = Raised::default();
         later.add(UPDATES_DISABLED, "", Some(at(7)), "again".into());
         later.add("scanner-stalled", "web1", None, "the scanner stalls: at /home".into());
-        let News { begun, ended, .. } = news(&now, &later).unwrap();
+        let AlarmChanges { begun, ended, .. } = changes(&now, &later).unwrap();
         assert_eq!(begun, [alarm("updates-disabled", "", Some("1970-01-01T00:00:07Z"), "again")]);
         let kinds: Vec<&str> = ended.iter().map(|alarm| alarm.kind.as_str()).collect();
         assert_eq!(kinds, ["mdb-held", "mdb-not-kept", "mdb-refused", "updates-disabled"]);
@@ -205,10 +205,11 @@ mod tests {
         for machine in 0..130 {
             now.add("read-only", &format!("web{machine:03}"), None, String::new());
         }
-        let News { begun, more_begun, ended, more_ended } = news(&Raised::default(), &now).unwrap();
+        let AlarmChanges { begun, more_begun, ended, more_ended } =
+            changes(&Raised::default(), &now).unwrap();
         assert_eq!((begun.len(), more_begun, ended.len(), more_ended), (100, 30, 0, 0));
         assert_eq!(begun[99].about, "web099");
-        let over = news(&now, &Raised::default()).unwrap();
+        let over = changes(&now, &Raised::default()).unwrap();
         assert_eq!((over.ended.len(), over.more_ended), (100, 30));
     }
 }

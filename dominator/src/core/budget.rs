@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::dominator::budgets::LimitUse;
 
 use self::limits::{Limit, Limits, Places, machines};
-use super::meaning::{is_within, trimmed};
+use crate::core::selectors::{is_within, trimmed};
 
 /// After so long, nobody overtakes the oldest claim of its class any more.
 pub const STARVING: Duration = Duration::from_secs(600);
@@ -35,7 +35,7 @@ const BEFORE_MAX: usize = 1_000;
 /// Tells the claims of one machine from those of others, and from those of the same machine under
 /// another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Seat(pub u64);
+pub struct ClaimantId(pub u64);
 
 /// Which share of the budgets an update takes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -125,7 +125,7 @@ impl Scope {
 struct Group {
     class: Class,
     scopes: Vec<usize>,
-    waiting: BTreeSet<(Duration, Seat)>,
+    waiting: BTreeSet<(Duration, ClaimantId)>,
 }
 
 #[derive(Clone, Debug)]
@@ -145,7 +145,7 @@ pub struct Budget {
     scopes: Vec<Scope>,
     groups: Vec<Group>,
     known: BTreeMap<(Class, Impact, String), usize>,
-    claims: BTreeMap<Seat, Claim>,
+    claims: BTreeMap<ClaimantId, Claim>,
     last: Class,
 }
 
@@ -184,33 +184,33 @@ impl Budget {
     fn rebuild(&mut self) {
         (self.scopes, self.groups) = (Vec::new(), Vec::new());
         self.known.clear();
-        for (seat, claim) in std::mem::take(&mut self.claims) {
-            self.insert(seat, claim.demand, claim.is_held);
+        for (claimant, claim) in std::mem::take(&mut self.claims) {
+            self.insert(claimant, claim.demand, claim.is_held);
         }
     }
 
     /// Lets a machine wait for its turn, or goes on with what it has if that is for the same.
-    pub fn ask(&mut self, seat: Seat, demand: Demand) {
-        if self.claims.get(&seat).is_some_and(|claim| claim.demand == demand) {
+    pub fn ask(&mut self, claimant: ClaimantId, demand: Demand) {
+        if self.claims.get(&claimant).is_some_and(|claim| claim.demand == demand) {
             return;
         }
-        self.release(seat);
-        self.insert(seat, demand, false);
+        self.release(claimant);
+        self.insert(claimant, demand, false);
     }
 
     /// Counts a machine that is under way already, whatever the limits are.
-    pub fn count(&mut self, seat: Seat, demand: Demand) {
-        self.release(seat);
-        self.insert(seat, demand, true);
+    pub fn count(&mut self, claimant: ClaimantId, demand: Demand) {
+        self.release(claimant);
+        self.insert(claimant, demand, true);
     }
 
     /// Takes the claim of a machine away, if it has one.
-    pub fn release(&mut self, seat: Seat) {
-        let Some(claim) = self.claims.remove(&seat) else { return };
+    pub fn release(&mut self, claimant: ClaimantId) {
+        let Some(claim) = self.claims.remove(&claimant) else { return };
         let at = claim.demand.class as usize;
         let group = &mut self.groups[claim.group];
         if !claim.is_held {
-            group.waiting.remove(&(claim.demand.since, seat));
+            group.waiting.remove(&(claim.demand.since, claimant));
         }
         for &scope in &group.scopes {
             let scope = &mut self.scopes[scope];
@@ -221,22 +221,22 @@ impl Budget {
 
     /// Grants all claims that there are places for, and names their machines. While not `is_open`
     /// only those that no limit counts.
-    pub fn grant(&mut self, now: Duration, is_open: bool) -> Vec<Seat> {
+    pub fn grant(&mut self, now: Duration, is_open: bool) -> Vec<ClaimantId> {
         let mut granted = Vec::new();
-        while let Some((class, seat)) = self.next(now, is_open) {
-            let demand = self.claims[&seat].demand.clone();
-            self.release(seat);
-            self.insert(seat, demand, true);
+        while let Some((class, claimant)) = self.next(now, is_open) {
+            let demand = self.claims[&claimant].demand.clone();
+            self.release(claimant);
+            self.insert(claimant, demand, true);
             self.last = class;
-            granted.push(seat);
+            granted.push(claimant);
         }
         granted
     }
 
     /// True if the claim of a machine is granted.
     #[must_use]
-    pub fn is_held(&self, seat: Seat) -> bool {
-        self.claims.get(&seat).is_some_and(|claim| claim.is_held)
+    pub fn is_held(&self, claimant: ClaimantId) -> bool {
+        self.claims.get(&claimant).is_some_and(|claim| claim.is_held)
     }
 
     /// How many claims are granted, and how many wait.
@@ -263,10 +263,10 @@ impl Budget {
 
     /// What a claim waits for, in words.
     #[must_use]
-    pub fn why(&self, seat: Seat) -> String {
-        let Some(claim) = self.claims.get(&seat) else { return String::new() };
+    pub fn why(&self, claimant: ClaimantId) -> String {
+        let Some(claim) = self.claims.get(&claimant) else { return String::new() };
         let group = &self.groups[claim.group];
-        let before = before(self.before(claim, seat));
+        let before = before(self.before(claim, claimant));
         let mut scopes = group.scopes.iter().map(|&scope| &self.scopes[scope]);
         let Some(full) = scopes.find(|scope| !scope.has_room(group.class, [0; 2])) else {
             return format!("a machine that has waited longer comes first; {before}");
@@ -285,13 +285,13 @@ impl Budget {
     }
 
     /// How many claims that wait for the same limits are older, as far as that is counted.
-    fn before(&self, claim: &Claim, seat: Seat) -> usize {
+    fn before(&self, claim: &Claim, claimant: ClaimantId) -> usize {
         let mine = &self.groups[claim.group];
         let Some(shared) = mine.scopes.first() else { return 0 };
         let mut count = 0;
         for group in &self.groups {
             if group.class == mine.class && group.scopes.contains(shared) {
-                let older = group.waiting.range(..(claim.demand.since, seat));
+                let older = group.waiting.range(..(claim.demand.since, claimant));
                 count += older.take(BEFORE_MAX + 1 - count).count();
             }
             if count > BEFORE_MAX {
@@ -302,18 +302,18 @@ impl Budget {
     }
 
     /// The claim that is granted next, if any can be.
-    fn next(&self, now: Duration, is_open: bool) -> Option<(Class, Seat)> {
+    fn next(&self, now: Duration, is_open: bool) -> Option<(Class, ClaimantId)> {
         let heads = |class: Class| {
             let groups = self.groups.iter().filter(move |group| group.class == class);
             groups.filter_map(|group| Some((*group.waiting.first()?, group)))
         };
         // Who has waited so long that nobody younger takes a place that it needs.
-        let starving: Vec<((Duration, Seat), &Group)> = [Class::Repair, Class::Rollout]
+        let starving: Vec<((Duration, ClaimantId), &Group)> = [Class::Repair, Class::Rollout]
             .into_iter()
             .filter_map(|class| heads(class).min_by_key(|(head, _)| *head))
             .filter(|((since, _), _)| now.saturating_sub(*since) >= STARVING)
             .collect();
-        let keep = |scope: usize, head: (Duration, Seat)| {
+        let keep = |scope: usize, head: (Duration, ClaimantId)| {
             let mut keep = [0; 2];
             for (older, group) in &starving {
                 if *older < head && group.scopes.contains(&scope) {
@@ -334,21 +334,21 @@ impl Budget {
                         .iter()
                         .all(|&scope| self.scopes[scope].has_room(class, keep(scope, *head)))
             });
-            fitting.map(|(head, _)| head).min().map(|(_, seat)| (class, seat))
+            fitting.map(|(head, _)| head).min().map(|(_, claimant)| (class, claimant))
         })
     }
 
-    fn insert(&mut self, seat: Seat, demand: Demand, is_held: bool) {
+    fn insert(&mut self, claimant: ClaimantId, demand: Demand, is_held: bool) {
         let group = self.group_of(&demand);
         let at = demand.class as usize;
         if !is_held {
-            self.groups[group].waiting.insert((demand.since, seat));
+            self.groups[group].waiting.insert((demand.since, claimant));
         }
         for &scope in &self.groups[group].scopes {
             let scope = &mut self.scopes[scope];
             *(if is_held { &mut scope.used[at] } else { &mut scope.waiting[at] }) += 1;
         }
-        self.claims.insert(seat, Claim { demand, group, is_held });
+        self.claims.insert(claimant, Claim { demand, group, is_held });
     }
 
     fn group_of(&mut self, demand: &Demand) -> usize {

@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //!
-//! * A Commit begins only with a claim that is granted ([`Claims::begin`]): within all budgets, and
+//! * A Commit begins only with a claim that is granted ([`ClaimTable::begin`]): within all budgets, and
 //!   not to an image to which updates have stopped, unless the machine has that image already.
 //! * After a restart nothing that is limited is granted before all machines were asked what they
 //!   are doing, or [`LEARNING`] is over: what was under way before counts.
@@ -22,10 +22,10 @@ use model::image::ImageName;
 use model::words::counted;
 
 use super::budget::limits::Limits;
-use super::budget::{Budget, Demand, Seat};
-use super::network::{Download, Network};
+use super::budget::{Budget, ClaimantId, Demand};
 use super::sub::Now;
-use super::trial::{Failed, FailureLimits, Trials};
+use crate::core::image_breaker::{FailureLimits, ImageBreaker, UpdateFailure};
+use crate::core::network_budget::{Download, NetworkBudget};
 
 /// How long a dominator that starts waits for machines that do not answer.
 pub const LEARNING: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ const LIMITS_SHOWN: usize = 100;
 
 /// What is configured.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ClaimSettings {
     /// How many machines may be updating.
     pub updating: Limits,
     /// How many machines may be under work of high impact.
@@ -48,7 +48,7 @@ pub struct Settings {
 
 /// An update that a machine needs, or that is under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Update {
+pub struct UpdateClaim {
     /// What it takes of the budgets.
     pub demand: Demand,
     /// The image that it is for; `None` if that is not known.
@@ -62,16 +62,16 @@ pub struct Update {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// To be updated.
-    Update(Update),
+    Update(UpdateClaim),
     /// Nothing: it is being updated.
-    UnderWay(Update),
+    UnderWay(UpdateClaim),
     /// To fetch.
     Fetch(Download),
 }
 
 /// What a claim is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum ClaimKind {
     /// An update.
     Update,
     /// A fetch.
@@ -80,27 +80,27 @@ pub enum Purpose {
 
 /// How an update ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum UpdateEnd {
     /// It was not begun, or is not known to have been.
     Withdrawn,
     /// The machine is as the update makes it.
     Good,
     /// It failed.
-    Failed(Failed),
+    Failed(UpdateFailure),
 }
 
 /// What a machine does not need any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
     /// The claim for an update, because of this.
-    Update(End),
+    Update(UpdateEnd),
     /// The claim for a fetch: it is ordered, or not needed.
     Fetch,
 }
 
 /// What a machine is told about its claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ClaimAnswer {
     /// Go ahead.
     Granted,
     /// Not yet, and why.
@@ -110,7 +110,7 @@ pub enum Answer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ClaimState {
     /// For its turn, or for updates to the image to go on.
     Waiting,
     Granted,
@@ -118,38 +118,38 @@ enum State {
 }
 
 #[derive(Clone, Debug)]
-struct Held {
-    update: Update,
-    state: State,
+struct HeldClaim {
+    update: UpdateClaim,
+    state: ClaimState,
 }
 
 /// See the module's text.
 #[derive(Clone, Debug)]
-pub struct Claims {
+pub struct ClaimTable {
     started: Duration,
     budget: Budget,
-    trials: Trials,
-    network: Network,
-    updates: BTreeMap<Seat, Held>,
+    breaker: ImageBreaker,
+    network: NetworkBudget,
+    updates: BTreeMap<ClaimantId, HeldClaim>,
     /// Machines that were there when the dominator started and that nobody has met yet.
-    unmet: BTreeSet<Seat>,
+    unmet: BTreeSet<ClaimantId>,
     /// True once it is known which machines there are.
     is_populated: bool,
     /// Machines that should look at the answer to their claim again.
-    news: BTreeSet<Seat>,
+    news: BTreeSet<ClaimantId>,
     /// Counts how often the list of stopped images has changed.
     stops: u64,
 }
 
-impl Claims {
+impl ClaimTable {
     /// The dominator starts `now`; updates to `stopped` had stopped before.
     #[must_use]
-    pub fn new(settings: Settings, stopped: Vec<StoppedImage>, now: Now) -> Self {
+    pub fn new(settings: ClaimSettings, stopped: Vec<StoppedImage>, now: Now) -> Self {
         Self {
             started: now.elapsed,
             budget: Budget::new(settings.updating, settings.high_impact),
-            trials: Trials::new(settings.failures, stopped),
-            network: Network::new(settings.network),
+            breaker: ImageBreaker::new(settings.failures, stopped),
+            network: NetworkBudget::new(settings.network),
             updates: BTreeMap::new(),
             unmet: BTreeSet::new(),
             is_populated: false,
@@ -159,27 +159,27 @@ impl Claims {
     }
 
     /// A machine is looked after from now on.
-    pub fn enroll(&mut self, seat: Seat, now: Now) {
+    pub fn enroll(&mut self, claimant: ClaimantId, now: Now) {
         if now.elapsed < self.started + LEARNING {
-            self.unmet.insert(seat);
+            self.unmet.insert(claimant);
         }
     }
 
     /// What a machine was doing when the dominator started is known, or that it does not answer.
-    pub fn met(&mut self, seat: Seat, now: Now) {
-        if self.unmet.remove(&seat) && self.is_open(now) {
+    pub fn met(&mut self, claimant: ClaimantId, now: Now) {
+        if self.unmet.remove(&claimant) && self.is_open(now) {
             self.advance(now);
         }
     }
 
     /// A machine is looked after no more.
-    pub fn leave(&mut self, seat: Seat, now: Now) {
-        self.unmet.remove(&seat);
-        self.updates.remove(&seat);
-        self.budget.release(seat);
-        self.network.cancel(seat);
-        self.trials.forget(seat);
-        self.news.remove(&seat);
+    pub fn leave(&mut self, claimant: ClaimantId, now: Now) {
+        self.unmet.remove(&claimant);
+        self.updates.remove(&claimant);
+        self.budget.release(claimant);
+        self.network.cancel(claimant);
+        self.breaker.forget(claimant);
+        self.news.remove(&claimant);
         self.advance(now);
     }
 
@@ -193,109 +193,109 @@ impl Claims {
     ) {
         self.is_populated = true;
         self.budget.set_machines(population);
-        self.stops += u64::from(self.trials.retain(images));
+        self.stops += u64::from(self.breaker.retain(images));
         self.advance(now);
     }
 
     /// Other limits hold from now on. What is granted stays.
-    pub fn set(&mut self, settings: Settings, now: Now) {
+    pub fn set(&mut self, settings: ClaimSettings, now: Now) {
         self.budget.set_limits(settings.updating, settings.high_impact);
         self.network.set_limit(settings.network);
-        self.trials.set_limits(settings.failures);
+        self.breaker.set_limits(settings.failures);
         self.advance(now);
     }
 
-    /// A machine asks, or asks once more; [`Claims::answer`] has the answer.
-    pub fn claim(&mut self, seat: Seat, claim: Claim, now: Now) {
+    /// A machine asks, or asks once more; [`ClaimTable::answer`] has the answer.
+    pub fn claim(&mut self, claimant: ClaimantId, claim: Claim, now: Now) {
         match claim {
-            Claim::Fetch(download) => self.network.ask(seat, download),
+            Claim::Fetch(download) => self.network.ask(claimant, download),
             Claim::UnderWay(update) => {
-                self.budget.count(seat, update.demand.clone());
-                self.updates.insert(seat, Held { update, state: State::Begun });
+                self.budget.count(claimant, update.demand.clone());
+                self.updates.insert(claimant, HeldClaim { update, state: ClaimState::Begun });
             }
             Claim::Update(update) => {
                 if self.stop_of(&update).is_some() {
-                    self.budget.release(seat);
+                    self.budget.release(claimant);
                 } else {
-                    self.budget.ask(seat, update.demand.clone());
+                    self.budget.ask(claimant, update.demand.clone());
                 }
-                let is_held = self.budget.is_held(seat);
-                let state = if is_held { State::Granted } else { State::Waiting };
-                self.updates.insert(seat, Held { update, state });
+                let is_held = self.budget.is_held(claimant);
+                let state = if is_held { ClaimState::Granted } else { ClaimState::Waiting };
+                self.updates.insert(claimant, HeldClaim { update, state });
             }
         }
         self.advance(now);
         // Whoever asks gets an answer.
-        self.news.remove(&seat);
+        self.news.remove(&claimant);
     }
 
     /// A Commit is about to be sent: true if it may be. One that was lost on its way is sent again
     /// only if updates to its image have not stopped since.
     #[must_use]
-    pub fn begin(&mut self, seat: Seat) -> bool {
-        let held = self.updates.get(&seat);
+    pub fn begin(&mut self, claimant: ClaimantId) -> bool {
+        let held = self.updates.get(&claimant);
         let is_stopped = held.is_some_and(|held| self.stop_of(&held.update).is_some());
-        let Some(held) = self.updates.get_mut(&seat) else { return false };
-        if is_stopped && held.state != State::Waiting {
-            held.state = State::Waiting;
-            self.budget.release(seat);
-            self.news.insert(seat);
+        let Some(held) = self.updates.get_mut(&claimant) else { return false };
+        if is_stopped && held.state != ClaimState::Waiting {
+            held.state = ClaimState::Waiting;
+            self.budget.release(claimant);
+            self.news.insert(claimant);
         }
-        if held.state == State::Waiting {
+        if held.state == ClaimState::Waiting {
             return false;
         }
-        held.state = State::Begun;
+        held.state = ClaimState::Begun;
         true
     }
 
     /// A machine needs something no more.
-    pub fn release(&mut self, seat: Seat, release: Release, now: Now) {
+    pub fn release(&mut self, claimant: ClaimantId, release: Release, now: Now) {
         match release {
-            Release::Fetch => self.network.cancel(seat),
+            Release::Fetch => self.network.cancel(claimant),
             Release::Update(end) => {
-                self.budget.release(seat);
-                if let Some(held) = self.updates.remove(&seat) {
-                    self.ended(seat, &held.update, end, now);
+                self.budget.release(claimant);
+                if let Some(held) = self.updates.remove(&claimant) {
+                    self.ended(claimant, &held.update, end, now);
                 }
             }
         }
         self.advance(now);
     }
 
-    fn ended(&mut self, seat: Seat, update: &Update, end: End, now: Now) {
+    fn ended(&mut self, claimant: ClaimantId, update: &UpdateClaim, end: UpdateEnd, now: Now) {
         let result = match end {
-            End::Withdrawn => return,
-            End::Good => None,
-            End::Failed(failed) => Some(failed),
+            UpdateEnd::Withdrawn => return,
+            UpdateEnd::Good => None,
+            UpdateEnd::Failed(failed) => Some(failed),
         };
         let Some(image) = update.image.as_ref().filter(|_| update.is_new) else { return };
-        if !self.trials.note(seat, image, result, now.wall) {
+        if !self.breaker.note(claimant, image, result, now.wall) {
             return;
         }
         self.stops += 1;
         // Those who have not begun do not begin.
-        for (&seat, held) in &mut self.updates {
-            if held.state != State::Begun
+        for (&claimant, held) in &mut self.updates {
+            if held.state != ClaimState::Begun
                 && held.update.is_new
                 && held.update.image.as_ref() == Some(image)
             {
-                held.state = State::Waiting;
-                self.budget.release(seat);
-                self.news.insert(seat);
+                held.state = ClaimState::Waiting;
+                self.budget.release(claimant);
+                self.news.insert(claimant);
             }
         }
     }
 
     /// Lets updates to an image go on, and begins to count anew; false if they had not stopped.
     pub fn resume(&mut self, image: &ImageName, now: Now) -> bool {
-        if !self.trials.resume(image) {
+        if !self.breaker.resume(image) {
             return false;
         }
         self.stops += 1;
-        for (&seat, held) in &self.updates {
-            if held.state == State::Waiting && held.update.image.as_ref() == Some(image) {
-                self.budget.ask(seat, held.update.demand.clone());
-                self.news.insert(seat);
+        for (&claimant, held) in &self.updates {
+            if held.state == ClaimState::Waiting && held.update.image.as_ref() == Some(image) {
+                self.budget.ask(claimant, held.update.demand.clone());
+                self.news.insert(claimant);
             }
         }
         self.advance(now);
@@ -305,16 +305,16 @@ impl Claims {
     /// Grants what can be granted by now.
     pub fn advance(&mut self, now: Now) {
         let is_open = self.is_open(now);
-        for seat in self.budget.grant(now.elapsed, is_open) {
-            if let Some(held) = self.updates.get_mut(&seat) {
-                held.state = State::Granted;
+        for claimant in self.budget.grant(now.elapsed, is_open) {
+            if let Some(held) = self.updates.get_mut(&claimant) {
+                held.state = ClaimState::Granted;
             }
-            self.news.insert(seat);
+            self.news.insert(claimant);
         }
         self.news.extend(self.network.grant(now.elapsed));
     }
 
-    /// When [`Claims::advance`] is wanted, if nothing else happens before.
+    /// When [`ClaimTable::advance`] is wanted, if nothing else happens before.
     #[must_use]
     pub fn wake_at(&self, now: Now) -> Option<Duration> {
         let learning = (!self.is_open(now)).then_some(self.started + LEARNING);
@@ -323,20 +323,25 @@ impl Claims {
 
     /// What a machine is told about its claim; `None` if it has none.
     #[must_use]
-    pub fn answer(&self, seat: Seat, purpose: Purpose, now: Now) -> Option<Answer> {
-        if purpose == Purpose::Fetch {
-            let why = self.network.why(seat);
-            return match self.network.is_granted(seat) {
-                true => Some(Answer::Granted),
-                false => (!why.is_empty()).then(|| Answer::Waits(why.into())),
+    pub fn answer(
+        &self,
+        claimant: ClaimantId,
+        purpose: ClaimKind,
+        now: Now,
+    ) -> Option<ClaimAnswer> {
+        if purpose == ClaimKind::Fetch {
+            let why = self.network.why(claimant);
+            return match self.network.is_granted(claimant) {
+                true => Some(ClaimAnswer::Granted),
+                false => (!why.is_empty()).then(|| ClaimAnswer::Waits(why.into())),
             };
         }
-        let held = self.updates.get(&seat)?;
-        if held.state != State::Waiting {
-            return Some(Answer::Granted);
+        let held = self.updates.get(&claimant)?;
+        if held.state != ClaimState::Waiting {
+            return Some(ClaimAnswer::Granted);
         }
         if let Some(stop) = self.stop_of(&held.update) {
-            return Some(Answer::Stopped(stop.why.as_str().into()));
+            return Some(ClaimAnswer::Stopped(stop.why.as_str().into()));
         }
         if !self.is_open(now) {
             let why = format!(
@@ -344,14 +349,14 @@ impl Claims {
                  answer",
                 counted(self.unmet.len() as u64, "machine")
             );
-            return Some(Answer::Waits(why.into()));
+            return Some(ClaimAnswer::Waits(why.into()));
         }
-        Some(Answer::Waits(self.budget.why(seat).into()))
+        Some(ClaimAnswer::Waits(self.budget.why(claimant).into()))
     }
 
-    fn stop_of(&self, update: &Update) -> Option<&StoppedImage> {
+    fn stop_of(&self, update: &UpdateClaim) -> Option<&StoppedImage> {
         let image = update.image.as_ref().filter(|_| update.is_new)?;
-        self.trials.stop_of(image)
+        self.breaker.stop_of(image)
     }
 
     fn is_open(&self, now: Now) -> bool {
@@ -359,14 +364,14 @@ impl Claims {
     }
 
     /// Machines that should look at the answer to their claim again.
-    pub fn take_news(&mut self) -> BTreeSet<Seat> {
+    pub fn take_news(&mut self) -> BTreeSet<ClaimantId> {
         std::mem::take(&mut self.news)
     }
 
     /// All images to which updates have stopped, by name.
     #[must_use]
     pub fn stopped(&self) -> Vec<StoppedImage> {
-        self.trials.stopped()
+        self.breaker.stopped()
     }
 
     /// How often that list has changed.
@@ -389,7 +394,7 @@ impl Claims {
             fetches_waiting,
             bytes_waiting,
             limits,
-            stopped: self.trials.stopped(),
+            stopped: self.breaker.stopped(),
         }
     }
 }

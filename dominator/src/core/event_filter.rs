@@ -8,7 +8,7 @@ use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use model::path::TreePath;
 use model::tree::Time;
 
-use super::meaning::{HostPatterns, is_within};
+use crate::core::selectors::{HostPatterns, is_within};
 use api::dominator::orders::is_pattern;
 
 /// A request for events that is none.

@@ -36,7 +36,7 @@ use std::sync::Arc;
 
 use model::tree::Time;
 
-pub use sighting::{Known, Origin, Origins, Sighting, Trust};
+pub use sighting::{KnownIdentity, Origin, Origins, Sighting, Trust};
 
 use groups::{Claimant, Key, Summary, groups_of, remove_from};
 use holders::{Holder, Rank, witnesses};
@@ -45,7 +45,7 @@ use words::{first_label, is_called};
 
 /// What a state machine tells of its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum IdentityReport {
     /// A sub answered that says this of itself. The number tells sightings apart.
     Seen(u64, Arc<Sighting>),
     /// It does not answer any more.
@@ -58,7 +58,7 @@ pub enum News {
 
 /// Whether a machine is the one that is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct IdentityVerdict {
     /// The sighting that was judged.
     pub number: u64,
     /// Why it is another machine, if it is.
@@ -96,13 +96,13 @@ struct Entry {
     seat: u64,
     sighting: Option<(u64, Arc<Sighting>)>,
     is_present: bool,
-    known: Option<Known>,
+    known: Option<KnownIdentity>,
     wrong: Option<Arc<str>>,
 }
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub struct Roster {
+pub struct IdentityTable {
     entries: BTreeMap<Arc<str>, Entry>,
     last_seat: u64,
     /// Records by the first label of their names.
@@ -116,22 +116,22 @@ pub struct Roster {
     /// Machine ids that images bring.
     image_ids: BTreeSet<String>,
     /// What is known of machines that no record was entered for.
-    waiting: BTreeMap<Arc<str>, Known>,
+    waiting: BTreeMap<Arc<str>, KnownIdentity>,
     /// Machines of which something else is known than was taken to be kept.
     dirty: BTreeSet<Arc<str>>,
 }
 
-impl Roster {
+impl IdentityTable {
     /// A roster without records; each machine was last known by what `waiting` says.
     #[must_use]
-    pub fn new(waiting: BTreeMap<Arc<str>, Known>) -> Self {
+    pub fn new(waiting: BTreeMap<Arc<str>, KnownIdentity>) -> Self {
         let image_ids = waiting.values().filter_map(id_of_image).map(str::to_owned).collect();
         Self { waiting, image_ids, ..Self::default() }
     }
 
     /// A record is looked after from now on, or at another address. Gives the seat of its state
     /// machine, and the verdicts that are different now.
-    pub fn enter(&mut self, name: &str) -> (u64, Vec<(Arc<str>, Verdict)>) {
+    pub fn enter(&mut self, name: &str) -> (u64, Vec<(Arc<str>, IdentityVerdict)>) {
         self.last_seat += 1;
         let seat = self.last_seat;
         let name: Arc<str> = name.into();
@@ -155,7 +155,7 @@ impl Roster {
     }
 
     /// A record is gone, and what its machine was known by.
-    pub fn leave(&mut self, name: &str) -> Vec<(Arc<str>, Verdict)> {
+    pub fn leave(&mut self, name: &str) -> Vec<(Arc<str>, IdentityVerdict)> {
         let name: Arc<str> = name.into();
         let mut changed = self.change(&name, |entry| *entry = Entry::default());
         if self.entries.remove(&name).is_some() {
@@ -175,40 +175,45 @@ impl Roster {
 
     /// Hears what the state machine in `seat` tells of the record called `name`. Gives the verdicts
     /// that are different now; a sighting is always answered.
-    pub fn hear(&mut self, name: &str, seat: u64, news: News) -> Vec<(Arc<str>, Verdict)> {
+    pub fn hear(
+        &mut self,
+        name: &str,
+        seat: u64,
+        news: IdentityReport,
+    ) -> Vec<(Arc<str>, IdentityVerdict)> {
         let Some((name, entry)) = self.entries.get_key_value(name) else { return Vec::new() };
         if entry.seat != seat {
             return Vec::new();
         }
         let name = Arc::clone(name);
         match news {
-            News::Seen(number, sighting) => self.change(&name, |entry| {
+            IdentityReport::Seen(number, sighting) => self.change(&name, |entry| {
                 entry.sighting = Some((number, sighting));
                 entry.is_present = true;
             }),
-            News::Lost => {
+            IdentityReport::Lost => {
                 if let Some(entry) = self.entries.get_mut(&name) {
                     entry.is_present = false;
                 }
                 Vec::new()
             }
-            News::Changing => self.know(&name, |known, _| match known.is_own {
-                true => Known { trust: known.trust.clone(), ..Known::default() },
+            IdentityReport::Changing => self.know(&name, |known, _| match known.is_own {
+                true => KnownIdentity { trust: known.trust.clone(), ..KnownIdentity::default() },
                 false => known.clone(),
             }),
-            News::Synced => self.know(&name, |known, sighting| {
+            IdentityReport::Synced => self.know(&name, |known, sighting| {
                 let is_own = matches!(sighting.origins.machine_id, Origin::Machine);
                 if is_own && sighting.machine_id.is_empty() {
                     return known.clone();
                 }
                 let (machine_id, trust) = (sighting.machine_id.clone(), known.trust.clone());
-                Known { machine_id, is_own, trust }
+                KnownIdentity { machine_id, is_own, trust }
             }),
         }
     }
 
     /// What will be known of a machine when an operator trusts what answers for it now; it is
-    /// trusted only by [`Roster::take_trust`].
+    /// trusted only by [`IdentityTable::take_trust`].
     ///
     /// # Errors
     ///
@@ -219,7 +224,7 @@ impl Roster {
         who: &str,
         why: &str,
         now: Time,
-    ) -> Result<Known, TrustError> {
+    ) -> Result<KnownIdentity, TrustError> {
         let hostname = || name.to_owned();
         let entry = self.entries.get(name);
         let Some((entry, (_, sighting))) =
@@ -233,7 +238,7 @@ impl Roster {
         if entry.wrong.is_none() {
             return Err(TrustError::NoDoubt { hostname: hostname() });
         }
-        Ok(Known {
+        Ok(KnownIdentity {
             machine_id: sighting.machine_id.clone(),
             is_own: !sighting.machine_id.is_empty() && !sighting.has_id_of_image(),
             trust: Some(Trust {
@@ -246,7 +251,11 @@ impl Roster {
     }
 
     /// Takes an operator's word, which is kept already.
-    pub fn take_trust(&mut self, name: &str, known: Known) -> Vec<(Arc<str>, Verdict)> {
+    pub fn take_trust(
+        &mut self,
+        name: &str,
+        known: KnownIdentity,
+    ) -> Vec<(Arc<str>, IdentityVerdict)> {
         let name: Arc<str> = name.into();
         if !self.entries.contains_key(&name) {
             return Vec::new();
@@ -261,7 +270,7 @@ impl Roster {
     }
 
     /// What is to be kept, or not any more, since this was last asked.
-    pub fn take_dirty(&mut self) -> Vec<(Arc<str>, Option<Known>)> {
+    pub fn take_dirty(&mut self) -> Vec<(Arc<str>, Option<KnownIdentity>)> {
         let dirty = std::mem::take(&mut self.dirty).into_iter();
         dirty
             .map(|name| {
@@ -286,8 +295,8 @@ impl Roster {
     fn know(
         &mut self,
         name: &Arc<str>,
-        next: impl FnOnce(&Known, &Sighting) -> Known,
-    ) -> Vec<(Arc<str>, Verdict)> {
+        next: impl FnOnce(&KnownIdentity, &Sighting) -> KnownIdentity,
+    ) -> Vec<(Arc<str>, IdentityVerdict)> {
         let Some(entry) = self.entries.get(name).filter(|entry| entry.wrong.is_none()) else {
             return Vec::new();
         };
@@ -306,7 +315,7 @@ impl Roster {
         &mut self,
         name: &Arc<str>,
         change: impl FnOnce(&mut Entry),
-    ) -> Vec<(Arc<str>, Verdict)> {
+    ) -> Vec<(Arc<str>, IdentityVerdict)> {
         let Some(old) = self.entries.remove(name) else { return Vec::new() };
         let mut new = old.clone();
         change(&mut new);
@@ -336,7 +345,7 @@ impl Roster {
     }
 
     /// Judges these, and gives the verdicts that are different now.
-    fn judge(&mut self, names: BTreeSet<Arc<str>>) -> Vec<(Arc<str>, Verdict)> {
+    fn judge(&mut self, names: BTreeSet<Arc<str>>) -> Vec<(Arc<str>, IdentityVerdict)> {
         let mut changed = Vec::new();
         for name in names {
             let wrong = self.doubt(&name);
@@ -350,15 +359,15 @@ impl Roster {
         changed
     }
 
-    fn judge_claims(&mut self, label: &str) -> Vec<(Arc<str>, Verdict)> {
+    fn judge_claims(&mut self, label: &str) -> Vec<(Arc<str>, IdentityVerdict)> {
         let claims = self.claims.get(label).cloned().unwrap_or_default();
         self.judge(claims)
     }
 
-    fn verdict(&self, name: &str) -> Verdict {
-        let Some(entry) = self.entries.get(name) else { return Verdict::default() };
+    fn verdict(&self, name: &str) -> IdentityVerdict {
+        let Some(entry) = self.entries.get(name) else { return IdentityVerdict::default() };
         let number = entry.sighting.as_ref().map_or(0, |(number, _)| *number);
-        Verdict { number, wrong: entry.wrong.clone() }
+        IdentityVerdict { number, wrong: entry.wrong.clone() }
     }
 
     /// Why what answers for the record is another machine, if it is.
@@ -369,7 +378,8 @@ impl Roster {
             return Some(why);
         }
         let id = sighting.machine_id.as_str();
-        let is_other_id = |known: &Known| known.is_own && !id.is_empty() && known.machine_id != id;
+        let is_other_id =
+            |known: &KnownIdentity| known.is_own && !id.is_empty() && known.machine_id != id;
         if let Some(known) = entry.known.as_ref().filter(|known| is_other_id(known))
             && !sighting.has_id_of_image()
         {

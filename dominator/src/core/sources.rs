@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::meaning::{is_within, trimmed};
+use crate::core::selectors::{is_within, trimmed};
 
 /// Object servers, by location.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! One machine: the state machine that brings it to its image and keeps it there.
 //!
-//! [`Sub::step`] takes note of an [`Event`] (`note`), looks at all it knows and decides what is
-//! next (`decide`). Decisions depend on what is known, not on the way it became known, so lost,
+//! [`Sub::step`] takes note of an [`Event`] (`apply_event`), looks at all it knows and decides what is
+//! next (`next_effects`). Decisions depend on what is known, not on the way it became known, so lost,
 //! repeated and late answers, restarts of the sub and of the dominator need no cases of their own.
 //!
 //! # Invariants
 //!
 //! * At most one poll, one reading of the tree, one plan and one call are under way.
-//! * No Commit while the brake is on, and none without a claim that is granted (`claim`).
+//! * No Commit while the brake is on, and none without a claim that is granted (`own_claims`).
 //! * No Commit but of an update whose Prepare the sub has accepted and staged, made from the scan
 //!   and the image that are still the latest.
 //! * Each Commit comes with what it orders, to be put on record first; none while that cannot be.
@@ -17,21 +17,21 @@
 //!   and what the last update touched has been scanned since.
 // tidy: core
 
-mod ahead;
-mod bounds;
-mod claim;
-mod decide;
+pub mod apply_event;
 mod event;
 mod explain;
-mod missing;
-mod note;
-mod offer;
+pub mod identity_check;
+pub mod limits_sync;
+pub mod missing_objects;
+pub mod next_effects;
 mod orders;
-mod prospect;
-mod recognition;
+pub mod own_claims;
+pub mod prefetch;
 mod record;
 mod report;
+pub mod signature_offer;
 mod view;
+pub mod what_if;
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -43,22 +43,24 @@ use model::object::ObjectId;
 use model::scope::Scope;
 use model::tree::{Time, Tree};
 
-pub use claim::{REBOOTING_MACHINE_VANISHED_AFTER, UNUSED_LONGEST, UPDATE_LONGEST, VANISHED_AFTER};
+pub use crate::core::sub::own_claims::{
+    REBOOTING_MACHINE_VANISHED_AFTER, UNUSED_LONGEST, UPDATE_LONGEST, VANISHED_AFTER,
+};
+pub use crate::core::sub::what_if::WhatIfInput;
 pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Ticket};
-pub use prospect::Prospect;
 pub use view::{Unusable, View};
 
-use ahead::Ahead;
-use bounds::Bounds;
-use claim::Claims;
-use offer::Offer;
+use crate::core::sub::identity_check::IdentityCheck;
+use crate::core::sub::limits_sync::LimitsSync;
+use crate::core::sub::own_claims::OwnClaims;
+use crate::core::sub::prefetch::Prefetch;
+use crate::core::sub::signature_offer::SignatureOffer;
 use orders::Orders;
-use recognition::Recognition;
 use record::Awaited;
 
-use super::history::History;
 use super::identity::Origins;
-use super::pace::{HOLD_FIRST, PollPace};
+use crate::core::status_history::StatusHistory;
+use crate::core::timing::{HOLD_FIRST, PollPace};
 use api::planning::{PlanKey, Planned};
 
 /// Whether the sub answers.
@@ -81,21 +83,21 @@ enum Polling {
 
 /// What a call was for; tells whether a poll shows that it was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+enum CallPurpose {
     Scan(Scope),
     Limits,
     Fetch(u64),
-    Ahead(u64),
+    Prefetch(u64),
     Prepare(u64),
     Commit(u64),
     Cleanup,
-    Offer,
+    OfferSignatures,
 }
 
 /// A call that was accepted, and that no poll has shown yet.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    purpose: Purpose,
+    purpose: CallPurpose,
     /// A poll with this ticket or a later one was sent after the call was accepted: if it does
     /// not show the call, then the call was lost.
     shown_from: Ticket,
@@ -103,7 +105,7 @@ struct Pending {
 
 /// The update that is wanted, under the id by which the sub knows it.
 #[derive(Clone, Copy, Debug)]
-struct Update {
+struct WantedUpdate {
     id: u64,
     key: PlanKey,
     instance: u64,
@@ -112,7 +114,7 @@ struct Update {
 
 /// The fetch that is wanted, under the id by which the sub knows it.
 #[derive(Clone, Copy, Debug)]
-struct Fetch {
+struct WantedFetch {
     id: u64,
     plan: ObjectId,
     missing: usize,
@@ -159,9 +161,9 @@ struct KnownScope {
 pub struct Sub {
     machine: Arc<Machine>,
     image: ImageState,
-    ahead: Ahead,
-    bounds: Bounds,
-    claims: Claims,
+    prefetch: Prefetch,
+    limits_sync: LimitsSync,
+    claims: OwnClaims,
     brake: Option<Arc<str>>,
     /// Why nothing can be put on record.
     unrecordable: Option<Arc<str>>,
@@ -170,7 +172,7 @@ pub struct Sub {
     last_id: u64,
 
     reach: Reach,
-    recognition: Recognition,
+    identity: IdentityCheck,
     view: Option<View>,
     /// How many scans that differ have been seen.
     scans: u64,
@@ -190,15 +192,15 @@ pub struct Sub {
     plan_failed: Option<(PlanKey, String)>,
     known_scope: Option<KnownScope>,
 
-    calling: Option<(Ticket, Purpose)>,
+    calling: Option<(Ticket, CallPurpose)>,
     pending: Option<Pending>,
     call_again: Option<(Duration, String)>,
     calls_failed: u32,
 
-    update: Option<Update>,
+    update: Option<WantedUpdate>,
     /// The update whose last Commit was not sent: what was staged for it may go without harm.
     unsent: Option<u64>,
-    fetch: Option<Fetch>,
+    fetch: Option<WantedFetch>,
     done: Option<ObjectId>,
     hold: Option<Hold>,
     holds: u32,
@@ -208,14 +210,14 @@ pub struct Sub {
     orders: Orders,
     cleaned_generation: Option<u64>,
     /// What the machine is being shown, and what it has seen, of the signatures of its image.
-    offering: Option<Offer>,
-    offered: Option<Offer>,
+    offering: Option<SignatureOffer>,
+    offered: Option<SignatureOffer>,
     awaited: Option<Awaited>,
 
     status: Status,
     detail: String,
     since: Time,
-    history: History,
+    history: StatusHistory,
     /// When it last answered a poll, on the clock of [`Now::elapsed`].
     answered: Duration,
     last_seen: Option<Time>,
@@ -231,15 +233,15 @@ impl Sub {
         Self {
             machine,
             image: ImageState::Undefined,
-            ahead: Ahead::default(),
-            bounds: Bounds::default(),
-            claims: Claims::default(),
+            prefetch: Prefetch::default(),
+            limits_sync: LimitsSync::default(),
+            claims: OwnClaims::default(),
             brake: None,
             unrecordable: None,
             last_ticket: 0,
             last_id: first_id,
             reach: Reach::Unknown,
-            recognition: Recognition::default(),
+            identity: IdentityCheck::default(),
             view: None,
             scans: 0,
             ask_all: false,
@@ -274,7 +276,7 @@ impl Sub {
             status: Status::Connecting,
             detail: "not reached yet".to_owned(),
             since: now.wall,
-            history: History::default(),
+            history: StatusHistory::default(),
             answered: now.elapsed,
             last_seen: None,
             last_synced: None,
@@ -284,9 +286,9 @@ impl Sub {
 
     /// Takes note of `event` and says what to do.
     pub fn step(&mut self, now: Now, event: Event, context: &Context<'_>) -> Vec<Effect> {
-        self.note(now, event, context);
+        self.apply_event(now, event, context);
         let mut effects = Vec::new();
-        self.decide(now, context, &mut effects);
+        self.next_effects(now, context, &mut effects);
         effects
     }
 
@@ -305,7 +307,7 @@ impl Sub {
             return false;
         };
         self.cleared = Some(digest);
-        self.let_go();
+        self.clear_failures();
         true
     }
 
@@ -316,7 +318,7 @@ impl Sub {
     pub fn retry(&mut self) -> bool {
         let is_held = self.can_retry();
         self.retried = self.undone_update().or(self.retried);
-        self.let_go();
+        self.clear_failures();
         is_held
     }
 

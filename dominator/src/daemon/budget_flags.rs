@@ -5,9 +5,9 @@ use std::str::FromStr;
 use rpc::client::{Peer, PeerError};
 
 use crate::core::budget::limits::{Limit, LimitAt, LimitError, Limits};
-use crate::core::claims::Settings;
+use crate::core::claims::ClaimSettings;
+use crate::core::image_breaker::FailureLimits;
 use crate::core::sources::Sources;
-use crate::core::trial::FailureLimits;
 
 /// The limit of high impact if none is given.
 const HIGH_IMPACT: Limit = Limit::Percent(10);
@@ -63,11 +63,11 @@ pub struct BudgetArgs {
 
 impl BudgetArgs {
     #[must_use]
-    pub fn settings(&self) -> Settings {
+    pub fn settings(&self) -> ClaimSettings {
         let each = |limit: Option<GivenLimit>| limit.and_then(|limit| limit.0);
         let (updating, high_impact) =
             (each(self.max_updating_per_location), each(self.max_high_impact_per_location));
-        Settings {
+        ClaimSettings {
             updating: Limits::new(None, &self.max_updating, updating),
             high_impact: Limits::new(Some(HIGH_IMPACT), &self.max_high_impact, high_impact),
             network: self.network_limit,

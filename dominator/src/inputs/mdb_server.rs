@@ -11,7 +11,7 @@ use model::mdb::{Machine, MdbError, parse};
 use model::report::report;
 use rpc::client::Client;
 
-use crate::core::pace::{POLL_WAIT, RETRY_FIRST, RETRY_LONGEST};
+use crate::core::timing::{POLL_WAIT, RETRY_FIRST, RETRY_LONGEST};
 use crate::runtime::fleet::Fleet;
 use model::backoff::{doubled, jittered};
 use system::random::random;

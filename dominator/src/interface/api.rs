@@ -24,10 +24,9 @@ use tokio_util::task::TaskTracker;
 use access::expect_may;
 
 use crate::core::identity::TrustError;
-use crate::core::intake::AcceptError;
-use crate::core::meaning::HostsError;
+use crate::core::mdb_admission::AcceptError;
 use crate::core::pauses::PauseError;
-use crate::core::selection::Selection;
+use crate::core::selectors::{HostsError, Selection};
 use crate::runtime::fleet::{Fleet, OrderError};
 use crate::runtime::identities::TrustOrderError;
 

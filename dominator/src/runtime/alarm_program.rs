@@ -6,7 +6,7 @@ use std::time::Duration;
 use model::report::report;
 use tokio::sync::watch;
 
-use crate::core::alarms::{News, Raised, news};
+use crate::core::alarms::{AlarmChanges, Raised, changes};
 use crate::runtime::fleet::Fleet;
 use daemon::program::output;
 use model::backoff::doubled;
@@ -39,8 +39,8 @@ pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>)
         let program = programs.borrow_and_update().clone();
         let now = if program.is_empty() { Raised::default() } else { fleet.raised() };
         let mut pause = LOOK_INTERVAL;
-        if let Some(news) = news(&told, &now) {
-            match call(&program, &news).await {
+        if let Some(changes) = changes(&told, &now) {
+            match call(&program, &changes).await {
                 Ok(()) => {
                     (told, failures) = (now, 0);
                     fleet.note_alarm_error(None);
@@ -63,7 +63,7 @@ pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>)
 }
 
 /// Calls the program once. The error says why it failed.
-async fn call(program: &[String], news: &News) -> Result<(), String> {
+async fn call(program: &[String], news: &AlarmChanges) -> Result<(), String> {
     let mut input = serde_json::to_vec(news).map_err(|error| error.to_string())?;
     input.push(b'\n');
     let late = |_| format!("{} takes longer than {PROGRAM_LIMIT:?}", program.join(" "));

@@ -11,8 +11,8 @@ use model::report::report;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::core::budget::Seat;
-use crate::core::claims::{Answer, Claim, Claims, Purpose, Release, Settings};
+use crate::core::budget::ClaimantId;
+use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, ClaimSettings, ClaimTable, Release};
 use crate::core::order::Order;
 use crate::runtime::clock::Clock;
 use crate::storage::{State, StateError};
@@ -22,8 +22,8 @@ const KEEP_AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Inner {
-    claims: Claims,
-    machines: BTreeMap<Seat, Arc<Notify>>,
+    claims: ClaimTable,
+    machines: BTreeMap<ClaimantId, Arc<Notify>>,
     last: u64,
     /// When [`ClaimService::run`] wakes.
     wake: Option<Duration>,
@@ -61,12 +61,12 @@ pub struct ClaimService {
 impl ClaimService {
     /// Creates a service without claims. Updates to `stopped` had stopped before a restart.
     #[must_use]
-    pub fn new(clock: Clock, settings: Settings, stopped: Vec<StoppedImage>) -> Self {
+    pub fn new(clock: Clock, settings: ClaimSettings, stopped: Vec<StoppedImage>) -> Self {
         for stop in &stopped {
             tracing::warn!(image = %stop.image, "updates to this image have stopped: {}", stop.why);
         }
         let told = stopped.iter().map(|stop| stop.image.clone()).collect();
-        let claims = Claims::new(settings, stopped, clock.now());
+        let claims = ClaimTable::new(settings, stopped, clock.now());
         let machines = BTreeMap::new();
         let inner = Inner { claims, machines, last: 0, wake: None, told, kept: 0 };
         Self {
@@ -80,17 +80,17 @@ impl ClaimService {
 
     /// Gives a machine a number under which it claims. `nudge` is notified whenever the answer to
     /// one of its claims changes.
-    pub fn enroll(&self, nudge: Arc<Notify>) -> Seat {
+    pub fn enroll(&self, nudge: Arc<Notify>) -> ClaimantId {
         let mut inner = self.locked();
         inner.last += 1;
-        let seat = Seat(inner.last);
+        let seat = ClaimantId(inner.last);
         inner.claims.enroll(seat, self.clock.now());
         inner.machines.insert(seat, nudge);
         seat
     }
 
     /// Gives back all claims of a machine and forgets it.
-    pub fn leave(&self, seat: Seat) {
+    pub fn leave(&self, seat: ClaimantId) {
         self.act(|claims, clock| claims.leave(seat, clock.now()));
         self.locked().machines.remove(&seat);
     }
@@ -110,33 +110,33 @@ impl ClaimService {
     }
 
     /// Changes the limits. What is granted stays granted.
-    pub fn set(&self, settings: Settings) {
+    pub fn set(&self, settings: ClaimSettings) {
         self.act(|claims, clock| claims.set(settings, clock.now()));
     }
 
-    pub fn claim(&self, seat: Seat, claim: Claim) {
+    pub fn claim(&self, seat: ClaimantId, claim: Claim) {
         self.act(|claims, clock| claims.claim(seat, claim, clock.now()));
     }
 
-    pub fn release(&self, seat: Seat, what: Release) {
+    pub fn release(&self, seat: ClaimantId, what: Release) {
         self.act(|claims, clock| claims.release(seat, what, clock.now()));
     }
 
     /// Notes that it is known what a machine was doing when the dominator started.
-    pub fn met(&self, seat: Seat) {
+    pub fn met(&self, seat: ClaimantId) {
         self.act(|claims, clock| claims.met(seat, clock.now()));
     }
 
     /// Notes that a Commit is about to be sent. Returns false if it must not be sent.
     #[must_use]
-    pub fn begin(&self, seat: Seat) -> bool {
-        self.locked().claims.begin(seat)
+    pub fn begin(&self, claimant: ClaimantId) -> bool {
+        self.locked().claims.begin(claimant)
     }
 
     /// Returns the answer to a claim.
     #[must_use]
-    pub fn answer(&self, seat: Seat, purpose: Purpose) -> Option<Answer> {
-        self.locked().claims.answer(seat, purpose, self.clock.now())
+    pub fn answer(&self, claimant: ClaimantId, purpose: ClaimKind) -> Option<ClaimAnswer> {
+        self.locked().claims.answer(claimant, purpose, self.clock.now())
     }
 
     #[must_use]
@@ -248,7 +248,7 @@ impl ClaimService {
     }
 
     /// Changes the claims, and nudges the machines whose answers changed.
-    fn act<T>(&self, act: impl FnOnce(&mut Claims, Clock) -> T) -> T {
+    fn act<T>(&self, act: impl FnOnce(&mut ClaimTable, Clock) -> T) -> T {
         let mut inner = self.locked();
         let before = inner.claims.stops();
         let result = act(&mut inner.claims, self.clock);
@@ -282,12 +282,12 @@ mod tests {
     use super::*;
     use crate::core::budget::limits::Limits;
     use crate::core::budget::{Class, Demand, Impact};
-    use crate::core::claims::{End, Update};
-    use crate::core::trial::{Failed, FailureLimits};
+    use crate::core::claims::{UpdateClaim, UpdateEnd};
+    use crate::core::image_breaker::{FailureLimits, UpdateFailure};
 
     /// A claim_service at which updates to an image stop upon the first failure.
     fn claim_service() -> Arc<ClaimService> {
-        let settings = Settings {
+        let settings = ClaimSettings {
             updating: Limits::default(),
             high_impact: Limits::default(),
             network: None,
@@ -305,8 +305,8 @@ mod tests {
         };
         let image = Some(ImageName::new(image).unwrap());
         let seat = claim_service.enroll(Arc::default());
-        claim_service.claim(seat, Claim::UnderWay(Update { demand, image, is_new: true }));
-        claim_service.release(seat, Release::Update(End::Failed(Failed::Stuck)));
+        claim_service.claim(seat, Claim::UnderWay(UpdateClaim { demand, image, is_new: true }));
+        claim_service.release(seat, Release::Update(UpdateEnd::Failed(UpdateFailure::Stuck)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -32,7 +32,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::core::budget;
 use crate::core::changes::Ordered;
-use crate::core::claims::{Answer, Claim, Purpose};
+use crate::core::claims::{Claim, ClaimAnswer, ClaimKind};
 use crate::core::default_image::required;
 use crate::core::sources::Sources;
 use crate::core::sub::{
@@ -122,7 +122,7 @@ pub struct Handle {
     /// Notified when what watchers are told has changed.
     news: Notify,
     /// The number of the machine in the claim service.
-    claimant: budget::Seat,
+    claimant: budget::ClaimantId,
     claim_service: Arc<ClaimService>,
 }
 
@@ -246,9 +246,9 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
                 let brake = brakes.borrow_and_update();
                 Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))
             }
-            Ok(()) = recorder.changed() => Event::Recorder(recorder.borrow_and_update().clone()),
+            Ok(()) = recorder.changed() => Event::HistoryTrouble(recorder.borrow_and_update().clone()),
             Ok(()) = verdicts.changed() => {
-                Event::Recognized(verdicts.borrow_and_update().clone())
+                Event::IdentityJudged(verdicts.borrow_and_update().clone())
             }
             Ok(()) = defaults.changed() => {
                 let default = defaults.borrow_and_update().clone();
@@ -343,7 +343,7 @@ impl Driver {
 
     /// Reads the answers to the machine's claims, which may have changed.
     fn nudged(&mut self) -> Event {
-        for purpose in [Purpose::Update, Purpose::Fetch] {
+        for purpose in [ClaimKind::Update, ClaimKind::Fetch] {
             if let Some(answer) = self.shared.claim_service.answer(self.handle.claimant, purpose) {
                 self.step(Event::Claimed(purpose, answer));
             }
@@ -391,7 +391,7 @@ impl Driver {
                     }
                 })
             }
-            Effect::Tell(news) => {
+            Effect::ReportIdentity(news) => {
                 let hostname = &self.machine.hostname;
                 return self.shared.identities.hear(hostname, &self.handle.seat, news);
             }
@@ -399,8 +399,8 @@ impl Driver {
             Effect::Claim(claim) => {
                 let seat = self.handle.claimant;
                 let purpose = match &claim {
-                    Claim::Update(_) => Purpose::Update,
-                    Claim::Fetch(_) => Purpose::Fetch,
+                    Claim::Update(_) => ClaimKind::Update,
+                    Claim::Fetch(_) => ClaimKind::Fetch,
                     Claim::UnderWay(_) => return shared.claim_service.claim(seat, claim),
                 };
                 shared.claim_service.claim(seat, claim);
@@ -413,13 +413,13 @@ impl Driver {
             Effect::Release(what) => {
                 return shared.claim_service.release(self.handle.claimant, what);
             }
-            Effect::Met => return shared.claim_service.met(self.handle.claimant),
-            Effect::Record(status, detail) => {
+            Effect::ActivityKnown => return shared.claim_service.met(self.handle.claimant),
+            Effect::StatusChanged(status, detail) => {
                 tracing::info!(host = %self.machine.hostname, %status, "{detail}");
                 shared.history.status(&self.machine.hostname, status, &detail);
                 return;
             }
-            Effect::Ended(update_id, outcome) => {
+            Effect::UpdateEnded(update_id, outcome) => {
                 shared.history.ended(&self.machine.hostname, update_id, outcome);
                 return;
             }
@@ -487,7 +487,8 @@ async fn commit(
     if shared.gate.brake().is_some() {
         return Err(braked("the brake was pulled"));
     }
-    if shared.claim_service.answer(handle.claimant, Purpose::Update) != Some(Answer::Granted) {
+    if shared.claim_service.answer(handle.claimant, ClaimKind::Update) != Some(ClaimAnswer::Granted)
+    {
         return Err(braked("leave was taken back"));
     }
     let update_id = ordered.update_id;

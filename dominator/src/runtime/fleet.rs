@@ -23,15 +23,15 @@ use tokio_util::task::TaskTracker;
 use crate::core::alarms::Raised;
 use crate::core::default_image::DefaultImageError;
 use crate::core::event_filter::FilterError;
-use crate::core::herd::{EditLimits, count, images_of};
-use crate::core::intake::{AcceptError, Intake};
-use crate::core::meaning::{HostsError, hosts_of};
+use crate::core::mdb_admission::{AcceptError, MdbAdmission};
+use crate::core::mdb_diff::{EditLimits, count, images_of};
 use crate::core::order::{Order, OrderTextError};
 use crate::core::pauses::PauseError;
-use crate::core::remarks::sentence;
-use crate::core::selection::Selection;
+use crate::core::selectors::Selection;
+use crate::core::selectors::{HostsError, hosts_of};
 use crate::core::settings::{Settings, SettingsError};
 use crate::core::sub::Sub;
+use crate::core::warnings::sentence;
 use crate::runtime::driver::{Handle, Shared, drive};
 use crate::runtime::identities::TrustOrderError;
 use crate::storage::{State, StateError};
@@ -116,7 +116,7 @@ struct Watched {
 
 #[derive(Debug)]
 struct Inner {
-    intake: Intake,
+    intake: MdbAdmission,
     settings: Settings,
     watched: BTreeMap<String, Watched>,
     /// The image of machines whose record names none.
@@ -134,7 +134,7 @@ impl Inner {
             remarks.iter().map(|(name, _)| (name, 0)).collect();
         if !machines.is_empty() {
             for name in
-                self.intake.herd().machines().values().flat_map(|machine| images_of(machine))
+                self.intake.current().machines().values().flat_map(|machine| images_of(machine))
             {
                 if let Some(count) = machines.get_mut(&name) {
                     *count += 1;
@@ -143,8 +143,8 @@ impl Inner {
             if let Some(default) = &self.default
                 && let Some(count) = machines.get_mut(&default.image)
             {
-                let herd = self.intake.herd().machines().values();
-                *count += herd.filter(|machine| machine.required().is_none()).count();
+                let machines = self.intake.current().machines().values();
+                *count += machines.filter(|machine| machine.required().is_none()).count();
             }
         }
         remarks.iter().map(|(name, remark)| sentence(name, machines[name], remark)).collect()
@@ -190,7 +190,7 @@ impl Fleet {
         stop: CancellationToken,
     ) -> Self {
         let inner = Inner {
-            intake: Intake::new(mdb_limits, kept),
+            intake: MdbAdmission::new(mdb_limits, kept),
             settings,
             watched: BTreeMap::new(),
             default: shared.default_image.borrow().clone(),

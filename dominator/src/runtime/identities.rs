@@ -12,7 +12,7 @@ use model::report::report;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::core::identity::{News, Roster, Trust, TrustError, Verdict};
+use crate::core::identity::{IdentityReport, IdentityTable, IdentityVerdict, Trust, TrustError};
 use crate::core::order::{Order, OrderTextError};
 use crate::storage::{State, StateError};
 use system::clock::wall;
@@ -42,25 +42,25 @@ pub enum TrustOrderError {
 #[derive(Debug)]
 pub struct Seat {
     number: u64,
-    verdicts: watch::Sender<Verdict>,
+    verdicts: watch::Sender<IdentityVerdict>,
 }
 
 impl Seat {
     /// The last verdict, and each that comes.
     #[must_use]
-    pub fn verdicts(&self) -> watch::Receiver<Verdict> {
+    pub fn verdicts(&self) -> watch::Receiver<IdentityVerdict> {
         self.verdicts.subscribe()
     }
 }
 
 #[derive(Debug)]
 struct Inner {
-    roster: Roster,
-    verdicts: BTreeMap<Arc<str>, watch::Sender<Verdict>>,
+    roster: IdentityTable,
+    verdicts: BTreeMap<Arc<str>, watch::Sender<IdentityVerdict>>,
 }
 
 impl Inner {
-    fn tell(&self, changed: Vec<(Arc<str>, Verdict)>) {
+    fn tell(&self, changed: Vec<(Arc<str>, IdentityVerdict)>) {
         for (name, verdict) in changed {
             if let Some(sender) = self.verdicts.get(&name) {
                 sender.send_replace(verdict);
@@ -85,7 +85,7 @@ impl Identities {
     ///
     /// [`StateError`].
     pub fn open(state: Arc<State>) -> Result<Self, StateError> {
-        let roster = Roster::new(state.identities()?);
+        let roster = IdentityTable::new(state.identities()?);
         let inner = Mutex::new(Inner { roster, verdicts: BTreeMap::new() });
         Ok(Self { inner, state, keeping: Mutex::default(), dirty: Notify::new() })
     }
@@ -99,7 +99,7 @@ impl Identities {
     pub fn enter(&self, hostname: &str) -> Seat {
         let mut inner = self.locked();
         let (number, changed) = inner.roster.enter(hostname);
-        let verdicts = watch::Sender::new(Verdict::default());
+        let verdicts = watch::Sender::new(IdentityVerdict::default());
         inner.verdicts.insert(hostname.into(), verdicts.clone());
         inner.tell(changed);
         Seat { number, verdicts }
@@ -121,7 +121,7 @@ impl Identities {
     }
 
     /// Takes what a state machine reports of its machine.
-    pub fn hear(&self, hostname: &str, seat: &Seat, news: News) {
+    pub fn hear(&self, hostname: &str, seat: &Seat, news: IdentityReport) {
         let mut inner = self.locked();
         let changed = inner.roster.hear(hostname, seat.number, news);
         inner.tell(changed);

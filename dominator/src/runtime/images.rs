@@ -21,9 +21,9 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::pace::{RETRY_FIRST, RETRY_LONGEST};
-use crate::core::remarks::remark;
 use crate::core::sub::ImageState;
+use crate::core::timing::{RETRY_FIRST, RETRY_LONGEST};
+use crate::core::warnings::remark;
 use crate::runtime::plan_cache::Plans;
 use model::backoff::{doubled, jittered};
 use system::{clock::wall, random::random};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use super::{State, StateError};
-use crate::core::identity::Known;
+use crate::core::identity::KnownIdentity;
 use crate::core::order::Order;
 
 /// JSON by host name.
@@ -22,7 +22,7 @@ impl State {
     /// # Errors
     ///
     /// [`StateError`].
-    pub fn identities(&self) -> Result<BTreeMap<Arc<str>, Known>, StateError> {
+    pub fn identities(&self) -> Result<BTreeMap<Arc<str>, KnownIdentity>, StateError> {
         let rows = self.with("read", |database| {
             let table = database.begin_read()?.open_table(IDENTITIES)?;
             let mut rows: Vec<(Arc<str>, Vec<u8>)> = Vec::new();
@@ -47,7 +47,7 @@ impl State {
     /// [`StateError`]; nothing is on the disk then.
     pub fn keep_identities(
         &self,
-        known: &[(Arc<str>, Option<Known>)],
+        known: &[(Arc<str>, Option<KnownIdentity>)],
         order: Option<&Order>,
     ) -> Result<(), StateError> {
         let mut rows = Vec::new();
@@ -72,8 +72,8 @@ impl State {
 mod tests {
     use super::*;
 
-    fn known(machine_id: &str) -> Option<Known> {
-        Some(Known { machine_id: machine_id.into(), is_own: true, trust: None })
+    fn known(machine_id: &str) -> Option<KnownIdentity> {
+        Some(KnownIdentity { machine_id: machine_id.into(), is_own: true, trust: None })
     }
 
     #[test]

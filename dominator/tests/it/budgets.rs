@@ -10,9 +10,9 @@ use std::time::Duration;
 use api::dominator::Status;
 use dominator::core::budget::Class;
 use dominator::core::budget::limits::{Limit, LimitAt, Limits};
-use dominator::core::claims::Settings;
+use dominator::core::claims::ClaimSettings;
+use dominator::core::image_breaker::FailureLimits;
 use dominator::core::sub::VANISHED_AFTER;
-use dominator::core::trial::FailureLimits;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::trigger::Triggers;
@@ -27,7 +27,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Three images, the second with a trigger of high impact if `is_high_impact`; all machines have
 /// the first.
-fn world(seed: u64, settings: Settings, is_high_impact: bool, faults: Faults) -> World {
+fn world(seed: u64, settings: ClaimSettings, is_high_impact: bool, faults: Faults) -> World {
     let (one, two) = (tree(1, false), tree(2, false));
     let mut second = RequiredImage::clone(&image("web/2", two, Some(&["/var/log/.*"])));
     if is_high_impact {
@@ -71,7 +71,7 @@ fn second() -> ImageName {
 
 #[test]
 fn a_rollout_stays_within_its_budgets_and_delays_no_repair() {
-    let settings = Settings {
+    let settings = ClaimSettings {
         updating: limits(&["8%"], Some(6)),
         high_impact: limits(&["40", "nyc=36"], None),
         ..no_limits()
@@ -111,7 +111,7 @@ fn a_rollout_stays_within_its_budgets_and_delays_no_repair() {
 
 #[test]
 fn drift_of_the_whole_fleet_delays_no_rollout() {
-    let settings = Settings { updating: limits(&["40"], None), ..no_limits() };
+    let settings = ClaimSettings { updating: limits(&["40"], None), ..no_limits() };
     let mut world = world(2, settings, false, NONE);
     (0..MACHINES - 60).for_each(|host| world.drift(host));
     world.run_until(world.now() + 10 * SECOND);
@@ -124,7 +124,7 @@ fn drift_of_the_whole_fleet_delays_no_rollout() {
 
 #[test]
 fn dead_machines_use_up_no_budget_for_ever() {
-    let settings = Settings { updating: limits(&["12"], None), ..no_limits() };
+    let settings = ClaimSettings { updating: limits(&["12"], None), ..no_limits() };
     let mut world = world(3, settings, false, NONE);
     // The first that are updated are never seen again: all places are taken by the dead.
     for host in 0..MACHINES {
@@ -151,7 +151,7 @@ fn dead_machines_use_up_no_budget_for_ever() {
 #[test]
 fn an_image_that_fails_stops_and_the_rest_of_the_fleet_goes_on() {
     let settings =
-        Settings { updating: limits(&["12"], None), failures: failures(5), ..no_limits() };
+        ClaimSettings { updating: limits(&["12"], None), failures: failures(5), ..no_limits() };
     let mut world = world(4, settings, false, NONE);
     for host in 0..MACHINES {
         world.models[host].sick = Some(second());
@@ -200,7 +200,7 @@ fn an_image_that_fails_stops_and_the_rest_of_the_fleet_goes_on() {
 #[test]
 fn an_image_that_fails_a_little_more_often_than_others_stops_too() {
     let settings =
-        Settings { updating: limits(&["40"], None), failures: failures(3), ..no_limits() };
+        ClaimSettings { updating: limits(&["40"], None), failures: failures(3), ..no_limits() };
     let mut world = world(5, settings, false, NONE);
     // One in sixteen fails, which is less than a tenth; after updates to another image none does.
     (0..MACHINES).step_by(16).for_each(|host| world.models[host].sick = Some(second()));
@@ -223,7 +223,7 @@ fn an_image_that_fails_a_little_more_often_than_others_stops_too() {
 fn budgets_hold_on_a_bad_network_too() {
     let bad = Faults { lose: 3, repeat: 3, delay_max: 1_000, trouble_every: 0 };
     let settings =
-        Settings { updating: limits(&["60"], Some(5)), network: Some(20_000), ..no_limits() };
+        ClaimSettings { updating: limits(&["60"], Some(5)), network: Some(20_000), ..no_limits() };
     let mut world = world(6, settings, false, NONE);
     world.faults = bad;
     (0..MACHINES).for_each(|host| world.assign(host, "web/2"));

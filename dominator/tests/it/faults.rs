@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use api::dominator::Status;
-use dominator::core::claims::Settings;
-use dominator::core::trial::FailureLimits;
+use dominator::core::claims::ClaimSettings;
+use dominator::core::image_breaker::FailureLimits;
 
 use crate::model::Server;
 use crate::simulation::world_of;
@@ -159,7 +159,7 @@ fn a_thousand_machines_that_come_back_at_the_same_moment_are_no_herd() {
 fn a_full_disk_of_the_dominator_is_the_fault_of_no_machine_and_no_image() {
     let mut world = world_of(300, 5, NONE);
     let failures = FailureLimits { percent: 10, failures_min: 3 };
-    world.limit(Settings { failures, ..no_limits() });
+    world.limit(ClaimSettings { failures, ..no_limits() });
     let now = converge(&mut world, 3 * MINUTE);
     world.tally.clear();
     world.fill_disk(true);

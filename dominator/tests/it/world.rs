@@ -18,8 +18,8 @@ use api::dominator::events::Reason;
 use api::dominator::orders::UpdatePause;
 use api::subd::{Limits, Outcome, PollReply, PollRequest};
 use dominator::core::changes::{Former, Ordered, changes};
-use dominator::core::claims::{Claims, Purpose, Settings};
-use dominator::core::identity::{News, Roster, Verdict};
+use dominator::core::claims::{ClaimKind, ClaimSettings, ClaimTable};
+use dominator::core::identity::{IdentityReport, IdentityTable, IdentityVerdict};
 use dominator::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket, View,
 };
@@ -64,8 +64,8 @@ enum Happening {
     GiveUp { host: usize, run: u64, ticket: Ticket },
     PollWaited { host: usize, instance: u64, run: u64, ticket: Ticket },
     Wake { host: usize, run: u64, at: Duration },
-    Recognized { host: usize, run: u64, verdict: Verdict },
-    Claimed { host: usize, run: u64, purpose: Purpose },
+    IdentityJudged { host: usize, run: u64, verdict: IdentityVerdict },
+    Claimed { host: usize, run: u64, purpose: ClaimKind },
     Recorded { host: usize, run: u64, ticket: Ticket, ordered: Box<Ordered> },
     Grant { run: u64 },
     Work { host: usize, instance: u64, work: Work },
@@ -99,10 +99,10 @@ pub struct World {
     pub effects: BTreeMap<&'static str, u64>,
     pub brake: Option<Arc<str>>,
     pub faults: Faults,
-    pub claims: Claims,
+    pub claims: ClaimTable,
     /// What is under way, counted apart from the budgets.
     pub tally: Tally,
-    settings: Settings,
+    settings: ClaimSettings,
     /// When the desk is looked at next.
     granting: Option<Duration>,
     now: Duration,
@@ -114,7 +114,7 @@ pub struct World {
     machines: Vec<Arc<Machine>>,
     images: BTreeMap<String, Arc<RequiredImage>>,
     images_loaded: bool,
-    roster: Roster,
+    roster: IdentityTable,
     updating: BTreeSet<usize>,
     /// The limits that each sub is to keep to.
     limits: Vec<Limits>,
@@ -151,7 +151,7 @@ impl World {
             effects: BTreeMap::new(),
             brake: None,
             faults,
-            claims: Claims::new(no_limits(), Vec::new(), NEVER),
+            claims: ClaimTable::new(no_limits(), Vec::new(), NEVER),
             tally: Tally::default(),
             settings: no_limits(),
             granting: None,
@@ -163,7 +163,7 @@ impl World {
             machines,
             images: names.into_iter().zip(images).collect(),
             images_loaded: false,
-            roster: Roster::default(),
+            roster: IdentityTable::default(),
             updating: BTreeSet::new(),
             limits,
             retried: BTreeSet::new(),
@@ -428,9 +428,9 @@ impl World {
                     self.step(host, Event::Wake);
                 }
             }
-            Happening::Recognized { host, run, verdict } => {
+            Happening::IdentityJudged { host, run, verdict } => {
                 if run == self.run {
-                    self.step(host, Event::Recognized(verdict));
+                    self.step(host, Event::IdentityJudged(verdict));
                 }
             }
             Happening::Work { host, instance, work } => {
@@ -756,15 +756,15 @@ impl World {
                 (call.name(), ticket, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
             Effect::Commit(ticket, ordered) => return self.record(host, ticket, ordered),
-            Effect::Tell(news) => return self.hear(host, news),
+            Effect::ReportIdentity(news) => return self.hear(host, news),
             Effect::Claim(claim) => return self.claim(host, claim),
             Effect::Release(what) => return self.release(host, what),
-            Effect::Met => return self.met(host),
-            Effect::Record(status, detail) => {
+            Effect::ActivityKnown => return self.met(host),
+            Effect::StatusChanged(status, detail) => {
                 self.note(host, &format!("is {status}: {detail}"));
                 return;
             }
-            Effect::Ended(update_id, outcome) => {
+            Effect::UpdateEnded(update_id, outcome) => {
                 let known = self.ledger.get(&host).map(|(id, _)| *id);
                 assert_eq!(known, Some(update_id), "host {host}: another update ended");
                 self.ledger.insert(host, (update_id, Some(outcome)));
@@ -803,17 +803,17 @@ impl World {
         }
     }
 
-    fn hear(&mut self, host: usize, news: News) {
+    fn hear(&mut self, host: usize, news: IdentityReport) {
         let Some(driver) = &self.drivers[host] else { return };
         let changed = self.roster.hear(&self.machines[host].hostname, driver.seat, news);
         self.tell(changed);
     }
 
-    fn tell(&mut self, changed: Vec<(Arc<str>, Verdict)>) {
+    fn tell(&mut self, changed: Vec<(Arc<str>, IdentityVerdict)>) {
         for (name, verdict) in changed {
             let host = name.trim_start_matches("host").parse().unwrap();
             let run = self.run;
-            self.schedule(Duration::ZERO, Happening::Recognized { host, run, verdict });
+            self.schedule(Duration::ZERO, Happening::IdentityJudged { host, run, verdict });
         }
     }
 

@@ -1,82 +1,20 @@
 //! When collections are made, one at a time, and what became of them.
 
+use crate::store::error::CollectError;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use api::image_server::collection::{Amount, CollectReply, CollectRequest};
-use model::image::ImageName;
 use model::lock::locked;
 use model::report::report;
 use model::tree::Time;
-use model::when::lasting;
 use rpc::audit_log::AuditLog;
 use tokio::sync::Notify;
 
-use super::pressure::{Bounds, Pressure};
-use super::walk::WalkError;
 use crate::clock::wall;
-use crate::store::contract::Course;
-use crate::store::{Store, StoreError};
-
-/// Why nothing, or not all, was collected.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CollectError {
-    /// One is under way.
-    #[error("a collection is under way: try again when it has ended")]
-    Busy,
-    /// Another server collects.
-    #[error("the server {server} collects, or has stopped in the middle of it: try again later")]
-    Elsewhere {
-        /// Its name in the bucket.
-        server: String,
-    },
-    /// Leases that were given before the start may still hold.
-    #[error(
-        "nothing is collected for another {}: what was uploaded, or found to be there, before the \
-         server was restarted may be on its way into an image until then",
-        lasting(*seconds)
-    )]
-    Held {
-        /// For how much longer.
-        seconds: u64,
-    },
-    /// The record of an image cannot be used, so nobody knows what it needs.
-    #[error(
-        "nothing is collected, because the record of image {image} is damaged and nobody knows \
-         what it needs: put the record back, or delete the image"
-    )]
-    Damaged {
-        /// The image.
-        image: ImageName,
-    },
-    /// An image cannot be walked.
-    #[error(
-        "nothing is collected, because nobody knows all that an image needs: upload what it \
-         lacks, or delete it"
-    )]
-    Walk {
-        /// Which image, and what is wrong with it.
-        #[source]
-        source: WalkError,
-    },
-    /// The server stops.
-    #[error("the image server stops: the collection was broken off")]
-    Stopped,
-    /// The store failed.
-    #[error("the collection was broken off")]
-    Store {
-        /// What it said.
-        #[source]
-        source: StoreError,
-    },
-}
-
-impl From<StoreError> for CollectError {
-    fn from(source: StoreError) -> Self {
-        Self::Store { source }
-    }
-}
+use crate::core::collection::disk_pressure::{Bounds, Pressure};
+use crate::store::Store;
+use crate::store::contract::CollectionProgress;
 
 /// What became of the last collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,7 +153,7 @@ impl Collector {
             Err(TryLockError::WouldBlock) => return Err(CollectError::Busy),
         };
         let begun = Instant::now();
-        let result = self.store.collecting.collect(&self.store, request, self, &stop);
+        let result = self.store.collecting.collect(request, self, &stop);
         let outcome = result.as_ref().map_err(|error| report(error)).copied();
         if let Ok(reply) = &outcome {
             tracing::info!(
@@ -258,7 +196,7 @@ impl Collector {
     }
 }
 
-impl Course for Collector {
+impl CollectionProgress for Collector {
     fn unneeded(&self, amount: Amount) {
         self.state().unneeded = Some(amount);
     }

@@ -14,10 +14,10 @@ use rpc::client::Client;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-use crate::admission::{TREE_BYTES_MAX, read_directory};
-use crate::metrics::Metrics;
-use crate::service::store_objects;
-use crate::store::{Store, StoreError};
+use crate::store::admission::{TREE_BYTES_MAX, read_directory};
+use crate::store::counters::Counters;
+use crate::store::upload::store_objects;
+use crate::store::{Store, error::StoreError};
 
 /// For how long objects are held that an image needs which is not visible yet, in seconds. They
 /// are held anew each time that it is tried.
@@ -36,7 +36,7 @@ pub struct Fetcher {
     /// Where to.
     pub store: Arc<Store>,
     /// What is counted.
-    pub metrics: Arc<Metrics>,
+    pub counters: Arc<Counters>,
     /// Tracks threads.
     pub tasks: TaskTracker,
     /// What is on its way.
@@ -70,11 +70,11 @@ impl Fetcher {
     pub fn new(
         client: Client,
         store: Arc<Store>,
-        metrics: Arc<Metrics>,
+        counters: Arc<Counters>,
         tasks: TaskTracker,
     ) -> Self {
         let (coming, came) = (Mutex::default(), Notify::new());
-        Self { client, store, metrics, tasks, coming, came }
+        Self { client, store, counters, tasks, coming, came }
     }
 
     /// Fetches all objects that `image` needs and that are missing here. `left` is told how many
@@ -188,8 +188,8 @@ impl Fetcher {
     async fn fetch_batch(&self, ids: &[ObjectId]) -> Result<(), String> {
         let request = GetObjectsRequest { ids: ids.to_vec() };
         let reader = self.client.get_objects(&request).await.map_err(|error| report(&error))?;
-        let (store, metrics) = (Arc::clone(&self.store), Arc::clone(&self.metrics));
-        let reply = store_objects(store, metrics, &self.tasks, reader, ids)
+        let (store, counters) = (Arc::clone(&self.store), Arc::clone(&self.counters));
+        let reply = store_objects(store, counters, &self.tasks, reader, ids)
             .await
             .map_err(|fault| fault.message)?;
         if reply.added + reply.known >= ids.len() as u64 {

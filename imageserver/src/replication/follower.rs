@@ -1,7 +1,7 @@
 //! Follows a master: asks it what has changed, and makes that so here.
 //!
 //! One task asks, and puts what is to be done into the queue; a few others do it, so that a large
-//! image holds up no other. [`super::decision`] says what is done, [`super::arrival`] does it.
+//! image holds up no other. [`crate::core::replication::decision`] says what is done, [`crate::replication::image_steps`] does it.
 
 use rpc::tls::Security;
 use std::collections::BTreeSet;
@@ -26,15 +26,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::course::{Course, Taken, expect_no_loop};
-use super::decision::{Decision, Rules};
+use super::Settings;
 use super::fetch::Fetcher;
-use super::ownership::Standing;
-use super::queue::{Outcome, Queue, backoff};
-use super::{Settings, arrival};
 use crate::clock::{random, wall};
-use crate::metrics::Metrics;
+use crate::core::replication::decision::{Decision, Rules};
+use crate::core::replication::queue::{Outcome, Queue, backoff};
+use crate::core::replication::sync_cursor::{Course, Taken, expect_no_loop};
+use crate::replication::directories::Standing;
+use crate::replication::image_steps;
 use crate::store::Store;
+use crate::store::counters::Counters;
 
 /// How long the master waits for a change before it answers that there is none.
 const WAIT: Duration = Duration::from_secs(10);
@@ -93,13 +94,13 @@ impl Follower {
         security: &Security,
         id: ServerId,
         store: Arc<Store>,
-        metrics: Arc<Metrics>,
+        counters: Arc<Counters>,
         tasks: TaskTracker,
     ) -> Self {
         let rules = Rules { patterns: settings.patterns.clone(), is_archive: settings.is_archive };
         // What is fetched has a connection of its own, so that it holds up no news.
         let client = Client::new(settings.from.clone(), security);
-        let fetcher = Fetcher::new(client, Arc::clone(&store), metrics, tasks);
+        let fetcher = Fetcher::new(client, Arc::clone(&store), counters, tasks);
         let state = State {
             directories: Standing::default(),
             course: Course::default(),
@@ -444,20 +445,21 @@ impl Follower {
             (Decision::End, Change::Ended { how, digest: Some(digest), .. }) => {
                 let (of, how, digest) = (name.clone(), *how, *digest);
                 let ended = self.blocking(move |store, master| {
-                    arrival::end(store, &of, digest, how, master).map_err(|error| report(&error))
+                    image_steps::end(store, &of, digest, how, master)
+                        .map_err(|error| report(&error))
                 });
                 // If it was false there is another image now, which is decided on anew.
                 ended.await.map(|ended| {
                     if ended {
                         tracing::info!(image = %name, "{} on the master, and here", how.word());
-                        self.fetcher.metrics.images_replicated_ends.inc();
+                        self.fetcher.counters.images_replicated_ends.inc();
                     }
                 })
             }
             (Decision::Mark, Change::Ended { how, digest, .. }) => {
                 let (of, how, digest) = (name.clone(), *how, *digest);
                 let marked = self.blocking(move |store, master| {
-                    arrival::mark_ended(store, &of, digest, how, master)
+                    image_steps::mark_ended(store, &of, digest, how, master)
                         .map_err(|error| report(&error))
                 });
                 marked.await
@@ -513,12 +515,12 @@ impl Follower {
         self.fetcher.bring(&image, |bytes| self.state().queue.left(&name, bytes)).await?;
         let image = self.as_here(image);
         let work = move |store: &Store, _: &str| {
-            arrival::receive(store, image).map_err(|error| report(&error))
+            image_steps::receive(store, image).map_err(|error| report(&error))
         };
         if self.blocking(work).await? {
             let master = self.master();
             tracing::info!(image = %name, %master, "took an image from the master");
-            self.fetcher.metrics.images_replicated.inc();
+            self.fetcher.counters.images_replicated.inc();
         }
         self.progress.notify_waiters();
         Ok(())
@@ -529,7 +531,7 @@ impl Follower {
         self.fetcher.bring(&image, |_| ()).await?;
         let image = self.as_here(image);
         let work = move |store: &Store, _: &str| {
-            arrival::renote(store, &image).map_err(|error| report(&error))
+            image_steps::renote(store, &image).map_err(|error| report(&error))
         };
         self.blocking(work).await.map(drop)
     }

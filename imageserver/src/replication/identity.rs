@@ -6,7 +6,7 @@ use api::image_server::replication::ServerId;
 use model::report::report;
 
 use crate::clock::random;
-use crate::store::{StoreError, layout, small};
+use crate::store::{error::StoreError, files, layout};
 
 /// A store that was an archive is to be a mere replica.
 #[derive(Debug, thiserror::Error)]
@@ -26,13 +26,13 @@ pub struct ArchiveError {
 ///
 /// What the file-system says.
 pub fn server_id(data: &Path) -> Result<ServerId, StoreError> {
-    match small::read::<ServerId>(data, layout::SERVER_ID) {
+    match files::read::<ServerId>(data, layout::SERVER_ID) {
         Ok(Some(id)) => return Ok(id),
         Ok(None) => {}
         Err(error) => tracing::warn!("the store gets another id: {}", report(&error)),
     }
     let id = ServerId::from(u128::from(random()) << 64 | u128::from(random()));
-    small::write(data, layout::SERVER_ID, &id)?;
+    files::write(data, layout::SERVER_ID, &id)?;
     Ok(id)
 }
 
@@ -43,7 +43,7 @@ pub fn server_id(data: &Path) -> Result<ServerId, StoreError> {
 /// [`ArchiveError`], and what the file-system says.
 pub fn keep_archive(data: &Path, is_archive: bool) -> Result<Result<(), ArchiveError>, StoreError> {
     if is_archive {
-        return small::write(data, layout::ARCHIVE, &true).map(Ok);
+        return files::write(data, layout::ARCHIVE, &true).map(Ok);
     }
     if data.join(layout::ARCHIVE).exists() {
         return Ok(Err(ArchiveError { data: data.display().to_string() }));

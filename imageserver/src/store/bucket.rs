@@ -27,99 +27,34 @@
 //! [`collecting`] says why no object is lost.
 
 pub mod collecting;
+pub mod directories;
+pub mod gc_lease;
+pub mod image_holds;
 pub mod keys;
-pub mod rules;
+pub mod receiving;
+pub mod removal_rules;
 pub mod settings;
 
-mod holds;
-mod leases;
-mod objects;
-mod push;
-mod records;
-mod refusal;
-mod register;
-mod remote;
-mod turn;
+pub(super) mod leases;
+pub(super) mod objects;
+pub(super) mod records;
+pub(super) mod remote;
 
-#[cfg(test)]
-mod interleavings;
-
-pub use refusal::BucketError;
+pub use crate::store::bucket_error::BucketError;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
-use tokio::runtime::Handle;
 
-use super::directories::KeptDirectories;
-use super::images::Images;
-use super::objects::LocalObjects;
-use super::{Store, StoreError, empty, failed, layout, lock, make_directory};
-use collecting::BucketCollecting;
-use holds::BucketHolding;
-use leases::BucketLeasing;
-use objects::BucketObjects;
-use records::BucketRecords;
-use register::BucketRegister;
+use super::layout;
+use crate::store::error::{StoreError, failed};
 use remote::Remote;
-use settings::Settings;
 
 /// What the key `format` holds.
 const FORMAT: &[u8] = b"dominator-bucket 1\n";
 
-/// Opens the store in a bucket. `data` is for what is this server's alone; the bucket is talked to
-/// on `runtime`, by threads that may block.
-///
-/// # Errors
-///
-/// [`StoreError::Locked`] if another server has the directory, [`StoreError::OfTheOtherKind`] if it
-/// is a store itself, [`StoreError::Bucket`] if the bucket cannot be used.
-pub(super) fn open(data: &Path, settings: &Settings, runtime: Handle) -> Result<Store, StoreError> {
-    make_directory(data)?;
-    let lock = lock(data)?;
-    if data.join(layout::IMAGES).exists() {
-        return Err(StoreError::OfTheOtherKind {
-            path: data.to_owned(),
-            what: "holds the images of a server without a bucket",
-        });
-    }
-    let server = own_id(data)?;
-    let incoming = data.join(layout::INCOMING);
-    make_directory(&incoming)?;
-    empty(&incoming)?;
-    let remote = Arc::new(Remote::new(settings, server, runtime)?);
-    expect_conditional_writes(&remote)?;
-    expect_format(&remote)?;
-    remote.tell_time()?;
-    let cache = LocalObjects::open(data)?;
-    let leasing = Arc::new(BucketLeasing::new(Arc::clone(&remote)));
-    let objects = Arc::new(BucketObjects::new(
-        Arc::clone(&remote),
-        cache,
-        Arc::clone(&leasing),
-        settings.cache_bytes_max,
-    ));
-    let collecting = BucketCollecting::new(
-        Arc::clone(&remote),
-        Arc::clone(&objects),
-        i64::try_from(settings.unneeded_for.as_secs()).unwrap_or(i64::MAX),
-    );
-    Ok(Store {
-        objects,
-        images: Images::open(Box::new(BucketRecords::new(Arc::clone(&remote))))?,
-        directories: KeptDirectories::open(Box::new(BucketRegister::new(Arc::clone(&remote)))),
-        holding: Box::new(BucketHolding::new(remote)),
-        leasing,
-        collecting: Box::new(collecting),
-        adding: std::sync::RwLock::new(()),
-        data: data.to_owned(),
-        _lock: lock,
-    })
-}
-
 /// The name of this server in the bucket: drawn once, and kept beside the cache.
-fn own_id(data: &Path) -> Result<String, StoreError> {
+pub(super) fn own_id(data: &Path) -> Result<String, StoreError> {
     let why = || failed("read which server this is");
     let path = data.join(layout::SERVER);
     match fs_err::read_to_string(&path) {
@@ -134,12 +69,12 @@ fn own_id(data: &Path) -> Result<String, StoreError> {
         options.create(true).truncate(true).write(true).mode(0o600).open(&path).map_err(why())?;
     std::io::Write::write_all(&mut file, format!("{id}\n").as_bytes()).map_err(why())?;
     file.sync_all().map_err(why())?;
-    super::sync_directory(data)?;
+    crate::store::files::sync_directory(data)?;
     Ok(id)
 }
 
 /// Refuses a bucket that takes writes which it must refuse.
-fn expect_conditional_writes(remote: &Remote) -> Result<(), StoreError> {
+pub(super) fn expect_conditional_writes(remote: &Remote) -> Result<(), StoreError> {
     let key = remote.key(&keys::probe(remote.server()));
     remote.delete(std::slice::from_ref(&key))?;
     let first = remote.create(&key, b"1".to_vec())?;
@@ -155,7 +90,7 @@ fn expect_conditional_writes(remote: &Remote) -> Result<(), StoreError> {
     remote.delete(&[key])
 }
 
-fn expect_format(remote: &Remote) -> Result<(), StoreError> {
+pub(super) fn expect_format(remote: &Remote) -> Result<(), StoreError> {
     let key = remote.key(keys::FORMAT);
     if remote.create(&key, FORMAT.to_vec())?.is_some() {
         return Ok(());

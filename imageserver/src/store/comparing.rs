@@ -8,7 +8,7 @@ use std::io::Read as _;
 use model::object::{Hasher, ObjectId};
 
 use super::content::{Content, ContentReader};
-use super::{StoreError, failed};
+use crate::store::error::{StoreError, failed};
 
 /// Compares what comes with what is here.
 pub struct Comparing {

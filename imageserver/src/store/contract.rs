@@ -14,14 +14,14 @@ use model::image::ImageName;
 use model::object::ObjectId;
 
 use super::content::Content;
-use super::holdings::Holdings;
-use super::objects::OnMedium;
-use super::reading::MediumReader;
-use super::wounds::Wounds;
-use super::{Ending, Store, StoreError, failed};
-use crate::collection::CollectError;
-use crate::collection::pressure::Space;
-use crate::holds::{Holder, TooManyError};
+use crate::core::collection::disk_pressure::Space;
+use crate::core::image_holds::{Holder, TooManyError};
+use crate::store::damaged_objects::Wounds;
+use crate::store::error::CollectError;
+use crate::store::error::{Ending, StoreError, failed};
+use crate::store::medium_reader::MediumReader;
+use crate::store::medium_reader::OnMedium;
+use crate::store::object_counts::Holdings;
 
 /// Content by digest. What is given out was checked against its digest.
 pub trait Objects: Send + Sync {
@@ -397,7 +397,7 @@ pub trait Holding: Send + Sync {
 
 /// Removes what nothing needs.
 pub trait Collecting: Send + Sync {
-    /// Removes it, or says what could be removed, and tells `course` how far it is. Ends early if
+    /// Removes it, or says what could be removed, and tells `progress` how far it is. Ends early if
     /// `stop` says so.
     ///
     /// # Errors
@@ -405,9 +405,8 @@ pub trait Collecting: Send + Sync {
     /// [`CollectError`]. What was removed until then was not needed.
     fn collect(
         &self,
-        store: &Store,
         request: CollectRequest,
-        course: &dyn Course,
+        progress: &dyn CollectionProgress,
         stop: &dyn Fn() -> bool,
     ) -> Result<CollectReply, CollectError>;
 
@@ -421,7 +420,7 @@ pub trait Collecting: Send + Sync {
 }
 
 /// Is told how far a collection is.
-pub trait Course {
+pub trait CollectionProgress {
     /// No image needs so much.
     fn unneeded(&self, amount: api::image_server::collection::Amount);
 

@@ -4,8 +4,7 @@
 //! image. If it is damaged, nobody owns anything and no directory is changed, until it is put back
 //! or taken away: images are served all the same.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -19,10 +18,9 @@ use tokio::sync::watch;
 
 use super::contract::{Register, Version};
 use super::record::{RecordError, guard, unguard};
-use super::records::write;
-use super::{StoreError, failed, layout, sync_directory};
 use crate::clock::random;
-use crate::directories::{Directories, DirectoryError};
+use crate::core::directories::{Directories, DirectoryError};
+use crate::store::error::StoreError;
 
 const MAGIC: &str = "dominator-directories 2 ";
 
@@ -31,9 +29,6 @@ const FIRST_MAGIC: &str = "dominator-directories 1 ";
 
 /// The longest such file, in bytes.
 pub const BYTES_MAX: usize = 256 << 20;
-
-/// The name under which the former file is kept until the new one is durable.
-const FORMER: &str = "directories.former";
 
 /// Why directories are not changed.
 #[derive(Debug, thiserror::Error)]
@@ -251,16 +246,12 @@ impl KeptDirectories {
     }
 }
 
-/// What the file of a data directory says; no directories if there is none.
+/// Reads the directories from `register`; there are none if it was never written.
 ///
 /// # Errors
 ///
-/// Why it cannot be used, in words.
-pub(crate) fn read(data: &Path) -> Result<Directories, String> {
-    load(&LocalRegister::new(data)).map(|(directories, _)| directories)
-}
-
-fn load(register: &dyn Register) -> Result<(Directories, Version), String> {
+/// Why it cannot be used.
+pub(crate) fn load(register: &dyn Register) -> Result<(Directories, Version), String> {
     let Some((bytes, version)) = register.read(BYTES_MAX).map_err(|error| report(&error))? else {
         return Ok(Default::default());
     };
@@ -277,73 +268,4 @@ fn load(register: &dyn Register) -> Result<(Directories, Version), String> {
     let body = unguard(MAGIC, &bytes).map_err(|error| report(&error))?;
     let directories = codec::decode(Encoding::Json, "directories", body, BYTES_MAX);
     Ok((directories.map_err(unknown)?, version))
-}
-
-/// The file of a data directory, which only this server changes.
-pub struct LocalRegister(PathBuf);
-
-impl LocalRegister {
-    pub(super) fn new(data: &Path) -> Self {
-        Self(data.to_owned())
-    }
-}
-
-impl Register for LocalRegister {
-    fn read(&self, _: usize) -> Result<Option<(Vec<u8>, Version)>, StoreError> {
-        match fs_err::read(self.place()) {
-            Ok(bytes) => Ok(Some((bytes, Version::default()))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("read the directories")(error)),
-        }
-    }
-
-    fn replace(&self, _: &Version, bytes: &[u8]) -> Result<Version, StoreError> {
-        replace(&self.0, bytes).map(|()| Version::default())
-    }
-
-    fn has_changed(&self, _: &Version) -> Result<bool, StoreError> {
-        Ok(false)
-    }
-
-    fn place(&self) -> PathBuf {
-        self.0.join(layout::DIRECTORIES)
-    }
-}
-
-/// Puts `bytes` in the place of the file, durably. If it fails the former one is there.
-fn replace(data: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let what = || failed("change the directories");
-    let path = data.join(layout::DIRECTORIES);
-    let incoming = data.join(layout::INCOMING);
-    let (temporary, former) = (incoming.join(layout::DIRECTORIES), incoming.join(FORMER));
-    // One may be left of a change that failed.
-    remove(&former).map_err(what())?;
-    let has_former = match fs_err::hard_link(&path, &former) {
-        Ok(()) => true,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        Err(error) => return Err(what()(error)),
-    };
-    let placed = write(&temporary, bytes).and_then(|()| fs_err::rename(&temporary, &path));
-    let done = match placed.map_err(what()) {
-        Ok(()) => sync_directory(data).inspect_err(|_| {
-            let back = if has_former { fs_err::rename(&former, &path) } else { remove(&path) };
-            if let Err(error) = back {
-                tracing::error!(%error, "a change that was refused shows after the next start");
-            }
-        }),
-        Err(error) => Err(error),
-    };
-    for left in [former, temporary] {
-        if let Err(error) = remove(&left) {
-            tracing::warn!(%error, "a temporary file stays until the next start");
-        }
-    }
-    done
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs_err::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }

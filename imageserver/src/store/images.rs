@@ -18,13 +18,13 @@ use model::report::report;
 use model::tree::Time;
 use tokio::sync::{Notify, watch};
 
-use super::StoreError;
 use super::contract::{Found, Look, Records, Version};
 use super::record::Record;
 use crate::clock::random;
-use crate::collection::walk::Start;
-use crate::directories::is_below;
-use crate::replication::log::Log;
+use crate::core::directories::is_below;
+use crate::core::replication::change_log::Log;
+use crate::store::error::StoreError;
+use crate::store::image_walk::Start;
 use changes::Mark;
 
 struct Index {

@@ -8,16 +8,16 @@ use api::access::Owners;
 use api::image_server::collection::CollectRequest;
 use api::image_server::replication::Ended;
 use api::image_server::replication::directories::DirectoriesVersion;
-use imageserver::admission::{AdmissionError, admit};
 use imageserver::collection::Collector;
-use imageserver::collection::pressure::Bounds;
-use imageserver::directories::{Directories, DirectoryError, Made, Sums};
-use imageserver::replication::arrival;
+use imageserver::core::collection::disk_pressure::Bounds;
+use imageserver::core::directories::{Directories, DirectoryError, Made, Sums};
+use imageserver::replication::image_steps;
 use imageserver::store::contract::Landing;
 use imageserver::store::directories::KeepError;
-use imageserver::store::reading::MediumReader;
+use imageserver::store::medium_reader::MediumReader;
 use imageserver::store::record::Record;
-use imageserver::store::{Store, StoreError};
+use imageserver::store::{Store, error::StoreError};
+use imageserver::store::{admission::admit, error::AdmissionError};
 use model::filter::Filter;
 use model::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
 use model::object::{Algorithm, ObjectId};
@@ -254,19 +254,19 @@ fn delete(store: &Arc<Store>) -> Result<(), String> {
 fn receive(store: &Arc<Store>) -> Result<(), String> {
     let image = upload(store, "base/2")?;
     // False if it was there already.
-    arrival::receive(store, image).map(drop).map_err(|error| report(&error))
+    image_steps::receive(store, image).map(drop).map_err(|error| report(&error))
 }
 
 fn end(store: &Arc<Store>) -> Result<(), String> {
     let digest = content_of("base/2").digest();
-    let ended = arrival::end(store, &name("base/2"), digest, Ended::Expired, "another server");
+    let ended = image_steps::end(store, &name("base/2"), digest, Ended::Expired, "another server");
     // False if it was done before.
     ended.map(drop).map_err(|error| report(&error))
 }
 
 fn mark(store: &Arc<Store>) -> Result<(), String> {
     let (how, master) = (Ended::Deleted, "another server");
-    match arrival::mark_ended(store, &name("base/2"), None, how, master) {
+    match image_steps::mark_ended(store, &name("base/2"), None, how, master) {
         Ok(()) | Err(StoreError::Gone { .. }) => {}
         Err(error) => return Err(report(&error)),
     }
@@ -281,7 +281,7 @@ fn renote(store: &Arc<Store>) -> Result<(), String> {
     let tags = [("tested".to_owned(), "yes".to_owned())].into();
     let notes = Notes { tags, ..Notes::default() };
     let image = Image { content: content_of("base/1"), notes };
-    let changed = arrival::renote(store, &image).map_err(|error| report(&error))?;
+    let changed = image_steps::renote(store, &image).map_err(|error| report(&error))?;
     assert!(changed);
     let notes = store.images.get(&name("base/1")).map_err(|error| report(&error))?.image.notes;
     assert_eq!(notes, image.notes);

@@ -5,13 +5,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, Barrier};
 
 use api::image_server::collection::{CollectReply, CollectRequest};
-use imageserver::admission::admit;
-use imageserver::collection::pressure::Bounds;
-use imageserver::collection::{CollectError, Collector};
-use imageserver::store::objects::OnMedium;
-use imageserver::store::reading::MediumReader;
+use imageserver::core::collection::disk_pressure::Bounds;
+use imageserver::store::admission::admit;
+use imageserver::store::medium_reader::MediumReader;
+use imageserver::store::medium_reader::OnMedium;
 use imageserver::store::record::Record;
-use imageserver::store::{Ending, Store, StoreError, layout};
+use imageserver::store::{
+    Store,
+    error::{Ending, StoreError},
+    layout,
+};
+use imageserver::{collection::Collector, store::error::CollectError};
 use model::image::{Image, ImageName, Notes};
 use model::object::{Algorithm, ObjectId};
 use model::tree::{Time, Tree};

@@ -1,9 +1,9 @@
 //! POSIX access control lists: from the text that tar archives hold to the bytes of the extended
 //! attribute, and the mode bits that go with them.
 //!
-//! The kernel keeps the mode of a file and its access list in step: the group bits of the mode
-//! are the mask of the list. An archive may disagree with itself; then the list wins, as it does
-//! when tar extracts.
+//! The kernel keeps the mode of a file and its access list consistent: the group bits of the mode
+//! are the mask of the list. If they differ in an archive, the list takes precedence, as when tar
+//! extracts.
 // tidy: core
 
 /// The extended attribute that holds the access list.
@@ -24,32 +24,26 @@ const OTHER: u16 = 0x20;
 /// A text or an attribute that is no access control list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AclError {
-    /// An entry of the text cannot be read.
-    #[error("bad access control entry `{entry}`")]
+    #[error("invalid access control entry `{entry}`")]
     Entry {
         /// The entry, escaped.
         entry: String,
     },
-    /// A user or group is given by a name that this machine does not know.
     #[error("the access control entry `{entry}` names an account unknown here")]
     Account {
         /// The entry, escaped.
         entry: String,
     },
-    /// The list lacks one of its three base entries, or the mask it needs, or repeats one.
     #[error("the access control list is incomplete or repeats an entry")]
     Incomplete,
-    /// The value of the attribute is not in the kernel's form.
-    #[error("the access control list is not in the kernel's form")]
+    #[error("the access control list is not in the kernel's format")]
     Form,
 }
 
 /// What kind of account a name in a list stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
-    /// A user.
     User,
-    /// A group.
     Group,
 }
 
@@ -66,20 +60,16 @@ struct AclEntry {
 
 impl Acl {
     /// Reads the text that tar archives hold, such as `user::rw-,user:7:r--,mask::r--,...`;
-    /// `lookup` finds the id of an account that is given by name.
-    ///
-    /// # Errors
-    ///
-    /// [`AclError`] names the entry.
+    /// `find_account` finds the id of an account that is given by name.
     pub fn from_text(
         text: &[u8],
-        lookup: impl Fn(Account, &str) -> Option<u32>,
+        find_account: impl Fn(Account, &str) -> Option<u32>,
     ) -> Result<Self, AclError> {
         let mut entries = Vec::new();
         for line in text.split(|&byte| byte == b',' || byte == b'\n') {
             let line = line.split(|&byte| byte == b'#').next().unwrap_or_default().trim_ascii();
             if !line.is_empty() {
-                entries.push(entry_of(line, &lookup)?);
+                entries.push(entry_of(line, &find_account)?);
             }
         }
         Self::checked(entries)
@@ -130,14 +120,12 @@ impl Acl {
         self.0.iter().find(|entry| entry.tag == tag).map(|entry| entry.permissions)
     }
 
-    /// True if the list says no more than the nine bits of a mode: it is not kept then.
-    #[must_use]
+    /// True if the list is equivalent to the nine bits of a mode. It is not stored then.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
     /// The value of the extended attribute.
-    #[must_use]
     pub fn to_attribute(&self) -> Vec<u8> {
         let mut value = VERSION.to_le_bytes().to_vec();
         for entry in &self.0 {
@@ -149,7 +137,6 @@ impl Acl {
     }
 
     /// The text that tar archives hold, accounts by their numbers.
-    #[must_use]
     pub fn to_text(&self) -> String {
         let entries = self.0.iter().map(|entry| {
             let name = match entry.tag {
@@ -169,7 +156,6 @@ impl Acl {
     }
 
     /// The nine permission bits that a file with this access list has.
-    #[must_use]
     pub fn mode_bits(&self) -> u32 {
         let group = self.permissions(MASK).or(self.permissions(GROUP_OBJECT));
         let of = |permissions: Option<u16>| u32::from(permissions.unwrap_or(0));
@@ -179,7 +165,7 @@ impl Acl {
 
 fn entry_of(
     line: &[u8],
-    lookup: &impl Fn(Account, &str) -> Option<u32>,
+    find_account: &impl Fn(Account, &str) -> Option<u32>,
 ) -> Result<AclEntry, AclError> {
     let bad = || AclError::Entry { entry: model::escape::escape(line) };
     let text = std::str::from_utf8(line).map_err(|_| bad())?;
@@ -204,7 +190,7 @@ fn entry_of(
     let id_of = |account| -> Result<u32, AclError> {
         match number.unwrap_or(name).parse() {
             Ok(id) => Ok(id),
-            Err(_) => lookup(account, name)
+            Err(_) => find_account(account, name)
                 .ok_or_else(|| AclError::Account { entry: model::escape::escape(line) }),
         }
     };
@@ -272,8 +258,8 @@ mod tests {
                 "user::rwx,user::rwx,group::r--,other::r--",
                 "the access control list is incomplete or repeats an entry",
             ),
-            ("user::rwq,group::r--,other::r--", "bad access control entry `user::rwq`"),
-            ("hello", "bad access control entry `hello`"),
+            ("user::rwq,group::r--,other::r--", "invalid access control entry `user::rwq`"),
+            ("hello", "invalid access control entry `hello`"),
             (
                 "user:jane:rwx,group::r--,other::r--",
                 "the access control entry `user:jane:rwx` names an account unknown here",

@@ -1,5 +1,4 @@
-//! Opens an archive whatever it is compressed with, known by its first bytes and not by its name;
-//! and compresses one.
+//! Decompresses archives, whose format is detected by the first bytes, and compresses them.
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
@@ -14,7 +13,7 @@ const XZ_MEMORY_BYTES_MAX: u64 = 1 << 30;
 /// makes.
 const ZSTD_WINDOW_LOG_MAX: u32 = 30;
 
-/// How hard zstd and xz compress: what their programs do if they are not told.
+/// The default compression levels of zstd and xz.
 const ZSTD_LEVEL: i32 = 3;
 const XZ_LEVEL: u32 = 6;
 
@@ -35,7 +34,6 @@ pub enum Compression {
 
 impl Compression {
     /// Tells the compression from the first bytes of a file; six are enough.
-    #[must_use]
     pub fn of(first: &[u8]) -> Self {
         match first {
             [0x1f, 0x8b, ..] => Self::Gzip,
@@ -47,8 +45,7 @@ impl Compression {
         }
     }
 
-    /// What the name of an archive promises.
-    #[must_use]
+    /// Returns the compression that belongs to the extension of a file name.
     pub fn of_name(path: &Path) -> Self {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("gz" | "tgz") => Self::Gzip,
@@ -76,10 +73,6 @@ pub enum Compressor<W: Write> {
 
 impl<W: Write> Compressor<W> {
     /// Writes to `output`.
-    ///
-    /// # Errors
-    ///
-    /// What the start of the compressor gives.
     pub fn new(compression: Compression, output: W) -> io::Result<Self> {
         let output = BufWriter::with_capacity(BUFFER_BYTES, output);
         Ok(match compression {
@@ -101,11 +94,7 @@ impl<W: Write> Compressor<W> {
         })
     }
 
-    /// Writes what is left, and gives the output back.
-    ///
-    /// # Errors
-    ///
-    /// What the output gives.
+    /// Writes the rest, and returns the output.
     pub fn finish(self) -> io::Result<W> {
         let output = match self {
             Self::None(output) => output,
@@ -141,10 +130,6 @@ impl<W: Write> Write for Compressor<W> {
 }
 
 /// The decompressed bytes of `input`.
-///
-/// # Errors
-///
-/// What reading its first bytes, or the start of a decompressor, gives.
 pub fn open(input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
     Ok(match Compression::of(input.fill_buf()?) {

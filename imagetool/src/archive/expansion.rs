@@ -1,27 +1,26 @@
-//! Stops an archive that expands to far more than it is.
+//! Refuses an archive that expands to far more than its size.
 //!
-//! A few kilobytes can stand for terabytes, by compression or by holes, and all of them would be
-//! hashed here and stored by the image server. What compresses so well is no file-system that
-//! anybody means to have.
+//! A few kilobytes can expand to terabytes, by compression or by holes. All of it would be hashed
+//! here and stored by the image server. A real file-system does not compress so well.
 
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What an archive may expand to in any case, in bytes.
+/// The expanded size that is always accepted, in bytes.
 pub const FREE_BYTES: u64 = 1 << 30;
 
-/// How many times its size an archive may expand to beyond that.
+/// The maximum ratio of expanded to stored size above that.
 pub const RATIO_MAX: u64 = 200;
 
 /// An archive expands to too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it expands to more than {RATIO_MAX} times its size")]
-pub struct Expands;
+pub struct ExpandsTooMuch;
 
-/// Counts what is read and what becomes of it, over all parts of an archive.
+/// Counts stored and expanded bytes over all parts of an archive.
 #[derive(Clone, Debug, Default)]
-pub struct Expansion(Arc<Counts>);
+pub struct ExpansionLimit(Arc<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -29,7 +28,7 @@ struct Counts {
     expanded_bytes: AtomicU64,
 }
 
-impl Expansion {
+impl ExpansionLimit {
     /// Counts `bytes` of the archive as it is stored.
     pub fn packed(&self, bytes: u64) {
         self.0.packed_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -39,14 +38,14 @@ impl Expansion {
     ///
     /// # Errors
     ///
-    /// [`Expands`] if that is too much for what was read so far.
-    pub fn expanded(&self, bytes: u64) -> Result<(), Expands> {
+    /// [`ExpandsTooMuch`] if that is too much for what was read so far.
+    pub fn expanded(&self, bytes: u64) -> Result<(), ExpandsTooMuch> {
         let before = self.0.expanded_bytes.load(Ordering::Relaxed);
         let expanded = before.saturating_add(bytes);
         self.0.expanded_bytes.store(expanded, Ordering::Relaxed);
         let packed = self.0.packed_bytes.load(Ordering::Relaxed);
         let fits = expanded <= FREE_BYTES || expanded / RATIO_MAX <= packed;
-        if fits { Ok(()) } else { Err(Expands) }
+        if fits { Ok(()) } else { Err(ExpandsTooMuch) }
     }
 
     /// Counts what is read of `input`, which is stored.
@@ -60,11 +59,11 @@ impl Expansion {
     }
 }
 
-/// Made by [`Expansion::count_packed`].
+/// Made by [`ExpansionLimit::count_packed`].
 #[derive(Debug)]
 pub struct PackedReader<R> {
     input: R,
-    expansion: Expansion,
+    expansion: ExpansionLimit,
 }
 
 impl<R: Read> Read for PackedReader<R> {
@@ -75,11 +74,11 @@ impl<R: Read> Read for PackedReader<R> {
     }
 }
 
-/// Made by [`Expansion::count_expanded`]; fails with [`Expands`] inside of the error.
+/// Made by [`ExpansionLimit::count_expanded`]; fails with [`ExpandsTooMuch`] inside of the error.
 #[derive(Debug)]
 pub struct ExpandedReader<R> {
     input: R,
-    expansion: Expansion,
+    expansion: ExpansionLimit,
 }
 
 impl<R: Read> Read for ExpandedReader<R> {
@@ -96,12 +95,12 @@ mod tests {
 
     #[test]
     fn much_may_come_of_much_and_little_of_anything() {
-        let expansion = Expansion::default();
+        let expansion = ExpansionLimit::default();
         expansion.packed(10);
         assert_eq!(expansion.expanded(FREE_BYTES), Ok(()));
-        assert_eq!(expansion.expanded(RATIO_MAX), Err(Expands));
+        assert_eq!(expansion.expanded(RATIO_MAX), Err(ExpandsTooMuch));
         expansion.packed(FREE_BYTES / RATIO_MAX);
         assert_eq!(expansion.expanded(0), Ok(()));
-        assert_eq!(expansion.expanded(u64::MAX), Err(Expands));
+        assert_eq!(expansion.expanded(u64::MAX), Err(ExpandsTooMuch));
     }
 }

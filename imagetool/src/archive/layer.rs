@@ -1,16 +1,16 @@
-//! Lays layers upon a tree: what each adds, what it replaces and what it takes away.
+//! Applies layers to a tree: what each adds, replaces and removes.
 //!
-//! An ordinary archive is one layer upon nothing. In a layer of an image, as the OCI image
-//! specification has it, the name `.wh.NAME` takes away what lower layers have as `NAME`, and
-//! `.wh..wh..opq` all that they have in its directory. A layer takes away before it adds, whatever
-//! the order of its members: it never takes away what it adds itself.
+//! An ordinary archive is one layer that is applied to an empty tree. In a layer of an OCI image,
+//! the name `.wh.NAME` removes `NAME` of lower layers, and `.wh..wh..opq` removes all that they
+//! have in its directory. A layer removes before it adds, whatever the order of its members: it
+//! never removes its own entries.
 //!
 //! # Invariants
 //!
 //! * A directory keeps what it holds when a layer has it again; it gets the new owner, mode and
 //!   attributes. Anything else is replaced, with all that it holds.
-//! * A file that is replaced or taken away leaves its further names as they are.
-//! * Nothing is written through a symlink, of this layer or a lower one.
+//! * A file that is replaced or usage away leaves its further names as they are.
+//! * Ignored is written through a symlink, of this layer or a lower one.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,145 +25,141 @@ use super::EntryError;
 /// What the name of a whiteout starts with.
 const WHITEOUT: &[u8] = b".wh.";
 
-/// What names start with that are neither entries nor whiteouts, but of one one-time storage
-/// driver's own use; except [`OPAQUE`].
+/// The prefix of names that an old storage driver used for itself. They are ignored, except
+/// [`OPAQUE`].
 const OWN_USE: &[u8] = b".wh..wh.";
 
-/// The name that takes away all that lower layers have in its directory.
+/// The name that removes all that lower layers have in its directory.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What the names of whiteouts mean.
+/// How names of whiteouts are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whiteouts {
-    /// They take away.
-    Honoured,
-    /// They are names like others.
+    /// They remove entries of lower layers.
+    Applied,
+    /// They are ordinary names.
     Ordinary,
 }
 
-/// What one layer says.
+/// The changes of one layer.
 #[derive(Debug)]
 pub struct Layer {
     whiteouts: Whiteouts,
-    entries: BTreeMap<TreePath, Addition>,
+    entries: BTreeMap<TreePath, LayerEntry>,
     removed: BTreeSet<TreePath>,
     emptied: BTreeSet<TreePath>,
 }
 
 #[derive(Debug)]
-struct Addition {
+struct LayerEntry {
     node: Node,
     /// The name that the entry has in the archive.
     name: Vec<u8>,
 }
 
-/// An entry that cannot be laid upon what is there.
+/// An entry that cannot be applied to the tree.
 #[derive(Debug)]
-pub struct Refused {
+pub struct RefusedEntry {
     /// Its name in the archive.
     pub name: Vec<u8>,
-    /// Why.
     pub source: EntryError,
 }
 
 /// What a path of a layer means.
-enum Meaning {
+enum LayerPath {
     Entry,
-    Nothing,
+    Ignored,
     Removes(TreePath),
     Empties(TreePath),
 }
 
 impl Layer {
-    /// A layer that says nothing.
-    #[must_use]
+    /// A layer without changes.
     pub fn new(whiteouts: Whiteouts) -> Self {
         let (removed, emptied) = (BTreeSet::new(), BTreeSet::new());
         Self { whiteouts, entries: BTreeMap::new(), removed, emptied }
     }
 
-    /// How many entries it adds and takes away.
-    #[must_use]
+    /// The number of entries that it adds and removes.
     pub fn len(&self) -> usize {
         self.entries.len() + self.removed.len() + self.emptied.len()
     }
 
     /// True if it changes nothing.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds what the layer has at `path`, called `name` in the archive. A hard link may name a
-    /// path of this layer, before or behind it, or of a lower one.
+    /// Adds the entry at `path`, which has `name` in the archive. A hard link may refer to any path
+    /// of this layer or of a lower one.
     ///
     /// # Errors
     ///
     /// [`EntryError::Duplicate`], and [`EntryError::Whiteout`] for what is no whiteout but has
     /// the name of one.
     pub fn insert(&mut self, path: TreePath, node: Node, name: &[u8]) -> Result<(), EntryError> {
-        let meaning = match self.whiteouts {
-            Whiteouts::Honoured => meaning_of(&path, &node)?,
-            Whiteouts::Ordinary => Meaning::Entry,
+        let layer_path = match self.whiteouts {
+            Whiteouts::Applied => layer_path_of(&path, &node)?,
+            Whiteouts::Ordinary => LayerPath::Entry,
         };
-        match meaning {
-            Meaning::Nothing => {}
-            Meaning::Removes(path) => {
+        match layer_path {
+            LayerPath::Ignored => {}
+            LayerPath::Removes(path) => {
                 self.removed.insert(path);
             }
-            Meaning::Empties(path) => {
+            LayerPath::Empties(path) => {
                 self.emptied.insert(path);
             }
-            Meaning::Entry => {
+            LayerPath::Entry => {
                 if self.entries.contains_key(&path) {
                     return Err(EntryError::Duplicate);
                 }
-                self.entries.insert(path, Addition { node, name: name.to_owned() });
+                self.entries.insert(path, LayerEntry { node, name: name.to_owned() });
             }
         }
         Ok(())
     }
 }
 
-fn meaning_of(path: &TreePath, node: &Node) -> Result<Meaning, EntryError> {
+fn layer_path_of(path: &TreePath, node: &Node) -> Result<LayerPath, EntryError> {
     let bad = |why| EntryError::Whiteout { why };
     if path.components().any(|name| name.starts_with(OWN_USE) && name != OPAQUE) {
-        return Ok(Meaning::Nothing);
+        return Ok(LayerPath::Ignored);
     }
     let parent = path.parent().unwrap_or_else(TreePath::root);
     if parent.components().any(|name| name.starts_with(WHITEOUT)) {
-        return Err(bad("it lies in what is the name of one"));
+        return Err(bad("it is inside a directory that has the name of one"));
     }
-    let Some(name) = path.name().strip_prefix(WHITEOUT) else { return Ok(Meaning::Entry) };
+    let Some(name) = path.name().strip_prefix(WHITEOUT) else { return Ok(LayerPath::Entry) };
     if node.is_directory() {
         return Err(bad("it is a directory"));
     }
     if path.name() == OPAQUE {
-        return Ok(Meaning::Empties(parent));
+        return Ok(LayerPath::Empties(parent));
     }
-    let removed = parent.join(name).map_err(|_| bad("what it takes away is no name"))?;
-    Ok(Meaning::Removes(removed))
+    let removed = parent.join(name).map_err(|_| bad("the name that it removes is invalid"))?;
+    Ok(LayerPath::Removes(removed))
 }
 
-/// A tree to lay layers upon.
+/// A tree that layers are applied to.
 #[derive(Debug, Default)]
-pub struct Layered {
-    places: BTreeMap<TreePath, Place>,
+pub struct LayeredTree {
+    places: BTreeMap<TreePath, PathState>,
     files: Vec<tree::File>,
 }
 
 /// What is at a path.
 #[derive(Clone, Debug)]
-enum Place {
-    /// A regular file, by its index: all names of one file have the same.
+enum PathState {
+    /// A regular file, by its index. All names of one file have the same index.
     File(usize),
-    /// A hard link that was not followed yet; there is none between two layers.
+    /// A hard link that is not resolved yet. All are resolved when a layer has been applied.
     Link(TreePath),
     /// Anything else.
     Other(Node),
 }
 
-impl Place {
+impl PathState {
     fn kind(&self) -> &'static str {
         match self {
             Self::File(_) => "file",
@@ -173,7 +169,7 @@ impl Place {
     }
 }
 
-impl Layered {
+impl LayeredTree {
     /// Starts with `tree`.
     ///
     /// # Errors
@@ -184,7 +180,7 @@ impl Layered {
         for (path, node) in tree.nodes() {
             let place = match node {
                 Node::Leaf(Leaf::HardLink(target)) => match layered.places.get(&target) {
-                    Some(Place::File(index)) => Place::File(*index),
+                    Some(PathState::File(index)) => PathState::File(*index),
                     _ => return Err(TreeError::BadLink { path, target }),
                 },
                 node => layered.place_of(node),
@@ -194,12 +190,8 @@ impl Layered {
         Ok(layered)
     }
 
-    /// Lays `layer` upon what is there.
-    ///
-    /// # Errors
-    ///
-    /// [`Refused`] names the first entry that cannot be; then this is of no use any more.
-    pub fn apply(&mut self, layer: Layer) -> Result<(), Refused> {
+    /// Applies `layer`.
+    pub fn apply(&mut self, layer: Layer) -> Result<(), RefusedEntry> {
         for path in &layer.emptied {
             self.remove_below(path);
         }
@@ -208,9 +200,9 @@ impl Layered {
         }
         let mut links = Vec::new();
         // Parents come before what they hold.
-        for (path, Addition { node, name }) in layer.entries {
+        for (path, LayerEntry { node, name }) in layer.entries {
             if let Err(source) = self.make_directories_above(&path) {
-                return Err(Refused { name, source });
+                return Err(RefusedEntry { name, source });
             }
             let stays = node.is_directory()
                 && matches!(self.places.get(&path), Some(place) if is_directory(place));
@@ -218,50 +210,49 @@ impl Layered {
                 self.remove(&path);
             }
             let place = self.place_of(node);
-            if matches!(place, Place::Link(_)) {
+            if matches!(place, PathState::Link(_)) {
                 links.push((path.clone(), name));
             }
             self.places.insert(path, place);
         }
         links.into_iter().try_for_each(|(path, name)| {
-            self.follow(path).map_err(|source| Refused { name, source })
+            self.follow(path).map_err(|source| RefusedEntry { name, source })
         })
     }
 
-    /// Ends with all entries; of all names of a file the first carries it.
-    #[must_use]
+    /// Returns all entries. The first name of a file is the file, the others are hard links.
     pub fn into_builder(self, algorithm: Algorithm) -> TreeBuilder {
         let mut builder = TreeBuilder::new(algorithm);
         let mut carriers: BTreeMap<usize, TreePath> = BTreeMap::new();
         for (path, place) in self.places {
             let node = match place {
-                Place::File(index) => match carriers.get(&index) {
+                PathState::File(index) => match carriers.get(&index) {
                     Some(carrier) => Node::Leaf(Leaf::HardLink(carrier.clone())),
                     None => {
                         carriers.insert(index, path.clone());
                         Node::Leaf(Leaf::File(self.files[index].clone()))
                     }
                 },
-                Place::Link(target) => Node::Leaf(Leaf::HardLink(target)),
-                Place::Other(node) => node,
+                PathState::Link(target) => Node::Leaf(Leaf::HardLink(target)),
+                PathState::Other(node) => node,
             };
             builder.replace(path, node);
         }
         builder
     }
 
-    fn place_of(&mut self, node: Node) -> Place {
+    fn place_of(&mut self, node: Node) -> PathState {
         match node {
             Node::Leaf(Leaf::File(file)) => {
                 self.files.push(file);
-                Place::File(self.files.len() - 1)
+                PathState::File(self.files.len() - 1)
             }
-            Node::Leaf(Leaf::HardLink(target)) => Place::Link(target),
-            node => Place::Other(node),
+            Node::Leaf(Leaf::HardLink(target)) => PathState::Link(target),
+            node => PathState::Other(node),
         }
     }
 
-    /// Makes the directories above `path` that are missing.
+    /// Creates the missing directories above `path`.
     fn make_directories_above(&mut self, path: &TreePath) -> Result<(), EntryError> {
         let mut missing = Vec::new();
         for ancestor in path.ancestors().skip(1) {
@@ -273,7 +264,7 @@ impl Layered {
         }
         for ancestor in missing {
             let made = Node::Directory(Metadata::new(0o755, 0, 0));
-            self.places.insert(ancestor, Place::Other(made));
+            self.places.insert(ancestor, PathState::Other(made));
         }
         Ok(())
     }
@@ -293,14 +284,14 @@ impl Layered {
         }
     }
 
-    /// Follows the hard link at `path`, and all that it leads over. What can have further names
-    /// only on a disk, a symlink or a special file, is there twice then.
+    /// Resolves the hard link at `path` and the links on the way. Trees have no hard links to
+    /// symlinks or special files, so these are copied.
     fn follow(&mut self, path: TreePath) -> Result<(), EntryError> {
         let mut chain: BTreeSet<TreePath> = BTreeSet::new();
         let mut at = path;
         let found = loop {
             match self.places.get(&at) {
-                Some(Place::Link(target)) => {
+                Some(PathState::Link(target)) => {
                     let target = target.clone();
                     chain.insert(at);
                     if chain.contains(&target) {
@@ -309,10 +300,10 @@ impl Layered {
                     at = target;
                 }
                 Some(
-                    found @ (Place::File(_)
-                    | Place::Other(Node::Leaf(Leaf::Symlink(_) | Leaf::Special(_)))),
+                    found @ (PathState::File(_)
+                    | PathState::Other(Node::Leaf(Leaf::Symlink(_) | Leaf::Special(_)))),
                 ) => break found.clone(),
-                Some(Place::Other(_)) | None => {
+                Some(PathState::Other(_)) | None => {
                     return Err(EntryError::LinkToNowhere { target: at });
                 }
             }
@@ -324,8 +315,8 @@ impl Layered {
     }
 }
 
-fn is_directory(place: &Place) -> bool {
-    matches!(place, Place::Other(Node::Directory(_)))
+fn is_directory(place: &PathState) -> bool {
+    matches!(place, PathState::Other(Node::Directory(_)))
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
-//! Turns a member of an archive into an entry of a tree, or refuses it.
+//! Converts a member of an archive to an entry of a tree, or refuses it.
 //!
-//! An archive may come from anywhere. A name that would leave the tree is refused, never
-//! repaired, because whoever wrote it meant something else than would happen.
+//! Archives are not trusted. A name that would leave the tree is refused, never corrected.
 // tidy: core
 
 use model::escape::ByteText;
@@ -22,7 +21,7 @@ const MAJOR_MAX: u32 = 0xfff;
 /// The highest minor number of a device that Linux has: twenty bits.
 const MINOR_MAX: u32 = 0xf_ffff;
 
-/// An entry of a tree, as far as the headers of a member tell it.
+/// An entry of a tree, from the headers of a member.
 #[derive(Debug)]
 pub enum Entry {
     /// Complete.
@@ -40,16 +39,15 @@ pub enum Entry {
 type Attribute = (Vec<u8>, Vec<u8>);
 
 /// Finds the number of an account by its name.
-pub type Lookup<'call> = &'call dyn Fn(Account, &str) -> Option<u32>;
+pub type FindAccount<'call> = &'call dyn Fn(Account, &str) -> Option<u32>;
 
-/// The path and the entry that `member` stands for.
-///
-/// # Errors
-///
-/// [`EntryError`] says why it can be no entry of a tree.
-pub fn entry_of(member: &Member, lookup: Lookup<'_>) -> Result<(TreePath, Entry), EntryError> {
+/// Returns the path and the entry of `member`.
+pub fn entry_of(
+    member: &Member,
+    find_account: FindAccount<'_>,
+) -> Result<(TreePath, Entry), EntryError> {
     let path = path_of(&member.name)?;
-    // Before there was a type for directories, a slash at the end of the name said it.
+    // In old archives, only a slash at the end of the name marks a directory.
     let kind = match member.kind {
         EntryType::Regular if member.name.ends_with(b"/") => EntryType::Directory,
         EntryType::Continuous | EntryType::GNUSparse => EntryType::Regular,
@@ -68,7 +66,7 @@ pub fn entry_of(member: &Member, lookup: Lookup<'_>) -> Result<(TreePath, Entry)
         })?;
         return Ok((path, Entry::Node(Node::Leaf(Leaf::HardLink(target)))));
     }
-    let metadata = metadata_of(member, kind, lookup)?;
+    let metadata = metadata_of(member, kind, find_account)?;
     let node = match kind {
         EntryType::Regular => {
             return Ok((path, Entry::File { metadata, mtime: mtime_of(member)? }));
@@ -91,7 +89,7 @@ pub fn entry_of(member: &Member, lookup: Lookup<'_>) -> Result<(TreePath, Entry)
     Ok((path, Entry::Node(node)))
 }
 
-/// The path of a name in an archive: relative, `./` in front and slashes at the end ignored.
+/// Parses a name in an archive as a path: relative; leading `./` and trailing slashes are ignored.
 ///
 /// # Errors
 ///
@@ -141,7 +139,7 @@ fn device_of(member: &Member, kind: EntryType) -> Result<Device, EntryError> {
         (None, Some(gnu)) => (&gnu.dev_major, &gnu.dev_minor),
         (None, None) => return Err(bad()),
     };
-    // Libarchive has less room in the header than others, and says large numbers in records.
+    // Libarchive puts large numbers into records.
     let number = |key: &'static str, field: &[u8], max: u32| {
         let recorded = member.records.number(key).map_err(|source| EntryError::Pax { source })?;
         let number = recorded.or_else(|| field_number(field));
@@ -160,7 +158,7 @@ fn device_of(member: &Member, kind: EntryType) -> Result<Device, EntryError> {
 fn metadata_of(
     member: &Member,
     kind: EntryType,
-    lookup: Lookup<'_>,
+    find_account: FindAccount<'_>,
 ) -> Result<Metadata, EntryError> {
     let header = member.header.as_old();
     let id = |field: &'static str, bytes: &[u8]| -> Result<u32, EntryError> {
@@ -168,24 +166,24 @@ fn metadata_of(
         recorded
             .or_else(|| field_number(bytes))
             .and_then(|number| u32::try_from(number).ok())
-            // The kernel takes the highest number for "leave it as it is".
+            // For the kernel, the highest number means "leave unchanged".
             .filter(|id| *id != u32::MAX)
             .ok_or(EntryError::Number { field })
     };
     let mode = field_number(&header.mode).ok_or(EntryError::Number { field: "mode" })?;
     let mut mode = u32::try_from(mode & u64::from(MODE_BITS)).expect("masked to twelve bits");
     let (uid, gid) = (id("uid", &header.uid)?, id("gid", &header.gid)?);
-    let mut xattrs = xattrs_of(member, kind, lookup)?;
+    let mut xattrs = xattrs_of(member, kind, find_account)?;
     if kind == EntryType::Symlink {
         mode = SYMLINK_MODE;
     } else {
-        mode = agree_with_acl(mode, &mut xattrs)?;
+        mode = mode_of_acl(mode, &mut xattrs)?;
     }
     Ok(Metadata { mode, uid, gid, xattrs: xattrs.into_iter().collect::<Xattrs>() })
 }
 
-/// Drops an access list that says no more than a mode, and gives the mode that goes with it.
-fn agree_with_acl(mode: u32, xattrs: &mut Vec<Attribute>) -> Result<u32, EntryError> {
+/// Removes an access list that is equivalent to a mode. Returns the mode that matches the list.
+fn mode_of_acl(mode: u32, xattrs: &mut Vec<Attribute>) -> Result<u32, EntryError> {
     let Some(index) = xattrs.iter().rposition(|(name, _)| name == acl::ACCESS) else {
         return Ok(mode);
     };
@@ -201,13 +199,13 @@ fn agree_with_acl(mode: u32, xattrs: &mut Vec<Attribute>) -> Result<u32, EntryEr
 fn xattrs_of(
     member: &Member,
     kind: EntryType,
-    lookup: Lookup<'_>,
+    find_account: FindAccount<'_>,
 ) -> Result<Vec<Attribute>, EntryError> {
     let mut xattrs: Vec<Attribute> = Vec::new();
     for (key, value) in member.records.iter() {
         let list = |name: &[u8]| -> Result<Attribute, EntryError> {
             let list =
-                Acl::from_text(value, lookup).map_err(|source| EntryError::Acl { source })?;
+                Acl::from_text(value, find_account).map_err(|source| EntryError::Acl { source })?;
             Ok((name.to_owned(), list.to_attribute()))
         };
         let attribute = if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
@@ -223,7 +221,7 @@ fn xattrs_of(
         {
             list(acl::DEFAULT)?
         } else if key == b"RHT.security.selinux" && !value.is_empty() {
-            // The kernel keeps labels with a zero at their end, archives without.
+            // The kernel stores labels with a final zero byte, archives without.
             (b"security.selinux".to_vec(), {
                 let label = value.strip_suffix(&[0]).unwrap_or(value);
                 [label, &[0]].concat()
@@ -255,7 +253,7 @@ fn decode_name(name: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// Libarchive writes the odd bytes of the names of attributes as `%HH`.
+/// Libarchive writes special bytes in the names of attributes as `%HH`.
 fn decode_percent(name: &[u8]) -> Vec<u8> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let mut decoded = Vec::with_capacity(name.len());
@@ -274,8 +272,8 @@ fn decode_percent(name: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// Libarchive writes the values of attributes in base64, with or without `=` at the end. `None`
-/// if `text` is none.
+/// Decodes base64, as Libarchive writes the values of attributes, with or without final `=`.
+/// Returns `None` if `text` is invalid.
 fn decode_base64(text: &[u8]) -> Option<Vec<u8>> {
     let end = text.iter().rposition(|&byte| byte != b'=').map_or(0, |last| last + 1);
     let mut decoded = Vec::with_capacity(end / 4 * 3 + 2);
@@ -294,7 +292,7 @@ fn decode_base64(text: &[u8]) -> Option<Vec<u8>> {
             bits = bits << 6 | u32::from(value);
         }
         let bytes = bits.to_be_bytes();
-        // Four digits are three bytes; one alone is nothing.
+        // Four digits are three bytes; a single digit is invalid.
         let length = group.len().checked_sub(1).filter(|length| *length > 0)?;
         decoded.extend_from_slice(&bytes[1..=length]);
     }
@@ -317,9 +315,9 @@ mod tests {
             (b"odd\xff\\name", Ok(b"/odd\xff\\name")),
             (b"", Err("it has no name")),
             (b"/etc/passwd", Err("its name is absolute")),
-            (b"../x", Err("its name leaves the archive by `..`")),
-            (b"a/../../x", Err("its name leaves the archive by `..`")),
-            (b"a/..", Err("its name leaves the archive by `..`")),
+            (b"../x", Err("its name contains `..`")),
+            (b"a/../../x", Err("its name contains `..`")),
+            (b"a/..", Err("its name contains `..`")),
         ];
         for (name, want) in table {
             let got = path_of(name).map_err(|error| error.to_string());

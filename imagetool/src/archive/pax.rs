@@ -1,25 +1,21 @@
 //! The records of a pax header: `LENGTH KEY=VALUE\n`, one after the other.
 //!
-//! Parsed by their lengths, as POSIX says. The parser of the tar library splits at newlines
-//! instead, so a value that holds one (a capability, an ACL, an odd file name) would be lost, and
-//! a crafted one could pass as a record of its own.
+//! They are parsed by their lengths, as POSIX says. The parser of the tar library splits at
+//! newlines instead, so a value that contains one (a capability, an ACL, a file name) would be
+//! lost, and a crafted one could inject a record.
 // tidy: core
 
 use model::tree::Time;
 
-/// Bytes that are no pax records.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PaxError {
-    /// A record has no length, no `=` or no newline where its length says that it ends.
-    #[error("bad pax record at byte {offset} of its header")]
+    #[error("invalid pax record at byte {offset} of its header")]
     Record {
         /// Where the record starts, in bytes.
         offset: usize,
     },
-    /// A value that has to be a number or a time is none.
-    #[error("the pax record `{key}` has the bad value `{value}`")]
+    #[error("the pax record `{key}` has the invalid value `{value}`")]
     Value {
-        /// The key.
         key: &'static str,
         /// The value, escaped.
         value: String,
@@ -55,7 +51,7 @@ impl Records {
         Ok(Self(records))
     }
 
-    /// Adds the records of `later`, which win where a key is in both.
+    /// Appends the records of `later`, which take precedence.
     pub fn extend(&mut self, later: Self) {
         self.0.extend(later.0);
     }
@@ -65,8 +61,7 @@ impl Records {
         self.0.iter().map(|(key, value)| (&key[..], &value[..]))
     }
 
-    /// The last value of `key`: the one that counts. An empty value takes the record back.
-    #[must_use]
+    /// Returns the last value of `key`, which takes precedence. An empty value removes the record.
     pub fn get(&self, key: &str) -> Option<&[u8]> {
         let (_, value) = self.0.iter().rev().find(|(name, _)| name == key.as_bytes())?;
         (!value.is_empty()).then_some(value)
@@ -127,7 +122,7 @@ fn digits(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// Reads `seconds[.fraction]`, digits beyond nanoseconds cut off towards the past.
+/// Parses `seconds[.fraction]`. Digits beyond nanoseconds are rounded down.
 fn time(text: &[u8]) -> Option<Time> {
     let (negative, text) = match text.strip_prefix(b"-") {
         Some(rest) => (true, rest),

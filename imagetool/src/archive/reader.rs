@@ -1,28 +1,29 @@
 //! Reads a tar archive member by member, in one pass, strictly.
 //!
-//! Headers are decoded by the tar library; the walk from one to the next is our own, because the
-//! library's takes an archive that was cut between two members for a whole one, splits pax
-//! records at newlines, and does not know sparse files in pax form. Here an archive ends with a
-//! block of zeros and nothing but zeros behind it, or it is refused.
+//! The tar library decodes headers. The iteration over members is implemented here, because that of
+//! the library accepts an archive that is truncated between two members, splits pax records at
+//! newlines, and does not support sparse files in pax format. Here an archive must end with a block
+//! of zeros, followed only by zeros.
 
 use std::io::{self, Read};
 
 use model::escape::escape;
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
-use super::expansion::Expands;
+use super::expansion::ExpandsTooMuch;
 use super::pax::Records;
-use super::sparse::{self, Piece, STRETCHES_MAX, SparseRecords, Stretch};
+use super::sparse::{self, ContentRun, RANGES_MAX, SparseRecords, StoredRange};
 use super::{ArchiveError, EntryError};
 
 /// Headers and contents are padded to this, in bytes.
 pub const BLOCK_BYTES: u64 = 512;
 
-/// The longest long name, in bytes. Linux has no path above 4,096, this leaves room for `./`.
+/// The longest long name, in bytes. Linux has no paths above 4,096 bytes; this leaves room for
+/// `./`.
 const LONG_NAME_BYTES_MAX: u64 = 1 << 16;
 
-/// The largest pax header, in bytes: sixty of the longest extended attributes. Headers that count
-/// for all that follows may have as much together, because each member gets a copy of them.
+/// The largest pax header, in bytes: sixty of the longest extended attributes. All global headers
+/// together have the same limit, because each member gets a copy of them.
 pub const PAX_BYTES_MAX: u64 = 4 << 20;
 
 /// One member of an archive, as its headers describe it.
@@ -32,7 +33,6 @@ pub struct Member {
     pub name: Vec<u8>,
     /// The target of a symlink or hard link, as the archive has it.
     pub link: Vec<u8>,
-    /// What it is.
     pub kind: EntryType,
     /// The last header.
     pub header: Box<Header>,
@@ -51,20 +51,20 @@ pub struct Reader<R> {
     offset: u64,
     globals: Records,
     globals_bytes: u64,
-    /// The content of the current member that was not asked for yet.
-    pieces: std::vec::IntoIter<Piece>,
+    /// The content of the current member that was not read yet.
+    runs: std::vec::IntoIter<ContentRun>,
     padding_bytes: u64,
     last_name: Option<String>,
-    end: End,
+    end: ArchiveEnd,
 }
 
-/// How the end of an archive is known.
+/// How the end of an archive is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// By a block of zeros: without it the archive was cut.
+pub enum ArchiveEnd {
+    /// By a block of zeros: without it the archive is truncated.
     Marked,
-    /// By the end of the input. Somebody else makes sure that it was not cut, as the digest of a
-    /// layer does; some tools leave out what should follow their last content.
+    /// By the end of the input. The caller verifies that it is complete, for instance by the digest
+    /// of a layer; some tools omit the final zeros.
     Input,
 }
 
@@ -76,56 +76,50 @@ impl<R: Read> Reader<R> {
             offset: 0,
             globals: Records::default(),
             globals_bytes: 0,
-            pieces: Vec::new().into_iter(),
+            runs: Vec::new().into_iter(),
             padding_bytes: 0,
             last_name: None,
-            end: End::Marked,
+            end: ArchiveEnd::Marked,
         }
     }
 
-    /// Lets the archive end as `end` says.
-    #[must_use]
-    pub fn ending(mut self, end: End) -> Self {
+    /// Sets how the end is recognized.
+    pub fn ending(mut self, end: ArchiveEnd) -> Self {
         self.end = end;
         self
     }
 
-    /// How many bytes were read so far: behind [`Reader::next_member`] the place where the content
-    /// of the member starts.
-    #[must_use]
+    /// Returns how many bytes were read. After [`Reader::next_member`] this is the offset of the
+    /// content of the member.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next member, or `None` behind the last one. What is left of the content of the one
-    /// before is skipped.
-    ///
-    /// # Errors
-    ///
-    /// [`ArchiveError`] says where, or in which member, the archive stops making sense.
+    /// Returns the next member, or `None` after the last. Skips the rest of the content of the
+    /// previous one.
     pub fn next_member(&mut self) -> Result<Option<Member>, ArchiveError> {
         self.content(|_| Ok::<(), ArchiveError>(()))?;
         let mut long_name = None;
         let mut long_link = None;
         let mut records: Option<Records> = None;
         loop {
-            let Some(header) = self.header()? else {
+            let Some(header) = self.read_header()? else {
                 let dangling = long_name.is_some() || long_link.is_some() || records.is_some();
                 return if dangling { Err(self.truncated()) } else { Ok(None) };
             };
             let size = self.number(&header, "size", &header.as_old().size)?;
             match header.entry_type() {
                 EntryType::GNULongName if long_name.is_none() => {
-                    long_name = Some(self.long(&header, size)?);
+                    long_name = Some(self.read_long_name(&header, size)?);
                 }
                 EntryType::GNULongLink if long_link.is_none() => {
-                    long_link = Some(self.long(&header, size)?);
+                    long_link = Some(self.read_long_name(&header, size)?);
                 }
                 EntryType::XHeader if records.is_none() => {
-                    records = Some(self.records(&header, size)?);
+                    records = Some(self.read_records(&header, size)?);
                 }
                 EntryType::XGlobalHeader => {
-                    let globals = self.records(&header, size)?;
+                    let globals = self.read_records(&header, size)?;
                     self.globals_bytes += size;
                     if self.globals_bytes > PAX_BYTES_MAX {
                         let size = self.globals_bytes;
@@ -180,32 +174,32 @@ impl<R: Read> Reader<R> {
             Some(size) => size,
             None => self.number(&header, "size", &header.as_old().size)?,
         };
-        let (pieces, size_bytes, stored) = match sparse::of_records(&records).map_err(in_entry)? {
+        let (runs, size_bytes, stored) = match sparse::of_records(&records).map_err(in_entry)? {
             _ if kind == EntryType::GNUSparse => {
-                let (stretches, size) = self.old_map(&name, &header)?;
-                (sparse::pieces(&stretches, size, stored).map_err(in_entry)?, size, stored)
+                let (ranges, size) = self.read_old_map(&name, &header)?;
+                (sparse::runs(&ranges, size, stored).map_err(in_entry)?, size, stored)
             }
-            Some(SparseRecords::Map(stretches, size)) => {
-                (sparse::pieces(&stretches, size, stored).map_err(in_entry)?, size, stored)
+            Some(SparseRecords::Map(ranges, size)) => {
+                (sparse::runs(&ranges, size, stored).map_err(in_entry)?, size, stored)
             }
             Some(SparseRecords::InContent(size)) => {
-                let (stretches, map_bytes) = self.map_in_content(&name, stored)?;
+                let (ranges, map_bytes) = self.read_map_in_content(&name, stored)?;
                 let stored = stored - map_bytes;
-                (sparse::pieces(&stretches, size, stored).map_err(in_entry)?, size, stored)
+                (sparse::runs(&ranges, size, stored).map_err(in_entry)?, size, stored)
             }
             None if stored == 0 => (Vec::new(), 0, 0),
-            None => (vec![Piece::Stored(stored)], stored, stored),
+            None => (vec![ContentRun::Stored(stored)], stored, stored),
         };
         let padded = stored.checked_next_multiple_of(BLOCK_BYTES);
         let padded = padded.ok_or_else(|| in_entry(EntryError::Number { field: "size" }))?;
         self.padding_bytes = padded - stored;
-        self.pieces = pieces.into_iter();
-        // The pieces add up, so there are no more stored bytes than bytes.
+        self.runs = runs.into_iter();
+        // The runs add up, so there are no more stored bytes than bytes.
         let hole_bytes = size_bytes.saturating_sub(stored);
         Ok(Member { name, link, kind, header, records, size_bytes, hole_bytes })
     }
 
-    /// Hands what is left of the current member's content to `take`, chunk by chunk.
+    /// Passes the rest of the content of the current member to `take`, in chunks.
     ///
     /// # Errors
     ///
@@ -214,11 +208,11 @@ impl<R: Read> Reader<R> {
         &mut self,
         mut take: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut buffer = vec![0; if self.pieces.len() == 0 { 0 } else { 128 << 10 }];
-        while let Some(piece) = self.pieces.next() {
-            let (mut left, stored) = match piece {
-                Piece::Stored(length) => (length, true),
-                Piece::Hole(length) => (length, false),
+        let mut buffer = vec![0; if self.runs.len() == 0 { 0 } else { 128 << 10 }];
+        while let Some(run) = self.runs.next() {
+            let (mut left, stored) = match run {
+                ContentRun::Stored(length) => (length, true),
+                ContentRun::Hole(length) => (length, false),
             };
             if !stored {
                 buffer.fill(0);
@@ -226,7 +220,7 @@ impl<R: Read> Reader<R> {
             while left > 0 {
                 let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
                 if stored {
-                    self.exact(&mut buffer[..length])?;
+                    self.read_exact(&mut buffer[..length])?;
                 }
                 take(&buffer[..length])?;
                 left -= length as u64;
@@ -234,12 +228,12 @@ impl<R: Read> Reader<R> {
         }
         let padding = std::mem::take(&mut self.padding_bytes);
         match (self.skip(padding), self.end) {
-            (Err(ArchiveError::Truncated { .. }), End::Input) => Ok(()),
+            (Err(ArchiveError::Truncated { .. }), ArchiveEnd::Input) => Ok(()),
             (skipped, _) => Ok(skipped?),
         }
     }
 
-    /// Reads to the end of the input, behind the last member, and gives the input back.
+    /// Reads to the end of the input, after the last member, and returns the input.
     ///
     /// # Errors
     ///
@@ -248,7 +242,7 @@ impl<R: Read> Reader<R> {
     pub fn finish(mut self) -> Result<R, ArchiveError> {
         let mut buffer = [0; 16 << 10];
         loop {
-            match self.some(&mut buffer)? {
+            match self.read_some(&mut buffer)? {
                 0 => return Ok(self.input),
                 read if buffer[..read].iter().all(|&byte| byte == 0) => {}
                 _ => return Err(ArchiveError::Trailing { offset: self.offset }),
@@ -257,12 +251,12 @@ impl<R: Read> Reader<R> {
     }
 
     /// The next header, or `None` at the block of zeros that ends the archive.
-    fn header(&mut self) -> Result<Option<Box<Header>>, ArchiveError> {
+    fn read_header(&mut self) -> Result<Option<Box<Header>>, ArchiveError> {
         let mut header = Box::new(Header::new_old());
         let at = self.offset;
-        match self.exact(header.as_mut_bytes()) {
+        match self.read_exact(header.as_mut_bytes()) {
             Err(ArchiveError::Empty | ArchiveError::Truncated { .. })
-                if self.end == End::Input && self.offset == at =>
+                if self.end == ArchiveEnd::Input && self.offset == at =>
             {
                 return Ok(None);
             }
@@ -276,7 +270,7 @@ impl<R: Read> Reader<R> {
         let sum = |signed: fn(u8) -> i64| -> i64 {
             before.iter().chain(after).map(|&byte| signed(byte)).sum::<i64>() + 8 * 32
         };
-        // Some old archivers added the bytes up as signed numbers.
+        // Some old archivers summed the bytes as signed numbers.
         let sums = [sum(i64::from), sum(|byte| i64::from(byte.cast_signed()))];
         let want = field_number(&header.as_old().cksum).and_then(|sum| i64::try_from(sum).ok());
         match want {
@@ -286,69 +280,71 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    fn long(&mut self, header: &Header, size: u64) -> Result<Vec<u8>, ArchiveError> {
+    fn read_long_name(&mut self, header: &Header, size: u64) -> Result<Vec<u8>, ArchiveError> {
         if size > LONG_NAME_BYTES_MAX {
             return Err(refuse(&header.path_bytes(), EntryError::LongName { size }));
         }
-        let mut name = self.block(size)?;
+        let mut name = self.read_block(size)?;
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
         name.truncate(end);
         Ok(name)
     }
 
-    fn records(&mut self, header: &Header, size: u64) -> Result<Records, ArchiveError> {
+    fn read_records(&mut self, header: &Header, size: u64) -> Result<Records, ArchiveError> {
         let name = header.path_bytes();
         if size > PAX_BYTES_MAX {
             return Err(refuse(&name, EntryError::LongPax { size }));
         }
-        let bytes = self.block(size)?;
+        let bytes = self.read_block(size)?;
         Records::parse(&bytes).map_err(|source| refuse(&name, EntryError::Pax { source }))
     }
 
-    /// The map of a sparse file from the header and the further headers behind it.
-    fn old_map(
+    /// Reads the map of a sparse file from the header and the extension headers after it.
+    fn read_old_map(
         &mut self,
         name: &[u8],
         header: &Header,
-    ) -> Result<(Vec<Stretch>, u64), ArchiveError> {
+    ) -> Result<(Vec<StoredRange>, u64), ArchiveError> {
         let bad = |why| refuse(name, EntryError::Sparse { why });
         let gnu = header.as_gnu().ok_or_else(|| bad("its header is not GNU's"))?;
-        let size = field_number(&gnu.realsize).ok_or_else(|| bad("its size is no number"))?;
-        let mut stretches = Vec::new();
-        let add = |stretches: &mut Vec<Stretch>, block: &GnuSparseHeader| {
+        let size = field_number(&gnu.realsize).ok_or_else(|| bad("its size is not a number"))?;
+        let mut ranges = Vec::new();
+        let add = |ranges: &mut Vec<StoredRange>, block: &GnuSparseHeader| {
             if block.offset[0] == 0 || block.numbytes[0] == 0 {
                 return Ok(());
             }
-            let offset = field_number(&block.offset).ok_or_else(|| bad("an offset is no number"));
-            let length = field_number(&block.numbytes).ok_or_else(|| bad("a length is no number"));
-            stretches.push((offset?, length?));
-            if stretches.len() > STRETCHES_MAX {
-                return Err(bad("it has too many stretches"));
+            let offset =
+                field_number(&block.offset).ok_or_else(|| bad("an offset is not a number"));
+            let length =
+                field_number(&block.numbytes).ok_or_else(|| bad("a length is not a number"));
+            ranges.push((offset?, length?));
+            if ranges.len() > RANGES_MAX {
+                return Err(bad("it has too many ranges"));
             }
             Ok(())
         };
         for block in &gnu.sparse {
-            add(&mut stretches, block)?;
+            add(&mut ranges, block)?;
         }
         let mut more = gnu.is_extended();
         while more {
             let mut further = GnuExtSparseHeader::new();
-            self.exact(further.as_mut_bytes())?;
+            self.read_exact(further.as_mut_bytes())?;
             for block in further.sparse() {
-                add(&mut stretches, block)?;
+                add(&mut ranges, block)?;
             }
             more = further.is_extended();
         }
-        Ok((stretches, size))
+        Ok((ranges, size))
     }
 
-    /// The map of a sparse file that stands before its content: lines of decimal numbers, padded
-    /// to a block. Gives the map and its length in the archive, in bytes.
-    fn map_in_content(
+    /// Reads the map of a sparse file before its content: lines of decimal numbers, padded to a
+    /// block. Returns the map and its length in the archive, in bytes.
+    fn read_map_in_content(
         &mut self,
         name: &[u8],
         stored: u64,
-    ) -> Result<(Vec<Stretch>, u64), ArchiveError> {
+    ) -> Result<(Vec<StoredRange>, u64), ArchiveError> {
         let bad = |why| refuse(name, EntryError::Sparse { why });
         let mut numbers: Vec<u64> = Vec::new();
         let mut digits: Vec<u8> = Vec::new();
@@ -356,32 +352,32 @@ impl<R: Read> Reader<R> {
         let mut used = 0;
         loop {
             if used + BLOCK_BYTES > stored {
-                return Err(bad("its map is cut"));
+                return Err(bad("its map is truncated"));
             }
-            let block = self.block(BLOCK_BYTES)?;
+            let block = self.read_block(BLOCK_BYTES)?;
             used += BLOCK_BYTES;
             for byte in block {
                 if byte != b'\n' {
                     digits.push(byte);
                     if digits.len() > 20 {
-                        return Err(bad("its map is no list of numbers"));
+                        return Err(bad("its map is not a list of numbers"));
                     }
                     continue;
                 }
                 let number = super::pax::number("GNU.sparse.map", &digits);
-                let number = number.map_err(|_| bad("its map is no list of numbers"))?;
+                let number = number.map_err(|_| bad("its map is not a list of numbers"))?;
                 digits.clear();
                 match count {
-                    None if number > STRETCHES_MAX as u64 => {
-                        return Err(bad("it has too many stretches"));
+                    None if number > RANGES_MAX as u64 => {
+                        return Err(bad("it has too many ranges"));
                     }
                     None => count = Some(2 * number),
                     Some(_) => numbers.push(number),
                 }
                 if count == Some(numbers.len() as u64) {
                     let pairs = numbers.as_chunks::<2>().0;
-                    let stretches = pairs.iter().map(|&[offset, length]| (offset, length));
-                    return Ok((stretches.collect(), used));
+                    let ranges = pairs.iter().map(|&[offset, length]| (offset, length));
+                    return Ok((ranges.collect(), used));
                 }
             }
         }
@@ -397,11 +393,11 @@ impl<R: Read> Reader<R> {
             .ok_or_else(|| refuse(&header.path_bytes(), EntryError::Number { field }))
     }
 
-    /// Reads `size` bytes and the padding behind them. The caller has limited `size`.
-    fn block(&mut self, size: u64) -> Result<Vec<u8>, ArchiveError> {
+    /// Reads `size` bytes and the padding after them. The caller must limit `size`.
+    fn read_block(&mut self, size: u64) -> Result<Vec<u8>, ArchiveError> {
         let length = usize::try_from(size).expect("the size was limited");
         let mut bytes = vec![0; length.next_multiple_of(BLOCK_BYTES as usize)];
-        self.exact(&mut bytes)?;
+        self.read_exact(&mut bytes)?;
         bytes.truncate(length);
         Ok(bytes)
     }
@@ -410,16 +406,16 @@ impl<R: Read> Reader<R> {
         let mut buffer = [0; 4 << 10];
         while length > 0 {
             let next = usize::try_from(length).unwrap_or(usize::MAX).min(buffer.len());
-            self.exact(&mut buffer[..next])?;
+            self.read_exact(&mut buffer[..next])?;
             length -= next as u64;
         }
         Ok(())
     }
 
-    fn exact(&mut self, buffer: &mut [u8]) -> Result<(), ArchiveError> {
+    fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), ArchiveError> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match self.some(&mut buffer[filled..])? {
+            match self.read_some(&mut buffer[filled..])? {
                 0 if self.offset == 0 => return Err(ArchiveError::Empty),
                 0 if self.offset < BLOCK_BYTES => return Err(ArchiveError::NotTar),
                 0 => return Err(self.truncated()),
@@ -429,7 +425,7 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    fn some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
+    fn read_some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         loop {
             match self.input.read(buffer) {
                 Ok(read) => {
@@ -443,7 +439,7 @@ impl<R: Read> Reader<R> {
                 Err(source) => {
                     let offset = self.offset;
                     let expands =
-                        source.get_ref().and_then(|inner| inner.downcast_ref::<Expands>());
+                        source.get_ref().and_then(|inner| inner.downcast_ref::<ExpandsTooMuch>());
                     return Err(match expands {
                         Some(&expands) => {
                             ArchiveError::Expands { offset, after: self.after(), source: expands }
@@ -470,13 +466,11 @@ fn refuse(name: &[u8], source: EntryError) -> ArchiveError {
 
 /// Reads a numeric field of a header: octal digits, or GNU's binary form for what does not fit;
 /// a blank field is zero. Negative numbers are not accepted.
-#[must_use]
 pub fn field_number(field: &[u8]) -> Option<u64> {
     u64::try_from(signed_field_number(field)?).ok()
 }
 
-/// As [`field_number`], but negative numbers are accepted, as times may be.
-#[must_use]
+/// Like [`field_number`], but accepts negative numbers, which times may be.
 pub fn signed_field_number(field: &[u8]) -> Option<i64> {
     if field.first()? & 0x80 != 0 {
         // Two's complement, most significant byte first; the top bit is the mark of the form.

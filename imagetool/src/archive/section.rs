@@ -1,6 +1,6 @@
-//! A part of a file that is read from its start as often as needed, by several readers at a time.
+//! A part of a file that several readers can read from its start.
 //!
-//! An archive is read twice, and the layers of an image may lie inside of an archive themselves.
+//! An archive is read twice, and the layers of an image may be inside another archive.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,15 +16,13 @@ pub struct Section {
 }
 
 impl Section {
-    /// All of `file`, wherever it stands. It must be a regular file.
-    #[must_use]
+    /// All of `file`, whatever its offset. It must be a regular file.
     pub fn whole(file: File) -> Self {
         Self { file: Arc::new(file), start: 0, end: u64::MAX }
     }
 
-    /// `length` bytes behind the first `offset` bytes of this section. What lies behind its end
-    /// is not there when it is read.
-    #[must_use]
+    /// `length` bytes at `offset` of this section. The part ends at the end of the section at the
+    /// latest.
     pub fn part(&self, offset: u64, length: u64) -> Self {
         let start = self.start.saturating_add(offset).min(self.end);
         let end = start.saturating_add(length).min(self.end);
@@ -32,7 +30,6 @@ impl Section {
     }
 
     /// Reads from the start.
-    #[must_use]
     pub fn open(&self) -> SectionReader {
         SectionReader { file: Arc::clone(&self.file), at: self.start, end: self.end }
     }

@@ -1,9 +1,9 @@
 //! Writes the entries of a tree as members of a tar archive, always with the same bytes.
 //!
-//! The format is pax. What a plain header cannot hold stands in records in front of it, and only
-//! that: long names, large numbers, parts of a second, extended attributes. Access lists are
-//! there twice, as the attribute that GNU tar and we ourselves read, and as the text that others
-//! do. Times of directories and symlinks, which images do not have, are zero.
+//! The format is pax. Records in front of a header hold only what the header cannot: long names,
+//! large numbers, fractions of a second, extended attributes. Access lists are written twice: as
+//! the attribute that GNU tar and imagetool read, and as the text that other tools read. Times of
+//! directories and symlinks, which images do not have, are zero.
 // tidy: core
 
 use model::path::TreePath;
@@ -26,36 +26,20 @@ const SMALL_MAX: u64 = 0o7_777_777;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// Its attributes are larger than is read again.
     #[error("{path} has {size_bytes} bytes of attributes, too many for an archive")]
     TooLarge {
-        /// The entry.
         path: TreePath,
         /// How many, in bytes.
         size_bytes: usize,
     },
-    /// Its access list is none.
     #[error("{path} has a bad access list")]
-    Acl {
-        /// The entry.
-        path: TreePath,
-        /// Why.
-        source: AclError,
-    },
-    /// The content of a computed file is made for each machine.
+    Acl { path: TreePath, source: AclError },
     #[error("{path} is a computed file, which has no content")]
-    Computed {
-        /// The entry.
-        path: TreePath,
-    },
+    Computed { path: TreePath },
 }
 
 /// The headers of the member for `node` at `path`. The content of a regular file has to follow,
 /// with [`padding`] behind it. `carrier` is the file that a hard link names.
-///
-/// # Errors
-///
-/// [`WriteError`].
 pub fn headers(
     path: &TreePath,
     node: &Node,
@@ -129,7 +113,6 @@ pub fn headers(
 }
 
 /// What fills the last block of a content of that size.
-#[must_use]
 pub fn padding(size_bytes: u64) -> &'static [u8] {
     let missing = size_bytes.wrapping_neg() % BLOCK_BYTES;
     &END[..usize::try_from(missing).expect("less than a block")]

@@ -1,7 +1,7 @@
 //! Compares two trees by path, from the top down; equal directories are not looked into.
 //!
-//! A hard link stands for the file it is a name of, so that a file which becomes a link of another
-//! with the same content differs in its links alone.
+//! A hard link is compared as its file. If a file becomes a hard link to another with the same
+//! content, only the links differ.
 // tidy: core
 
 use model::object::ObjectId;
@@ -11,23 +11,22 @@ use model::tree::encode::{Item, Listing};
 use model::tree::{ENTRIES_MAX, Leaf, Metadata, Name, Node, TreeError, Xattrs};
 use serde::Serialize;
 
-use super::{Ignore, Ignored};
-use crate::entry::{EntryRecord, in_short};
-use crate::listings::{Listings, Sight};
+use super::{Ignore, IgnoredPart};
+use crate::directory_cache::{DirectoryCache, Lookup};
+use crate::output::entry::{EntryRecord, short_text};
 use crate::output::{size, time};
 
 /// What differs at one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The path.
     pub path: TreePath,
-    /// How.
-    pub how: How,
+    /// ChangeKind.
+    pub kind: ChangeKind,
 }
 
-/// How a path differs.
+/// ChangeKind a path differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum ChangeKind {
     /// Only the second tree has it.
     Added(Node),
     /// Only the first tree has it.
@@ -35,9 +34,9 @@ pub enum How {
     /// Both have it.
     Changed {
         /// In the first tree.
-        before: Side,
+        before: ComparedEntry,
         /// In the second tree.
-        after: Side,
+        after: ComparedEntry,
         /// In what they differ; never empty.
         what: Vec<Difference>,
     },
@@ -45,7 +44,7 @@ pub enum How {
 
 /// What one tree has at a path that both have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Side {
+pub struct ComparedEntry {
     /// The entry; of a hard link the file.
     pub node: Node,
     /// The path that a hard link is a further name of.
@@ -54,20 +53,20 @@ pub struct Side {
 
 /// Compares the trees of `before` and `after`, and gives what differs, sorted by path.
 ///
-/// The result is whole when nothing is wanted of `listings` afterwards; until then directories
-/// that are not known are taken as if nothing in them differed.
+/// The result is complete if `cache` wants nothing afterwards. Until then, directories that are not
+/// in the cache are treated as equal.
 ///
 /// # Errors
 ///
 /// [`TreeError`] if a tree is larger or deeper than trees may be, or a hard link leads nowhere.
 pub fn compare(
-    listings: &mut Listings,
+    cache: &mut DirectoryCache,
     before: ObjectId,
     after: ObjectId,
     ignore: &Ignore,
 ) -> Result<Vec<Change>, TreeError> {
-    let mut walk = Walk { listings, before, after, ignore, changes: Vec::new() };
-    let root = Pair {
+    let mut walk = Walk { cache, before, after, ignore, changes: Vec::new() };
+    let root = PathPair {
         path: TreePath::root(),
         depth: 0,
         before: Some(Item::Directory(before)),
@@ -90,7 +89,7 @@ pub fn compare(
 }
 
 /// One path that is to be compared.
-struct Pair {
+struct PathPair {
     path: TreePath,
     depth: usize,
     before: Option<Item>,
@@ -98,7 +97,7 @@ struct Pair {
 }
 
 struct Walk<'call> {
-    listings: &'call mut Listings,
+    cache: &'call mut DirectoryCache,
     before: ObjectId,
     after: ObjectId,
     ignore: &'call Ignore,
@@ -106,7 +105,7 @@ struct Walk<'call> {
 }
 
 impl Walk<'_> {
-    fn pair(&mut self, pair: Pair, stack: &mut Vec<Pair>) -> Result<(), TreeError> {
+    fn pair(&mut self, pair: PathPair, stack: &mut Vec<PathPair>) -> Result<(), TreeError> {
         if pair.before == pair.after {
             return Ok(());
         }
@@ -115,10 +114,10 @@ impl Walk<'_> {
             _ => None,
         };
         let (before_id, after_id) = (directory(&pair.before), directory(&pair.after));
-        let mut list = |id: Option<ObjectId>| id.map(|id| self.listings.get(id));
+        let mut list = |id: Option<ObjectId>| id.map(|id| self.cache.get(id));
         let (before, after) = (list(before_id), list(after_id));
         if matches!(before, Some(None)) || matches!(after, Some(None)) {
-            // Wanted now; the look is taken again when it is there.
+            // It is wanted now; the comparison is repeated when it has been fetched.
             return Ok(());
         }
         let (before, after) = (before.flatten(), after.flatten());
@@ -127,17 +126,17 @@ impl Walk<'_> {
             (_, listing) => listing.map(|listing| Node::Directory(listing.metadata.clone())),
         };
         let nodes = (node(&pair.before, before.as_deref()), node(&pair.after, after.as_deref()));
-        let how = match nodes {
+        let kind = match nodes {
             (None, None) => None,
-            (None, Some(node)) => Some(How::Added(node)),
-            (Some(node), None) => Some(How::Removed(node)),
+            (None, Some(node)) => Some(ChangeKind::Added(node)),
+            (Some(node), None) => Some(ChangeKind::Removed(node)),
             (Some(before), Some(after)) => self.both(&pair.path, before, after)?,
         };
-        self.changes.extend(how.map(|how| Change { path: pair.path.clone(), how }));
+        self.changes.extend(kind.map(|kind| Change { path: pair.path.clone(), kind }));
         let below = merged(before.as_deref(), after.as_deref());
         stack.extend(below.into_iter().rev().map(|(name, before, after)| {
             let path = pair.path.join(name.as_bytes()).expect("a name of a directory is one");
-            Pair { path, depth: pair.depth + 1, before, after }
+            PathPair { path, depth: pair.depth + 1, before, after }
         }));
         Ok(())
     }
@@ -147,7 +146,7 @@ impl Walk<'_> {
         path: &TreePath,
         before: Node,
         after: Node,
-    ) -> Result<Option<How>, TreeError> {
+    ) -> Result<Option<ChangeKind>, TreeError> {
         let before = self.side(self.before, path, before)?;
         let after = self.side(self.after, path, after)?;
         let (Some(before), Some(after)) = (before, after) else { return Ok(None) };
@@ -156,7 +155,7 @@ impl Walk<'_> {
             what.push(Difference::Links);
         }
         what.retain(|one| ignored_by(*one).is_none_or(|ignored| !self.ignore.contains(&ignored)));
-        Ok((!what.is_empty()).then_some(How::Changed { before, after, what }))
+        Ok((!what.is_empty()).then_some(ChangeKind::Changed { before, after, what }))
     }
 
     /// The file behind a hard link; `None` if directories have to be fetched first.
@@ -165,14 +164,14 @@ impl Walk<'_> {
         root: ObjectId,
         path: &TreePath,
         node: Node,
-    ) -> Result<Option<Side>, TreeError> {
+    ) -> Result<Option<ComparedEntry>, TreeError> {
         let Node::Leaf(Leaf::HardLink(target)) = node else {
-            return Ok(Some(Side { node, link_to: None }));
+            return Ok(Some(ComparedEntry { node, link_to: None }));
         };
-        match self.listings.find(root, &target) {
-            Sight::Unknown => Ok(None),
-            Sight::Leaf(leaf @ Leaf::File(_)) => {
-                Ok(Some(Side { node: Node::Leaf(leaf), link_to: Some(target) }))
+        match self.cache.find(root, &target) {
+            Lookup::NotFetched => Ok(None),
+            Lookup::Leaf(leaf @ Leaf::File(_)) => {
+                Ok(Some(ComparedEntry { node: Node::Leaf(leaf), link_to: Some(target) }))
             }
             _ => Err(TreeError::BadLink { path: path.clone(), target }),
         }
@@ -240,31 +239,30 @@ fn differences(before: &Node, after: &Node) -> Vec<Difference> {
 }
 
 /// The flag that leaves a difference out.
-fn ignored_by(difference: Difference) -> Option<Ignored> {
+fn ignored_by(difference: Difference) -> Option<IgnoredPart> {
     match difference {
         Difference::Missing | Difference::Extra | Difference::Kind => None,
-        Difference::Content => Some(Ignored::Content),
-        Difference::Mode => Some(Ignored::Mode),
-        Difference::Owner => Some(Ignored::Owner),
-        Difference::Xattrs => Some(Ignored::Xattrs),
-        Difference::Mtime => Some(Ignored::Mtime),
-        Difference::Target => Some(Ignored::Target),
-        Difference::Device => Some(Ignored::Device),
-        Difference::Links => Some(Ignored::Links),
+        Difference::Content => Some(IgnoredPart::Content),
+        Difference::Mode => Some(IgnoredPart::Mode),
+        Difference::Owner => Some(IgnoredPart::Owner),
+        Difference::Xattrs => Some(IgnoredPart::Xattrs),
+        Difference::Mtime => Some(IgnoredPart::Mtime),
+        Difference::Target => Some(IgnoredPart::Target),
+        Difference::Device => Some(IgnoredPart::Device),
+        Difference::Links => Some(IgnoredPart::Links),
     }
 }
 
 impl Change {
     /// The change on one line.
-    #[must_use]
     pub fn line(&self) -> String {
         let path = &self.path;
-        match &self.how {
-            How::Added(node) => format!("added   {path}: {}", in_short(node)),
-            How::Removed(node) => format!("removed {path}: {}", in_short(node)),
-            How::Changed { before, after, what } => {
+        match &self.kind {
+            ChangeKind::Added(node) => format!("added   {path}: {}", short_text(node)),
+            ChangeKind::Removed(node) => format!("removed {path}: {}", short_text(node)),
+            ChangeKind::Changed { before, after, what } => {
                 let words: Vec<String> =
-                    what.iter().map(|one| in_words(*one, before, after)).collect();
+                    what.iter().map(|one| difference_text(*one, before, after)).collect();
                 format!("changed {path}: {}", words.join(", "))
             }
         }
@@ -272,9 +270,13 @@ impl Change {
 }
 
 /// A difference with both values: `mode 644 to 600`.
-fn in_words(difference: Difference, before: &Side, after: &Side) -> String {
+fn difference_text(
+    difference: Difference,
+    before: &ComparedEntry,
+    after: &ComparedEntry,
+) -> String {
     let name = difference.name();
-    let value = |side: &Side| value_of(difference, side);
+    let value = |side: &ComparedEntry| value_of(difference, side);
     match difference {
         Difference::Xattrs => {
             let (before, after) = (xattrs_of(&before.node), xattrs_of(&after.node));
@@ -287,7 +289,7 @@ fn in_words(difference: Difference, before: &Side, after: &Side) -> String {
     }
 }
 
-fn value_of(difference: Difference, side: &Side) -> Option<String> {
+fn value_of(difference: Difference, side: &ComparedEntry) -> Option<String> {
     let metadata = || side.node.metadata();
     Some(match (difference, &side.node) {
         (Difference::Kind, node) => node.kind().to_owned(),
@@ -325,18 +327,18 @@ fn differing_names(before: &Xattrs, after: &Xattrs) -> Vec<String> {
 
 /// All changes in JSON, each list sorted by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct EntriesRecord {
+pub struct TreeChangesRecord {
     /// What only the second tree has.
-    pub added: Vec<OneRecord>,
+    pub added: Vec<PathRecord>,
     /// What only the first tree has.
-    pub removed: Vec<OneRecord>,
+    pub removed: Vec<PathRecord>,
     /// What both have, and have otherwise.
     pub changed: Vec<ChangedRecord>,
 }
 
 /// An entry of one tree in JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct OneRecord {
+pub struct PathRecord {
     path: TreePath,
     #[serde(flatten)]
     entry: EntryRecord,
@@ -351,19 +353,18 @@ pub struct ChangedRecord {
     after: EntryRecord,
 }
 
-impl EntriesRecord {
-    /// Sorts `changes` by how.
-    #[must_use]
+impl TreeChangesRecord {
+    /// Sorts `changes` by kind.
     pub fn of(changes: &[Change]) -> Self {
         let mut record = Self::default();
-        for Change { path, how } in changes {
+        for Change { path, kind } in changes {
             let path = path.clone();
-            let one = |node| OneRecord { path: path.clone(), entry: EntryRecord::of(node) };
-            match how {
-                How::Added(node) => record.added.push(one(node)),
-                How::Removed(node) => record.removed.push(one(node)),
-                How::Changed { before, after, what } => {
-                    let side = |side: &Side| EntryRecord {
+            let one = |node| PathRecord { path: path.clone(), entry: EntryRecord::of(node) };
+            match kind {
+                ChangeKind::Added(node) => record.added.push(one(node)),
+                ChangeKind::Removed(node) => record.removed.push(one(node)),
+                ChangeKind::Changed { before, after, what } => {
+                    let side = |side: &ComparedEntry| EntryRecord {
                         link_to: side.link_to.clone(),
                         ..EntryRecord::of(&side.node)
                     };

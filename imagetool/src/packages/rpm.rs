@@ -4,7 +4,7 @@
 //! before it: how many tags there are, and how long all values are together.
 // tidy: core
 
-use super::Found;
+use super::RawPackage;
 use super::sqlite::{SqliteError, last_column};
 
 const NAME: u32 = 1_000;
@@ -19,13 +19,13 @@ const KIND_INT32: u32 = 4;
 const KIND_INT64: u32 = 5;
 const KIND_STRING: u32 = 6;
 
-/// What rpm keeps like packages, and are the keys that sign them.
+/// The name under which rpm stores signing keys, which look like packages.
 const KEYS: &str = "gpg-pubkey";
 
-/// Gives each package to `note`, until that says no. True if it never did.
+/// Passes each package to `note` until that returns false. Returns false then.
 pub(super) fn read(
     content: &[u8],
-    note: &mut impl FnMut(Found) -> bool,
+    note: &mut impl FnMut(RawPackage) -> bool,
 ) -> Result<bool, SqliteError> {
     last_column(content, b"Packages", &mut |header| match package(header) {
         Some(found) if found.name != KEYS => note(found),
@@ -34,10 +34,10 @@ pub(super) fn read(
 }
 
 /// The package of a header; `None` if it is none.
-fn package(header: &[u8]) -> Option<Found> {
+fn package(header: &[u8]) -> Option<RawPackage> {
     let count = number(header, 0)? as usize;
     let (tags, values) = header.get(8..)?.split_at_checked(count.checked_mul(16)?)?;
-    let mut found = Found::default();
+    let mut found = RawPackage::default();
     let (mut version, mut release, mut epoch) = (String::new(), String::new(), None);
     for tag in tags.chunks_exact(16) {
         let (name, kind) = (number(tag, 0)?, number(tag, 4)?);

@@ -1,10 +1,10 @@
 //! Reads the rows of one table of an SQLite database, and nothing more.
 //!
-//! rpm keeps what is installed in such a file. SQLite itself is C, and would be given what
-//! strangers made; no reader in Rust is kept up. What the format is says
-//! <https://www.sqlite.org/fileformat2.html>; it is the same since 2004, and will be. The file
-//! comes from strangers: each page is looked at once, so that no cycle of pages goes on for ever,
-//! and no length is believed that the file has no bytes for.
+//! rpm stores its database in such a file. SQLite itself is written in C and would process
+//! untrusted input; there is no maintained reader in Rust. The format is described at
+//! <https://www.sqlite.org/fileformat2.html> and stable since 2004. The file is not trusted: the
+//! number of pages that are read is limited, so that a cycle of pages ends, and a length is
+//! accepted only if the file has that many bytes.
 // tidy: core
 
 const MAGIC: &[u8] = b"SQLite format 3\0";
@@ -17,12 +17,12 @@ const DEPTH_MAX: usize = 40;
 
 /// Bytes that are no such database, or a damaged one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is no sound SQLite database: {0}")]
+#[error("invalid SQLite database: {0}")]
 pub(super) struct SqliteError(&'static str);
 
 type Read<T> = Result<T, SqliteError>;
 
-const CUT: SqliteError = SqliteError("it is cut short");
+const CUT: SqliteError = SqliteError("it is truncated");
 
 /// Gives the last column of each row of `table`, if that is a blob or a text, to `note`, until that
 /// says no. True if it never did.
@@ -54,11 +54,8 @@ pub(super) fn last_column(
 struct Pages<'bytes> {
     bytes: &'bytes [u8],
     page_bytes: usize,
-    /// What of each page is used.
     usable: usize,
-    /// How many pages may still be looked at: no more than there are, for each of the two tables.
     left: usize,
-    /// How long rows may still be together: no longer than the file, unless they overlap.
     left_bytes: usize,
 }
 
@@ -66,24 +63,24 @@ impl<'bytes> Pages<'bytes> {
     fn of(bytes: &'bytes [u8]) -> Read<Self> {
         let header = bytes.get(..FILE_HEADER_BYTES).ok_or(CUT)?;
         if !header.starts_with(MAGIC) {
-            return Err(SqliteError("it does not begin as one does"));
+            return Err(SqliteError("it does not start with the magic string"));
         }
         let page_bytes = match u16_at(header, 16)? {
             1 => 65_536,
             size if size >= 512 && size.is_power_of_two() => usize::from(size),
-            _ => return Err(SqliteError("its pages have no allowed length")),
+            _ => return Err(SqliteError("invalid page size")),
         };
         let usable = page_bytes - usize::from(header[20]);
         if usable < 480 {
-            return Err(SqliteError("its pages have no allowed length"));
+            return Err(SqliteError("invalid page size"));
         }
         let left = 2 * (bytes.len() / page_bytes) + 2;
         Ok(Self { bytes, page_bytes, usable, left, left_bytes: bytes.len() })
     }
 
     fn page(&mut self, number: u32) -> Read<&'bytes [u8]> {
-        self.left = self.left.checked_sub(1).ok_or(SqliteError("its pages go round in circles"))?;
-        let index = (number as usize).checked_sub(1).ok_or(SqliteError("it names page 0"))?;
+        self.left = self.left.checked_sub(1).ok_or(SqliteError("its pages form a cycle"))?;
+        let index = (number as usize).checked_sub(1).ok_or(SqliteError("it refers to page 0"))?;
         let start = index.checked_mul(self.page_bytes).ok_or(CUT)?;
         self.bytes.get(start..).and_then(|rest| rest.get(..self.usable)).ok_or(CUT)
     }
@@ -101,9 +98,9 @@ impl<'bytes> Pages<'bytes> {
         let (pointers, is_leaf) = match page.get(at).ok_or(CUT)? {
             0x0d => (at + 8, true),
             0x05 => (at + 12, false),
-            _ => return Err(SqliteError("a page of a table is none")),
+            _ => return Err(SqliteError("invalid page of a table")),
         };
-        let depth = depth.checked_sub(1).ok_or(SqliteError("its pages go round in circles"))?;
+        let depth = depth.checked_sub(1).ok_or(SqliteError("its pages form a cycle"))?;
         for index in 0..count {
             let cell = usize::from(u16_at(page, pointers + 2 * index)?);
             let cell = page.get(cell..).ok_or(CUT)?;
@@ -138,8 +135,8 @@ impl<'bytes> Pages<'bytes> {
         while payload.len() < length {
             let page = self.page(next)?;
             next = u32_at(page, 0)?;
-            let part = (length - payload.len()).min(self.usable - 4);
-            payload.extend_from_slice(page.get(4..4 + part).ok_or(CUT)?);
+            let file = (length - payload.len()).min(self.usable - 4);
+            payload.extend_from_slice(page.get(4..4 + file).ok_or(CUT)?);
         }
         Ok(payload)
     }
@@ -170,7 +167,7 @@ fn columns(payload: &[u8]) -> Read<Vec<Value<'_>>> {
             1..=4 => usize::try_from(kind).map_err(|_| CUT)?,
             5 => 6,
             6 | 7 => 8,
-            10 | 11 => return Err(SqliteError("a column is of no known kind")),
+            10 | 11 => return Err(SqliteError("unknown type of a column")),
             _ => usize::try_from((kind - 12) / 2).map_err(|_| CUT)?,
         };
         let value = values.get(..length).ok_or(CUT)?;

@@ -6,16 +6,16 @@ use model::tree::text::from_text;
 use super::*;
 
 fn read(databases: &[(Format, &str)]) -> Result<Vec<String>, PackagesError> {
-    let parts: Vec<Part> = databases
+    let database_files: Vec<DatabaseFile> = databases
         .iter()
-        .map(|(format, _)| Part {
+        .map(|(format, _)| DatabaseFile {
             object: Algorithm::Blake3.digest(b""),
             size_bytes: 0,
             format: *format,
         })
         .collect();
     let contents = databases.iter().map(|(_, content)| content.as_bytes());
-    let packages = packages(parts.iter().zip(contents))?;
+    let packages = packages(database_files.iter().zip(contents))?;
     let line = |one: &Package| format!("{} {} {}", one.name, one.version, one.size_bytes);
     Ok(packages.iter().map(line).collect())
 }
@@ -123,8 +123,8 @@ fn the_databases_of_a_tree_are_found() {
         from_text(Algorithm::Blake3, &text).unwrap()
     };
     let found = |paths: &[(&str, u64)]| {
-        let parts = parts(&tree(paths))?;
-        Ok(parts.iter().map(|part| (part.format, part.size_bytes)).collect::<Vec<_>>())
+        let database_files = database_files(&tree(paths))?;
+        Ok(database_files.iter().map(|file| (file.format, file.size_bytes)).collect::<Vec<_>>())
     };
     let many: Vec<String> =
         (0..=FILES_MAX).map(|number| format!("/var/lib/dpkg/status.d/{number}")).collect();
@@ -182,9 +182,9 @@ fn rows_that_lie_upon_each_other_are_not_all_read() {
         }
         // Its length, its number, the length of the kinds, and the kind: a blob.
         page[40_000..40_007].copy_from_slice(&[0xfd, 0x04, 1, 4, 0x81, 0xfa, 0x0c]);
-        packages([(&Part::of_rpm(&bytes), bytes.as_slice())])
+        packages([(&DatabaseFile::of_rpm(&bytes), bytes.as_slice())])
     };
     assert_eq!(overlapping(3), Ok(Vec::new()));
-    let why = "it is no sound SQLite database: its rows are longer than the file".to_owned();
+    let why = "invalid SQLite database: its rows are longer than the file".to_owned();
     assert_eq!(overlapping(10_000), Err(PackagesError::Damaged { why }));
 }

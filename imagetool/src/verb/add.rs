@@ -11,36 +11,35 @@ use api::object_server::AddObjects;
 use api::object_stream::Head;
 use model::filter::Filter;
 use model::image::tags::{self, Tags};
-use model::image::{Content, FORMAT, HealthCheck, ImageName, Notes, Package, computed_rules};
+use model::image::{Content, FORMAT, ImageName, Notes, Package, computed_rules};
 use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
 use model::tree::encode::DIRECTORY_BYTES_MAX;
 use model::tree::{Child, Time, Totals, Tree};
-use model::trigger::Triggers;
 use model::when::written;
 use rpc::server::{head_bytes, object_chunks};
 use serde::Serialize;
 use tool::Format;
 
-use super::mkdir::OwnerArgs;
-use super::sign::{Signer, SignerArgs};
-use super::tag::tag_of;
-use super::{Context, Ended, get_image, print_json};
-use crate::admission::{self, RequiredPaths};
-use crate::computed::{self, Rules};
-use crate::content::{Contents, Objects};
-use crate::failure::{Failure, Outcome};
-use crate::health;
+use super::change::tag_of;
+use super::directories::OwnerArgs;
+use super::signatures::{Signer, SignerArgs};
+use super::{Context, VerbResult, get_image, print_json};
+use crate::image_checks::{self, RequiredPaths};
+use crate::image_source::{Source, SourceArgs, SourceTree};
+use crate::input_files::computed::{self, ComputedRules};
+use crate::input_files::{
+    read_computed_rules, read_filter, read_health_check, read_text, read_triggers,
+};
+use crate::output::failure::{Failure, Outcome};
 use crate::output::{count, plural, plural_entries, size};
 use crate::packages;
-use crate::source::{Read, Source, SourceArgs};
-use crate::upload::{Sent, UploadError, Which, upload};
+use crate::transfer::contents::{Contents, TreeObjects};
+use crate::transfer::download;
+use crate::transfer::upload::{UploadError, UploadScope, UploadSummary, upload};
 
 /// How long the server may take to make an image durable.
 pub(super) const ADD_LIMIT: Duration = Duration::from_secs(600);
-
-/// The largest filter, trigger or rules file, in bytes.
-const TEXT_BYTES_MAX: u64 = 8 << 20;
 
 /// The largest build log, in bytes: it is held in memory.
 const BUILD_LOG_BYTES_MAX: u64 = 64 << 20;
@@ -88,7 +87,7 @@ pub struct AddArgs {
     /// JSON: how a machine is checked after an update to the image; see below.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
-    /// The image goes away by itself that long from now.
+    /// The image expires after this time.
     #[arg(long, value_name = "DURATION", value_parser = written::duration)]
     pub expires_in: Option<Duration>,
     /// A tag of the image; may be given several times.
@@ -105,13 +104,13 @@ pub struct AddArgs {
     pub owners: OwnerArgs,
     /// Paths that the image must have, separated by commas; '' for none. Sparse images need none,
     /// and those that the filter keeps need not be there.
-    #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
+    #[arg(long, value_name = "PATHS", default_value = image_checks::REQUIRED_PATHS)]
     pub required_paths: RequiredPaths,
     /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
-    /// Send all objects, also those that the server has: it compares them byte by byte, and refuses
-    /// another content of the same digest.
+    /// Send all objects, also those that the server has. It compares them byte by byte, and refuses
+    /// different content with the same digest.
     #[arg(long)]
     pub send_all: bool,
     /// How the image is signed.
@@ -140,17 +139,17 @@ struct Report<'call> {
 /// # Errors
 ///
 /// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
-pub async fn run(context: &Context, args: AddArgs) -> Ended {
-    let filter = filter_of(&args.filter_file)?;
-    let triggers = triggers_of(&args.trigger_file)?;
-    let rules = args.computed.as_deref().map(rules_of).transpose()?.unwrap_or_default();
-    let health_check = args.health_check.as_deref().map(health_check_of).transpose()?;
+pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
+    let filter = read_filter(&args.filter_file)?;
+    let triggers = read_triggers(&args.trigger_file)?;
+    let rules = args.computed.as_deref().map(read_computed_rules).transpose()?.unwrap_or_default();
+    let health_check = args.health_check.as_deref().map(read_health_check).transpose()?;
     let owners = args.owners.clone().owners()?;
     let signer = args.signer.signer()?;
     let tags: Tags = args.tag.iter().cloned().collect();
     tags::verify(&tags).map_err(|error| Failure::new(&error).misuse())?;
     let release_notes = args.release_notes.as_deref();
-    let release_notes = release_notes.map(|path| text_of(path, "release notes")).transpose()?;
+    let release_notes = release_notes.map(|path| read_text(path, "release notes")).transpose()?;
     let build_log = args.build_log.as_deref().map(build_log_of).transpose()?;
     check_name_is_free(context, &args.name).await?;
     let (tree, contents) = read(context, &args, filter.as_ref(), &rules).await?;
@@ -173,45 +172,45 @@ pub async fn run(context: &Context, args: AddArgs) -> Ended {
         owner_users: users.into_iter().collect(),
         ..Notes::default()
     };
-    let which = if args.send_all { Which::All } else { Which::Missing };
+    let which = if args.send_all { UploadScope::All } else { UploadScope::Missing };
     let (expires_in, required) = (args.expires_in, &args.required_paths);
-    let wishes = Wishes { expires_in, required, which, signer };
+    let wishes = ImageOptions { expires_in, required, which, signer };
     make_image(context, content, notes, &tree, contents, wishes).await
 }
 
-/// How an image is made.
-pub(super) struct Wishes<'call> {
-    /// When it goes away by itself.
+/// Options for making an image.
+pub(super) struct ImageOptions<'call> {
+    /// The time until it expires.
     pub expires_in: Option<Duration>,
     /// Paths that it must have.
     pub required: &'call RequiredPaths,
-    /// Which objects are sent.
-    pub which: Which,
+    /// UploadScope objects are sent.
+    pub which: UploadScope,
     /// Who signs it.
     pub signer: Option<Signer>,
 }
 
-/// Uploads `tree`, and makes the image `content` of it, as is wished.
+/// Uploads `tree`, and adds the image `content`.
 pub(super) async fn make_image(
     context: &Context,
     content: Content,
     mut notes: Notes,
     tree: &Tree,
-    contents: Contents,
-    wishes: Wishes<'_>,
-) -> Ended {
-    let Wishes { expires_in, required, which, signer } = wishes;
+    contents: Box<dyn Contents>,
+    wishes: ImageOptions<'_>,
+) -> VerbResult {
+    let ImageOptions { expires_in, required, which, signer } = wishes;
     content.verify(tree).map_err(|error| Failure::new(&error))?;
     refuse_large_directories(tree, DIRECTORY_BYTES_MAX)?;
     require(tree, content.filter.as_ref(), required)?;
     warn(tree, content.filter.as_ref());
     let (name, algorithm) = (content.name.clone(), content.algorithm());
-    let objects = Objects::of(tree);
+    let objects = TreeObjects::of(tree);
     let sent = upload(&context.client, algorithm, objects, contents, which, &context.meter)
         .await
         .map_err(|error| upload_failure(&error))?;
     notes.packages = packages_of(context, tree).await?;
-    // From when it is added, however long the upload took.
+    // The time counts from the end of the upload.
     notes.expires_at = expires_in.map(|duration| written::later(now(), duration));
     if let Some(signer) = signer {
         notes.signatures.push(signer.sign(&content)?);
@@ -228,10 +227,10 @@ pub(super) async fn make_image(
 /// The packages of `tree`, which has been uploaded.
 pub(super) async fn packages_of(context: &Context, tree: &Tree) -> Result<Vec<Package>, Failure> {
     let packages = packages::fetch::of_tree(&context.client, tree, &context.meter).await;
-    packages.map_err(|error| Failure::of_download(&error))
+    packages.map_err(|error| download::failure(&error))
 }
 
-/// Brings the build log to the server. One that is there already stays there for a while.
+/// Brings the build log to the server. One that already exists stays there for a while.
 async fn send_build_log(
     context: &Context,
     log: Option<Vec<u8>>,
@@ -268,8 +267,8 @@ pub(super) fn report(
     name: &ImageName,
     digest: ObjectId,
     tree: &Tree,
-    sent: Sent,
-) -> Ended {
+    sent: UploadSummary,
+) -> VerbResult {
     let totals = tree.root().totals();
     eprintln!(
         "Added {name}: {}, {}; sent {} ({}), {} {} there already.",
@@ -294,31 +293,10 @@ pub(super) fn report(
     Ok(Outcome::Done)
 }
 
-/// Refuses a tree with a directory that no server takes, before anything is sent.
-pub(super) fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), Failure> {
-    let mut stack = vec![(TreePath::root(), tree.root())];
-    while let Some((path, directory)) = stack.pop() {
-        let length = directory.encode().len();
-        if length > limit {
-            let entries = plural_entries(directory.entries().len() as u64);
-            let message = format!("{path} has {entries}, too many for one directory of an image");
-            let hint = format!("its list takes {length} bytes, and {limit} are accepted");
-            return Err(Failure::of_text(message).hint(hint));
-        }
-        for entry in directory.entries() {
-            if let Child::Directory(below) = &entry.child {
-                let below_path = path.join(entry.name.as_bytes());
-                stack.push((below_path.map_err(|error| Failure::new(&error))?, below));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Refuses a name that is taken before any work is done for it.
+/// Refuses a name that exists, before any work is done.
 pub(super) async fn check_name_is_free(context: &Context, name: &ImageName) -> Result<(), Failure> {
     match get_image(&context.client, name).await {
-        Ok(_) => Err(Failure::of_text(format!("{name} is there already"))
+        Ok(_) => Err(Failure::of_text(format!("{name} already exists"))
             .hint("an image never changes: take a new name, such as one with a version or a date")),
         Err(error) if error.code() == Some(FaultCode::NotFound) => Ok(()),
         Err(error) => Err(Failure::of_image_call(&error, name)),
@@ -330,8 +308,8 @@ async fn read(
     context: &Context,
     args: &AddArgs,
     filter: Option<&Filter>,
-    rules: &Rules,
-) -> Result<(Tree, Contents), Failure> {
+    rules: &ComputedRules,
+) -> Result<(Tree, Box<dyn Contents>), Failure> {
     let (path, algorithm) = (args.image_file.clone(), args.digest);
     let (filter, rules, meter) = (filter.cloned(), rules.clone(), context.meter.clone());
     let source = args.source.clone();
@@ -349,14 +327,14 @@ async fn read(
 /// Puts the computed files into what was read from `path`, and takes out what the filter keeps.
 pub(super) fn finish_tree(
     path: &Path,
-    read: Read,
+    read: SourceTree,
     filter: Option<&Filter>,
-    rules: &Rules,
-) -> Result<(Tree, Contents), Failure> {
+    rules: &ComputedRules,
+) -> Result<(Tree, Box<dyn Contents>), Failure> {
     let of_file = |error: &dyn std::error::Error| {
         Failure::of_text(format!("{}: {}", path.display(), model::report::report(error)))
     };
-    let Read { mut builder, contents } = read;
+    let SourceTree { mut builder, contents } = read;
     computed::apply(rules, &mut builder).map_err(|error| Failure::new(&error))?;
     let tree = builder.finish().map_err(|error| of_file(&error))?;
     let tree = match filter {
@@ -376,77 +354,13 @@ pub(super) fn upload_failure(error: &UploadError) -> Failure {
     }
 }
 
-pub(super) fn is_none(path: &Path) -> bool {
-    path.as_os_str() == "-"
-}
-
-pub(super) fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
-    let read = || -> io::Result<String> {
-        let mut text = String::new();
-        fs_err::File::open(path)?.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text)?;
-        if text.len() as u64 > TEXT_BYTES_MAX {
-            let why = format!("{}: it is larger than {TEXT_BYTES_MAX} bytes", path.display());
-            return Err(io::Error::other(why));
-        }
-        Ok(text)
-    };
-    read().map_err(|error| Failure::of_text(format!("cannot read the {what}: {error}")))
-}
-
-fn or_none(failure: Failure) -> Failure {
-    failure.hint("`-` stands for none")
-}
-
-pub(super) fn filter_of(path: &Path) -> Result<Option<Filter>, Failure> {
-    if is_none(path) {
-        return Ok(None);
-    }
-    let text = text_of(path, "filter").map_err(or_none)?;
-    parse_filter(path, &text).map(Some)
-}
-
-pub(super) fn parse_filter(path: &Path, text: &str) -> Result<Filter, Failure> {
-    Filter::from_text(text).map_err(|error| {
-        Failure::of_text(format!("{}: {}", path.display(), model::report::report(&error)))
-    })
-}
-
-pub(super) fn triggers_of(path: &Path) -> Result<Triggers, Failure> {
-    if is_none(path) {
-        return Ok(Triggers::default());
-    }
-    let text = text_of(path, "triggers").map_err(or_none)?;
-    parse_triggers(path, &text)
-}
-
-pub(super) fn parse_triggers(path: &Path, text: &str) -> Result<Triggers, Failure> {
-    Triggers::from_json(text).map_err(|error| {
-        Failure::of_text(format!("{}: {}", path.display(), model::report::report(&error)))
-    })
-}
-
-pub(super) fn health_check_of(path: &Path) -> Result<HealthCheck, Failure> {
-    let text = text_of(path, "health check")?;
-    health::parse(&text).map_err(|error| {
-        Failure::of_text(format!("{}: {error}", path.display()))
-            .hint("imagetool add --help shows one")
-    })
-}
-
-pub(super) fn rules_of(path: &Path) -> Result<Rules, Failure> {
-    let text = text_of(path, "list of computed files")?;
-    Rules::from_text(&text).map_err(|error| {
-        Failure::of_text(format!("{}: {}", path.display(), model::report::report(&error)))
-    })
-}
-
-/// Refuses a tree that no machine could run.
+/// Refuses a tree without the required paths.
 pub(super) fn require(
     tree: &Tree,
     filter: Option<&Filter>,
     required: &RequiredPaths,
 ) -> Result<(), Failure> {
-    admission::require(tree, filter, required).map_err(|error| {
+    image_checks::check_required_paths(tree, filter, required).map_err(|error| {
         let failure = Failure::new(&error);
         let failure = match &error.nested {
             Some(path) => failure.hint(format!(
@@ -461,9 +375,9 @@ pub(super) fn require(
     })
 }
 
-/// Says what the image would do to machines that hardly anyone means to do.
+/// Prints warnings about effects that are probably not intended.
 pub(super) fn warn(tree: &Tree, filter: Option<&Filter>) {
-    let told = admission::warnings(tree, filter);
+    let told = image_checks::warnings(tree, filter);
     for warning in &told.warnings {
         eprintln!("warning: {warning}");
     }
@@ -471,6 +385,27 @@ pub(super) fn warn(tree: &Tree, filter: Option<&Filter>) {
         let lines = told.filter_lines.join("\n  ");
         eprintln!("hint: to leave this to the machines, add to the filter:\n  {lines}");
     }
+}
+
+/// Refuses a tree with a directory that no server takes, before anything is sent.
+pub(super) fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), Failure> {
+    let mut stack = vec![(TreePath::root(), tree.root())];
+    while let Some((path, directory)) = stack.pop() {
+        let length = directory.encode().len();
+        if length > limit {
+            let entries = plural_entries(directory.entries().len() as u64);
+            let message = format!("{path} has {entries}, too many for one directory of an image");
+            let hint = format!("its list takes {length} bytes, and {limit} are accepted");
+            return Err(Failure::of_text(message).hint(hint));
+        }
+        for entry in directory.entries() {
+            if let Child::Directory(below) = &entry.child {
+                let below_path = path.join(entry.name.as_bytes());
+                stack.push((below_path.map_err(|error| Failure::new(&error))?, below));
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

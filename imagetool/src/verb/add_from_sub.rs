@@ -1,4 +1,4 @@
-//! `imagetool add-from-sub`: makes an image of what a running machine has.
+//! `imagetool add-from-sub`: makes an image from a running machine.
 
 use std::path::PathBuf;
 
@@ -13,33 +13,34 @@ use model::tree::encode::DIRECTORY_BYTES_MAX;
 use rpc::client::{Client, Peer};
 
 use super::add::{
-    ADD_LIMIT, check_name_is_free, filter_of, health_check_of, packages_of,
-    refuse_large_directories, report, require, triggers_of, upload_failure, warn,
+    ADD_LIMIT, check_name_is_free, packages_of, refuse_large_directories, report, require,
+    upload_failure, warn,
 };
-use super::{Context, Ended};
-use crate::admission::{self, RequiredPaths};
-use crate::content::{Contents, Objects};
-use crate::failure::Failure;
-use crate::sub::{Snapshot, Sub, SubError};
-use crate::upload::{UploadError, Which, upload};
+use super::{Context, VerbResult};
+use crate::image_checks::{self, RequiredPaths};
+use crate::image_source::sub::{Snapshot, SubError, SubReader};
+use crate::input_files::{read_filter, read_health_check, read_triggers};
+use crate::output::failure::Failure;
+use crate::transfer::contents::TreeObjects;
+use crate::transfer::upload::{UploadError, UploadScope, upload};
 
-/// How often a machine is read that changes while it is read.
+/// How often a machine is read if it changes meanwhile.
 const ATTEMPTS_MAX: u32 = 5;
 
 /// How many paths or lines an error names.
 const NAMED_MAX: usize = 5;
 
-/// Makes an image of what a running machine has.
+/// Makes an image from a running machine.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   imagetool add-from-sub rescue/web1-2024-05-01 web1 filter triggers.json
   imagetool add-from-sub golden/7 10.0.0.7:6969 filter -
 
-The machine looks at its tree anew, and the image is exactly what it found: if files change while
-they are read, it looks again. Only contents that the image server does not have are read from
-it. What the machine does not scan, because its own image's filter or configuration keeps it, is
-not in the image either.")]
+The machine scans its tree again, and the image is exactly the result. If files change while they
+are read, it scans again. Only contents that the image server does not have are read from it. Paths
+that the machine does not scan, because of its image's filter or its configuration, are not in the
+image.")]
 pub struct AddFromSubArgs {
     /// The name of the new image.
     pub name: ImageName,
@@ -57,7 +58,7 @@ pub struct AddFromSubArgs {
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
     /// Paths that the image must have, as for `add`.
-    #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
+    #[arg(long, value_name = "PATHS", default_value = image_checks::REQUIRED_PATHS)]
     pub required_paths: RequiredPaths,
 }
 
@@ -66,14 +67,14 @@ pub struct AddFromSubArgs {
 /// # Errors
 ///
 /// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
-pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
-    let filter = filter_of(&args.filter_file)?;
-    let triggers = triggers_of(&args.trigger_file)?;
-    let health_check = args.health_check.as_deref().map(health_check_of).transpose()?;
+pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
+    let filter = read_filter(&args.filter_file)?;
+    let triggers = read_triggers(&args.trigger_file)?;
+    let health_check = args.health_check.as_deref().map(read_health_check).transpose()?;
     let peer = Peer::parse(&args.host, SUBD_PORT).map_err(|error| Failure::new(&error).misuse())?;
     check_name_is_free(context, &args.name).await?;
     let host = peer.authority();
-    let sub = Sub::new(Client::new(peer, &context.security));
+    let sub = SubReader::new(Client::new(peer, &context.security));
     let failed = |error: SubError| sub_failure(&host, &error);
     let configuration = sub.configuration().await.map_err(failed)?;
     let Coverage::Full(kept) = &configuration.scan.coverage else {
@@ -92,20 +93,22 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> Ended {
             require(&tree, filter.as_ref(), &args.required_paths)?;
             warn(&tree, filter.as_ref());
         }
-        let contents = Contents::Sub(sub.contents(&tree));
-        let (algorithm, objects) = (tree.algorithm(), Objects::of(&tree));
+        let contents = Box::new(sub.contents(&tree));
+        let (algorithm, objects) = (tree.algorithm(), TreeObjects::of(&tree));
         let meter = &context.meter;
-        match upload(&context.client, algorithm, objects, contents, Which::Missing, meter).await {
+        match upload(&context.client, algorithm, objects, contents, UploadScope::Missing, meter)
+            .await
+        {
             Ok(sent) => break (tree, sent),
             Err(error @ UploadError::Send { .. }) if attempt < ATTEMPTS_MAX => {
                 let error = model::report::report(&error);
-                eprintln!("note: {host}: {error}; it is read again");
+                eprintln!("note: {host}: {error}; reading it again");
                 attempt += 1;
             }
             Err(error @ UploadError::Send { .. }) => {
                 return Err(upload_failure(&error).hint(format!(
-                    "{host} changes all the time: stop what writes there, or leave its paths to \
-                     the machines by the filter"
+                    "files on {host} change all the time: stop what writes them, or add \
+                     their paths to the filter"
                 )));
             }
             Err(error) => return Err(upload_failure(&error)),
@@ -149,7 +152,7 @@ fn without_kept(tree: &Tree, filter: Option<&Filter>) -> Result<Tree, Failure> {
     }
 }
 
-/// Refuses what the machine could not read: an image without it would take it from others.
+/// Refuses a machine with unreadable paths: an image without them would remove them elsewhere.
 fn refuse_unread(host: &str, snapshot: &Snapshot, filter: Option<&Filter>) -> Result<(), Failure> {
     let is_kept = |path: &TreePath| filter.is_some_and(|filter| filter.keeps(path));
     let unread = snapshot.scan.unreadable.iter().filter(|(path, _)| !is_kept(path));
@@ -160,11 +163,11 @@ fn refuse_unread(host: &str, snapshot: &Snapshot, filter: Option<&Filter>) -> Re
     }
     let more = if unread.next().is_some() { ", ..." } else { "" };
     let message = format!("{host} cannot read {}{more}", named.join(", "));
-    Err(Failure::of_text(message).hint("mend that, or leave it to the machines by the filter"))
+    Err(Failure::of_text(message).hint("fix that, or add the paths to the filter"))
 }
 
-/// Says what the image lacks because the machine does not scan it, and the new filter does not
-/// leave it to the machines.
+/// Warns of paths that are missing in the image because the machine does not scan them, and that
+/// the new filter does not keep.
 fn tell_unscanned(host: &str, kept: &Filter, snapshot: &Snapshot, filter: Option<&Filter>) {
     let Some(filter) = filter else { return };
     let lines = kept.lines().iter().chain(&snapshot.exclusions);

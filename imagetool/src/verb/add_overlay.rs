@@ -7,20 +7,20 @@ use model::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
 use model::object::ObjectId;
 use model::tree::Tree;
 
-use super::add::{
-    Wishes, check_name_is_free, filter_of, finish_tree, health_check_of, is_none, make_image,
-    rules_of, triggers_of,
+use super::add::{ImageOptions, check_name_is_free, finish_tree, make_image};
+use super::signatures::SignerArgs;
+use super::{Context, VerbResult, get_image};
+use crate::archive::layer::LayeredTree;
+use crate::image_checks::{self, RequiredPaths};
+use crate::image_source::{Source, SourceArgs};
+use crate::input_files::computed::ComputedRules;
+use crate::input_files::{
+    is_dash, read_computed_rules, read_filter, read_health_check, read_triggers,
 };
-use super::sign::SignerArgs;
-use super::{Context, Ended, get, get_image};
-use crate::admission::{self, RequiredPaths};
-use crate::archive::layer::Layered;
-use crate::computed::Rules;
-use crate::content::Contents;
-use crate::download;
-use crate::failure::Failure;
-use crate::source::{Source, SourceArgs};
-use crate::upload::Which;
+use crate::output::failure::Failure;
+use crate::transfer::contents::Contents;
+use crate::transfer::download;
+use crate::transfer::upload::UploadScope;
 
 /// Makes an image of another one and a layer upon it.
 #[derive(Clone, Debug, clap::Args)]
@@ -57,7 +57,7 @@ pub struct AddOverlayArgs {
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
     /// Paths that the new image must have, as for `add`.
-    #[arg(long, value_name = "PATHS", default_value = admission::REQUIRED_PATHS)]
+    #[arg(long, value_name = "PATHS", default_value = image_checks::REQUIRED_PATHS)]
     pub required_paths: RequiredPaths,
     /// How the image is signed.
     #[command(flatten)]
@@ -72,17 +72,17 @@ pub struct AddOverlayArgs {
 /// # Errors
 ///
 /// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
-pub async fn run(context: &Context, args: AddOverlayArgs) -> Ended {
+pub async fn run(context: &Context, args: AddOverlayArgs) -> VerbResult {
     // What is wrong with the files of the command line is told before anything is fetched.
     let signer = args.signer.signer()?;
-    let filter = given(args.filter_file.as_deref(), filter_of)?;
-    let triggers = given(args.trigger_file.as_deref(), triggers_of)?;
+    let filter = given(args.filter_file.as_deref(), read_filter)?;
+    let triggers = given(args.trigger_file.as_deref(), read_triggers)?;
     let health_check = match args.health_check.as_deref() {
-        Some(path) if is_none(path) => Some(None),
-        Some(path) => Some(Some(health_check_of(path)?)),
+        Some(path) if is_dash(path) => Some(None),
+        Some(path) => Some(Some(read_health_check(path)?)),
         None => None,
     };
-    let rules = args.computed.as_deref().map(rules_of).transpose()?.unwrap_or_default();
+    let rules = args.computed.as_deref().map(read_computed_rules).transpose()?.unwrap_or_default();
     check_name_is_free(context, &args.name).await?;
     let Image { content: base, notes: _ } = get_image(&context.client, &args.base)
         .await
@@ -100,7 +100,7 @@ pub async fn run(context: &Context, args: AddOverlayArgs) -> Ended {
     };
     let notes = Notes { source_image: Some(args.base), ..Notes::default() };
     let required = &args.required_paths;
-    let wishes = Wishes { expires_in: None, required, which: Which::Missing, signer };
+    let wishes = ImageOptions { expires_in: None, required, which: UploadScope::Missing, signer };
     make_image(context, content, notes, &tree, contents, wishes).await
 }
 
@@ -118,14 +118,14 @@ async fn read(
     args: &AddOverlayArgs,
     base: ObjectId,
     filter: Option<&Filter>,
-    rules: &Rules,
-) -> Result<(Tree, Contents), Failure> {
+    rules: &ComputedRules,
+) -> Result<(Tree, Box<dyn Contents>), Failure> {
     let tree = download::tree(&context.client, base, &context.meter).await;
-    let tree = tree.map_err(|error| get::failure(&error))?;
+    let tree = tree.map_err(|error| download::failure(&error))?;
     let (path, source) = (args.layer.clone(), args.source.clone());
     let (filter, rules, meter) = (filter.cloned(), rules.clone(), context.meter.clone());
     let reading = tokio::task::spawn_blocking(move || {
-        let lower = Layered::of_tree(&tree).map_err(|error| Failure::new(&error))?;
+        let lower = LayeredTree::of_tree(&tree).map_err(|error| Failure::new(&error))?;
         let source = Source::open(&path, &source, &meter)?;
         let read = source.read_upon(lower, tree.algorithm(), filter.as_ref(), &meter)?;
         finish_tree(&path, read, filter.as_ref(), &rules)

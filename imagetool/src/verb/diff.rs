@@ -1,4 +1,4 @@
-//! `imagetool diff`: tells in what two images differ.
+//! `imagetool diff`: shows the differences of two images.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -10,17 +10,18 @@ use model::tree::Tree;
 use serde::Serialize;
 use tool::Format;
 
-use super::{Context, Ended, get_image, print, print_json};
-use crate::compare::entries::{Change, EntriesRecord, How, compare};
-use crate::compare::rules::Rules;
-use crate::compare::{Ignore, Ignored};
-use crate::failure::{Failure, Outcome};
-use crate::listings::{Listings, fetch};
+use super::{Context, VerbResult, get_image, print, print_json};
+use crate::compare::entries::{Change, ChangeKind, TreeChangesRecord, compare};
+use crate::compare::metadata::MetadataChanges;
+use crate::compare::{Ignore, IgnoredPart};
+use crate::directory_cache::DirectoryCache;
+use crate::image_source::{Source, SourceArgs};
 use crate::output::count;
-use crate::progress::Meter;
-use crate::source::{Source, SourceArgs};
+use crate::output::failure::{Failure, Outcome};
+use crate::output::progress::Meter;
+use crate::transfer::{directories, download};
 
-/// Tells in what two images differ: paths, filters, triggers, computed files, health checks,
+/// Shows the differences of two images: paths, filters, triggers, computed files, health checks,
 /// packages.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
@@ -42,9 +43,9 @@ pub struct DiffArgs {
     /// What it is compared with.
     #[arg(value_name = "B")]
     pub after: Operand,
-    /// What counts as no difference; separated by commas, or given several times.
+    /// What counts as no difference; separated by commas, or open_operand several times.
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
-    pub ignore: Vec<Ignored>,
+    pub ignore: Vec<IgnoredPart>,
 }
 
 /// One of the two that are compared.
@@ -79,16 +80,16 @@ impl std::fmt::Display for Operand {
 /// What is printed with `--format json`.
 #[derive(Debug, Serialize)]
 struct Report {
-    before: About,
-    after: About,
+    before: OperandReport,
+    after: OperandReport,
     same: bool,
-    entries: EntriesRecord,
+    entries: TreeChangesRecord,
     #[serde(flatten)]
-    rules: Rules,
+    metadata: MetadataChanges,
 }
 
 #[derive(Debug, Serialize)]
-struct About {
+struct OperandReport {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     digest: Option<ObjectId>,
@@ -96,18 +97,18 @@ struct About {
 }
 
 /// One side of the comparison, at hand.
-struct Side {
+struct ComparedEntry {
     image: Option<Image>,
     root: ObjectId,
 }
 
 /// What an operand is, before files are read.
-enum Given<'args> {
+enum OpenedOperand<'args> {
     Image(Box<Image>),
     File(&'args Path),
 }
 
-impl Given<'_> {
+impl OpenedOperand<'_> {
     fn image(&self) -> Option<&Image> {
         match self {
             Self::Image(image) => Some(image),
@@ -117,35 +118,31 @@ impl Given<'_> {
 }
 
 /// Compares.
-///
-/// # Errors
-///
-/// [`Failure`] if an image is not there or cannot be read.
-pub async fn run(context: &Context, args: DiffArgs) -> Ended {
+pub async fn run(context: &Context, args: DiffArgs) -> VerbResult {
     let ignore: Ignore = args.ignore.iter().copied().collect();
-    let mut listings = Listings::default();
-    let (before, after) = both(context, &args, &mut listings).await?;
-    let changes = match ignore.contains(&Ignored::Tree) {
+    let mut cache = DirectoryCache::default();
+    let (before, after) = both(context, &args, &mut cache).await?;
+    let changes = match ignore.contains(&IgnoredPart::Tree) {
         true => Vec::new(),
-        false => tree_changes(context, &mut listings, &before, &after, &ignore).await?,
+        false => tree_changes(context, &mut cache, &before, &after, &ignore).await?,
     };
-    let rules = match (&before.image, &after.image) {
-        (Some(before), Some(after)) => Rules::of(before, after, &ignore),
-        _ => Rules::default(),
+    let metadata = match (&before.image, &after.image) {
+        (Some(before), Some(after)) => MetadataChanges::of(before, after, &ignore),
+        _ => MetadataChanges::default(),
     };
-    let same = changes.is_empty() && rules.is_empty();
+    let same = changes.is_empty() && metadata.is_empty();
     match context.format {
         Format::Json => print_json(&Report {
-            before: about(&args.before, &before),
-            after: about(&args.after, &after),
+            before: operand_report(&args.before, &before),
+            after: operand_report(&args.after, &after),
             same,
-            entries: EntriesRecord::of(&changes),
-            rules,
+            entries: TreeChangesRecord::of(&changes),
+            metadata,
         })?,
         Format::Table => {
-            let lines = changes.iter().map(Change::line).chain(rules.lines());
+            let lines = changes.iter().map(Change::line).chain(metadata.lines());
             print(&lines.map(|line| line + "\n").collect::<String>())?;
-            eprintln!("{}", summary(&args, &changes, &rules));
+            eprintln!("{}", summary(&args, &changes, &metadata));
         }
     }
     Ok(if same { Outcome::Done } else { Outcome::Different })
@@ -154,23 +151,29 @@ pub async fn run(context: &Context, args: DiffArgs) -> Ended {
 async fn both(
     context: &Context,
     args: &DiffArgs,
-    listings: &mut Listings,
-) -> Result<(Side, Side), Failure> {
-    let before = given(context, &args.before).await?;
-    let after = given(context, &args.after).await?;
-    let before_root = root(context, &before, after.image(), listings).await?;
-    let after_root = root(context, &after, before.image(), listings).await?;
-    let side = |given: &Given<'_>, root| Side { image: given.image().cloned(), root };
+    cache: &mut DirectoryCache,
+) -> Result<(ComparedEntry, ComparedEntry), Failure> {
+    let before = open_operand(context, &args.before).await?;
+    let after = open_operand(context, &args.after).await?;
+    let before_root = root(context, &before, after.image(), cache).await?;
+    let after_root = root(context, &after, before.image(), cache).await?;
+    let side = |open_operand: &OpenedOperand<'_>, root| ComparedEntry {
+        image: open_operand.image().cloned(),
+        root,
+    };
     Ok((side(&before, before_root), side(&after, after_root)))
 }
 
-async fn given<'args>(context: &Context, operand: &'args Operand) -> Result<Given<'args>, Failure> {
+async fn open_operand<'args>(
+    context: &Context,
+    operand: &'args Operand,
+) -> Result<OpenedOperand<'args>, Failure> {
     match operand {
-        Operand::File(path) => Ok(Given::File(path)),
+        Operand::File(path) => Ok(OpenedOperand::File(path)),
         Operand::Image(name) => {
             let image = get_image(&context.client, name).await;
             let image = image.map_err(|error| Failure::of_image_call(&error, name))?;
-            Ok(Given::Image(Box::new(image)))
+            Ok(OpenedOperand::Image(Box::new(image)))
         }
     }
 }
@@ -178,13 +181,13 @@ async fn given<'args>(context: &Context, operand: &'args Operand) -> Result<Give
 /// The digest of the tree; files are read for it, by the digests and the filter of the `other`.
 async fn root(
     context: &Context,
-    given: &Given<'_>,
+    open_operand: &OpenedOperand<'_>,
     other: Option<&Image>,
-    listings: &mut Listings,
+    cache: &mut DirectoryCache,
 ) -> Result<ObjectId, Failure> {
-    let path = match given {
-        Given::Image(image) => return Ok(image.content.root),
-        Given::File(path) => path.to_path_buf(),
+    let path = match open_operand {
+        OpenedOperand::Image(image) => return Ok(image.content.root),
+        OpenedOperand::File(path) => path.to_path_buf(),
     };
     let algorithm = other.map(|image| image.content.algorithm()).unwrap_or_default();
     let filter = other.and_then(|image| image.content.filter.clone());
@@ -194,7 +197,7 @@ async fn root(
         Ok(tree) => tree?,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     };
-    listings.insert_tree(&tree);
+    cache.insert_tree(&tree);
     Ok(tree.digest())
 }
 
@@ -222,13 +225,13 @@ pub(super) fn read(
 
 async fn tree_changes(
     context: &Context,
-    listings: &mut Listings,
-    before: &Side,
-    after: &Side,
+    cache: &mut DirectoryCache,
+    before: &ComparedEntry,
+    after: &ComparedEntry,
     ignore: &Ignore,
 ) -> Result<Vec<Change>, Failure> {
     let (before, after) = (before.root, after.root);
-    if before.algorithm() != after.algorithm() && !ignore.contains(&Ignored::Content) {
+    if before.algorithm() != after.algorithm() && !ignore.contains(&IgnoredPart::Content) {
         let (before, after) = (before.algorithm(), after.algorithm());
         let message = format!("one image has {before} digests, the other {after} digests");
         return Err(Failure::of_text(message).hint(
@@ -236,33 +239,33 @@ async fn tree_changes(
              --ignore content",
         ));
     }
-    let look = |listings: &mut Listings| compare(listings, before, after, ignore);
-    fetch::look(&context.client, listings, &context.meter, look)
+    let fetch_for = |cache: &mut DirectoryCache| compare(cache, before, after, ignore);
+    directories::fetch_for(&context.client, cache, &context.meter, fetch_for)
         .await
-        .map_err(|error| Failure::of_download(&error))?
+        .map_err(|error| download::failure(&error))?
         .map_err(|error| Failure::new(&error))
 }
 
-fn about(operand: &Operand, side: &Side) -> About {
-    About {
+fn operand_report(operand: &Operand, side: &ComparedEntry) -> OperandReport {
+    OperandReport {
         name: operand.to_string(),
         digest: side.image.as_ref().map(|image| image.content.digest()),
         root: side.root,
     }
 }
 
-fn summary(args: &DiffArgs, changes: &[Change], rules: &Rules) -> String {
+fn summary(args: &DiffArgs, changes: &[Change], metadata: &MetadataChanges) -> String {
     let (before, after) = (&args.before, &args.after);
     let mut counts = [0_u64; 3];
     for change in changes {
-        counts[match change.how {
-            How::Added(_) => 0,
-            How::Removed(_) => 1,
-            How::Changed { .. } => 2,
+        counts[match change.kind {
+            ChangeKind::Added(_) => 0,
+            ChangeKind::Removed(_) => 1,
+            ChangeKind::Changed { .. } => 2,
         }] += 1;
     }
     let [added, removed, changed] = counts.map(count);
-    let sections = rules.sections();
+    let sections = metadata.sections();
     if changes.is_empty() && sections.is_empty() {
         let but = if args.ignore.is_empty() { "" } else { ", as far as they were compared" };
         return format!("{before} and {after} are the same{but}.");

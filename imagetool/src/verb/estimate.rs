@@ -1,4 +1,4 @@
-//! `imagetool estimate`: tells what an image takes.
+//! `imagetool estimate`: shows the space that an image needs.
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -13,20 +13,20 @@ use serde::Serialize;
 use tool::Format;
 
 use super::diff::{Operand, read};
-use super::{Context, Ended, get_image, print, print_json};
-use crate::content::Objects;
-use crate::download;
-use crate::estimate::{Usage, to_fetch, usage};
-use crate::failure::{Failure, Outcome};
+use super::{Context, VerbResult, get_image, print, print_json};
+use crate::compare::disk_usage::{Usage, to_fetch, usage};
+use crate::output::failure::{Failure, Outcome};
 use crate::output::{count, plural, size};
+use crate::transfer::contents::TreeObjects;
+use crate::transfer::download;
 
 /// How long the server may take to look through all images.
 const ESTIMATE_LIMIT: Duration = Duration::from_secs(600);
 
 /// How long nothing is said of what takes long.
-const QUIET: Duration = Duration::from_secs(1);
+const NOTE_AFTER: Duration = Duration::from_secs(1);
 
-/// Tells what an image takes: on a machine, on the server, and on the way to a machine.
+/// Shows the space that an image needs on a machine and on the server, and what a machine fetches.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -70,11 +70,7 @@ struct Against {
 }
 
 /// Tells what it takes.
-///
-/// # Errors
-///
-/// [`Failure`] if an image is not there or cannot be read.
-pub async fn run(context: &Context, args: EstimateArgs) -> Ended {
+pub async fn run(context: &Context, args: EstimateArgs) -> VerbResult {
     let against = match &args.against {
         None => None,
         Some(name) => Some((name.clone(), image(context, name).await?)),
@@ -82,7 +78,7 @@ pub async fn run(context: &Context, args: EstimateArgs) -> Ended {
     let (tree, server, missing) = match &args.image {
         Operand::Image(name) => {
             let image = image(context, name).await?;
-            let reply = ask(context, name).await?;
+            let reply = server_estimate(context, name).await?;
             (tree(context, &image).await?, Some(reply), None)
         }
         Operand::File(path) => {
@@ -96,7 +92,7 @@ pub async fn run(context: &Context, args: EstimateArgs) -> Ended {
         None => None,
         Some((name, image)) => {
             let have = self::tree(context, &image).await?;
-            expect_alike(&have, &tree)?;
+            check_same_algorithm(&have, &tree)?;
             Some(Against { name, to_fetch: to_fetch(&have, &tree) })
         }
     };
@@ -109,12 +105,15 @@ pub async fn run(context: &Context, args: EstimateArgs) -> Ended {
     Ok(Outcome::Done)
 }
 
-/// What the server says of an image; who waits for it is told why.
-async fn ask(context: &Context, name: &ImageName) -> Result<EstimateImageReply, Failure> {
+/// Asks the server for its estimate; prints a note if that takes long.
+async fn server_estimate(
+    context: &Context,
+    name: &ImageName,
+) -> Result<EstimateImageReply, Failure> {
     let request = EstimateImageRequest { name: name.clone() };
     let call = context.client.call_within::<EstimateImage>(&request, ESTIMATE_LIMIT);
     let mut call = std::pin::pin!(call);
-    let reply = match tokio::time::timeout(QUIET, &mut call).await {
+    let reply = match tokio::time::timeout(NOTE_AFTER, &mut call).await {
         Ok(reply) => reply,
         Err(_) => {
             if std::io::stderr().is_terminal() {
@@ -133,7 +132,7 @@ async fn image(context: &Context, name: &ImageName) -> Result<Image, Failure> {
 
 async fn tree(context: &Context, image: &Image) -> Result<Tree, Failure> {
     let tree = download::tree(&context.client, image.content.root, &context.meter).await;
-    tree.map_err(|error| Failure::of_download(&error))
+    tree.map_err(|error| download::failure(&error))
 }
 
 async fn read_file(
@@ -151,7 +150,7 @@ async fn read_file(
 
 /// What the server lacks of `tree`. Nothing is held for it.
 async fn missing(context: &Context, tree: &Tree) -> Result<Sum, Failure> {
-    let objects = Objects::of(tree);
+    let objects = TreeObjects::of(tree);
     let ids: Vec<ObjectId> = objects.ids().into_iter().collect();
     let mut sum = Sum::default();
     for batch in ids.chunks(IDS_MAX) {
@@ -166,7 +165,7 @@ async fn missing(context: &Context, tree: &Tree) -> Result<Sum, Failure> {
     Ok(sum)
 }
 
-fn expect_alike(have: &Tree, want: &Tree) -> Result<(), Failure> {
+fn check_same_algorithm(have: &Tree, want: &Tree) -> Result<(), Failure> {
     let (have, want) = (have.algorithm(), want.algorithm());
     if have == want {
         return Ok(());
@@ -179,7 +178,7 @@ fn describe(report: &Report) -> String {
     let Report { machine: Usage { bytes, inodes, computed }, .. } = report;
     let mut lines = vec![("On a machine:", format!("{}, {} inodes", size(*bytes), count(*inodes)))];
     if *computed > 0 {
-        lines.push(("", format!("and {}, however long", plural(*computed, "computed file"))));
+        lines.push(("", format!("and {}, of unknown size", plural(*computed, "computed file"))));
     }
     let of = |sum: &Sum| format!("{}, {}", plural(sum.objects, "object"), size(sum.bytes));
     if let Some(EstimateImageReply { own, shared }) = &report.server {

@@ -8,12 +8,12 @@ use model::path::TreePath;
 use model::tree::Tree;
 use tokio_util::task::TaskTracker;
 
-use super::{Context, Ended, get_image};
-use crate::download::{self, DownloadError};
-use crate::failure::{Failure, Outcome};
+use super::{Context, VerbResult, get_image};
+use crate::output::failure::{Failure, Outcome};
+use crate::output::progress::Unit;
 use crate::output::{count, plural_entries, size};
-use crate::progress::Unit;
-use crate::restore::{Loss, RestoreError, Target};
+use crate::transfer::download::{self, DownloadError};
+use crate::transfer::restore::{NotRestored, RestoreTarget};
 
 /// Makes the tree of an image in a new directory, exactly as machines get it.
 #[derive(Clone, Debug, clap::Args)]
@@ -37,7 +37,7 @@ pub struct GetArgs {
 /// # Errors
 ///
 /// [`Failure`]; then the directory is as it was.
-pub async fn run(context: &Context, args: GetArgs) -> Ended {
+pub async fn run(context: &Context, args: GetArgs) -> VerbResult {
     let image = get_image(&context.client, &args.name)
         .await
         .map_err(|error| Failure::of_image_call(&error, &args.name))?;
@@ -45,21 +45,24 @@ pub async fn run(context: &Context, args: GetArgs) -> Ended {
         .map_err(|error| Failure::of_text(format!("cannot wait for signals: {error}")))?;
     let tree = tokio::select! {
         tree = download::tree(&context.client, image.content.root, &context.meter) => {
-            Arc::new(tree.map_err(|error| failure(&error))?)
+            Arc::new(tree.map_err(|error| download::failure(&error))?)
         }
         () = stop.cancelled() => return Err(Failure::of_text("interrupted")),
     };
-    let target = Target::create(&args.directory).map_err(|error| restore_failure(&error))?;
+    let target = RestoreTarget::create(&args.directory)
+        .map_err(|error| download::restore_failure(&error))?;
     let target = Arc::new(target);
     let tracker = TaskTracker::new();
     let filled = tokio::select! {
-        filled = fill(context, &tree, &target, &tracker) => filled.map_err(|error| failure(&error)),
+        filled = fill(context, &tree, &target, &tracker) => {
+            filled.map_err(|error| download::failure(&error))
+        }
         () = stop.cancelled() => {
             target.stop();
             Err(Failure::of_text("interrupted"))
         }
     };
-    // Writers that were left behind end by themselves, now that nobody feeds them.
+    // Writers that are still running end by themselves, because their channels are closed.
     tracker.close();
     tracker.wait().await;
     let finished = match filled {
@@ -86,7 +89,7 @@ pub async fn run(context: &Context, args: GetArgs) -> Ended {
 async fn fill(
     context: &Context,
     tree: &Arc<Tree>,
-    target: &Arc<Target>,
+    target: &Arc<RestoreTarget>,
     tracker: &TaskTracker,
 ) -> Result<(), DownloadError> {
     let (below, of) = (Arc::clone(target), Arc::clone(tree));
@@ -97,24 +100,24 @@ async fn fill(
     Ok(())
 }
 
-async fn finish(target: Arc<Target>, tree: &Arc<Tree>, context: &Context) -> Ended {
+async fn finish(target: Arc<RestoreTarget>, tree: &Arc<Tree>, context: &Context) -> VerbResult {
     context.meter.start("Finishing", Unit::Items, None);
     let target = Arc::into_inner(target).expect("all tasks that held it have ended");
     let of = Arc::clone(tree);
     let finished = blocking(&TaskTracker::new(), move || target.finish(&of)).await;
     context.meter.finish();
-    let losses = finished.map_err(|error| restore_failure(&error))?;
-    for (loss, paths) in &losses {
-        warn(*loss, paths);
+    let not_restored = finished.map_err(|error| download::restore_failure(&error))?;
+    for (reason, paths) in &not_restored {
+        warn(*reason, paths);
     }
-    Ok(if losses.is_empty() { Outcome::Done } else { Outcome::Partly })
+    Ok(if not_restored.is_empty() { Outcome::Done } else { Outcome::Partly })
 }
 
-pub(super) fn warn(loss: Loss, paths: &[TreePath]) {
+pub(super) fn warn(reason: NotRestored, paths: &[TreePath]) {
     let shown: Vec<String> = paths.iter().take(3).map(TreePath::to_string).collect();
     let more = if paths.len() > shown.len() { ", ..." } else { "" };
     let number = count(paths.len() as u64);
-    eprintln!("warning: {number} {}: {}{more}", loss.describe(), shown.join(", "));
+    eprintln!("warning: {number} {}: {}{more}", reason.describe(), shown.join(", "));
 }
 
 async fn blocking<T: Send + 'static>(
@@ -124,23 +127,5 @@ async fn blocking<T: Send + 'static>(
     match tracker.spawn_blocking(work).await {
         Ok(done) => done,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
-}
-
-pub(super) fn failure(error: &DownloadError) -> Failure {
-    match error {
-        DownloadError::Restore { source } => restore_failure(source),
-        _ => Failure::of_download(error),
-    }
-}
-
-fn restore_failure(error: &RestoreError) -> Failure {
-    let failure = Failure::new(error);
-    match error {
-        RestoreError::NotEmpty { .. } => failure.hint("give a directory that is not there yet"),
-        RestoreError::Leftover { path } => {
-            failure.hint(format!("remove it with `rm -r {}`, and try again", path.display()))
-        }
-        _ => failure,
     }
 }

@@ -12,14 +12,14 @@ use tool::Format;
 
 use serde::Serialize;
 
-use super::{Context, Ended, get_image, print, print_json};
-use crate::failure::{Failure, Outcome};
+use super::{Context, VerbResult, get_image, print, print_json};
+use crate::output::failure::{Failure, Outcome};
+use crate::output::progress::Unit;
 use crate::output::{count, size, time};
-use crate::packages::word;
-use crate::progress::Unit;
+use crate::packages::printable;
 
 /// How many images are looked into at one time.
-const LOOKS_MAX: usize = 8;
+const CONCURRENT_MAX: usize = 8;
 
 /// Lists images.
 #[derive(Clone, Debug, clap::Args)]
@@ -41,8 +41,8 @@ pub struct ListArgs {
     pub glob: Option<GlobMatcher>,
     /// Only images that have a package of this name, and if given of this version; may be given
     /// several times, and then one of them is enough. Each image is looked at for that.
-    #[arg(long, value_name = "GLOB[=GLOB]", value_parser = wanted_of)]
-    pub package: Vec<Wanted>,
+    #[arg(long, value_name = "GLOB[=GLOB]", value_parser = package_pattern)]
+    pub package: Vec<PackagePattern>,
     /// What the list is sorted by; images that are equal in that by name.
     #[arg(long, value_enum, value_name = "BY", default_value_t)]
     pub sort: SortBy,
@@ -69,12 +69,12 @@ pub enum SortBy {
 
 /// Which packages are looked for.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct PackagePattern {
     name: GlobMatcher,
     version: Option<GlobMatcher>,
 }
 
-impl Wanted {
+impl PackagePattern {
     fn matches(&self, package: &Package) -> bool {
         let version = self.version.as_ref();
         self.name.is_match(&package.name)
@@ -82,18 +82,18 @@ impl Wanted {
     }
 }
 
-fn wanted_of(text: &str) -> Result<Wanted, globset::Error> {
+fn package_pattern(text: &str) -> Result<PackagePattern, globset::Error> {
     let glob = |text: &str| Ok(GlobBuilder::new(text).build()?.compile_matcher());
     let (name, version) = match text.split_once('=') {
         Some((name, version)) => (name, Some(glob(version)?)),
         None => (text, None),
     };
-    Ok(Wanted { name: glob(name)?, version })
+    Ok(PackagePattern { name: glob(name)?, version })
 }
 
 /// An image in the list, with the packages that were looked for.
 #[derive(Clone, Debug, Serialize)]
-struct Listed {
+struct ListedImage {
     #[serde(flatten)]
     image: ImageSummary,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -106,11 +106,7 @@ fn glob_of(text: &str) -> Result<GlobMatcher, globset::Error> {
 }
 
 /// Lists images.
-///
-/// # Errors
-///
-/// [`Failure`] if the server cannot be asked.
-pub async fn run(context: &Context, args: ListArgs) -> Ended {
+pub async fn run(context: &Context, args: ListArgs) -> VerbResult {
     let mut images: Vec<ImageSummary> = Vec::new();
     loop {
         let request = ListImagesRequest { after: images.last().map(|image| image.name.clone()) };
@@ -122,7 +118,7 @@ pub async fn run(context: &Context, args: ListArgs) -> Ended {
             break;
         }
     }
-    let images = with_packages(context, chosen(images, &args), &args.package).await?;
+    let images = with_packages(context, selected(images, &args), &args.package).await?;
     match context.format {
         Format::Json => print_json(&images)?,
         Format::Table if images.is_empty() => eprintln!("There are no images."),
@@ -131,18 +127,18 @@ pub async fn run(context: &Context, args: ListArgs) -> Ended {
     Ok(Outcome::Done)
 }
 
-/// Those of `images` that have one of the packages, if any are `wanted`.
+/// Those of `images` that have one of the packages, if any are `patterns`.
 async fn with_packages(
     context: &Context,
     images: Vec<ImageSummary>,
-    wanted: &[Wanted],
-) -> Result<Vec<Listed>, Failure> {
-    if wanted.is_empty() {
-        let listed = |image| Listed { image, packages: Vec::new() };
+    patterns: &[PackagePattern],
+) -> Result<Vec<ListedImage>, Failure> {
+    if patterns.is_empty() {
+        let listed = |image| ListedImage { image, packages: Vec::new() };
         return Ok(images.into_iter().map(listed).collect());
     }
     context.meter.start("Looking into images", Unit::Items, Some(images.len() as u64));
-    let looks = images.into_iter().map(|image| async move {
+    let lookups = images.into_iter().map(|image| async move {
         let found = match get_image(&context.client, &image.name).await {
             Ok(found) => found,
             // It was deleted meanwhile.
@@ -153,17 +149,17 @@ async fn with_packages(
         };
         context.meter.add(1);
         let mut packages = found.notes.packages;
-        packages.retain(|package| wanted.iter().any(|wanted| wanted.matches(package)));
-        Ok((!packages.is_empty()).then_some(Listed { image, packages }))
+        packages.retain(|package| patterns.iter().any(|patterns| patterns.matches(package)));
+        Ok((!packages.is_empty()).then_some(ListedImage { image, packages }))
     });
-    let looks = stream::iter(looks).buffered(LOOKS_MAX);
-    let listed: Vec<Option<Listed>> = looks.try_collect().await?;
+    let lookups = stream::iter(lookups).buffered(CONCURRENT_MAX);
+    let listed: Vec<Option<ListedImage>> = lookups.try_collect().await?;
     context.meter.finish();
     Ok(listed.into_iter().flatten().collect())
 }
 
 /// The images that were asked for, in the order that was asked for.
-fn chosen(mut images: Vec<ImageSummary>, args: &ListArgs) -> Vec<ImageSummary> {
+fn selected(mut images: Vec<ImageSummary>, args: &ListArgs) -> Vec<ImageSummary> {
     let is_below = |image: &ImageSummary, prefix: &ImageName| {
         let rest = image.name.as_str().strip_prefix(prefix.as_str());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -191,7 +187,7 @@ fn chosen(mut images: Vec<ImageSummary>, args: &ListArgs) -> Vec<ImageSummary> {
     images
 }
 
-fn table(images: &[Listed]) -> String {
+fn table(images: &[ListedImage]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     // Most fleets need none: a column of nothing would only take room.
@@ -203,7 +199,7 @@ fn table(images: &[Listed]) -> String {
     head.extend(has_signatures.then_some("SIGNED"));
     head.extend(has_packages.then_some("PACKAGES"));
     table.set_header(head);
-    for Listed { image, packages } in images {
+    for ListedImage { image, packages } in images {
         let mut row = vec![
             image.name.to_string(),
             count(image.totals.entries),
@@ -214,13 +210,14 @@ fn table(images: &[Listed]) -> String {
             image.expires_at.map_or("never".to_owned(), time),
         ];
         if has_tags {
-            row.push(super::tag::lines(&image.tags).trim_end().replace('\n', ", "));
+            row.push(super::change::lines(&image.tags).trim_end().replace('\n', ", "));
         }
         if has_signatures {
             row.push(count(u64::from(image.signatures)));
         }
         if has_packages {
-            let words = packages.iter().map(|one| word(&format!("{} {}", one.name, one.version)));
+            let words =
+                packages.iter().map(|one| printable(&format!("{} {}", one.name, one.version)));
             row.push(words.collect::<Vec<_>>().join(", "));
         }
         table.add_row(row);
@@ -278,8 +275,8 @@ mod tests {
         let names = |line: &str| {
             let words = ["list"].into_iter().chain(line.split_whitespace());
             let args = Line::parse_from(words).list;
-            let chosen = chosen(all.to_vec(), &args);
-            let names: Vec<&str> = chosen.iter().map(|image| image.name.as_str()).collect();
+            let selected = selected(all.to_vec(), &args);
+            let names: Vec<&str> = selected.iter().map(|image| image.name.as_str()).collect();
             names.join(" ")
         };
         let table = [

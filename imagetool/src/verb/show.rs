@@ -13,13 +13,13 @@ use rpc::server::StreamError;
 use serde::Serialize;
 use tool::Format;
 
-use super::{Context, Ended, get_image, print, print_bytes, print_json, sign};
-use crate::download;
-use crate::failure::{Failure, Outcome};
-use crate::health;
+use super::{Context, VerbResult, get_image, print, print_bytes, print_json, signatures};
+use crate::input_files::health_check;
+use crate::input_files::triggers;
+use crate::output::failure::{Failure, Outcome};
 use crate::output::{count, size, time};
-use crate::packages::word;
-use crate::triggers;
+use crate::packages::printable;
+use crate::transfer::download;
 
 /// Shows an image: its digests, filter, triggers and sums, and with --tree all its entries.
 #[derive(Clone, Debug, clap::Args)]
@@ -59,11 +59,7 @@ struct Report<'call> {
 }
 
 /// Shows an image.
-///
-/// # Errors
-///
-/// [`Failure`] if there is no such image, or its tree cannot be fetched.
-pub async fn run(context: &Context, args: ShowArgs) -> Ended {
+pub async fn run(context: &Context, args: ShowArgs) -> VerbResult {
     let image = get_image(&context.client, &args.name)
         .await
         .map_err(|error| Failure::of_image_call(&error, &args.name))?;
@@ -100,7 +96,7 @@ pub async fn run(context: &Context, args: ShowArgs) -> Ended {
 }
 
 /// Prints the log as it is, once it is known to be what it should be.
-async fn print_build_log(context: &Context, image: &Image) -> Ended {
+async fn print_build_log(context: &Context, image: &Image) -> VerbResult {
     let name = &image.content.name;
     let Some(id) = image.notes.build_log else {
         return Err(Failure::of_text(format!("{name} has no build log")));
@@ -126,17 +122,17 @@ async fn print_build_log(context: &Context, image: &Image) -> Ended {
     Ok(Outcome::Done)
 }
 
-fn print_packages(context: &Context, image: &Image) -> Ended {
+fn print_packages(context: &Context, image: &Image) -> VerbResult {
     let packages = &image.notes.packages;
     match context.format {
         Format::Json => print_json(packages)?,
         Format::Table if packages.is_empty() => {
-            eprintln!("No packages are known of {}.", image.content.name);
+            eprintln!("No packages are recorded for {}.", image.content.name);
         }
         Format::Table => {
             let rows: Vec<[String; 3]> = packages
                 .iter()
-                .map(|one| [word(&one.name), word(&one.version), size(one.size_bytes)])
+                .map(|one| [printable(&one.name), printable(&one.version), size(one.size_bytes)])
                 .collect();
             let head = ["PACKAGE", "VERSION", "INSTALLED"];
             let widths = [0, 1].map(|column| {
@@ -204,7 +200,7 @@ fn describe(image: &Image, tree: &Tree) -> String {
     }
     for (index, signature) in notes.signatures.iter().enumerate() {
         let label = if index == 0 { "Signed by:" } else { "" };
-        line(label, sign::in_words(signature, content));
+        line(label, signatures::describe(signature, content));
     }
     if let Some(log) = &notes.build_log {
         line("Build log:", log.to_string());
@@ -226,7 +222,8 @@ fn describe(image: &Image, tree: &Tree) -> String {
         let label = if index == 0 { "Triggers:" } else { "" };
         line(label, triggers::in_words(trigger));
     }
-    let check = content.health_check.as_ref().map_or_else(|| "none".to_owned(), health::in_words);
+    let check =
+        content.health_check.as_ref().map_or_else(|| "none".to_owned(), health_check::in_words);
     line("Health:", check);
     for (index, rule) in content.computed.iter().enumerate() {
         let label = if index == 0 { "Computed:" } else { "" };

@@ -15,16 +15,16 @@ use tempfile::NamedTempFile;
 use tokio::sync::{mpsc, oneshot};
 use tool::Format;
 
-use super::get::{failure, warn};
-use super::{Context, Ended, get_image, print_json};
+use super::get::warn;
+use super::{Context, VerbResult, get_image, print_json};
 use crate::archive::compression::{Compression, Compressor};
 use crate::archive::writer::{self, WriteError};
-use crate::download::sequence::Sequence;
-use crate::download::{self, DownloadError};
-use crate::failure::{Failure, Outcome};
+use crate::output::failure::{Failure, Outcome};
+use crate::output::progress::Unit;
 use crate::output::{plural_entries, size};
-use crate::progress::Unit;
-use crate::restore::Loss;
+use crate::transfer::download::{self, DownloadError};
+use crate::transfer::object_sequence::ObjectSequence;
+use crate::transfer::restore::NotRestored;
 
 /// How many pieces may wait to be written.
 const PIECES_MAX: usize = 64;
@@ -74,7 +74,6 @@ enum TarError {
     Download(#[from] DownloadError),
     #[error("the image cannot be written as an archive")]
     Entry(#[from] WriteError),
-    /// The writer has gone, and says why.
     #[error("the archive cannot be written")]
     Closed,
 }
@@ -84,13 +83,13 @@ enum TarError {
 /// # Errors
 ///
 /// [`Failure`]; then there is no file of that name, or the one that there was.
-pub async fn run(context: &Context, args: TarArgs) -> Ended {
+pub async fn run(context: &Context, args: TarArgs) -> VerbResult {
     let path = args.output.filter(|path| path.as_os_str() != "-");
     let by_name = || path.as_deref().map_or(Compression::None, Compression::of_name);
     let compression = args.compress.unwrap_or_else(by_name);
     if path.is_none() && io::stdout().is_terminal() {
-        return Err(Failure::of_text("will not write an archive to a terminal")
-            .hint("give a file with -o FILE, or lead the output into one")
+        return Err(Failure::of_text("an archive cannot be written to a terminal")
+            .hint("give a file with -o FILE, or redirect the output")
             .misuse());
     }
     let stop = daemon::stop_on_signals()
@@ -100,7 +99,7 @@ pub async fn run(context: &Context, args: TarArgs) -> Ended {
             .await
             .map_err(|error| Failure::of_image_call(&error, &args.name))?;
         let tree = download::tree(&context.client, image.content.root, &context.meter).await;
-        let tree = tree.map_err(|error| failure(&error))?;
+        let tree = tree.map_err(|error| download::failure(&error))?;
         let output = Output::create(path.as_deref())?;
         let left_out = write(context, &tree, output.file(path.as_deref())?, compression).await?;
         output.keep(path.as_deref())?;
@@ -111,7 +110,7 @@ pub async fn run(context: &Context, args: TarArgs) -> Ended {
         () = stop.cancelled() => return Err(Failure::of_text("interrupted")),
     };
     if !left_out.is_empty() {
-        warn(Loss::Computed, &left_out);
+        warn(NotRestored::Computed, &left_out);
     }
     let totals = tree.root().totals();
     let entries = plural_entries(totals.entries);
@@ -127,7 +126,7 @@ pub async fn run(context: &Context, args: TarArgs) -> Ended {
 
 /// Where an archive goes.
 enum Output {
-    /// What is there already and is no regular file, or the standard output.
+    /// What already exists and is no regular file, or the standard output.
     Direct,
     /// A file that gets its name when it is complete, and vanishes otherwise.
     New(NamedTempFile),
@@ -194,7 +193,7 @@ async fn write(
     context.meter.finish();
     let written = written.await.map_err(|_| io::Error::other("the writer has panicked"));
     match (produced, written.and_then(|written| written)) {
-        (Err(TarError::Download(error)), _) => Err(failure(&error)),
+        (Err(TarError::Download(error)), _) => Err(download::failure(&error)),
         (Err(error @ TarError::Entry(_)), _) => Err(Failure::new(&error)),
         (_, Err(error)) => Err(Failure::of_text(format!("cannot write the archive: {error}"))),
         (Err(error @ TarError::Closed), Ok(())) => Err(Failure::new(&error)),
@@ -247,7 +246,7 @@ async fn produce(
     }
     let total = objects.iter().fold(0_u64, |sum, (_, size_bytes)| sum.saturating_add(*size_bytes));
     context.meter.start("Fetching files", Unit::Bytes, Some(total));
-    let mut contents = Sequence::new(&context.client, objects);
+    let mut contents = ObjectSequence::new(&context.client, objects);
     let mut pieces = Pieces { sender, buffer: Vec::new() };
     let mut left_out = Vec::new();
     for (path, node) in tree.nodes() {

@@ -1,9 +1,8 @@
-//! `imagetool verify`: looks whether the image server has all that an image needs.
+//! `imagetool verify`: checks that the image server has all objects of an image.
 
 use std::collections::BTreeMap;
 
 use api::object_server::{CheckObjects, CheckObjectsRequest, GetObjectsRequest, IDS_MAX};
-use api::object_stream::Head;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use model::image::ImageName;
 use model::object::{Hasher, ObjectId};
@@ -12,18 +11,18 @@ use model::report::report;
 use serde::Serialize;
 use tool::Format;
 
-use super::{Context, Ended, get_image, print, print_json};
-use crate::download::{BATCH_OBJECTS_MAX, DownloadError};
-use crate::failure::{Failure, Outcome};
-use crate::inventory::Inventory;
-use crate::listings::{Listings, fetch};
+use super::{Context, VerbResult, get_image, print, print_json};
+use crate::directory_cache::{DirectoryCache, NeededObjects};
+use crate::output::failure::{Failure, Outcome};
+use crate::output::progress::Unit;
 use crate::output::{plural, size};
-use crate::progress::Unit;
+use crate::transfer::directories::{self, Unavailable};
+use crate::transfer::download::{self, BATCH_OBJECTS_MAX, DownloadError, next_object};
 
 /// How many batches are under way at a time.
 const BATCHES_MAX: usize = 4;
 
-/// Looks whether the image server has every object of an image, whole and unchanged.
+/// Checks that the image server has every object of an image, complete and unchanged.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,7 +31,7 @@ Examples:
 
 Every object is fetched and hashed here; nothing is kept. --quick fetches directories alone, and
 asks the server whether it has the contents of files. What is missing or damaged is listed with a
-path that needs it. To mend it, add an image that has the same content under a new name.
+path that needs it. To repair it, add an image that has the same content under a new name.
 
 Exit codes: 0 all is there, 3 something is missing or damaged, 1 it could not be found out.")]
 pub struct VerifyArgs {
@@ -63,33 +62,31 @@ struct Problem {
 }
 
 /// Verifies an image.
-///
-/// # Errors
-///
-/// [`Failure`] if it is not there or the server cannot be asked.
-pub async fn run(context: &Context, args: VerifyArgs) -> Ended {
+pub async fn run(context: &Context, args: VerifyArgs) -> VerbResult {
     let name = &args.name;
     let image = get_image(&context.client, name).await;
     let root = image.map_err(|error| Failure::of_image_call(&error, name))?.content.root;
-    let (inventory, lost) =
-        directories(context, root).await.map_err(|error| Failure::of_download(&error))?;
+    let (needed, lost) =
+        fetch_directories(context, root).await.map_err(|error| download::failure(&error))?;
     let mut problems: Vec<Problem> = Vec::new();
     for (id, problem) in lost {
-        let path = inventory.directories.get(&id).cloned().unwrap_or_else(TreePath::root);
+        let path = needed.directories.get(&id).cloned().unwrap_or_else(TreePath::root);
         problems.push(Problem { path, object: id, problem });
     }
     let bad = match args.quick {
-        true => ask(context, &inventory).await.map_err(|error| Failure::of_call(&error))?,
-        false => files(context, &inventory).await.map_err(|error| Failure::of_download(&error))?,
+        true => {
+            check_on_server(context, &needed).await.map_err(|error| Failure::of_call(&error))?
+        }
+        false => verify_files(context, &needed).await.map_err(|error| download::failure(&error))?,
     };
     for (object, problem) in bad {
-        if let Some((_, path)) = inventory.files.get(&object) {
+        if let Some((_, path)) = needed.files.get(&object) {
             problems.push(Problem { path: path.clone(), object, problem });
         }
     }
     problems.sort_by(|left, right| left.path.cmp(&right.path));
-    let objects = inventory.directories.len() + inventory.files.len();
-    let bytes = inventory.bytes();
+    let objects = needed.directories.len() + needed.files.len();
+    let bytes = needed.bytes();
     let found = problems.len() as u64;
     if context.format == Format::Json {
         print_json(&Report { name, root, quick: args.quick, objects, bytes, problems })?;
@@ -108,37 +105,41 @@ pub async fn run(context: &Context, args: VerifyArgs) -> Ended {
     Ok(Outcome::Different)
 }
 
-/// Fetches all directories that can be had; gives the others with why.
-async fn directories(
+/// Fetches all directories that are available; returns the others with the reason.
+async fn fetch_directories(
     context: &Context,
     root: ObjectId,
-) -> Result<(Inventory, BTreeMap<ObjectId, String>), DownloadError> {
+) -> Result<(NeededObjects, BTreeMap<ObjectId, String>), DownloadError> {
     let (client, meter) = (&context.client, &context.meter);
-    let mut listings = Listings::default();
+    let mut cache = DirectoryCache::default();
     let mut lost = BTreeMap::new();
     let mut total = 0;
     meter.start("Fetching directories", Unit::Items, None);
     loop {
-        let inventory = Inventory::of(&mut listings, root, |id| lost.contains_key(id))?;
-        let wanted = listings.wanted();
+        let needed = NeededObjects::of(&mut cache, root, |id| lost.contains_key(id))?;
+        let wanted = cache.wanted();
         if wanted.is_empty() {
             meter.finish();
-            return Ok((inventory, lost));
+            return Ok((needed, lost));
         }
-        let lacking = fetch::fetch(client, &mut listings, &wanted, &mut total, meter).await?;
-        lost.extend(lacking.into_iter().map(|(id, lack)| match lack {
-            fetch::Lack::Absent => (id, "missing".to_owned()),
-            fetch::Lack::Damaged(error) => (id, format!("damaged: {}", report(&error))),
+        let unavailable =
+            directories::fetch(client, &mut cache, &wanted, &mut total, meter).await?;
+        lost.extend(unavailable.into_iter().map(|(id, lack)| match lack {
+            Unavailable::Absent => (id, "missing".to_owned()),
+            Unavailable::Damaged(error) => (id, format!("damaged: {}", report(&error))),
         }));
     }
 }
 
-type Bad = Vec<(ObjectId, String)>;
+type BadObjects = Vec<(ObjectId, String)>;
 
 /// Asks the server which contents it lacks.
-async fn ask(context: &Context, inventory: &Inventory) -> Result<Bad, rpc::client::CallError> {
-    let ids: Vec<ObjectId> = inventory.files.keys().copied().collect();
-    let mut bad = Bad::new();
+async fn check_on_server(
+    context: &Context,
+    needed: &NeededObjects,
+) -> Result<BadObjects, rpc::client::CallError> {
+    let ids: Vec<ObjectId> = needed.files.keys().copied().collect();
+    let mut bad = BadObjects::new();
     for batch in ids.chunks(IDS_MAX) {
         let request = CheckObjectsRequest { ids: batch.to_vec(), lease_seconds: 0 };
         let reply = context.client.call::<CheckObjects>(&request).await?;
@@ -148,10 +149,13 @@ async fn ask(context: &Context, inventory: &Inventory) -> Result<Bad, rpc::clien
 }
 
 /// Fetches and hashes all contents.
-async fn files(context: &Context, inventory: &Inventory) -> Result<Bad, DownloadError> {
+async fn verify_files(
+    context: &Context,
+    needed: &NeededObjects,
+) -> Result<BadObjects, DownloadError> {
     let all: Vec<(ObjectId, u64)> =
-        inventory.files.iter().map(|(id, (size_bytes, _))| (*id, *size_bytes)).collect();
-    context.meter.start("Verifying", Unit::Bytes, Some(inventory.bytes()));
+        needed.files.iter().map(|(id, (size_bytes, _))| (*id, *size_bytes)).collect();
+    context.meter.start("Verifying", Unit::Bytes, Some(needed.bytes()));
     let bad = stream::iter(all.chunks(BATCH_OBJECTS_MAX))
         .map(|batch| hash(context, batch))
         .buffer_unordered(BATCHES_MAX)
@@ -161,23 +165,18 @@ async fn files(context: &Context, inventory: &Inventory) -> Result<Bad, Download
     Ok(bad)
 }
 
-async fn hash(context: &Context, batch: &[(ObjectId, u64)]) -> Result<Bad, DownloadError> {
+async fn hash(context: &Context, batch: &[(ObjectId, u64)]) -> Result<BadObjects, DownloadError> {
     let ids = batch.iter().map(|(id, _)| *id).collect();
     let mut reader = context.client.get_objects(&GetObjectsRequest { ids }).await?;
-    let mut bad = Bad::new();
+    let mut bad = BadObjects::new();
     for &(id, want) in batch {
-        let got_bytes = match reader.head().await? {
-            Head::Object { id: got, size_bytes } if got == id => size_bytes,
-            Head::Absent(got) if got == id => {
+        let got_bytes = match next_object(&mut reader, id).await {
+            Ok(size_bytes) => size_bytes,
+            Err(DownloadError::Absent { .. }) => {
                 bad.push((id, "missing, or found damaged by the server".to_owned()));
                 continue;
             }
-            Head::Object { id: got, .. } | Head::Absent(got) => {
-                return Err(DownloadError::Other { want: id, got: got.to_string() });
-            }
-            Head::End => {
-                return Err(DownloadError::Other { want: id, got: "the end".to_owned() });
-            }
+            Err(error) => return Err(error),
         };
         let mut hasher = Hasher::new(id.algorithm());
         while let Some(chunk) = reader.chunk().await? {
@@ -186,7 +185,7 @@ async fn hash(context: &Context, batch: &[(ObjectId, u64)]) -> Result<Bad, Downl
         }
         let got = hasher.finish();
         if got != id {
-            bad.push((id, format!("damaged: what came hashes to {got}")));
+            bad.push((id, format!("damaged: its content has the digest {got}")));
         } else if got_bytes != want {
             bad.push((id, format!("has {got_bytes} bytes, the image says {want}")));
         }

@@ -306,7 +306,7 @@ fn images_are_listed_shown_and_deleted() {
         &["delete", "base/a"],
         expect![[r#"
             error: will not delete base/a without being sure
-            hint: add --yes to mean it
+            hint: give --yes to confirm
             exit 2
         "#]],
     );
@@ -329,7 +329,7 @@ fn images_are_listed_shown_and_deleted() {
         &["show", "base/none"],
         expect![[r#"
             error: base/none: ImageServer.GetImage at ADDRESS: there is no such image
-            hint: `imagetool list` shows the images that there are
+            hint: `imagetool list` lists all images
             exit 1
         "#]],
     );
@@ -434,15 +434,15 @@ fn a_directory_that_is_not_free_is_not_touched() {
         place.run(&["get", "a", "missing/copy"]),
     ];
     expect![[r#"
-        error: `tree` is there already and is not an empty directory
+        error: `tree` already exists and is not an empty directory
         hint: give a directory that is not there yet
         exit 1
 
-        error: `PLACE/other.incomplete` is in the way, left by an attempt that was killed
+        error: `PLACE/other.incomplete` already exists: an earlier attempt was killed
         hint: remove it with `rm -r PLACE/other.incomplete`, and try again
         exit 1
 
-        error: `link` is there already and is not an empty directory
+        error: `link` already exists and is not an empty directory
         hint: give a directory that is not there yet
         exit 1
 

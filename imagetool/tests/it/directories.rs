@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::os::unix::net::UnixListener;
 
 use imagetool::archive::Archive;
-use imagetool::directory;
-use imagetool::progress::Meter;
+use imagetool::image_source::directory;
+use imagetool::output::progress::Meter;
 use model::filter::Filter;
 use model::object::Algorithm;
 

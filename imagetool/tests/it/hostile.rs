@@ -18,11 +18,11 @@ fn names_and_links_that_lead_outside_are_refused() {
     let table: Vec<(Vec<Member>, &str)> = vec![
         (
             vec![Member::file(b"../evil", b"")],
-            "the entry `../evil` is refused: its name leaves the archive by `..`",
+            "the entry `../evil` is refused: its name contains `..`",
         ),
         (
             vec![Member::file(b"a/../../evil", b"")],
-            "the entry `a/../../evil` is refused: its name leaves the archive by `..`",
+            "the entry `a/../../evil` is refused: its name contains `..`",
         ),
         (
             vec![Member::file(b"/etc/passwd", b"")],
@@ -36,17 +36,17 @@ fn names_and_links_that_lead_outside_are_refused() {
         (vec![Member::pax(&[("path", &[b'p'; 256])]), Member::file(b"x", b"")], "the entry `pppp"),
         (
             vec![Member::pax(&[("path", b"a\0b")]), Member::file(b"x", b"")],
-            "the entry `a\\x00b` is refused: its name is no path: path `/a\\x00b` has the bad \
+            "the entry `a\\x00b` is refused: invalid name: path `/a\\x00b` has the bad \
              component `a\\x00b`: it holds a zero byte",
         ),
-        (below_symlink(), "the entry `a/passwd` is refused: it lies below /a, which is a symlink"),
+        (below_symlink(), "the entry `a/passwd` is refused: it is below /a, which is a symlink"),
         (
             below_symlink().into_iter().rev().collect(),
-            "the entry `a/passwd` is refused: it lies below /a, which is a symlink",
+            "the entry `a/passwd` is refused: it is below /a, which is a symlink",
         ),
         (
             vec![Member::file(b"good/x", b"")],
-            "the entry `good/x` is refused: it lies below /good, which is a file",
+            "the entry `good/x` is refused: it is below /good, which is a file",
         ),
         (
             vec![Member::file(b"./good", b"")],
@@ -54,28 +54,28 @@ fn names_and_links_that_lead_outside_are_refused() {
         ),
         (
             vec![Member::symlink(b"./", b"/etc")],
-            "the entry `./` is refused: it stands for the root of the tree, but is no directory",
+            "the entry `./` is refused: it is the root of the tree but not a directory",
         ),
         (
             vec![Member::hard_link(b"link", b"nowhere")],
-            "the entry `link` is refused: it is a hard link to /nowhere, which is no regular file",
+            "the entry `link` is refused: it is a hard link to /nowhere, which is not a regular file",
         ),
         (
             vec![Member::hard_link(b"link", b"link")],
-            "the entry `link` is refused: it is a hard link to /link, which is no regular file",
+            "the entry `link` is refused: it is a hard link to /link, which is not a regular file",
         ),
         (
             vec![Member::hard_link(b"a", b"b"), Member::hard_link(b"b", b"a")],
-            "the entry `a` is refused: it is a hard link to /a, which is no regular file",
+            "the entry `a` is refused: it is a hard link to /a, which is not a regular file",
         ),
         (
             vec![Member::directory(b"d"), Member::hard_link(b"link", b"d")],
-            "the entry `link` is refused: it is a hard link to /d, which is no regular file",
+            "the entry `link` is refused: it is a hard link to /d, which is not a regular file",
         ),
         (
             vec![Member::hard_link(b"link", b"../../etc/passwd")],
             "the entry `link` is refused: it is a hard link to `../../etc/passwd`: its name \
-             leaves the archive by `..`",
+             contains `..`",
         ),
         (
             vec![Member::hard_link(b"link", b"/etc/passwd")],
@@ -83,7 +83,7 @@ fn names_and_links_that_lead_outside_are_refused() {
         ),
         (
             vec![Member::symlink(&longest, b"")],
-            "is refused: it is a symlink with a target of 0 bytes: 1 to 4,095 are possible",
+            "is refused: it is a symlink with a target of 0 bytes: 1 to 4,095 are allowed",
         ),
     ];
     for (members, want) in table {
@@ -105,11 +105,11 @@ fn headers_that_lie_are_refused() {
     let table: Vec<(Vec<Member>, &str)> = vec![
         (
             field(|header| header.as_old_mut().uid = *b"-1\0\0\0\0\0\0"),
-            "the entry `x` is refused: its uid is no number, or out of range",
+            "the entry `x` is refused: its uid is not a number or out of range",
         ),
         (
             field(|header| header.set_uid(u64::from(u32::MAX))),
-            "the entry `x` is refused: its uid is no number, or out of range",
+            "the entry `x` is refused: its uid is not a number or out of range",
         ),
         (
             field(|header| {
@@ -117,7 +117,7 @@ fn headers_that_lie_are_refused() {
                 header.set_device_major(0).unwrap();
                 header.set_device_minor(1 << 20).unwrap();
             }),
-            "the entry `x` is refused: its device is no number, or out of range",
+            "the entry `x` is refused: its device is not a number or out of range",
         ),
         (
             field(|header| {
@@ -125,12 +125,12 @@ fn headers_that_lie_are_refused() {
                 header.set_device_major(1 << 12).unwrap();
                 header.set_device_minor(0).unwrap();
             }),
-            "the entry `x` is refused: its device is no number, or out of range",
+            "the entry `x` is refused: its device is not a number or out of range",
         ),
         (
             vec![Member::pax(&[("LIBARCHIVE.xattr.user.k", b"d\xffgA")]), Member::file(b"x", b"")],
-            "the entry `x` is refused: its pax header is bad: the pax record `LIBARCHIVE.xattr` \
-             has the bad value `d\\xffgA`",
+            "the entry `x` is refused: invalid pax header: the pax record `LIBARCHIVE.xattr` \
+             has the invalid value `d\\xffgA`",
         ),
         (
             (0..5)
@@ -143,11 +143,11 @@ fn headers_that_lie_are_refused() {
         ),
         (
             field(|header| header.as_old_mut().mode = *b"rw-r--r-"),
-            "the entry `x` is refused: its mode is no number, or out of range",
+            "the entry `x` is refused: its mode is not a number or out of range",
         ),
         (
             field(|header| header.as_old_mut().size = [0xff; 12]),
-            "the entry `x` is refused: its size is no number, or out of range",
+            "the entry `x` is refused: its size is not a number or out of range",
         ),
         (
             field(|header| header.set_entry_type(EntryType::new(b'D'))),
@@ -166,12 +166,12 @@ fn headers_that_lie_are_refused() {
                 Member::new(EntryType::XHeader, b"pax").content(b"7 a=b"),
                 Member::file(b"x", b""),
             ],
-            "the entry `pax` is refused: its pax header is bad: bad pax record at byte 0 of its \
+            "the entry `pax` is refused: invalid pax header: invalid pax record at byte 0 of its \
              header",
         ),
         (
             vec![Member::pax(&[("mtime", b"soon")]), Member::file(b"x", b"")],
-            "the entry `x` is refused: its pax header is bad: the pax record `mtime` has the bad \
+            "the entry `x` is refused: invalid pax header: the pax record `mtime` has the bad \
              value `soon`",
         ),
         (
@@ -182,7 +182,7 @@ fn headers_that_lie_are_refused() {
         (global("size"), "the entry `g` is refused: it sets `size` for all entries that follow"),
         (
             acl(b"user::rw-"),
-            "the entry `x` is refused: its access control list is bad: the access control list \
+            "the entry `x` is refused: invalid access control list: the access control list \
              is incomplete or repeats an entry",
         ),
         (
@@ -194,7 +194,7 @@ fn headers_that_lie_are_refused() {
                 Member::pax(&[("SCHILY.xattr.system.posix_acl_access", b"junk")]),
                 Member::file(b"x", b""),
             ],
-            "the entry `x` is refused: its access control list is bad: the access control list \
+            "the entry `x` is refused: invalid access control list: the access control list \
              is not in the kernel's form",
         ),
         (
@@ -206,7 +206,7 @@ fn headers_that_lie_are_refused() {
                 ]),
                 Member::file(b"x", &[&b"0\n"[..], &[0; 510]].concat()),
             ],
-            "the entry `x` is refused: the map of the sparse file is bad: it is larger than 1 TiB",
+            "the entry `x` is refused: invalid map of the sparse file: it is larger than 1 TiB",
         ),
         (
             vec![
@@ -217,7 +217,7 @@ fn headers_that_lie_are_refused() {
                 ]),
                 Member::file(b"x", &[b'9'; 512]),
             ],
-            "the entry `x` is refused: the map of the sparse file is bad: its map is no list of \
+            "the entry `x` is refused: invalid map of the sparse file: its map is no list of \
              numbers",
         ),
         (
@@ -225,7 +225,7 @@ fn headers_that_lie_are_refused() {
                 Member::pax(&[("GNU.sparse.size", b"10"), ("GNU.sparse.map", b"0,5,5")]),
                 Member::file(b"x", b""),
             ],
-            "the entry `x` is refused: the map of the sparse file is bad: its map has an odd \
+            "the entry `x` is refused: invalid map of the sparse file: its map has an odd \
              number of numbers",
         ),
     ];
@@ -242,7 +242,7 @@ fn sizes_that_no_machine_has_end_the_archive_and_take_no_memory() {
             let member = Member::new(kind, b"x").change(|header| header.as_old_mut().size = size);
             let got = shown(&archive([member]));
             assert!(
-                got.starts_with("error: the archive is cut short")
+                got.starts_with("error: the archive is truncated")
                     || got.contains("is refused: its"),
                 "{got}"
             );
@@ -254,21 +254,22 @@ fn sizes_that_no_machine_has_end_the_archive_and_take_no_memory() {
 fn what_is_no_archive_is_said_to_be_none() {
     let mut appended = archive([Member::file(b"a", b"1")]);
     appended.extend(archive([Member::file(b"b", b"2")]));
-    let mut garbled = archive([Member::file(b"a", b"1"), Member::file(b"b", b"2")]);
-    garbled[1_024] ^= 1;
+    let mut damaged = archive([Member::file(b"a", b"1"), Member::file(b"b", b"2")]);
+    damaged[1_024] ^= 1;
     let mut dangling = archive([Member::file(b"a", b"1"), Member::pax(&[("path", b"b")])]);
     dangling.truncate(dangling.len() - 512);
-    let no_tar = "error: this is no tar archive, nor one compressed with gzip, zstd, xz or bzip2\n";
+    let no_tar =
+        "error: this is not a tar archive, nor one compressed with gzip, zstd, xz or bzip2\n";
     let table: [(&[u8], &str); 7] = [
         (b"", "error: the archive is empty\n"),
         (b"PK\x03\x04 is a zip file", no_tar),
         (&[b'x'; 600], no_tar),
         (&appended, "error: more data follows the end of the archive, at byte 4096\n"),
-        (&garbled, "error: the archive is garbled: no header at byte 1024, after a\n"),
-        (&dangling, "error: the archive is cut short: it ends at byte 2560, after a\n"),
+        (&damaged, "error: the archive is damaged: no header at byte 1024, after a\n"),
+        (&dangling, "error: the archive is truncated: it ends at byte 2560, after a\n"),
         (
             b"\x1f\x8bgarbage of some length that is no gzip",
-            "error: cannot read on behind byte 0 of the archive: ",
+            "error: cannot read the archive after byte 0: ",
         ),
     ];
     for (bytes, want) in table {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use imagetool::oci::digest::{BlobAlgorithm, BlobDigest};
+use imagetool::archive::blob_digest::{BlobAlgorithm, BlobDigest};
 use serde_json::{Value, json};
 
 pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";

@@ -3,14 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
-mod admission;
 mod archives;
 mod command;
 mod directories;
 mod format;
 mod hostile;
+mod image_checks;
+mod inspection;
 mod layouts;
-mod looking;
 mod oci;
 mod overlay;
 mod packages;

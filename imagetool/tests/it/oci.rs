@@ -96,7 +96,7 @@ fn images_by_umoci_and_skopeo_are_what_umoci_unpacks() {
     place.check(
         &["add", "t/4", "layout", "-", "-"],
         expect![[r#"
-            error: layout: it holds several images for linux/amd64: none, one, three, two
+            error: layout: it contains several images for linux/amd64: none, one, three, two
             hint: choose one with --image-ref NAME, or a narrower --platform
             exit 1
         "#]],
@@ -246,7 +246,7 @@ fn layouts_that_lie_are_refused_whole() {
     };
     type Make<'a> = Box<dyn FnOnce(&Layout) + 'a>;
     let table: Vec<(Make<'_>, &str)> = vec![
-        (Box::new(|layout| layout.index(&[])), "it holds no image"),
+        (Box::new(|layout| layout.index(&[])), "it contains no image"),
         (
             Box::new(with_layer(|layout, layer| {
                 let digest = layer["digest"].as_str().unwrap().to_owned().try_into().unwrap();
@@ -264,11 +264,11 @@ fn layouts_that_lie_are_refused_whole() {
                 let bytes = fs::read(&path).unwrap();
                 fs::write(path, &bytes[..1_000]).unwrap();
             })),
-            "should have 2048 bytes, and has 1000",
+            "should have 2048 bytes, but has 1000",
         ),
         (
             Box::new(with_layer(|_, layer| layer["size"] = json!(7))),
-            "should have 7 bytes, and has 8",
+            "should have 7 bytes, but has 8",
         ),
         (
             Box::new(with_layer(|_, layer| {
@@ -278,32 +278,32 @@ fn layouts_that_lie_are_refused_whole() {
         ),
         (
             Box::new(with_layer(|_, layer| layer["digest"] = json!("sha256:../../etc/passwd"))),
-            "`sha256:../../etc/passwd` is no digest: expected sha256:<64 hex> or sha512:<128 hex>",
+            "invalid digest `sha256:../../etc/passwd`: expected sha256:<64 hex> or sha512:<128 hex>",
         ),
         (
             Box::new(with_layer(|_, layer| layer["mediaType"] = json!("x/encrypted"))),
-            "is no image of a machine: its layer is of the type `x/encrypted`",
+            "is not an image of a machine: its layer has the type `x/encrypted`",
         ),
         (
             Box::new(|layout| {
                 let config = layout.document("application/vnd.cncf.helm.config", &json!({}));
                 layout.index(&[layout.manifest(&config, &[])]);
             }),
-            "its configuration is of the type `application/vnd.cncf.helm.config`",
+            "its configuration has the type `application/vnd.cncf.helm.config`",
         ),
         (
             Box::new(|layout| {
                 let config = layout.document(CONFIG, &config(&[&good(), &good()]));
                 layout.index(&[layout.manifest(&config, &[layout.blob(LAYER, &good())])]);
             }),
-            "the image has 1 layers, and names the contents of 2",
+            "the image has 1 layers, but lists the digests of 2",
         ),
         (
             Box::new(|layout| {
                 let config = layout.document(CONFIG, &config(&[b"other"]));
                 layout.index(&[layout.manifest(&config, &[layout.blob(LAYER, &good())])]);
             }),
-            "is bad: it expands to sha256:",
+            "): its expanded content has the digest sha256:",
         ),
         (
             // A document of five megabytes.
@@ -317,7 +317,7 @@ fn layouts_that_lie_are_refused_whole() {
             Box::new(|layout| {
                 layout.index(&[layout.blob(INDEX, "[".repeat(100_000).as_bytes())]);
             }),
-            "is not in order: ",
+            "is not a valid document: ",
         ),
         (
             // Lists in lists; none can name itself by digest, but deep they can be.
@@ -328,7 +328,7 @@ fn layouts_that_lie_are_refused_whole() {
                 }
                 layout.index(&[list]);
             }),
-            "its lists of images are too many, too long or too deep",
+            "it has too many lists of images, or they are nested too deeply",
         ),
         (
             Box::new(|layout| {
@@ -336,14 +336,14 @@ fn layouts_that_lie_are_refused_whole() {
                     (0..300).map(|number| named(layout.list(&[]), &number.to_string())).collect();
                 layout.index(&lists);
             }),
-            "its lists of images are too many, too long or too deep",
+            "it has too many lists of images, or they are nested too deeply",
         ),
         (
             Box::new(|layout| {
                 let image = layout.image("amd64", &[]);
                 layout.index(&vec![image; 1_001]);
             }),
-            "its lists of images are too many, too long or too deep",
+            "it has too many lists of images, or they are nested too deeply",
         ),
         (
             // A list that says it is named by its own digest is not what that digest says.
@@ -362,21 +362,21 @@ fn layouts_that_lie_are_refused_whole() {
                 let above = archive([Member::file(b"etc/passwd", b"")]);
                 layout.index(&[layout.image("amd64", &[&below, &above])]);
             }),
-            "is bad: the entry `etc/passwd` is refused: it lies below /etc, which is a symlink",
+            "): the entry `etc/passwd` is refused: it is below /etc, which is a symlink",
         ),
         (
             Box::new(|layout| {
                 let layer = archive([Member::file(b"../x", b"")]);
                 layout.index(&[layout.image("amd64", &[&layer])]);
             }),
-            "is bad: the entry `../x` is refused: its name leaves the archive by `..`",
+            "): the entry `../x` is refused: its name contains `..`",
         ),
         (
             Box::new(|layout| {
                 let layer = archive([Member::file(b"a", &[7; 3_000])]);
                 layout.index(&[layout.image("amd64", &[&layer[..1_000]])]);
             }),
-            "is bad: the archive is cut short: it ends at byte 1000, after a",
+            "): the archive is truncated: it ends at byte 1000, after a",
         ),
     ];
     for (make, want) in table {
@@ -418,7 +418,7 @@ fn saved_images_that_lie_are_refused_whole() {
         (members("/etc/passwd", &config), "`manifest.json` names `/etc/passwd`, which"),
         (members("absent", &config), "`absent` is missing"),
         (members(&tar, &config.replace("amd64", "arm64")), "should have the digest sha256:"),
-        (members("manifest.json", &config), "is bad: this is no tar archive"),
+        (members("manifest.json", &config), "): this is not a tar archive"),
     ];
     for (members, want) in table {
         let got = add("three", members);
@@ -432,7 +432,7 @@ fn saved_images_that_lie_are_refused_whole() {
         members
     };
     for (name, why) in [
-        (&b"blobs/../../x"[..], "its name leaves the archive by `..`"),
+        (&b"blobs/../../x"[..], "its name contains `..`"),
         (b"/blobs/x", "its name is absolute"),
         (b"manifest.json", "it is in the archive twice"),
     ] {

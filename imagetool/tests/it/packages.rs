@@ -227,7 +227,7 @@ fn a_hostile_database_of_an_rpm_is_refused_or_gives_nonsense_and_ends() {
         random ^= random << 17;
         (random % below as u64) as usize
     };
-    let part = imagetool::packages::Part::of_rpm(&database);
+    let part = imagetool::packages::DatabaseFile::of_rpm(&database);
     let mut refused = 0;
     for round in 0..3_000 {
         let mut hostile = database.clone();

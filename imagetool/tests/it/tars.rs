@@ -3,7 +3,7 @@
 use std::io::{Seek, Write};
 
 use imagetool::archive::{Archive, ArchiveError};
-use imagetool::progress::Meter;
+use imagetool::output::progress::Meter;
 use model::object::Algorithm;
 use model::tree::{Tree, text};
 use tar::{EntryType, Header};

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use imagetool::archive::Archive;
-use imagetool::progress::Meter;
+use imagetool::output::progress::Meter;
 use model::object::Algorithm;
 use model::tree::Tree;
 

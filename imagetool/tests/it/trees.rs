@@ -7,8 +7,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use imagetool::directory;
-use imagetool::progress::Meter;
+use imagetool::image_source::directory;
+use imagetool::output::progress::Meter;
 use model::object::Algorithm;
 use model::tree::{Tree, text};
 

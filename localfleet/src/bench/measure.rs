@@ -23,20 +23,17 @@ impl Samples {
     }
 
     /// The value that so many of a hundred are not above; 0 without any.
-    #[must_use]
     pub fn percentile(&self, hundredths: usize) -> f64 {
         let rank = (self.0.len() * hundredths).div_ceil(100).max(1);
         self.0.get(rank - 1).copied().unwrap_or_default()
     }
 
     /// The value in the middle; 0 without any.
-    #[must_use]
     pub fn median(&self) -> f64 {
         self.percentile(50)
     }
 
     /// The median and the range, each written by `one`.
-    #[must_use]
     pub fn shown(&self, one: impl Fn(f64) -> String) -> String {
         match self.0.as_slice() {
             [] => "not measured".to_owned(),
@@ -49,7 +46,6 @@ impl Samples {
 }
 
 /// Seconds for people.
-#[must_use]
 pub fn seconds(value: f64) -> String {
     match value {
         0.0..0.1 => format!("{:.2} ms", value * 1e3),
@@ -59,7 +55,6 @@ pub fn seconds(value: f64) -> String {
 }
 
 /// Bytes for people.
-#[must_use]
 pub fn mebibytes(value: f64) -> String {
     format!("{:.1} MiB", value / f64::from(1 << 20))
 }
@@ -123,14 +118,12 @@ fn children() -> anyhow::Result<Duration> {
 /// Resident memory of a process, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// Now.
     pub now: u64,
     /// The most there was.
     pub most: u64,
 }
 
 /// The memory of a process; `None` if it has ended.
-#[must_use]
 pub fn memory_of(id: u32) -> Option<Memory> {
     let text = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
     let of = |name: &str| {

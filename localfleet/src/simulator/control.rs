@@ -119,7 +119,6 @@ pub enum Fate {
 impl DisturbRequest {
     /// What becomes of the sub with number `sub`: in each hundred of them every fate is as frequent
     /// as was asked for.
-    #[must_use]
     pub fn fate(self, sub: usize) -> Fate {
         // A number that has no factor in common with a hundred visits all of a hundred.
         let place = sub * 37 % 100;

@@ -54,7 +54,6 @@ const FLAP_UP_MS: (u64, u64) = (4_000, 8_000);
 pub struct Pace {
     /// A scan of what has changed.
     pub scan: Duration,
-    /// A fetch.
     pub fetch: Duration,
     /// The staging of an update.
     pub prepare: Duration,
@@ -107,7 +106,6 @@ struct Line {
 pub enum Taken {
     /// It is served, until the token is cancelled.
     Served(TcpStream),
-    /// It is refused.
     Refused(TcpStream),
     /// The machine holds it, and says nothing.
     Held,
@@ -119,7 +117,6 @@ struct Counts {
     polls: AtomicU64,
 }
 
-/// See the module's text.
 pub struct Machines {
     machines: Vec<Machine>,
     first: Ipv4Addr,
@@ -146,7 +143,6 @@ impl std::fmt::Debug for Machines {
 /// What machines are made of.
 #[derive(Debug)]
 pub struct Plenty {
-    /// How many.
     pub count: usize,
     /// The address of the first; the others follow.
     pub first: Ipv4Addr,
@@ -165,7 +161,6 @@ pub struct Plenty {
 }
 
 /// Nanoseconds on the monotonic clock of the system, which all processes share.
-#[must_use]
 pub fn monotonic() -> u64 {
     let now = nix::time::ClockId::CLOCK_MONOTONIC.now().map(Duration::from).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
@@ -178,13 +173,11 @@ fn wall() -> Time {
 }
 
 /// The name of the sub with this number, from 0.
-#[must_use]
 pub fn hostname(number: usize) -> String {
     format!("sub-{:05}.sim.example", number + 1)
 }
 
 /// The address of the sub with this number, from 0.
-#[must_use]
 pub fn address(first: Ipv4Addr, number: usize) -> Option<Ipv4Addr> {
     let offset = u32::try_from(number).ok()?;
     let address = Ipv4Addr::from(u32::from(first).checked_add(offset)?);
@@ -214,7 +207,6 @@ fn identity(number: usize) -> Identity {
 
 impl Machines {
     /// Makes the machines; their work is done in `tracker` until `stop` is cancelled.
-    #[must_use]
     pub fn new(plenty: Plenty, tracker: TaskTracker, stop: CancellationToken) -> Arc<Self> {
         let Plenty { count, first, port, pace, drifted_percent, images, updates, reader } = plenty;
         let mut chance = Chance(1);
@@ -246,13 +238,11 @@ impl Machines {
     }
 
     /// How many there are.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.machines.len()
     }
 
     /// The number of the machine that is at an address.
-    #[must_use]
     pub fn at(&self, address: IpAddr) -> Option<usize> {
         let IpAddr::V4(address) = address.to_canonical() else { return None };
         let number = u32::from(address).checked_sub(u32::from(self.first))?;
@@ -281,7 +271,6 @@ impl Machines {
     }
 
     /// How they are doing.
-    #[must_use]
     pub fn report(&self) -> ReportReply {
         let count = |what: fn(&Sub) -> bool| {
             let found = self.machines.iter().filter(|machine| what(&locked(&machine.sub)));
@@ -514,7 +503,6 @@ impl Machines {
     }
 
     /// All that the machines answer to.
-    #[must_use]
     pub fn router(self: &Arc<Self>, security: &Security) -> Router {
         let all = || Arc::clone(self);
         let (polled, read, configured) = (all(), all(), all());

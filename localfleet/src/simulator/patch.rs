@@ -100,7 +100,6 @@ fn changed(
 }
 
 /// `tree` with other content in one of its files, which `chance` chooses; `None` if it has none.
-#[must_use]
 pub fn drifted(tree: &Tree, chance: u64) -> Option<Tree> {
     with_one_file(tree, chance, &mut |file| {
         file.object = file.object.algorithm().digest(&chance.to_le_bytes());
@@ -109,7 +108,6 @@ pub fn drifted(tree: &Tree, chance: u64) -> Option<Tree> {
 }
 
 /// `tree` after `change` to one of its files, which `chance` chooses; `None` if it has none.
-#[must_use]
 pub fn with_one_file(tree: &Tree, chance: u64, change: &mut dyn FnMut(&mut File)) -> Option<Tree> {
     Some(Tree::new(Arc::new(with_one_file_below(tree.root(), chance, change)?)))
 }
@@ -144,7 +142,6 @@ fn with_one_file_below(
 }
 
 /// Takes the directories of `tree` that are not `known`, nor below one that is, by digest.
-#[must_use]
 pub fn own_directories(
     tree: &Tree,
     known: impl Fn(&Directory) -> bool,

@@ -55,7 +55,6 @@ pub struct Marks {
 
 impl Marks {
     /// When it was first told to do something about its tree.
-    #[must_use]
     pub fn order(&self) -> Option<u64> {
         [self.fetch, self.prepare].into_iter().flatten().min()
     }
@@ -95,7 +94,6 @@ fn refuse(code: FaultCode, text: &str) -> Fault {
 impl Sub {
     /// A machine that has `tree`, and has had an update to `image`; its subd starts as `instance`,
     /// and has scanned already.
-    #[must_use]
     pub fn new(identity: Identity, tree: Tree, image: ImageName, instance: u64) -> Self {
         Self {
             identity: Arc::new(identity),
@@ -117,19 +115,16 @@ impl Sub {
     }
 
     /// The tree of the last scan.
-    #[must_use]
     pub fn scanned(&self) -> Option<&Tree> {
         self.scan.as_ref()
     }
 
     /// The tree that it has.
-    #[must_use]
     pub fn tree(&self) -> &Tree {
         &self.tree
     }
 
     /// Which start of subd this is.
-    #[must_use]
     pub fn instance(&self) -> u64 {
         self.version.instance
     }
@@ -168,13 +163,11 @@ impl Sub {
     }
 
     /// True if a poll by one who knows `have` is to be answered at once.
-    #[must_use]
     pub fn has_news(&self, have: Option<Version>) -> bool {
         have != Some(self.version)
     }
 
     /// The answer to a poll by one who knows `have`.
-    #[must_use]
     pub fn report(&self, have: Option<Version>, clock: Time) -> PollReply {
         let is_news = have.is_none_or(|have| {
             (have.instance, have.generation) != (self.version.instance, self.version.generation)

@@ -126,7 +126,7 @@ fn directories_are_made_shown_given_away_and_removed() {
     );
     assert_eq!(
         place.run(&["mkdir", "-p", "web", "--owner-user", "eve"]),
-        "web is there already; its owners stay as they are.\nOwned by group web-team.\nexit 0\n"
+        "web already exists; its owners were not changed.\nOwned by group web-team.\nexit 0\n"
     );
     assert_eq!(
         place.run(&["chown", "web/prod", "--owner-group", "release", "--owner-user", "alice"]),
@@ -134,7 +134,7 @@ fn directories_are_made_shown_given_away_and_removed() {
     );
     assert_eq!(
         place.run(&["chown", "web/prod"]),
-        "error: who shall own it?\nhint: give --owner-group or --owner-user, or say --nobody\n\
+        "error: no owner is given\nhint: give --owner-group or --owner-user, or --nobody\n\
          exit 2\n"
     );
     place.add("web/prod/1", "one", &["--owner-group", "ones"]);

@@ -6,6 +6,7 @@ mod ahead;
 mod audit;
 mod bad_input;
 mod by_hand;
+mod contracts;
 mod converges;
 mod debian;
 mod events;

@@ -4,7 +4,7 @@
 //! each hashed, are the objects of the new tree. Nothing of the old tree is trusted, because an
 //! object is used only for what it hashes to.
 
-pub mod harvest;
+pub mod import_files;
 pub mod writers;
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
@@ -24,11 +24,11 @@ use model::scope::SUBD_DIRECTORY;
 use model::words::{counted, size};
 use tool::Format;
 
-use harvest::{Harvest, HarvestError, Sums};
+use crate::import_files::{Import, ImportError, Sums};
 use subd::cache::{Cache, CacheError};
-use subd::home::{Home, own_directory};
 use subd::root::{Directory, Root, RootError};
-use subd::saved::{SavedError, StateDirectory};
+use subd::state::directories::{Directories, own_directory};
+use subd::state::persisted_state::{PersistError, StateDirectory};
 use subd::update::journal;
 
 /// How often progress is shown.
@@ -111,7 +111,7 @@ enum Failure {
     #[error("cannot use `{}`", path.display())]
     Root { path: PathBuf, source: RootError },
     #[error("cannot use `{}`", path.display())]
-    Locked { path: PathBuf, source: SavedError },
+    Locked { path: PathBuf, source: PersistError },
     #[error("an update of `{}` was cut short, and has to be finished first", path.display())]
     Unfinished { path: PathBuf },
     #[error("cannot open the object cache")]
@@ -120,9 +120,9 @@ enum Failure {
         source: CacheError,
     },
     #[error("stopped; what was taken is safe, and the rest is in the tree")]
-    Harvest {
+    Import {
         #[from]
-        source: HarvestError,
+        source: ImportError,
     },
 }
 
@@ -138,11 +138,11 @@ impl Failure {
         match self {
             Self::Running { .. } => &["boot something else, mount it, and give --root DIR"],
             Self::NotConfirmed => &["--yes confirms without being asked"],
-            Self::Locked { source: SavedError::Locked, .. } => {
+            Self::Locked { source: PersistError::Locked, .. } => {
                 &["stop the subd that manages this tree first"]
             }
             Self::Unfinished { .. } => &["start subd on this tree, or subd --recover"],
-            Self::Harvest { .. } => &["start it again: it goes on where it stopped"],
+            Self::Import { .. } => &["start it again: it goes on where it stopped"],
             _ => &[],
         }
     }
@@ -219,8 +219,8 @@ fn run(arguments: &Arguments) -> Result<Sums, Failure> {
     };
     let Opened { root, elsewhere, cache, intake, _lock } = &opened;
     let home = elsewhere.as_ref().unwrap_or(root);
-    let harvest = Harvest::new(root, home, intake, cache, algorithm, &exclusions, &mut progress);
-    let sums = harvest.run();
+    let import = Import::new(root, home, intake, cache, algorithm, &exclusions, &mut progress);
+    let sums = import.run();
     if shows {
         eprint!("\r\x1b[K");
     }
@@ -266,10 +266,10 @@ fn confirm(arguments: &Arguments) -> Result<(), Failure> {
 fn open(arguments: &Arguments) -> Result<Opened, Failure> {
     let bad = |source| Failure::Root { path: arguments.root.clone(), source };
     let root = Root::open(&arguments.root).map_err(bad)?;
-    let state = Home::state(&root, None).map_err(bad)?;
+    let state = Directories::state(&root, None).map_err(bad)?;
     let lock = StateDirectory::lock(state)
         .map_err(|source| Failure::Locked { path: arguments.root.clone(), source })?;
-    let home = Home::open(&root).map_err(bad)?;
+    let home = Directories::open(&root).map_err(bad)?;
     // What the journal names must be where the update left it.
     if !matches!(journal::read(&home.journal), Ok(None)) {
         return Err(Failure::Unfinished { path: arguments.root.clone() });

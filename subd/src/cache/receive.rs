@@ -82,7 +82,7 @@ impl Cache {
         self.partials().remove(&id);
         let file = match self.directory.create_file(&name, 0o600) {
             Err(error) if error.errno() == Some(Errno::EEXIST) => {
-                crate::home::remove_all(&self.directory, &name)?;
+                crate::state::directories::remove_all(&self.directory, &name)?;
                 self.directory.create_file(&name, 0o600)?
             }
             other => other?,
@@ -113,7 +113,7 @@ impl Cache {
         let status =
             Status::of(&file).map_err(|errno| self.directory.error("look at", &name, errno))?;
         if !is_private(&status) || status.size_bytes != got_bytes || got_bytes >= size_bytes {
-            crate::home::remove_all(&self.directory, &name)?;
+            crate::state::directories::remove_all(&self.directory, &name)?;
             return Ok(None);
         }
         let hasher = match hasher {
@@ -136,7 +136,7 @@ impl Cache {
     /// [`CacheError`] if the file cannot be removed.
     pub fn discard_partial(&self, id: &ObjectId) -> Result<(), CacheError> {
         if self.partials().remove(id).is_some() {
-            crate::home::remove_all(&self.directory, &partial_name(id))?;
+            crate::state::directories::remove_all(&self.directory, &partial_name(id))?;
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ use super::SOURCE_PORT;
 use super::ledger::Ledger;
 use super::network::Network;
 use super::request::{Request, requests};
-use super::trouble::Trouble;
+use super::source_error::SourceError;
 use super::writer::{Piece, Writer};
 use crate::cache::Cache;
 use crate::limits::Budgets;
@@ -55,20 +55,20 @@ pub(super) struct Transfer {
 }
 
 /// The client of `source`, and whether it is on this machine.
-pub(super) fn client_of(source: &str, security: &Security) -> Result<(Client, bool), Trouble> {
+pub(super) fn client_of(source: &str, security: &Security) -> Result<(Client, bool), SourceError> {
     let peer =
-        Peer::parse(source, SOURCE_PORT).map_err(|error| Trouble::Refused(report(&error)))?;
+        Peer::parse(source, SOURCE_PORT).map_err(|error| SourceError::Refused(report(&error)))?;
     let local = peer.is_local();
     Ok((Client::new(peer, security), local))
 }
 
 impl Transfer {
     /// Asks for `missing`. What the source does not have is no trouble.
-    pub async fn run(&self, missing: &[FetchObject]) -> Result<(), Trouble> {
+    pub async fn run(&self, missing: &[FetchObject]) -> Result<(), SourceError> {
         let requests = requests(missing, |id| self.cache.partial_bytes(id));
         let answers = requests.into_iter().map(|request| self.answer(request));
         let mut answers = futures_util::stream::iter(answers).buffer_unordered(REQUESTS_IN_FLIGHT);
-        let mut worst: Option<Trouble> = None;
+        let mut worst: Option<SourceError> = None;
         while let Some(answer) = answers.next().await {
             if let Err(trouble) = answer {
                 // The others end too, but each is waited for: nothing may write any more when the
@@ -83,7 +83,7 @@ impl Transfer {
         worst.map_or(Ok(()), Err)
     }
 
-    async fn answer(&self, request: Request) -> Result<(), Trouble> {
+    async fn answer(&self, request: Request) -> Result<(), SourceError> {
         if self.stop.is_cancelled() {
             return Ok(());
         }
@@ -94,7 +94,7 @@ impl Transfer {
     }
 
     /// Gets whole objects.
-    async fn batch(&self, objects: Vec<FetchObject>) -> Result<(), Trouble> {
+    async fn batch(&self, objects: Vec<FetchObject>) -> Result<(), SourceError> {
         let request = GetObjectsRequest { ids: objects.iter().map(|object| object.id).collect() };
         let asking = self.in_time(self.client.get_objects(&request));
         let mut reader = asking.await?.map_err(|error| call_trouble(&error))?;
@@ -129,7 +129,7 @@ impl Transfer {
     }
 
     /// Gets what is missing of `object`, of which `from` bytes have arrived.
-    async fn rest(&self, object: FetchObject, from: u64) -> Result<(), Trouble> {
+    async fn rest(&self, object: FetchObject, from: u64) -> Result<(), SourceError> {
         let FetchObject { id, size_bytes } = object;
         let path = format!("/objects/{id}");
         let asking = self.in_time(self.client.download(&path, from));
@@ -165,7 +165,9 @@ impl Transfer {
                         open = self.pass(&sender, chunk, wire_bytes).await;
                     }
                     None => {
-                        return Err(Trouble::Cut(format!("it sent {left} bytes too few of {id}")));
+                        return Err(SourceError::Cut(format!(
+                            "it sent {left} bytes too few of {id}"
+                        )));
                     }
                 }
             }
@@ -178,25 +180,25 @@ impl Transfer {
     }
 
     /// A source that sends another part than was asked for.
-    fn bad_extent(&self, object: &FetchObject, from: u64, extent: Extent) -> Trouble {
+    fn bad_extent(&self, object: &FetchObject, from: u64, extent: Extent) -> SourceError {
         let FetchObject { id, size_bytes } = object;
         let asked = format!("asked for bytes {from} to {size_bytes} of object {id}");
         match extent {
             Extent::Whole(total) => {
                 let total = total.unwrap_or_default();
-                Trouble::Lie(format!("{asked}, it says that the object has {total} bytes"))
+                SourceError::Lie(format!("{asked}, it says that the object has {total} bytes"))
             }
             Extent::Part { first, end, total_bytes } => {
                 let of = total_bytes.map_or_else(String::new, |total| format!(" of {total}"));
-                Trouble::Lie(format!("{asked}, it sends bytes {first} to {end}{of}"))
+                SourceError::Lie(format!("{asked}, it sends bytes {first} to {end}{of}"))
             }
             Extent::Unclear => {
                 let text = format!("{asked}, it does not say which bytes it sends");
                 self.ledger.complain(&self.source, false, &text);
                 // Its batches may be better: the next attempt asks for the whole.
                 match self.cache.discard_partial(id) {
-                    Ok(()) => Trouble::Unfit(text),
-                    Err(error) => Trouble::Local(FetchFailure::Local(report(&error))),
+                    Ok(()) => SourceError::Unfit(text),
+                    Err(error) => SourceError::Local(FetchFailure::Local(report(&error))),
                 }
             }
         }
@@ -208,8 +210,8 @@ impl Transfer {
         &self,
         objects: &[FetchObject],
         receiver: mpsc::Receiver<Piece>,
-        reading: impl Future<Output = Result<(), Trouble>>,
-    ) -> Result<(), Trouble> {
+        reading: impl Future<Output = Result<(), SourceError>>,
+    ) -> Result<(), SourceError> {
         let writer = Writer {
             cache: Arc::clone(&self.cache),
             root: Arc::clone(&self.root),
@@ -225,7 +227,7 @@ impl Transfer {
         };
         let written = writing.await;
         let lost = |error: tokio::task::JoinError| {
-            Trouble::Local(FetchFailure::Local(format!("the writer died: {error}")))
+            SourceError::Local(FetchFailure::Local(format!("the writer died: {error}")))
         };
         written.map_err(lost)?.and(read)
     }
@@ -243,8 +245,8 @@ impl Transfer {
     }
 
     /// Waits for the source, but not for ever.
-    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, Trouble> {
-        let late = |_| Trouble::Cut(format!("nothing came for {:?}", self.stall_max));
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, SourceError> {
+        let late = |_| SourceError::Cut(format!("nothing came for {:?}", self.stall_max));
         tokio::time::timeout(self.stall_max, answer).await.map_err(late)
     }
 }
@@ -259,21 +261,21 @@ async fn send(sender: &mpsc::Sender<Piece>, piece: Piece) -> bool {
     sender.send(piece).await.is_ok()
 }
 
-fn call_trouble(error: &CallError) -> Trouble {
+fn call_trouble(error: &CallError) -> SourceError {
     let text = report(error);
     match (error, error.remedy()) {
-        (CallError::Connect { .. }, _) => Trouble::Unreachable(text),
-        (_, Remedy::Wait) => Trouble::Cut(text),
-        (_, Remedy::Switch | Remedy::Report) => Trouble::Refused(text),
+        (CallError::Connect { .. }, _) => SourceError::Unreachable(text),
+        (_, Remedy::Wait) => SourceError::Cut(text),
+        (_, Remedy::Switch | Remedy::Report) => SourceError::Refused(text),
     }
 }
 
-fn stream_trouble(error: &StreamError) -> Trouble {
+fn stream_trouble(error: &StreamError) -> SourceError {
     let text = report(error);
     match error {
         StreamError::Transport { .. } | StreamError::Cut { .. } | StreamError::Stalled { .. } => {
-            Trouble::Cut(text)
+            SourceError::Cut(text)
         }
-        _ => Trouble::Refused(text),
+        _ => SourceError::Refused(text),
     }
 }

@@ -11,8 +11,8 @@ use model::report::report;
 use tokio::sync::mpsc;
 
 use super::ledger::{Ledger, Origin};
+use super::source_error::SourceError;
 use super::space;
-use super::trouble::Trouble;
 use crate::cache::{Cache, CacheError, Receiving};
 use crate::root::Root;
 
@@ -58,9 +58,9 @@ struct Current<'cache> {
 impl Writer {
     /// Writes until the sender is gone. After a wrong object the others are still taken; the
     /// trouble is told at the end.
-    pub fn run(&self, mut pieces: mpsc::Receiver<Piece>) -> Result<(), Trouble> {
+    pub fn run(&self, mut pieces: mpsc::Receiver<Piece>) -> Result<(), SourceError> {
         let mut current: Option<Current<'_>> = None;
-        let mut trouble: Option<Trouble> = None;
+        let mut trouble: Option<SourceError> = None;
         while let Some(piece) = pieces.blocking_recv() {
             let result = match piece {
                 Piece::Begin { id, size_bytes, rest } => {
@@ -75,7 +75,7 @@ impl Writer {
             };
             match result {
                 Ok(()) => {}
-                Err(error @ (Trouble::Lie(_) | Trouble::Unfit(_))) => {
+                Err(error @ (SourceError::Lie(_) | SourceError::Unfit(_))) => {
                     if let Some(current) = current.take() {
                         self.ledger.lose(current.counted);
                     }
@@ -93,14 +93,14 @@ impl Writer {
         trouble.map_or(Ok(()), Err)
     }
 
-    fn begin(&self, id: ObjectId, size_bytes: u64, rest: bool) -> Result<Current<'_>, Trouble> {
+    fn begin(&self, id: ObjectId, size_bytes: u64, rest: bool) -> Result<Current<'_>, SourceError> {
         match self.wanted.get(&id) {
             None => {
-                return Err(Trouble::Lie(format!("it sent {id}, which nobody asked for")));
+                return Err(SourceError::Lie(format!("it sent {id}, which nobody asked for")));
             }
             Some(wanted) if *wanted != size_bytes => {
                 let text = format!("it has {size_bytes} bytes for object {id} of {wanted} bytes");
-                return Err(Trouble::Lie(text));
+                return Err(SourceError::Lie(text));
             }
             Some(_) => {}
         }
@@ -108,7 +108,7 @@ impl Writer {
         let resumed = if rest { self.cache.resume(id, size_bytes).map_err(fail)? } else { None };
         let Some(receiving) = resumed else {
             if rest {
-                return Err(Trouble::Unfit(format!("what had arrived of object {id} is gone")));
+                return Err(SourceError::Unfit(format!("what had arrived of object {id} is gone")));
             }
             self.ledger.lose(counted(&self.ledger.take_origins(&id)));
             self.check_space(size_bytes)?;
@@ -129,13 +129,14 @@ impl Writer {
     }
 
     /// Others write to the disk too: what fitted at the start may not fit any more.
-    fn check_space(&self, bytes: u64) -> Result<(), Trouble> {
+    fn check_space(&self, bytes: u64) -> Result<(), SourceError> {
         let space = self.root.space();
-        let space = space.map_err(|error| Trouble::Local(FetchFailure::Local(report(&error))))?;
-        space::check(std::iter::once(bytes), space).map_err(Trouble::Local)
+        let space =
+            space.map_err(|error| SourceError::Local(FetchFailure::Local(report(&error))))?;
+        space::check(std::iter::once(bytes), space).map_err(SourceError::Local)
     }
 
-    fn write(&self, current: &mut Current<'_>, chunk: &[u8]) -> Result<(), Trouble> {
+    fn write(&self, current: &mut Current<'_>, chunk: &[u8]) -> Result<(), SourceError> {
         let mut rest = chunk;
         while !rest.is_empty() {
             let next = current.checkpoints.get(current.digests.len()).copied();
@@ -155,7 +156,7 @@ impl Writer {
         Ok(())
     }
 
-    fn end(&self, current: Current<'_>) -> Result<(), Trouble> {
+    fn end(&self, current: Current<'_>) -> Result<(), SourceError> {
         let Current { id, receiving, counted, mut origins, digests, .. } = current;
         let (got_bytes, digest) = (receiving.got_bytes(), receiving.digest());
         let error = match receiving.finish() {
@@ -176,11 +177,11 @@ impl Writer {
         let source = Some(Arc::clone(&self.source));
         origins.push(Origin { source, end: got_bytes, digest });
         self.ledger.suspect(id, origins);
-        Err(Trouble::Unfit(format!("what several sources sent of object {id} does not fit")))
+        Err(SourceError::Unfit(format!("what several sources sent of object {id} does not fit")))
     }
 
     /// Keeps what has arrived of an object that was cut.
-    fn keep(&self, current: Current<'_>) -> Result<(), Trouble> {
+    fn keep(&self, current: Current<'_>) -> Result<(), SourceError> {
         let Current { id, receiving, counted, mut origins, .. } = current;
         let (end, digest) = (receiving.got_bytes(), receiving.digest());
         let kept = receiving.keep().map_err(|error| self.trouble(end, error))?;
@@ -194,15 +195,15 @@ impl Writer {
     }
 
     /// What an error of the cache means for the fetch; `need_bytes` were to be written.
-    fn trouble(&self, need_bytes: u64, error: CacheError) -> Trouble {
+    fn trouble(&self, need_bytes: u64, error: CacheError) -> SourceError {
         if let CacheError::Wrong { .. } = error {
-            return Trouble::Lie(report(&error));
+            return SourceError::Lie(report(&error));
         }
         if !error.is_full() {
-            return Trouble::Local(FetchFailure::Local(report(&error)));
+            return SourceError::Local(FetchFailure::Local(report(&error)));
         }
         let free_bytes = self.root.space().map_or(0, |space| space.free_bytes);
-        Trouble::Local(FetchFailure::InsufficientSpace { need_bytes, free_bytes })
+        SourceError::Local(FetchFailure::InsufficientSpace { need_bytes, free_bytes })
     }
 }
 

@@ -14,9 +14,9 @@ use nix::errno::Errno;
 
 use super::counters::Counters;
 use super::medium::OnMedium;
-use super::order::file_after;
 use super::reading::{Reading, Via};
 use crate::root::{Directory, Root, Status};
+use crate::scan::file_order::file_after;
 
 /// What came of one chunk of work.
 pub enum Step {

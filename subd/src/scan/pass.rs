@@ -26,15 +26,16 @@ use model::tree::{Child, Entry, Leaf, Metadata, Name, Tree, TreeError, Xattrs};
 use nix::errno::Errno;
 
 use self::frame::Frame;
-use super::beat::Beat;
 use super::counters::Counters;
 use super::links::LinkGroups;
 use super::medium::OnMedium;
 use super::memory::{Content, DirectoryMemory, LeafMemory, Memory, Stamp, assemble, leaf_of};
-use super::reading::{Reading, now};
-use super::sight::{Look, Sight};
-use super::taken::cpu_time;
+use super::reading::Reading;
+use crate::limits::usage::cpu_time;
 use crate::root::{Directory, Kind, Root, RootError, Status};
+use crate::scan::coverage::{PathAction, PathCoverage};
+use crate::scan::progress::Progress;
+use system::clock::wall;
 
 /// How many directories are held open at once; the ones above are opened again when needed.
 const OPEN_MAX: usize = 64;
@@ -96,7 +97,7 @@ pub struct Task<'task> {
     /// The tree.
     pub root: &'task Root,
     /// Which paths to look at.
-    pub sight: &'task Sight,
+    pub coverage: &'task PathCoverage,
     /// Paths to be read whatever their metadata says.
     pub distrusted: &'task BTreeSet<TreePath>,
     /// Files to be read around the page cache.
@@ -106,7 +107,7 @@ pub struct Task<'task> {
     /// Where to count.
     pub counters: &'task Counters,
     /// Where to say what the pass is at.
-    pub beat: &'task Beat,
+    pub progress: &'task Progress,
     /// Called after each piece of work; rests when it was too much.
     pub brake: &'task dyn Fn(),
 }
@@ -230,7 +231,7 @@ impl Walk<'_> {
 
     /// Looks at the entries of `frame` up to the next directory, which is given, or the end.
     fn entries(&mut self, frame: &mut Frame) -> Result<Option<Frame>, Interrupted> {
-        self.task.beat.at(&frame.path);
+        self.task.progress.at(&frame.path);
         while !self.interrupted() {
             if frame.names.len().is_multiple_of(BRAKE_ENTRIES) {
                 (self.task.brake)();
@@ -269,7 +270,7 @@ impl Walk<'_> {
             gid: frame.status.gid,
             xattrs: frame.xattrs.clone(),
         };
-        let algorithm = self.task.sight.settings().algorithm;
+        let algorithm = self.task.coverage.settings().algorithm;
         let made = assemble(algorithm, metadata, frame.entries, frame.built);
         let mut entries = frame.after;
         entries.shrink_to_fit();
@@ -301,10 +302,10 @@ impl Walk<'_> {
             self.give_up(&frame.path, "it holds a name that no image can hold".to_owned());
             return Ok(None);
         };
-        match self.task.sight.look(&path) {
-            Look::Record => {}
-            Look::Ignore => return Ok(None),
-            Look::Keep => {
+        match self.task.coverage.look(&path) {
+            PathAction::Record => {}
+            PathAction::Ignore => return Ok(None),
+            PathAction::Keep => {
                 frame.kept = true;
                 return Ok(None);
             }
@@ -388,7 +389,7 @@ impl Walk<'_> {
         {
             return Ok(Seen::Leaf(Leaf::HardLink(carrier.clone()), None));
         }
-        let settings = self.task.sight.settings();
+        let settings = self.task.coverage.settings();
         let attributes = settings.attributes;
         let distrusted = self.task.distrusted.contains(path);
         let known = former.filter(|memory| {
@@ -397,7 +398,7 @@ impl Walk<'_> {
         let (memory, status) = match known {
             Some(memory) if memory.stamp.holds_attributes(&status, attributes) => (memory, status),
             Some(memory) => {
-                let stamp = Stamp::new(&status, now(), attributes, self.task.root.times());
+                let stamp = Stamp::new(&status, wall(), attributes, self.task.root.times());
                 match directory.xattrs(name, attributes) {
                     Ok(xattrs) => {
                         let xattrs = Xattrs::from_iter(xattrs);
@@ -424,9 +425,9 @@ impl Walk<'_> {
         expected: &Status,
         left: usize,
     ) -> Result<Result<(LeafMemory, Status), Seen>, Interrupted> {
-        let settings = self.task.sight.settings();
+        let settings = self.task.coverage.settings();
         let start = cpu_time();
-        self.task.beat.at(path);
+        self.task.progress.at(path);
         let mut reading = match Reading::start(directory, name, settings.algorithm) {
             Ok(reading) => reading,
             Err(error) => return Ok(Err(failure(&error))),
@@ -476,7 +477,7 @@ impl Walk<'_> {
         status: Status,
         former: Option<LeafMemory>,
     ) -> Seen {
-        let settings = self.task.sight.settings();
+        let settings = self.task.coverage.settings();
         if let Some(memory) = former
             && !self.task.distrusted.contains(path)
             && memory.content_of(&status, settings.algorithm).is_some()
@@ -484,7 +485,7 @@ impl Walk<'_> {
         {
             return Seen::Leaf(leaf_of(&status, &memory), Some(memory));
         }
-        let stamp = Stamp::new(&status, now(), settings.attributes, self.task.root.times());
+        let stamp = Stamp::new(&status, wall(), settings.attributes, self.task.root.times());
         let content = match status.kind {
             Kind::Special(device) => match directory.is_mount_point(name) {
                 Ok(false) => Content::Special(device),
@@ -544,14 +545,14 @@ impl Walk<'_> {
         depth: usize,
         former: Option<DirectoryMemory>,
     ) -> Result<Frame, (RootError, Option<DirectoryMemory>)> {
-        let attributes = self.task.sight.settings().attributes;
+        let attributes = self.task.coverage.settings().attributes;
         let known = former.as_ref().filter(|former| {
             former.stamp.holds_attributes(&status, attributes)
                 && !self.task.distrusted.contains(directory.path())
         });
         let stamp = match known {
             Some(former) => former.stamp,
-            None => Stamp::new(&status, now(), attributes, self.task.root.times()),
+            None => Stamp::new(&status, wall(), attributes, self.task.root.times()),
         };
         let read = || -> Result<_, RootError> {
             let xattrs = match known {

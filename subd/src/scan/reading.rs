@@ -9,7 +9,6 @@ use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use model::object::{Algorithm, Hasher, ObjectId};
 use model::scope::Attributes;
@@ -19,15 +18,12 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use rustix::fs::{Advice, SeekFrom, fadvise, seek};
 use rustix::io::{Errno as Refusal, ReadWriteFlags, preadv2};
 
-use super::taken::read_bytes;
+use crate::limits::usage::read_bytes;
+use crate::root::aligned_buffer::ALIGNMENT;
 use crate::root::{Directory, OpenedFile, RootError, Status};
 
 /// How much of a file is read at once: what a command waits for at most, in bytes.
 pub const CHUNK_BYTES: usize = 256 << 10;
-
-/// What reads around the cache begin and end at, in bytes: in the file and in memory. No device
-/// in use asks for more.
-const ALIGNMENT: usize = 4_096;
 
 /// What a hole holds.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -39,30 +35,6 @@ pub enum Via {
     Cache,
     /// Around it: what will be left after a restart.
     Medium,
-}
-
-/// Memory to read to, aligned as reads around the cache ask for.
-#[derive(Debug)]
-pub struct AlignedBuffer {
-    memory: Vec<u8>,
-    start: usize,
-    length: usize,
-}
-
-impl AlignedBuffer {
-    /// Memory of `length` bytes.
-    #[must_use]
-    pub fn new(length: usize) -> Self {
-        let memory = vec![0; length + ALIGNMENT];
-        // The vector never grows, so it stays where it is.
-        let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
-        Self { memory, start, length }
-    }
-
-    /// The bytes.
-    pub fn bytes(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..][..self.length]
-    }
 }
 
 /// A file that is being read.
@@ -104,7 +76,7 @@ impl Reading {
         name: &[u8],
         algorithm: Algorithm,
     ) -> Result<Self, RootError> {
-        let started = now();
+        let started = system::clock::wall();
         let OpenedFile { file, status, allocated_bytes } = directory.open_seen(name)?;
         // The kernel must not read further than it is asked to, or it could not be told what of
         // that has been in the cache already. If it does, only the cache suffers.
@@ -129,7 +101,7 @@ impl Reading {
         &self.before
     }
 
-    /// Reads the medium from now on; buffers are to be those of an [`AlignedBuffer`].
+    /// Reads the medium from now on; buffers are to be those of an [`AlignedBuffer`](crate::root::aligned_buffer::AlignedBuffer).
     ///
     /// # Errors
     ///
@@ -280,15 +252,4 @@ impl Reading {
 
 fn status_of(file: &File, directory: &Directory, name: &[u8]) -> Result<Status, RootError> {
     Status::of(file).map_err(|source| directory.error("look at", name, source))
-}
-
-/// The time of the machine's clock.
-pub fn now() -> Time {
-    match SystemTime::now().duration_since(UNIX_EPOCH) {
-        Ok(since) => Time {
-            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            nanoseconds: since.subsec_nanos(),
-        },
-        Err(_) => Time::default(),
-    }
 }

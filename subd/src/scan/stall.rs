@@ -34,7 +34,7 @@ impl fmt::Display for Pass {
 
 /// What the scanner is at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Work {
+pub struct CurrentWork {
     /// Which pass.
     pub pass: Pass,
     /// The path that it is at.
@@ -49,17 +49,22 @@ pub struct Work {
 
 /// What the watcher remembers from one look to the next.
 #[derive(Clone, Debug, Default)]
-pub struct Watch {
+pub struct StallDetector {
     moves: u64,
     since: Duration,
     raised: Option<String>,
 }
 
-impl Watch {
+impl StallDetector {
     /// Looks at the scanner at the time `now` after its start, when it had moved so many times and
     /// was at `work`, or at nothing. Says what it is at if it stands still; the text stays the
     /// same until it does not.
-    pub fn look(&mut self, now: Duration, moves: u64, work: Option<&Work>) -> Option<String> {
+    pub fn look(
+        &mut self,
+        now: Duration,
+        moves: u64,
+        work: Option<&CurrentWork>,
+    ) -> Option<String> {
         if moves != self.moves || work.is_none() {
             self.moves = moves;
             self.since = now;
@@ -71,7 +76,7 @@ impl Watch {
         });
         match stalled {
             None => self.raised = None,
-            Some(Work { pass, path, .. }) if self.raised.is_none() => {
+            Some(CurrentWork { pass, path, .. }) if self.raised.is_none() => {
                 self.raised = Some(format!("the {pass} is at {path}"));
             }
             Some(_) => {}
@@ -84,8 +89,8 @@ impl Watch {
 mod tests {
     use super::*;
 
-    fn work(path: &str, began: u64, may_be_long: bool) -> Work {
-        Work {
+    fn work(path: &str, began: u64, may_be_long: bool) -> CurrentWork {
+        CurrentWork {
             pass: Pass::Metadata,
             path: path.parse().unwrap(),
             began: Duration::from_secs(began),
@@ -96,9 +101,10 @@ mod tests {
 
     #[test]
     fn what_stands_still_is_named_until_it_moves() {
-        let mut watch = Watch::default();
-        let mut look =
-            |now, moves, work: Option<&Work>| watch.look(Duration::from_secs(now), moves, work);
+        let mut watch = StallDetector::default();
+        let mut look = |now, moves, work: Option<&CurrentWork>| {
+            watch.look(Duration::from_secs(now), moves, work)
+        };
         let (first, next) = (work("/a", 5, true), work("/b", 5, true));
         let stalled = Some("the metadata pass is at /a".to_owned());
         assert_eq!(look(0, 0, None), None);
@@ -113,9 +119,10 @@ mod tests {
 
     #[test]
     fn what_does_not_come_to_its_end_is_named_as_it_was_first() {
-        let mut watch = Watch::default();
-        let mut look =
-            |now, moves, work: Option<&Work>| watch.look(Duration::from_secs(now), moves, work);
+        let mut watch = StallDetector::default();
+        let mut look = |now, moves, work: Option<&CurrentWork>| {
+            watch.look(Duration::from_secs(now), moves, work)
+        };
         assert_eq!(look(15, 3, Some(&work("/a", 5, false))), None);
         let stalled = Some("the metadata pass is at /b".to_owned());
         assert_eq!(look(16, 4, Some(&work("/b", 5, false))), stalled);

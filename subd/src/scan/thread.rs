@@ -12,12 +12,12 @@ use model::path::TreePath;
 use model::scope::{ScanSettings, Scope};
 use tokio::sync::{oneshot, watch};
 
-use super::Snapshot;
-use super::beat::Beat;
 use super::counters::Counters;
 use super::pace::REST_MIN;
-use super::taken::Taken;
 use crate::limits::Budgets;
+use crate::limits::usage::Usage;
+use crate::scan::progress::Progress;
+use crate::state::snapshot::Snapshot;
 
 /// The most paths that are distrusted at once; beyond that all that matters is that they are many,
 /// and the content pass finds the rest again.
@@ -88,7 +88,7 @@ pub(super) struct Shared {
     pub(super) interrupt: AtomicBool,
     pub(super) counters: Counters,
     pub(super) budgets: Arc<Budgets>,
-    pub(super) beat: Beat,
+    pub(super) progress: Progress,
     snapshots: watch::Sender<Arc<Snapshot>>,
 }
 
@@ -118,7 +118,7 @@ impl Shared {
             interrupt: AtomicBool::new(false),
             counters: Counters::default(),
             budgets,
-            beat: Beat::default(),
+            progress: Progress::default(),
             snapshots: watch::Sender::new(Arc::new(first)),
         }
     }
@@ -142,8 +142,8 @@ impl Shared {
     /// Charges what a metadata pass has taken of the machine, and rests until it may read on. What
     /// it looks at costs little processor time, and what has changed is to be hashed at once: only
     /// its reads are limited, and not even those if somebody waits for it.
-    pub(super) fn brake(&self, taken: &mut Taken, urgent: bool) {
-        self.beat.moved();
+    pub(super) fn brake(&self, taken: &mut Usage, urgent: bool) {
+        self.progress.moved();
         let step = taken.step();
         self.budgets.cpu.note(step.cpu_us());
         if urgent {
@@ -157,7 +157,7 @@ impl Shared {
                 return;
             }
             drop(self.news.wait_timeout(mailbox, time).unwrap_or_else(PoisonError::into_inner));
-            self.beat.moved();
+            self.progress.moved();
             rest = self.budgets.scan.charge(0);
         }
     }

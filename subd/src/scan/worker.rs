@@ -15,18 +15,20 @@ use model::scope::ScanSettings;
 use model::tree::{Child, Leaf, Tree};
 use tokio::sync::oneshot;
 
+use super::Pace;
 use super::content::{FilePass, Means, Step};
 use super::medium::OnMedium;
 use super::memory::DirectoryMemory;
 use super::pace::REST_MIN;
 use super::pass::{self, Found, PassError, Task};
-use super::reading::{AlignedBuffer, CHUNK_BYTES, Via};
-use super::sight::Sight;
+use super::reading::{CHUNK_BYTES, Via};
 use super::stall::Pass;
-use super::taken::Taken;
 use super::thread::{Mailbox, Shared};
-use super::{Pace, Snapshot};
+use crate::limits::usage::Usage;
 use crate::root::Root;
+use crate::root::aligned_buffer::AlignedBuffer;
+use crate::scan::coverage::PathCoverage;
+use crate::state::snapshot::Snapshot;
 
 /// How far the thread steps back behind others (`nice`).
 const NICENESS: i32 = 15;
@@ -52,7 +54,7 @@ pub(super) fn run(shared: &Shared, root: &Root, pace: Pace) {
         media: Round::new(Via::Medium, now + pace.media_pause),
         last: Via::Medium,
         medium: OnMedium::default(),
-        taken: Taken::now(),
+        taken: Usage::now(),
         resting: false,
     }
     .run();
@@ -80,9 +82,9 @@ fn step_back() {
 }
 
 /// What the thread does next.
-enum Work {
+enum CurrentWork {
     Stop,
-    Metadata(Sight, BTreeSet<TreePath>, Vec<oneshot::Sender<Arc<Snapshot>>>),
+    Metadata(PathCoverage, BTreeSet<TreePath>, Vec<oneshot::Sender<Arc<Snapshot>>>),
     Files(Via, Tree),
 }
 
@@ -144,7 +146,7 @@ struct Worker<'worker> {
     /// Which of the two had its turn last.
     last: Via,
     medium: OnMedium,
-    taken: Taken,
+    taken: Usage,
     /// True while what was taken is paid for.
     resting: bool,
 }
@@ -153,23 +155,23 @@ impl Worker<'_> {
     fn run(mut self) {
         loop {
             match self.next() {
-                Work::Stop => return,
-                Work::Metadata(sight, distrusted, waiting) => {
-                    self.metadata(&sight, distrusted, waiting);
+                CurrentWork::Stop => return,
+                CurrentWork::Metadata(coverage, distrusted, waiting) => {
+                    self.metadata(&coverage, distrusted, waiting);
                 }
-                Work::Files(via, tree) => self.files(via, &tree),
+                CurrentWork::Files(via, tree) => self.files(via, &tree),
             }
         }
     }
 
     /// Waits for something to do. Nothing of the tree is open while it waits for the end of a
     /// pause.
-    fn next(&mut self) -> Work {
+    fn next(&mut self) -> CurrentWork {
         let mut mailbox = self.shared.mailbox();
         loop {
             self.shared.interrupt.store(false, Ordering::Release);
             if mailbox.stop {
-                return Work::Stop;
+                return CurrentWork::Stop;
             }
             self.take_boost(&mut mailbox);
             if mailbox.pauses > 0 {
@@ -191,15 +193,19 @@ impl Worker<'_> {
                 self.first |= changed;
                 let settings = Arc::clone(&mailbox.settings);
                 self.settings = Some(Arc::clone(&settings));
-                let sight = Sight::new(settings, self.shared.exclusions.clone());
+                let coverage = PathCoverage::new(settings, self.shared.exclusions.clone());
                 let distrusted = mem::take(&mut mailbox.distrusted);
-                return Work::Metadata(sight, distrusted, mem::take(&mut mailbox.waiting));
+                return CurrentWork::Metadata(
+                    coverage,
+                    distrusted,
+                    mem::take(&mut mailbox.waiting),
+                );
             }
             let until = match &self.shared.snapshot().tree {
                 Some(tree) => {
                     let (via, ready) = self.turn(now);
                     if ready <= now {
-                        return Work::Files(via, tree.clone());
+                        return CurrentWork::Files(via, tree.clone());
                     }
                     ready.min(metadata_due)
                 }
@@ -250,7 +256,7 @@ impl Worker<'_> {
 
     fn metadata(
         &mut self,
-        sight: &Sight,
+        coverage: &PathCoverage,
         mut distrusted: BTreeSet<TreePath>,
         waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
     ) {
@@ -259,22 +265,22 @@ impl Worker<'_> {
             add_carriers(tree, &mut distrusted);
         }
         let urgent = self.urgent || !waiting.is_empty();
-        let beat = &self.shared.beat;
-        beat.begin(Pass::Metadata, TreePath::root(), self.stall_limit, self.first);
+        let progress = &self.shared.progress;
+        progress.begin(Pass::Metadata, TreePath::root(), self.stall_limit, self.first);
         let taken = RefCell::new(&mut self.taken);
         let task = Task {
             root: self.root,
-            sight,
+            coverage,
             distrusted: &distrusted,
             medium: &self.medium,
             interrupt: &self.shared.interrupt,
             counters: &self.shared.counters,
-            beat,
+            progress,
             brake: &|| self.shared.brake(&mut taken.borrow_mut(), urgent),
         };
         let result = pass::run(&task, &mut self.memory, self.buffer.bytes());
         self.shared.brake(&mut self.taken, true);
-        self.shared.beat.rest();
+        self.shared.progress.rest();
         match result {
             Ok(found) => {
                 let took = start.elapsed();
@@ -284,7 +290,7 @@ impl Worker<'_> {
                 self.metadata_due = Instant::now() + interval;
                 self.urgent = false;
                 self.first = false;
-                self.publish(sight, found, distrusted, waiting);
+                self.publish(coverage, found, distrusted, waiting);
             }
             Err(PassError::Interrupted) => {
                 self.metadata_due = Instant::now();
@@ -315,13 +321,13 @@ impl Worker<'_> {
     /// Publishes what a pass found, unless the settings have changed meanwhile.
     fn publish(
         &self,
-        sight: &Sight,
+        coverage: &PathCoverage,
         found: Found,
         distrusted: BTreeSet<TreePath>,
         waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
     ) {
         let mailbox = self.shared.mailbox();
-        if *mailbox.settings != *sight.settings() {
+        if *mailbox.settings != *coverage.settings() {
             drop(mailbox);
             return self.put_back(distrusted, waiting);
         }
@@ -359,7 +365,7 @@ impl Worker<'_> {
         self.last = via;
         let pass = round.pass.get_or_insert_with(|| FilePass::new(via));
         let place = pass.place().cloned().unwrap_or_else(TreePath::root);
-        self.shared.beat.begin(kind, place, self.stall_limit, false);
+        self.shared.progress.begin(kind, place, self.stall_limit, false);
         let step = pass.step(&mut Means {
             root: self.root,
             tree,
@@ -367,7 +373,7 @@ impl Worker<'_> {
             buffer: self.buffer.bytes(),
             counters: &self.shared.counters,
         });
-        self.shared.beat.rest();
+        self.shared.progress.rest();
         let (taken, budgets) = (self.taken.step(), &self.shared.budgets);
         if round.boosted {
             budgets.cpu.note(taken.cpu_us());

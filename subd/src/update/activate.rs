@@ -17,11 +17,11 @@ use model::path::TreePath;
 use model::scope::Attributes;
 use nix::errno::Errno;
 
-use super::arrange::Place;
 use super::metadata::Target;
 use super::stage::{at_place, slot_name};
 use super::step::{Former, Script, Step};
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
+use crate::update::step_plan::SlotPath;
 
 /// What is said of a directory that was to be removed and is not empty.
 const NOT_EMPTY: &str = "it holds something that is not in the scan";
@@ -97,14 +97,14 @@ pub struct Failed {
 
 /// Where a script is carried out.
 #[derive(Clone, Copy, Debug)]
-pub struct Stage<'a> {
+pub struct Activation<'a> {
     /// The tree.
     pub root: &'a Root,
     /// Where the slots are.
     pub slots: &'a Directory,
 }
 
-impl Stage<'_> {
+impl Activation<'_> {
     /// Gives files of the tree their further names in the slots. Nothing visible changes. May be
     /// repeated only while nothing has left the slots: a link that has gone from its slot to its
     /// place cannot be told from one that was not made.
@@ -188,7 +188,7 @@ impl Stage<'_> {
         }
     }
 
-    fn link(&self, carrier: &TreePath, inode: u64, place: &Place) -> Result<(), StepError> {
+    fn link(&self, carrier: &TreePath, inode: u64, place: &SlotPath) -> Result<(), StepError> {
         let (from, name) = self.root.parent(carrier)?;
         at_place(self.slots, place, |to, new_name| {
             if look(to, new_name)?.is_some_and(|status| status.inode == inode) {

@@ -9,9 +9,9 @@ use model::filter::Patterns;
 use model::report::report;
 use model::scope::{Coverage, ScanSettings};
 
-use super::arrange::{Arrangement, arrange};
-use crate::board::{State, UpdatePhase};
-use crate::scan::Snapshot;
+use crate::state::report_state::{State, UpdatePhase};
+use crate::state::snapshot::Snapshot;
+use crate::update::step_plan::{StepPlan, plan_steps};
 
 /// Says whether the update may be staged now: the scan that it is based on, or `None` if it is
 /// known already.
@@ -34,7 +34,7 @@ pub(super) fn admit(
         }
         UpdatePhase::Idle | UpdatePhase::Prepared(_) => {}
     }
-    if state.saved.last_update.as_ref().is_some_and(|last| last.update_id == update_id) {
+    if state.persisted.last_update.as_ref().is_some_and(|last| last.update_id == update_id) {
         return Ok(None);
     }
     if let Some(why) = &state.stuck {
@@ -64,10 +64,10 @@ pub(super) fn check_plan(
     request: &PrepareRequest,
     settings: &ScanSettings,
     exclusions: &Patterns,
-) -> Result<Arrangement, Fault> {
+) -> Result<StepPlan, Fault> {
     let bad = |text: String| Fault::new(FaultCode::BadRequest, text);
     request.triggers.verify().map_err(|error| bad(report(&error)))?;
-    let arrangement = arrange(&request.plan, |path| {
+    let step_plan = plan_steps(&request.plan, |path| {
         if exclusions.covers(path) {
             return Some("it is excluded on this machine");
         }
@@ -76,7 +76,7 @@ pub(super) fn check_plan(
             _ => None,
         }
     });
-    arrangement.map_err(|error| bad(report(&error)))
+    step_plan.map_err(|error| bad(report(&error)))
 }
 
 /// True if the update was committed, however that ended.

@@ -38,13 +38,13 @@ use model::report::report;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCall;
 
-use super::activate::{Stage, StepError};
+use super::activate::{Activation, StepError};
 use super::journal::{self, Journal, JournalError};
-use super::now;
 use super::phase::Phase;
-use crate::home::{Home, directory_name, empty};
 use crate::root::{Directory, Root, RootError};
-use crate::saved::SavedError;
+use crate::state::directories::{Directories, directory_name, empty};
+use crate::state::persisted_state::PersistError;
+use system::clock::wall;
 
 /// What drives the services of a machine.
 pub trait Services {
@@ -72,8 +72,8 @@ pub trait Machine {
     ///
     /// # Errors
     ///
-    /// [`SavedError`] if it may be forgotten.
-    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), SavedError>;
+    /// [`PersistError`] if it may be forgotten.
+    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError>;
 }
 
 /// Carries updates out. One at a time for each root.
@@ -82,7 +82,7 @@ pub struct Executor<'a> {
     /// The tree.
     pub root: &'a Root,
     /// Where the slots and the journal are.
-    pub home: &'a Home,
+    pub directories: &'a Directories,
     /// The services; `None` where none runs yet and whoever comes later starts them.
     pub services: Option<&'a dyn Services>,
     /// This boot.
@@ -91,7 +91,7 @@ pub struct Executor<'a> {
 
 /// What has become of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
+pub enum FinalTree {
     /// It is as planned.
     New,
     /// It is as it was.
@@ -100,29 +100,70 @@ pub enum Settled {
 
 /// An update that has a journal.
 #[derive(Debug)]
-pub struct Undertaking {
+pub struct RunningUpdate {
     /// What it is.
     pub journal: Journal,
     /// How far it has come, by the name of the directory with its slots.
     pub phase: Phase,
     /// What is known of its end, if that was noted before it was interrupted.
     pub known: Option<LastUpdate>,
+    origin: Origin,
+    tree: TreeState,
+    services: ServiceState,
+    /// Opened when they are needed first.
     slots: Option<Arc<Directory>>,
-    settled: Option<Settled>,
-    /// True if it was interrupted: more steps may be done than this process has done.
-    resumed: bool,
-    /// True when nothing is left to be done but to close the journal.
-    served: bool,
-    /// True if the journal that is there is not that of this update.
-    others_journal: bool,
-    /// True from when services were stopped until they were started.
-    stopped: bool,
-    cause: Option<String>,
-    /// What was not put back, because somebody else has changed it since.
-    left: Vec<String>,
+    /// From the first visible change to the last.
     window: Duration,
     failures: Vec<TriggerFailure>,
     health: Option<Health>,
+}
+
+/// How this process came by an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// It was committed here: no step was taken that this process did not take.
+    Committed,
+    /// Its journal was found: any number of its steps may have been taken.
+    Resumed,
+    /// It was refused, because the journal of another update is in its place.
+    JournalOccupied,
+}
+
+/// The tree of a running update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum TreeState {
+    /// Any number of steps may have been taken. `cause` is why they are to be undone, if this
+    /// process knows.
+    Mixed { cause: Option<String> },
+    /// As planned.
+    New,
+    /// As it was. `left` names what was not put back, because somebody else has changed it since.
+    Old { cause: Option<String>, left: Vec<String> },
+}
+
+impl TreeState {
+    /// The tree is as it was: not a step was taken.
+    fn untouched(cause: String) -> Self {
+        Self::Old { cause: Some(cause), left: Vec::new() }
+    }
+
+    fn cause(&self) -> Option<&String> {
+        match self {
+            Self::Mixed { cause } | Self::Old { cause, .. } => cause.as_ref(),
+            Self::New => None,
+        }
+    }
+}
+
+/// The services of a running update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ServiceState {
+    /// Nothing was done to them, as far as this process knows.
+    Untouched,
+    Stopped,
+    Started,
+    /// They are started and the health is checked: only the journal is to be closed.
+    Complete,
 }
 
 /// Why the tree is neither as planned nor as it was.
@@ -154,7 +195,7 @@ pub enum LostError {
     },
     /// The directories cannot be read.
     #[error("cannot find out whether an update was interrupted")]
-    Home {
+    Directories {
         /// What and why.
         #[from]
         source: RootError,
@@ -163,7 +204,7 @@ pub enum LostError {
 
 /// What has become of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Remains {
+pub enum JournalState {
     /// It is closed. What the slots hold may be freed.
     Closed,
     /// It is open until the machine has been rebooted.
@@ -176,31 +217,27 @@ pub enum Remains {
 
 /// How far an update has come when the executor is through with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct UpdateEnd {
     /// What is reported of it.
     pub last: LastUpdate,
     /// The tree; `None` if it is stuck between the two.
-    pub settled: Option<Settled>,
+    pub settled: Option<FinalTree>,
     /// What has become of the journal.
-    pub journal: Remains,
+    pub journal: JournalState,
     /// True if the machine is to be rebooted now.
     pub reboot: bool,
 }
 
-impl Undertaking {
+impl RunningUpdate {
     fn new(journal: Journal, phase: Phase) -> Self {
         Self {
             journal,
             phase,
             known: None,
+            origin: Origin::Committed,
+            tree: TreeState::Mixed { cause: None },
+            services: ServiceState::Untouched,
             slots: None,
-            settled: None,
-            resumed: false,
-            served: false,
-            others_journal: false,
-            stopped: false,
-            cause: None,
-            left: Vec::new(),
             window: Duration::ZERO,
             failures: Vec::new(),
             health: None,
@@ -215,8 +252,12 @@ impl Undertaking {
 
     /// What has become of the tree, as far as it is known.
     #[must_use]
-    pub fn settled(&self) -> Option<Settled> {
-        self.settled
+    pub fn settled(&self) -> Option<FinalTree> {
+        match self.tree {
+            TreeState::Mixed { .. } => None,
+            TreeState::New => Some(FinalTree::New),
+            TreeState::Old { .. } => Some(FinalTree::Old),
+        }
     }
 
     /// The paths that its steps are for.
@@ -231,11 +272,13 @@ impl Undertaking {
 
     /// Why the tree is as it was, and where it is not.
     fn why_old(&self) -> String {
-        let mut why = self.cause.clone().unwrap_or_else(|| INTERRUPTED.to_owned());
-        if let [first, others @ ..] = &*self.left {
+        let mut why = self.tree.cause().cloned().unwrap_or_else(|| INTERRUPTED.to_owned());
+        if let TreeState::Old { left, .. } = &self.tree
+            && let [first, others @ ..] = &**left
+        {
             why.push_str(&format!("; left to who changed it meanwhile: {first}"));
             if !others.is_empty() {
-                why.push_str(&format!(" ({} such paths)", self.left.len()));
+                why.push_str(&format!(" ({} such paths)", left.len()));
             }
         }
         why
@@ -254,21 +297,22 @@ impl Undertaking {
             health: self.health.clone(),
             awaits_boot: false,
             unlocked: self.journal.script.unlocked(),
-            ended: now(),
+            ended: wall(),
         }
     }
 }
 
 impl Executor<'_> {
     /// Carries out an update that is staged, from its first step to its last.
-    pub fn commit(&self, machine: &dyn Machine, journal: Journal) -> (Undertaking, Ended) {
-        let mut update = Undertaking::new(journal, Phase::Staged);
-        let carried = match journal::write(&self.home.journal, &update.journal) {
+    pub fn commit(&self, machine: &dyn Machine, journal: Journal) -> (RunningUpdate, UpdateEnd) {
+        let mut update = RunningUpdate::new(journal, Phase::Staged);
+        let carried = match journal::write(&self.directories.journal, &update.journal) {
             Ok(()) => self.carry(&mut update),
             Err(error) => {
-                update.others_journal = matches!(error, JournalError::Occupied);
-                update.cause = Some(report(&error));
-                update.settled = Some(Settled::Old);
+                if matches!(error, JournalError::Occupied) {
+                    update.origin = Origin::JournalOccupied;
+                }
+                update.tree = TreeState::untouched(report(&error));
                 Ok(())
             }
         };
@@ -281,14 +325,14 @@ impl Executor<'_> {
     /// # Errors
     ///
     /// [`LostError`] if there is one that can be neither finished nor undone. Nothing was changed.
-    pub fn find(&self) -> Result<Option<Undertaking>, LostError> {
+    pub fn find(&self) -> Result<Option<RunningUpdate>, LostError> {
         let lost = |source| LostError::Journal { source };
-        let journal = match journal::read(&self.home.journal) {
+        let journal = match journal::read(&self.directories.journal) {
             Ok(journal) => journal,
             Err(error @ JournalError::Damaged { .. }) => {
                 self.expect_nothing_begun()?;
                 tracing::error!("setting it aside, nothing was begun: {}", report(&error));
-                journal::set_aside(&self.home.journal)?;
+                journal::set_aside(&self.directories.journal)?;
                 None
             }
             Err(error) => return Err(lost(error)),
@@ -296,27 +340,31 @@ impl Executor<'_> {
         let Some(journal) = journal else {
             self.expect_nothing_begun()?;
             // One may have been cut short while it was written.
-            if let Err(error) = journal::remove(&self.home.journal) {
+            if let Err(error) = journal::remove(&self.directories.journal) {
                 tracing::warn!("{}", report(&error));
             }
             return Ok(None);
         };
         match self.phase_of(journal.head.update_id)? {
             Some(phase) => {
-                let served = phase.is_over();
-                Ok(Some(Undertaking { resumed: true, served, ..Undertaking::new(journal, phase) }))
+                let mut update = RunningUpdate::new(journal, phase);
+                update.origin = Origin::Resumed;
+                if update.phase.is_over() {
+                    update.services = ServiceState::Complete;
+                }
+                Ok(Some(update))
             }
             None => {
                 let update_id = journal.head.update_id;
                 tracing::warn!(update_id, "the journal of an update that was never begun");
-                journal::remove(&self.home.journal)?;
+                journal::remove(&self.directories.journal)?;
                 Ok(None)
             }
         }
     }
 
     fn expect_nothing_begun(&self) -> Result<(), LostError> {
-        for name in self.home.undo.names()? {
+        for name in self.directories.undo.names()? {
             if !Phase::of_directory(&name).is_some_and(|(_, phase)| phase.is_over()) {
                 let name = model::escape::escape(&name);
                 return Err(LostError::NoJournal { name });
@@ -326,13 +374,13 @@ impl Executor<'_> {
     }
 
     fn phase_of(&self, update_id: u64) -> Result<Option<Phase>, LostError> {
-        let names = self.home.undo.names()?;
+        let names = self.directories.undo.names()?;
         let phases = names.iter().filter_map(|name| Phase::of_directory(name));
         let mut phases: Vec<Phase> =
             phases.filter(|(id, _)| *id == update_id).map(|(_, phase)| phase).collect();
         // What an earlier update of the same number left to be freed says nothing.
         phases.sort_by_key(Phase::is_over);
-        let staged = self.home.staging.names()?;
+        let staged = self.directories.staging.names()?;
         let is_staged = staged.iter().any(|name| **name == *directory_name(update_id));
         Ok(match phases.into_iter().next() {
             Some(phase) if !is_staged || !phase.is_over() => Some(phase),
@@ -345,12 +393,11 @@ impl Executor<'_> {
     /// # Errors
     ///
     /// [`Stuck`] if it can be made neither.
-    pub fn carry(&self, update: &mut Undertaking) -> Result<(), Stuck> {
+    pub fn carry(&self, update: &mut RunningUpdate) -> Result<(), Stuck> {
         if update.phase == Phase::Staged
             && let Err(error) = self.begin(update)
         {
-            update.cause = Some(report(&error));
-            update.settled = Some(Settled::Old);
+            update.tree = TreeState::untouched(report(&error));
             return Ok(());
         }
         match update.phase {
@@ -363,21 +410,21 @@ impl Executor<'_> {
                 self.put_back(update, usize::MAX)
             }
             Phase::Live { .. } | Phase::Done => {
-                update.settled = Some(Settled::New);
+                update.tree = TreeState::New;
                 Ok(())
             }
             Phase::RolledBack | Phase::Undone => {
-                update.settled = Some(Settled::Old);
+                update.tree = TreeState::Old { cause: None, left: Vec::new() };
                 Ok(())
             }
         }
     }
 
-    fn begin(&self, update: &mut Undertaking) -> Result<(), StepError> {
-        let Home { staging, undo, .. } = self.home;
+    fn begin(&self, update: &mut RunningUpdate) -> Result<(), StepError> {
+        let Directories { staging, undo, .. } = self.directories;
         let name = directory_name(update.update_id());
         let slots = staging.open_child(&name)?;
-        Stage { root: self.root, slots: &slots }.link_all(&update.journal.script)?;
+        Activation { root: self.root, slots: &slots }.link_all(&update.journal.script)?;
         staging.rename_noreplace(&name, undo, &name)?;
         update.phase = Phase::Begun;
         update.slots = Some(Arc::new(slots));
@@ -388,8 +435,8 @@ impl Executor<'_> {
         self.services.map_or_else(Vec::new, |services| services.drive(calls))
     }
 
-    fn stop_services(&self, update: &mut Undertaking) {
-        update.stopped = true;
+    fn stop_services(&self, update: &mut RunningUpdate) {
+        update.services = ServiceState::Stopped;
         let calls = &update.journal.head.calls;
         let failures = match update.phase {
             Phase::Undoing => self.drive(&calls.undo().before),
@@ -398,9 +445,9 @@ impl Executor<'_> {
         update.failures.extend(failures);
     }
 
-    fn forward(&self, update: &mut Undertaking) -> Result<(), Stuck> {
+    fn forward(&self, update: &mut RunningUpdate) -> Result<(), Stuck> {
         let slots = self.slots(update)?;
-        let stage = Stage { root: self.root, slots: &slots };
+        let stage = Activation { root: self.root, slots: &slots };
         let activated = stage.activate(&update.journal.script);
         let (begun, cause) = match activated {
             Err(failed) => (failed.begun, report(&failed.cause)),
@@ -410,7 +457,7 @@ impl Executor<'_> {
                 let settled = self.root.sync_filesystem();
                 match settled.and_then(|()| self.enter(update, Phase::Live { boot_id })) {
                     Ok(()) => {
-                        update.settled = Some(Settled::New);
+                        update.tree = TreeState::New;
                         return Ok(());
                     }
                     Err(error) => (usize::MAX, report(&error)),
@@ -418,27 +465,29 @@ impl Executor<'_> {
             }
         };
         let why = format!("{cause}; it cannot be undone");
-        update.cause = Some(cause);
+        update.tree = TreeState::Mixed { cause: Some(cause) };
         // Nothing is undone before that is on record: whoever comes after a crash would go forward
         // from a tree that is half undone.
         if let Err(error) = self.enter_durably(update, Phase::Back) {
             return Err(Stuck { why: format!("{why}: {}", report(&error)) });
         }
-        self.put_back(update, if update.resumed { usize::MAX } else { begun })
+        let count = if update.origin == Origin::Resumed { usize::MAX } else { begun };
+        self.put_back(update, count)
     }
 
     /// Undoes the first `count` steps.
-    fn put_back(&self, update: &mut Undertaking, count: usize) -> Result<(), Stuck> {
+    fn put_back(&self, update: &mut RunningUpdate, count: usize) -> Result<(), Stuck> {
         let slots = self.slots(update)?;
-        let undone = Stage { root: self.root, slots: &slots }.undo(&update.journal.script, count);
+        let undone =
+            Activation { root: self.root, slots: &slots }.undo(&update.journal.script, count);
         let synced = undone.map_err(|error| report(&error)).and_then(|left| {
             self.root.sync_filesystem().map_err(|error| report(&error))?;
             Ok(left)
         });
-        match (synced, &update.cause) {
-            (Ok(left), _) => {
-                update.left = left.iter().map(|error| report(error)).collect();
-                update.settled = Some(Settled::Old);
+        match (synced, update.tree.cause()) {
+            (Ok(left), cause) => {
+                let left = left.iter().map(|error| report(error)).collect();
+                update.tree = TreeState::Old { cause: cause.cloned(), left };
                 Ok(())
             }
             (Err(undo), None) => Err(Stuck { why: format!("undoing it failed: {undo}") }),
@@ -448,10 +497,10 @@ impl Executor<'_> {
         }
     }
 
-    fn slots(&self, update: &mut Undertaking) -> Result<Arc<Directory>, Stuck> {
+    fn slots(&self, update: &mut RunningUpdate) -> Result<Arc<Directory>, Stuck> {
         if update.slots.is_none() {
             let name = update.phase.directory(update.update_id());
-            let opened = self.home.undo.open_child(&name);
+            let opened = self.directories.undo.open_child(&name);
             let slots = opened.map_err(|error| Stuck { why: report(&error) })?;
             update.slots = Some(Arc::new(slots));
         }
@@ -459,10 +508,10 @@ impl Executor<'_> {
     }
 
     /// Makes `phase` the phase of the update.
-    fn enter(&self, update: &mut Undertaking, phase: Phase) -> Result<(), RootError> {
+    fn enter(&self, update: &mut RunningUpdate, phase: Phase) -> Result<(), RootError> {
         if update.phase != phase {
             let update_id = update.update_id();
-            let undo = &self.home.undo;
+            let undo = &self.directories.undo;
             let (old, new) = (update.phase.directory(update_id), phase.directory(update_id));
             undo.rename_noreplace(&old, undo, &new)?;
             update.phase = phase;
@@ -471,47 +520,47 @@ impl Executor<'_> {
     }
 
     /// As [`Executor::enter`], and waits until that is on the medium.
-    fn enter_durably(&self, update: &mut Undertaking, phase: Phase) -> Result<(), RootError> {
+    fn enter_durably(&self, update: &mut RunningUpdate, phase: Phase) -> Result<(), RootError> {
         self.enter(update, phase)?;
-        self.home.undo.sync()
+        self.directories.undo.sync()
     }
 
     /// Does what comes after the tree: services, the health check, notes; and closes the journal.
     pub fn finish(
         &self,
         machine: &dyn Machine,
-        update: &mut Undertaking,
+        update: &mut RunningUpdate,
         carried: Result<(), Stuck>,
-    ) -> Ended {
+    ) -> UpdateEnd {
         machine.tree_settled();
         if let Err(stuck) = carried {
             return self.stay(machine, update, stuck);
         }
-        if !update.served {
-            match update.settled {
-                Some(Settled::New) => self.start_new(update),
-                Some(Settled::Old) | None => self.start_again(update),
+        if update.services != ServiceState::Complete {
+            match update.tree {
+                TreeState::New => self.start_new(update),
+                TreeState::Old { .. } | TreeState::Mixed { .. } => self.start_again(update),
             }
             if self.awaits_boot(update) {
                 return self.await_boot(machine, update);
             }
-            match self.judge(machine, update) {
+            match self.check_health(machine, update) {
                 Ok(true) => {}
                 Ok(false) => {
-                    let (last, settled) = (update.last(Outcome::Done), update.settled);
-                    let journal = Remains::Interrupted;
-                    return Ended { last, settled, journal, reboot: false };
+                    let (last, settled) = (update.last(Outcome::Done), update.settled());
+                    let journal = JournalState::Interrupted;
+                    return UpdateEnd { last, settled, journal, reboot: false };
                 }
                 Err(stuck) => return self.stay(machine, update, stuck),
             }
-            update.served = true;
+            update.services = ServiceState::Complete;
         }
         self.close(machine, update)
     }
 
     /// Tries again what could not be put back, or closed.
-    pub fn retry(&self, machine: &dyn Machine, update: &mut Undertaking) -> Ended {
-        if update.settled.is_none() {
+    pub fn retry(&self, machine: &dyn Machine, update: &mut RunningUpdate) -> UpdateEnd {
+        if update.settled().is_none() {
             let direction = match &update.phase {
                 Phase::Undoing => Phase::Undoing,
                 _ => Phase::Back,
@@ -527,8 +576,8 @@ impl Executor<'_> {
         self.finish(machine, update, Ok(()))
     }
 
-    fn start_new(&self, update: &mut Undertaking) {
-        update.stopped = false;
+    fn start_new(&self, update: &mut RunningUpdate) {
+        update.services = ServiceState::Started;
         // The reboot that was due has started everything.
         if !(update.journal.head.calls.reboot && self.was_booted(update)) {
             update.failures.extend(self.drive(&update.journal.head.calls.after));
@@ -536,7 +585,7 @@ impl Executor<'_> {
     }
 
     /// True if the machine was booted since the tree is as planned.
-    fn was_booted(&self, update: &Undertaking) -> bool {
+    fn was_booted(&self, update: &RunningUpdate) -> bool {
         match &update.phase {
             Phase::Live { boot_id } => boot_id != self.boot_id,
             Phase::Done => update.journal.head.boot_id != self.boot_id,
@@ -545,28 +594,33 @@ impl Executor<'_> {
     }
 
     /// True if the health can be checked only after a reboot.
-    fn awaits_boot(&self, update: &Undertaking) -> bool {
+    fn awaits_boot(&self, update: &RunningUpdate) -> bool {
         let head = &update.journal.head;
         let due = head.calls.reboot && head.health_check.is_some() && update.failures.is_empty();
-        due && update.settled == Some(Settled::New) && !self.was_booted(update)
+        due && update.tree == TreeState::New && !self.was_booted(update)
     }
 
     /// Leaves the journal for whoever starts after the reboot.
-    fn await_boot(&self, machine: &dyn Machine, update: &Undertaking) -> Ended {
+    fn await_boot(&self, machine: &dyn Machine, update: &RunningUpdate) -> UpdateEnd {
         let last = LastUpdate { awaits_boot: true, ..update.last(Outcome::Done) };
         // The image is that of the machine only when the check has passed.
         if let Err(error) = machine.note(&last, None) {
             // It is noted again after the reboot.
             tracing::error!("{}", report(&error));
         }
-        Ended { last, settled: update.settled, journal: Remains::AwaitsBoot, reboot: true }
+        UpdateEnd {
+            last,
+            settled: update.settled(),
+            journal: JournalState::AwaitsBoot,
+            reboot: true,
+        }
     }
 
-    fn start_again(&self, update: &mut Undertaking) {
+    fn start_again(&self, update: &mut RunningUpdate) {
         // An update that was never begun has stopped nothing; of one that was undone without them
         // somebody else may have.
         if update.phase != Phase::Staged {
-            update.stopped = false;
+            update.services = ServiceState::Started;
             let calls = &update.journal.head.calls;
             let failures = match update.phase {
                 Phase::Undoing | Phase::Undone => self.drive(&calls.undo().after),
@@ -578,9 +632,13 @@ impl Executor<'_> {
 
     /// Checks the health of the machine, if the image says how, and undoes the update if it fails.
     /// False if that was interrupted.
-    fn judge(&self, machine: &dyn Machine, update: &mut Undertaking) -> Result<bool, Stuck> {
+    fn check_health(
+        &self,
+        machine: &dyn Machine,
+        update: &mut RunningUpdate,
+    ) -> Result<bool, Stuck> {
         let Some(check) = update.journal.head.health_check.clone() else { return Ok(true) };
-        if update.settled != Some(Settled::New) {
+        if update.tree != TreeState::New {
             return Ok(true);
         }
         let health = machine.check_health(&check);
@@ -599,14 +657,13 @@ impl Executor<'_> {
     /// # Errors
     ///
     /// [`Stuck`] if the tree can't be made as it was.
-    pub fn undo(&self, update: &mut Undertaking, why: String) -> Result<(), Stuck> {
+    pub fn undo(&self, update: &mut RunningUpdate, why: String) -> Result<(), Stuck> {
         if let Err(error) = self.enter_durably(update, Phase::Undoing) {
             // Nothing was undone: a tree that is as planned is better than a mixed one.
             tracing::error!("the update cannot be undone: {}", report(&error));
             return Ok(());
         }
-        update.cause = Some(why);
-        update.settled = None;
+        update.tree = TreeState::Mixed { cause: Some(why) };
         self.stop_services(update);
         self.put_back(update, usize::MAX)?;
         self.start_again(update);
@@ -614,11 +671,10 @@ impl Executor<'_> {
     }
 
     /// Leaves the tree as it is for now.
-    fn stay(&self, machine: &dyn Machine, update: &mut Undertaking, stuck: Stuck) -> Ended {
-        if update.stopped {
+    fn stay(&self, machine: &dyn Machine, update: &mut RunningUpdate, stuck: Stuck) -> UpdateEnd {
+        if update.services == ServiceState::Stopped {
             self.start_again(update);
         }
-        update.settled = None;
         let ended = self.stuck(update, stuck);
         if let Err(error) = machine.note(&ended.last, None) {
             tracing::error!("{}", report(&error));
@@ -627,10 +683,10 @@ impl Executor<'_> {
     }
 
     /// Notes how the update ended and removes the journal.
-    fn close(&self, machine: &dyn Machine, update: &mut Undertaking) -> Ended {
+    fn close(&self, machine: &dyn Machine, update: &mut RunningUpdate) -> UpdateEnd {
         let why = || update.why_old();
-        let (phase, outcome) = match (update.settled, &update.phase) {
-            (Some(Settled::New), _) => (Phase::Done, Outcome::Done),
+        let (phase, outcome) = match (&update.tree, &update.phase) {
+            (TreeState::New, _) => (Phase::Done, Outcome::Done),
             (_, Phase::Undoing | Phase::Undone) => (Phase::Undone, Outcome::Undone(why())),
             _ => (Phase::RolledBack, Outcome::RolledBack(why())),
         };
@@ -643,13 +699,13 @@ impl Executor<'_> {
         last.awaits_boot = reboot;
         let closed = self.close_journal(machine, update, phase, &last);
         update.known = Some(last.clone());
-        let journal = closed.map_or_else(Remains::Stuck, |()| Remains::Closed);
-        Ended { last, settled: update.settled, journal, reboot }
+        let journal = closed.map_or_else(JournalState::Stuck, |()| JournalState::Closed);
+        UpdateEnd { last, settled: update.settled(), journal, reboot }
     }
 
     /// True if the machine has to be rebooted for the tree that it has in the end: never when
     /// something failed.
-    fn reboots(&self, update: &Undertaking, outcome: &Outcome) -> bool {
+    fn reboots(&self, update: &RunningUpdate, outcome: &Outcome) -> bool {
         let head = &update.journal.head;
         let due = match outcome {
             Outcome::Done => !self.was_booted(update),
@@ -663,14 +719,14 @@ impl Executor<'_> {
     fn close_journal(
         &self,
         machine: &dyn Machine,
-        update: &mut Undertaking,
+        update: &mut RunningUpdate,
         phase: Phase,
         last: &LastUpdate,
     ) -> Result<(), String> {
         if update.phase != Phase::Staged {
             self.enter_durably(update, phase).map_err(|error| report(&error))?;
         }
-        let done = (update.settled == Some(Settled::New)).then_some(&update.journal.head.triggers);
+        let done = (update.tree == TreeState::New).then_some(&update.journal.head.triggers);
         if let Err(error) = machine.note(last, done) {
             if done.is_none() {
                 return Err(report(&error));
@@ -682,15 +738,17 @@ impl Executor<'_> {
             let done = Some(&update.journal.head.triggers);
             machine.note(last, done).map_err(|error| report(&error))?;
         }
-        match update.others_journal {
-            true => Ok(()),
-            false => journal::remove(&self.home.journal).map_err(|error| report(&error)),
+        match update.origin {
+            Origin::JournalOccupied => Ok(()),
+            Origin::Committed | Origin::Resumed => {
+                journal::remove(&self.directories.journal).map_err(|error| report(&error))
+            }
         }
     }
 
-    fn stuck(&self, update: &Undertaking, stuck: Stuck) -> Ended {
+    fn stuck(&self, update: &RunningUpdate, stuck: Stuck) -> UpdateEnd {
         let last = update.last(Outcome::Stuck(stuck.why.clone()));
-        Ended { last, settled: None, journal: Remains::Stuck(stuck.why), reboot: false }
+        UpdateEnd { last, settled: None, journal: JournalState::Stuck(stuck.why), reboot: false }
     }
 }
 

@@ -8,7 +8,7 @@ use model::path::TreePath;
 use model::plan::{Action, Occupant, Plan};
 use model::report::report;
 
-use super::activate::{Stage, StepError, changed, is_gone};
+use super::activate::{Activation, StepError, changed, is_gone};
 use super::step::Former;
 use crate::root::{Locks, Root, RootError};
 
@@ -65,7 +65,7 @@ fn held<'map>(
     used.starts_with(path).then_some((used, *occupant))
 }
 
-impl Stage<'_> {
+impl Activation<'_> {
     /// Fails if `path` has a directory that holds what the kernel uses.
     pub(super) fn expect_free(&self, path: &TreePath, former: &Former) -> Result<(), StepError> {
         if former.directory { self.expect_unoccupied(path, path) } else { Ok(()) }
@@ -97,7 +97,7 @@ impl Stage<'_> {
         }
     }
 
-    /// As [`Stage::set_locks`]; does nothing if something else is there by now, or nothing.
+    /// As [`Activation::set_locks`]; does nothing if something else is there by now, or nothing.
     pub(super) fn put_locks_back(
         &self,
         path: &TreePath,

@@ -21,10 +21,10 @@ use model::trigger::Triggers;
 use model::trigger::services::ServiceCalls;
 use serde::{Deserialize, Serialize};
 
-use super::stage::Taken;
+use super::stage::TakenObject;
 use super::step::{Script, Step};
 use crate::root::{Directory, RootError};
-use crate::trust::record::Accepted;
+use crate::state::accepted_image::AcceptedImage;
 
 /// The largest journal, in bytes.
 pub const JOURNAL_BYTES_MAX: u64 = 1 << 30;
@@ -60,7 +60,7 @@ pub struct Head {
     pub managed: Attributes,
     /// What is to be remembered when the update has succeeded, of an image that had to be signed.
     #[serde(default)]
-    pub accepted: Option<Accepted>,
+    pub accepted: Option<AcceptedImage>,
 }
 
 /// All of it.
@@ -69,7 +69,7 @@ pub struct Journal {
     /// The update.
     pub head: Head,
     /// The objects that are in its slots.
-    pub taken: Vec<Taken>,
+    pub taken: Vec<TakenObject>,
     /// Its steps.
     pub script: Script,
 }
@@ -84,7 +84,7 @@ enum Record {
         format: u32,
     },
     Head(Box<Head>),
-    Taken(Taken),
+    Taken(TakenObject),
     Step(Step),
     End {
         /// How many objects.
@@ -102,7 +102,7 @@ enum Record {
 enum RecordOf<'a> {
     Journal { format: u32 },
     Head(&'a Head),
-    Taken(&'a Taken),
+    Taken(&'a TakenObject),
     Step(&'a Step),
     End { taken: usize, steps: usize, digest: ObjectId },
 }
@@ -243,7 +243,7 @@ pub fn write(directory: &Directory, journal: &Journal) -> Result<(), JournalErro
         Err(error) => return Err(error.into()),
         Ok(_) => return Err(JournalError::Occupied),
     }
-    crate::home::remove_all(directory, TEMPORARY)?;
+    crate::state::directories::remove_all(directory, TEMPORARY)?;
     let mut file = BufWriter::new(directory.create_file(TEMPORARY, 0o600)?);
     journal.write(&mut file)?;
     let file = file.into_inner().map_err(|error| fail(error.into_error()))?;
@@ -271,8 +271,8 @@ pub fn read(directory: &Directory) -> Result<Option<Journal>, JournalError> {
 ///
 /// [`RootError`]; then it may come back with a crash.
 pub fn remove(directory: &Directory) -> Result<(), RootError> {
-    crate::home::remove_all(directory, NAME)?;
-    crate::home::remove_all(directory, TEMPORARY)?;
+    crate::state::directories::remove_all(directory, NAME)?;
+    crate::state::directories::remove_all(directory, TEMPORARY)?;
     directory.sync()
 }
 

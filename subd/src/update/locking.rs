@@ -89,9 +89,9 @@ mod tests {
     use model::scope::Attributes;
     use model::tree::{Metadata, Time};
 
-    use super::super::arrange::Place;
     use super::super::step::{Appearance, Former};
     use super::*;
+    use crate::update::step_plan::SlotPath;
 
     fn path(text: &str) -> TreePath {
         text.parse().unwrap()
@@ -134,7 +134,7 @@ mod tests {
             Step::Link {
                 carrier: path("/l/carrier"),
                 inode: 7,
-                place: Place { slot: 1, below: TreePath::root() },
+                place: SlotPath { slot: 1, below: TreePath::root() },
             },
             Step::Appear { path: path("/d/new"), slot: 2, inode: 3 },
             Step::Appear { path: path("/top"), slot: 3, inode: 4 },

@@ -17,7 +17,7 @@ use nix::unistd::{Gid, Uid, fchown};
 use xattr::FileExt;
 
 use super::step::Appearance;
-use crate::root::{Directory, Held, Kind, Root, RootError, Status};
+use crate::root::{Directory, Kind, OpenEntry, Root, RootError, Status};
 
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -30,7 +30,7 @@ pub enum Target<'a> {
     /// The entry of that name, where nobody else can put another in its place.
     Entry(&'a Directory, &'a [u8]),
     /// An entry of the tree.
-    Held(&'a Held),
+    OpenEntry(&'a OpenEntry),
     /// The directory itself.
     Itself(&'a Directory),
 }
@@ -50,7 +50,7 @@ impl Target<'_> {
             return act(&Target::Itself(&root.directory(path)?));
         }
         let (parent, name) = root.parent(path)?;
-        act(&Target::Held(&parent.hold(name)?))
+        act(&Target::OpenEntry(&parent.hold(name)?))
     }
 
     /// Looks at it.
@@ -61,7 +61,7 @@ impl Target<'_> {
     pub fn status(&self) -> Result<Status, RootError> {
         match self {
             Self::Entry(directory, name) => directory.stat(name),
-            Self::Held(held) => held.status(),
+            Self::OpenEntry(held) => held.status(),
             Self::Itself(directory) => directory.status(),
         }
     }
@@ -74,7 +74,7 @@ impl Target<'_> {
     pub fn xattrs(&self, managed: Attributes) -> Result<Xattrs, RootError> {
         let list = match self {
             Self::Entry(directory, name) => directory.xattrs(name, managed)?,
-            Self::Held(held) => held.xattrs(managed)?,
+            Self::OpenEntry(held) => held.xattrs(managed)?,
             Self::Itself(directory) => directory.own_xattrs(managed)?,
         };
         Ok(list.into_iter().collect())
@@ -127,7 +127,7 @@ impl Target<'_> {
             (Some(mtime), Self::Entry(directory, name)) if status.mtime != mtime => {
                 directory.set_mtime(name, mtime)
             }
-            (Some(mtime), Self::Held(held)) if status.mtime != mtime => held.set_mtime(mtime),
+            (Some(mtime), Self::OpenEntry(held)) if status.mtime != mtime => held.set_mtime(mtime),
             _ => Ok(()),
         }
     }
@@ -135,7 +135,7 @@ impl Target<'_> {
     fn set_owner(&self, uid: u32, gid: u32) -> Result<(), RootError> {
         match self {
             Self::Entry(directory, name) => directory.set_owner(name, uid, gid),
-            Self::Held(held) => held.set_owner(uid, gid),
+            Self::OpenEntry(held) => held.set_owner(uid, gid),
             Self::Itself(directory) => {
                 let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
                 let done = fchown(directory.as_fd(), uid, gid);
@@ -147,7 +147,7 @@ impl Target<'_> {
     fn set_mode(&self, mode: u32) -> Result<(), RootError> {
         match self {
             Self::Entry(directory, name) => directory.set_mode(name, mode),
-            Self::Held(held) => held.set_mode(mode),
+            Self::OpenEntry(held) => held.set_mode(mode),
             Self::Itself(directory) => {
                 let done = fchmod(directory.as_fd(), Mode::from_bits_truncate(mode));
                 done.map_err(|source| refused("change the mode of", directory, source))
@@ -158,7 +158,7 @@ impl Target<'_> {
     fn set_xattr(&self, key: &[u8], value: &[u8]) -> Result<(), RootError> {
         match self {
             Self::Entry(directory, name) => directory.set_xattr(name, key, value),
-            Self::Held(held) => held.set_xattr(key, value),
+            Self::OpenEntry(held) => held.set_xattr(key, value),
             Self::Itself(directory) => on_file("set an extended attribute of", directory, |file| {
                 file.set_xattr(std::ffi::OsStr::from_bytes(key), value)
             }),
@@ -168,7 +168,7 @@ impl Target<'_> {
     fn remove_xattr(&self, key: &[u8]) -> Result<(), RootError> {
         match self {
             Self::Entry(directory, name) => directory.remove_xattr(name, key),
-            Self::Held(held) => held.remove_xattr(key),
+            Self::OpenEntry(held) => held.remove_xattr(key),
             Self::Itself(directory) => {
                 on_file("remove an extended attribute of", directory, |file| {
                     file.remove_xattr(std::ffi::OsStr::from_bytes(key))

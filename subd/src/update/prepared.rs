@@ -13,22 +13,22 @@ use model::tree::Tree;
 use model::trigger::Triggers;
 use model::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
 
-use super::arrange::Arrangement;
-use super::executor::Undertaking;
+use super::executor::RunningUpdate;
 use super::journal::{Head, Journal};
-use super::now;
 use super::phase::Phase;
-use super::stage::{self, StageError, Taken, Workshop};
+use super::stage::{self, StageError, Stager, TakenObject};
 use super::step::Script;
 use crate::cache::Cache;
-use crate::home::{Home, directory_name, remove_all};
 use crate::root::Root;
-use crate::trust::judge::Judged;
-use crate::trust::record::Accepted;
+use crate::state::accepted_image::AcceptedImage;
+use crate::state::directories::{Directories, directory_name, remove_all};
+use crate::trust::verification::VerifiedUpdate;
+use crate::update::step_plan::StepPlan;
+use system::clock::wall;
 
 /// What is known of an update besides its steps.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct UpdateSpec {
     /// Which update.
     pub update_id: u64,
     /// The image that it is for.
@@ -50,10 +50,10 @@ pub struct Order {
     /// All paths that the update touches.
     pub touched: BTreeSet<TreePath>,
     /// What is to be remembered when it has succeeded, of an image that had to be signed.
-    pub accepted: Option<Accepted>,
+    pub accepted: Option<AcceptedImage>,
 }
 
-impl Order {
+impl UpdateSpec {
     /// What `request` orders.
     #[must_use]
     pub fn new(request: PrepareRequest) -> Self {
@@ -73,10 +73,10 @@ impl Order {
         }
     }
 
-    /// The same order, as it was judged: which paths have changed is not what the plan says.
+    /// The same order, as it was verified: which paths have changed is not what the plan says.
     #[must_use]
-    pub fn judged(self, judged: Judged) -> Self {
-        let Judged { accepted, changed } = judged;
+    pub fn verified(self, verified: VerifiedUpdate) -> Self {
+        let VerifiedUpdate { accepted, changed } = verified;
         Self { accepted: Some(accepted), changed, ..self }
     }
 
@@ -84,7 +84,7 @@ impl Order {
     #[must_use]
     pub fn not_prepared(&self, why: String) -> LastUpdate {
         let last = LastUpdate::new(self.update_id, self.image.clone(), Outcome::NotPrepared(why));
-        LastUpdate { operations: self.operations, ended: now(), ..last }
+        LastUpdate { operations: self.operations, ended: wall(), ..last }
     }
 }
 
@@ -101,11 +101,11 @@ fn touched_paths(plan: &Plan) -> BTreeSet<TreePath> {
 
 /// Where updates are staged, and from what.
 #[derive(Clone, Copy, Debug)]
-pub struct Bench<'a> {
+pub struct StageContext<'a> {
     /// The tree.
     pub root: &'a Root,
     /// Where they are staged.
-    pub home: &'a Home,
+    pub directories: &'a Directories,
     /// The objects.
     pub cache: &'a Cache,
     /// What the scan saw.
@@ -118,9 +118,9 @@ pub struct Bench<'a> {
 #[derive(Debug)]
 pub struct Prepared {
     /// What it is.
-    pub order: Order,
+    pub order: UpdateSpec,
     script: Script,
-    taken: Vec<Taken>,
+    taken: Vec<TakenObject>,
 }
 
 impl Prepared {
@@ -130,12 +130,12 @@ impl Prepared {
     ///
     /// [`StageError`] names the path. Then nothing is left of it.
     pub fn stage(
-        bench: &Bench<'_>,
-        order: Order,
-        arrangement: &Arrangement,
+        context: &StageContext<'_>,
+        order: UpdateSpec,
+        step_plan: &StepPlan,
     ) -> Result<Self, StageError> {
         let area = |source| StageError::Area { source };
-        let Home { staging, undo, .. } = bench.home;
+        let Directories { staging, undo, .. } = context.directories;
         let name = directory_name(order.update_id);
         remove_all(staging, &name).map_err(area)?;
         for over in Phase::OVER {
@@ -143,10 +143,10 @@ impl Prepared {
         }
         staging.make_directory(&name, 0o700).map_err(area)?;
         let slots = staging.open_child(&name).map_err(area)?;
-        let Bench { root, cache, scanned, managed, .. } = *bench;
-        let workshop = Workshop { root, cache, slots: &slots, scanned, managed };
+        let StageContext { root, cache, scanned, managed, .. } = *context;
+        let stager = Stager { root, cache, slots: &slots, scanned, managed };
         let mut taken = Vec::new();
-        match workshop.stage(order.update_id, arrangement, &mut taken) {
+        match stager.stage(order.update_id, step_plan, &mut taken) {
             Ok(script) => Ok(Self { order, script, taken }),
             Err(error) => {
                 stage::give_up(cache, staging, &name, &taken);
@@ -156,15 +156,15 @@ impl Prepared {
     }
 
     /// Removes what was staged; the objects are cached again.
-    pub fn give_up(&self, home: &Home, cache: &Cache) {
+    pub fn give_up(&self, directories: &Directories, cache: &Cache) {
         let name = directory_name(self.order.update_id);
-        stage::give_up(cache, &home.staging, &name, &self.taken);
+        stage::give_up(cache, &directories.staging, &name, &self.taken);
     }
 
     /// What it would do to which services of a machine with an image that has the triggers `old`.
     #[must_use]
     pub fn calls(&self, old: &Triggers) -> ServiceCalls {
-        let Order { triggers, changed, own_service, .. } = &self.order;
+        let UpdateSpec { triggers, changed, own_service, .. } = &self.order;
         service_calls(old, triggers, changed.iter(), own_service)
     }
 
@@ -192,14 +192,14 @@ impl Prepared {
 
 /// Frees what the slots of an update hold whose journal is closed: what it took away, or what it
 /// brought and was taken back; then the objects are cached again.
-pub fn free(update: &Undertaking, home: &Home, cache: &Cache) {
+pub fn free(update: &RunningUpdate, directories: &Directories, cache: &Cache) {
     let taken = &update.journal.taken;
     let name = update.phase.directory(update.update_id());
     match update.phase {
-        Phase::Staged => stage::give_up(cache, &home.staging, &name, taken),
-        Phase::RolledBack | Phase::Undone => stage::give_up(cache, &home.undo, &name, taken),
+        Phase::Staged => stage::give_up(cache, &directories.staging, &name, taken),
+        Phase::RolledBack | Phase::Undone => stage::give_up(cache, &directories.undo, &name, taken),
         _ => {
-            if let Err(error) = remove_all(&home.undo, &name) {
+            if let Err(error) = remove_all(&directories.undo, &name) {
                 tracing::warn!("cannot free what an update took away: {}", report(&error));
             }
         }
@@ -207,7 +207,7 @@ pub fn free(update: &Undertaking, home: &Home, cache: &Cache) {
 }
 
 /// Tells the cache which objects have become a part of the tree, once its update is done.
-pub fn forget_taken(update: &Undertaking, cache: &Cache) {
+pub fn forget_taken(update: &RunningUpdate, cache: &Cache) {
     let taken: Vec<ObjectId> = update.journal.taken.iter().map(|taken| taken.object).collect();
     let _gone = cache.forget(&taken);
 }

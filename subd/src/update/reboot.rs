@@ -11,7 +11,7 @@ use model::trigger::REBOOT;
 use model::trigger::services::Verb;
 
 use super::Updater;
-use crate::board::{State, note_failures};
+use crate::state::report_state::{State, note_failures};
 
 impl Updater {
     /// Asks the system to reboot the machine.
@@ -38,13 +38,13 @@ impl Updater {
 
     /// At the start: an update that waited for a boot waits no more if this is another one.
     pub async fn note_boot(&self) {
-        let completed = self.board.try_change(|state| {
-            let due_in = state.saved.reboot_due_in.as_ref();
+        let completed = self.report_state.try_change(|state| {
+            let due_in = state.persisted.reboot_due_in.as_ref();
             if due_in.is_none_or(|boot_id| *boot_id == state.identity.boot_id) {
                 return Err(());
             }
-            state.saved.reboot_due_in = None;
-            if let Some(last) = &mut state.saved.last_update {
+            state.persisted.reboot_due_in = None;
+            if let Some(last) = &mut state.persisted.last_update {
                 last.awaits_boot = false;
             }
             Ok(Some(()))
@@ -58,19 +58,20 @@ impl Updater {
     /// Reports a machine that does not go down although it was told to, and tells it again, until
     /// subd is stopped, as it is when the machine goes down.
     pub async fn watch_reboots(self: Arc<Self>) {
-        let mut versions = self.board.watch();
-        let waits =
-            |state: &State| state.saved.last_update.as_ref().is_some_and(|last| last.awaits_boot);
+        let mut versions = self.report_state.watch();
+        let waits = |state: &State| {
+            state.persisted.last_update.as_ref().is_some_and(|last| last.awaits_boot)
+        };
         loop {
             let over_time = async {
-                while !self.board.read(waits) && versions.changed().await.is_ok() {}
+                while !self.report_state.read(waits) && versions.changed().await.is_ok() {}
                 tokio::time::sleep(self.down_time_max).await;
             };
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 () = over_time => {}
             }
-            if !self.board.read(waits) {
+            if !self.report_state.read(waits) {
                 continue;
             }
             let seconds = self.down_time_max.as_secs();
@@ -84,8 +85,8 @@ impl Updater {
 
     /// Notes, durably, what failed after the update had ended.
     async fn report(&self, failure: TriggerFailure) {
-        self.board.change(|state| {
-            note_failures(&mut state.saved.trigger_failures, std::slice::from_ref(&failure));
+        self.report_state.change(|state| {
+            note_failures(&mut state.persisted.trigger_failures, std::slice::from_ref(&failure));
         });
         self.store().await;
     }

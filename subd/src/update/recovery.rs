@@ -7,7 +7,10 @@
 
 use model::report::report;
 
-use super::executor::{Executor, Settled, Stuck, Undertaking};
+use super::executor::{Executor, FinalTree, RunningUpdate, Stuck};
+use super::phase::Phase;
+use crate::root::RootError;
+use crate::state::directories::{Directories, directory_name, remove_all};
 
 /// What was found of an update at the start.
 #[derive(Debug)]
@@ -15,7 +18,7 @@ pub enum Resumed {
     /// Nothing was interrupted.
     Nothing,
     /// One was; its tree was carried to one of its ends, or is stuck.
-    Update(Box<Undertaking>, Result<(), Stuck>),
+    Update(Box<RunningUpdate>, Result<(), Stuck>),
     /// One was, and it is not known which or how far: nothing was touched.
     Lost(String),
 }
@@ -75,10 +78,62 @@ impl Resumed {
     }
 }
 
-fn tree_text(update: &Undertaking) -> &'static str {
+fn tree_text(update: &RunningUpdate) -> &'static str {
     match update.settled() {
-        Some(Settled::New) => "the tree is as the update planned it",
-        Some(Settled::Old) => "the tree is as it was before the update",
+        Some(FinalTree::New) => "the tree is as the update planned it",
+        Some(FinalTree::Old) => "the tree is as it was before the update",
         None => "the tree is mixed",
+    }
+}
+
+/// Removes what updates of a former run left in `staging`, and in `undo` if they are over; all but
+/// what belongs to the update `kept`. Returns the number of directories removed.
+///
+/// # Errors
+///
+/// [`RootError`] if something cannot be removed.
+pub fn remove_leftovers(directories: &Directories, kept: Option<u64>) -> Result<usize, RootError> {
+    let mut removed = 0;
+    let staged = kept.map(directory_name);
+    for name in directories.staging.names()? {
+        if staged.as_deref() != Some(&name) {
+            remove_all(&directories.staging, &name)?;
+            removed += 1;
+        }
+    }
+    for name in directories.undo.names()? {
+        let update = Phase::of_directory(&name);
+        if update.is_some_and(|(id, phase)| phase.is_over() && Some(id) != kept) {
+            remove_all(&directories.undo, &name)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Root;
+
+    #[test]
+    fn what_is_left_of_updates_that_are_over_is_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::open(place.path()).unwrap();
+        let directories = Directories::open(&root).unwrap();
+        directories.staging.make_directory(b"7", 0o755).unwrap();
+        let slot = directories.staging.open_child(b"7").unwrap();
+        slot.make_directory(b"0", 0o755).unwrap();
+        slot.open_child(b"0").unwrap().create_file(b"\xff", 0o600).unwrap();
+        slot.make_symlink(b"1", b"/etc").unwrap();
+        directories.staging.make_directory(b"8", 0o755).unwrap();
+        for name in ["strange", "7", "7.back", "7.done", "8.rolled-back", "9.live.x"] {
+            directories.undo.make_directory(name.as_bytes(), 0o700).unwrap();
+        }
+        assert_eq!(remove_leftovers(&directories, Some(7)).unwrap(), 2);
+        assert_eq!(remove_leftovers(&directories, Some(7)).unwrap(), 0);
+        assert_eq!(remove_leftovers(&directories, None).unwrap(), 2);
+        let left = ["7", "7.back", "9.live.x", "strange"].map(|name| Box::from(name.as_bytes()));
+        assert_eq!(directories.undo.names().unwrap(), left);
     }
 }

@@ -16,14 +16,14 @@ use model::scope::Attributes;
 use model::tree::{Child, File, Leaf, Node, Special, Times, Tree};
 use serde::{Deserialize, Serialize};
 
-use super::arrange::{Arrangement, Outline, Place, What};
 use super::locking::unlock;
 use super::metadata::{Target, appearance_of, visible_difference};
 use super::step::{Former, Script, Step};
 use crate::cache::{Cache, CacheError, Retrieved};
 use crate::fetch::shortage;
-use crate::home::remove_all;
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
+use crate::state::directories::remove_all;
+use crate::update::step_plan::{PlannedStep, SlotPath, StagedEntry, StepPlan};
 
 /// An update that cannot be staged.
 #[derive(Debug, thiserror::Error)]
@@ -85,16 +85,16 @@ pub enum StageError {
 
 /// An object that was moved into the staging area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Taken {
+pub struct TakenObject {
     /// The object.
     pub object: ObjectId,
     /// Where it is.
-    pub place: Place,
+    pub place: SlotPath,
 }
 
 /// All that staging works with.
 #[derive(Clone, Copy, Debug)]
-pub struct Workshop<'a> {
+pub struct Stager<'a> {
     /// The tree.
     pub root: &'a Root,
     /// The objects.
@@ -120,7 +120,7 @@ pub fn slot_name(slot: u32) -> Vec<u8> {
 /// [`RootError`] if the directory cannot be opened, and what `act` gives.
 pub fn at_place<T, E: From<RootError>>(
     slots: &Directory,
-    place: &Place,
+    place: &SlotPath,
     act: impl FnOnce(&Directory, &[u8]) -> Result<T, E>,
 ) -> Result<T, E> {
     let slot = slot_name(place.slot);
@@ -134,7 +134,7 @@ pub fn at_place<T, E: From<RootError>>(
     act(&holder, place.below.name())
 }
 
-impl Workshop<'_> {
+impl Stager<'_> {
     /// Stages everything and gives the script. `taken` gets the objects that were moved, also if
     /// staging fails.
     ///
@@ -144,21 +144,21 @@ impl Workshop<'_> {
     pub fn stage(
         &self,
         update_id: u64,
-        arrangement: &Arrangement,
-        taken: &mut Vec<Taken>,
+        step_plan: &StepPlan,
+        taken: &mut Vec<TakenObject>,
     ) -> Result<Script, StageError> {
-        self.check_space(arrangement)?;
+        self.check_space(step_plan)?;
         let mut inodes: BTreeMap<u32, u64> = BTreeMap::new();
         let mut steps: Vec<Step> = Vec::new();
-        for staged in &arrangement.staged {
+        for staged in &step_plan.staged {
             let (place, path) = (&staged.place, &staged.path);
             let fail = |source| StageError::Root { path: path.clone(), source };
             let inode = match &staged.what {
-                What::Entry { node, takes_object } => {
+                StagedEntry::Entry { node, takes_object } => {
                     self.make(place, path, node, *takes_object, taken)?
                 }
-                What::LinkToStaged(carrier) => self.link(carrier, place).map_err(fail)?,
-                What::LinkToLive(carrier) => {
+                StagedEntry::LinkToStaged(carrier) => self.link(carrier, place).map_err(fail)?,
+                StagedEntry::LinkToLive(carrier) => {
                     let inode = self.live(carrier)?.inode;
                     let (carrier, place) = (carrier.clone(), place.clone());
                     steps.push(Step::Link { carrier, inode, place });
@@ -169,7 +169,7 @@ impl Workshop<'_> {
                 inodes.insert(place.slot, inode);
             }
         }
-        for outline in &arrangement.steps {
+        for outline in &step_plan.steps {
             steps.push(self.step(outline, &inodes)?);
         }
         let steps = unlock(steps, |path| self.locks(path))?;
@@ -178,10 +178,10 @@ impl Workshop<'_> {
     }
 
     /// Checks that what has to be made anew fits, so that the disk is not filled in vain.
-    fn check_space(&self, arrangement: &Arrangement) -> Result<(), StageError> {
+    fn check_space(&self, step_plan: &StepPlan) -> Result<(), StageError> {
         let space = self.root.space().map_err(|source| StageError::Area { source })?;
         let Space { free_bytes, free_inodes } = space;
-        let mut made = arrangement.made().peekable();
+        let mut made = step_plan.made().peekable();
         if made.peek().is_none() {
             return Ok(());
         }
@@ -194,17 +194,17 @@ impl Workshop<'_> {
     /// Makes one entry, checks it, and gives its inode.
     fn make(
         &self,
-        place: &Place,
+        place: &SlotPath,
         path: &TreePath,
         node: &Node,
         takes_object: bool,
-        taken: &mut Vec<Taken>,
+        taken: &mut Vec<TakenObject>,
     ) -> Result<u64, StageError> {
         at_place(self.slots, place, |holder, name| {
             match node {
                 Node::Leaf(Leaf::File(file)) if takes_object => {
                     self.cache.take(&file.object, holder, name)?;
-                    taken.push(Taken { object: file.object, place: place.clone() });
+                    taken.push(TakenObject { object: file.object, place: place.clone() });
                 }
                 Node::Leaf(Leaf::File(file)) => self.cache.copy(&file.object, holder, name)?,
                 Node::Directory(_) => holder.make_directory(name, 0o700)?,
@@ -215,7 +215,7 @@ impl Workshop<'_> {
                     holder.make_special(name, special.device, 0o600)?;
                 }
                 Node::Leaf(Leaf::Computed(_) | Leaf::HardLink(_)) => {
-                    return Err(Trouble::Mismatch("kind"));
+                    return Err(EntryError::Mismatch("kind"));
                 }
             }
             let target = Target::Entry(holder, name);
@@ -223,19 +223,19 @@ impl Workshop<'_> {
                 target.dress(self.managed, &appearance)?;
             }
             match target.difference(self.managed, &kept_by(self.root.times(), node))? {
-                Some(what) => Err(Trouble::Mismatch(what)),
+                Some(what) => Err(EntryError::Mismatch(what)),
                 None => Ok(target.status()?.inode),
             }
         })
         .map_err(|trouble| match trouble {
-            Trouble::Root(source) => StageError::Root { path: path.clone(), source },
-            Trouble::Cache(source) => StageError::Object { path: path.clone(), source },
-            Trouble::Mismatch(what) => StageError::Mismatch { path: path.clone(), what },
+            EntryError::Root(source) => StageError::Root { path: path.clone(), source },
+            EntryError::Cache(source) => StageError::Object { path: path.clone(), source },
+            EntryError::Mismatch(what) => StageError::Mismatch { path: path.clone(), what },
         })
     }
 
     /// Gives the file at `carrier` the further name `place`; both are staged.
-    fn link(&self, carrier: &Place, place: &Place) -> Result<u64, RootError> {
+    fn link(&self, carrier: &SlotPath, place: &SlotPath) -> Result<u64, RootError> {
         at_place(self.slots, carrier, |from, name| {
             at_place(self.slots, place, |to, new_name| {
                 from.link(name, to, new_name)?;
@@ -244,27 +244,27 @@ impl Workshop<'_> {
         })
     }
 
-    fn step(&self, outline: &Outline, inodes: &BTreeMap<u32, u64>) -> Result<Step, StageError> {
+    fn step(&self, outline: &PlannedStep, inodes: &BTreeMap<u32, u64>) -> Result<Step, StageError> {
         let inode_in = |slot: &u32| {
             *inodes.get(slot).expect("each slot that appears was filled before the steps are made")
         };
         Ok(match outline {
-            Outline::Appear { path, slot } => {
+            PlannedStep::Appear { path, slot } => {
                 self.check_absent(path)?;
                 Step::Appear { path: path.clone(), slot: *slot, inode: inode_in(slot) }
             }
-            Outline::Exchange { path, slot, displaced } => Step::Exchange {
+            PlannedStep::Exchange { path, slot, displaced } => Step::Exchange {
                 path: path.clone(),
                 slot: *slot,
                 inode: inode_in(slot),
                 former: former_of(&self.live(path)?),
                 displaced: displaced.clone(),
             },
-            Outline::Vanish { path, slot } => {
+            PlannedStep::Vanish { path, slot } => {
                 let former = former_of(&self.live(path)?);
                 Step::Vanish { path: path.clone(), slot: *slot, former }
             }
-            Outline::Change { path, node } => {
+            PlannedStep::Change { path, node } => {
                 let status = self.live(path)?;
                 let wanted = appearance_of(node);
                 let wanted = wanted.expect("a change to a hard link is refused before");
@@ -358,19 +358,19 @@ fn former_of(status: &Status) -> Former {
 }
 
 /// What goes wrong while an entry is made; the path is added above.
-enum Trouble {
+enum EntryError {
     Root(RootError),
     Cache(CacheError),
     Mismatch(&'static str),
 }
 
-impl From<RootError> for Trouble {
+impl From<RootError> for EntryError {
     fn from(error: RootError) -> Self {
         Self::Root(error)
     }
 }
 
-impl From<CacheError> for Trouble {
+impl From<CacheError> for EntryError {
     fn from(error: CacheError) -> Self {
         Self::Cache(error)
     }
@@ -378,7 +378,7 @@ impl From<CacheError> for Trouble {
 
 /// Gives an update up: removes its slots, the directory `name` of `parent`, and puts the objects
 /// that were taken back into the cache.
-pub fn give_up(cache: &Cache, parent: &Directory, name: &[u8], taken: &[Taken]) {
+pub fn give_up(cache: &Cache, parent: &Directory, name: &[u8], taken: &[TakenObject]) {
     let retrieved = parent.open_child(name).map(|slots| retrieve(cache, &slots, taken));
     // Before the objects are put back, because it may hold further names of them.
     if let Err(error) = remove_all(parent, name) {
@@ -396,9 +396,9 @@ pub fn give_up(cache: &Cache, parent: &Directory, name: &[u8], taken: &[Taken]) 
     }
 }
 
-fn retrieve(cache: &Cache, slots: &Directory, taken: &[Taken]) -> Vec<Retrieved> {
+fn retrieve(cache: &Cache, slots: &Directory, taken: &[TakenObject]) -> Vec<Retrieved> {
     let mut retrieved = Vec::new();
-    for Taken { object, place } in taken {
+    for TakenObject { object, place } in taken {
         match at_place(slots, place, |holder, name| cache.retrieve(object, holder, name)) {
             Ok(one) => retrieved.push(one),
             Err(error) => {

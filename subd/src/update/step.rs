@@ -11,8 +11,8 @@ use model::scope::Attributes;
 use model::tree::{Metadata, Time};
 use serde::{Deserialize, Serialize};
 
-use super::arrange::Place;
 use crate::root::Locks;
+use crate::update::step_plan::SlotPath;
 
 /// All steps of one update, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ pub enum Step {
         /// Its inode.
         inode: u64,
         /// The name.
-        place: Place,
+        place: SlotPath,
     },
     /// Move a slot's entry to a path where nothing is.
     Appear {

@@ -18,17 +18,17 @@ use model::scope::{Attributes, ScanSettings, Scope};
 use model::tree::text::from_text;
 use model::tree::{Times, Tree};
 use model::trigger::Triggers;
-use subd::board::note_update;
 use subd::cache::Cache;
-use subd::home::Home;
-use subd::identity::IdentitySource;
+use subd::machine::identity::IdentitySource;
+use subd::machine::services::{ServiceDriver, TIME_MAX};
 use subd::root::Root;
-use subd::saved::{Saved, SavedError, StateDirectory};
-use subd::service::{ServiceDriver, TIME_MAX};
-use subd::update::arrange::arrange;
-use subd::update::conduct::Driven;
-use subd::update::executor::{Executor, Machine, Remains, Settled};
-use subd::update::prepared::{Bench, Order, Prepared, forget_taken, free};
+use subd::state::directories::Directories;
+use subd::state::persisted_state::{PersistError, PersistedState, StateDirectory};
+use subd::state::report_state::note_update;
+use subd::update::executor::{Executor, FinalTree, JournalState, Machine};
+use subd::update::prepared::{Prepared, StageContext, UpdateSpec, forget_taken, free};
+use subd::update::step_plan::plan_steps;
+use subd::update::update_task::TimedServices;
 
 use crate::fixture::{kept_directories, new_triggers};
 use crate::machine::service_command;
@@ -46,7 +46,7 @@ pub fn update(directory: &Path) -> ExitCode {
 /// What remembers, in the place of the daemon.
 struct Notes {
     state: StateDirectory,
-    saved: RefCell<Saved>,
+    persisted: RefCell<PersistedState>,
 }
 
 impl Machine for Notes {
@@ -54,9 +54,9 @@ impl Machine for Notes {
         Health::Passed
     }
 
-    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), SavedError> {
-        note_update(&mut self.saved.borrow_mut(), last, done);
-        self.state.store(|| self.saved.borrow().clone())
+    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError> {
+        note_update(&mut self.persisted.borrow_mut(), last, done);
+        self.state.store(|| self.persisted.borrow().clone())
     }
 }
 
@@ -67,10 +67,10 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
     };
     let (scanned, want) = (tree("have.txt")?, tree("want.txt")?);
     let root = Root::open(&directory.join("root"))?;
-    let state = StateDirectory::lock(Home::state(&root, None)?)?;
-    let home = Home::open(&root)?;
-    let saved = state.load()?;
-    let (cache, _) = Cache::open(home.objects.clone())?;
+    let state = StateDirectory::lock(Directories::state(&root, None)?)?;
+    let directories = Directories::open(&root)?;
+    let persisted = state.load()?;
+    let (cache, _) = Cache::open(directories.objects.clone())?;
     let have = Have {
         tree: &scanned,
         kept_directories: &kept_directories(),
@@ -81,9 +81,9 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
     let plan = plan(&have, &want);
     // The calls from here on are counted.
     assert!(std::fs::metadata(MARK).is_err());
-    let arrangement = arrange(&plan, |_| None)?;
+    let step_plan = plan_steps(&plan, |_| None)?;
     let scope = Scope::of(&ScanSettings::default(), &[]);
-    let order = Order::new(PrepareRequest {
+    let order = UpdateSpec::new(PrepareRequest {
         update_id: 7,
         expects: Expects { instance: 1, root: scanned.digest(), scope },
         image: ImageName::new("test/new")?,
@@ -95,28 +95,30 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
         expires_seconds: 60,
     });
     let (scanned, managed) = (&scanned, Attributes::Basic);
-    let bench = Bench { root: &root, home: &home, cache: &cache, scanned, managed };
-    let prepared = match Prepared::stage(&bench, order, &arrangement) {
+    let context =
+        StageContext { root: &root, directories: &directories, cache: &cache, scanned, managed };
+    let prepared = match Prepared::stage(&context, order, &step_plan) {
         Ok(prepared) => prepared,
         Err(error) => return Ok(format!("not-prepared {}", report(&error))),
     };
     let identity = IdentitySource::new(None);
     let driver = ServiceDriver::choose(Some(&service_command(directory)), false, false);
-    let services = Driven { driver: &driver, time_max: TIME_MAX };
+    let services = TimedServices { driver: &driver, time_max: TIME_MAX };
     let boot_id = identity.boot_id();
-    let executor = Executor { root: &root, home: &home, services: Some(&services), boot_id };
-    let journal = prepared.journal(&saved.triggers, boot_id);
-    let notes = Notes { state, saved: RefCell::new(saved) };
+    let executor =
+        Executor { root: &root, directories: &directories, services: Some(&services), boot_id };
+    let journal = prepared.journal(&persisted.triggers, boot_id);
+    let notes = Notes { state, persisted: RefCell::new(persisted) };
     let (update, ended) = executor.commit(&notes, journal);
-    if ended.settled != Some(Settled::Old) {
+    if ended.settled != Some(FinalTree::Old) {
         forget_taken(&update, &cache);
     }
-    if ended.journal == Remains::Closed {
-        free(&update, &home, &cache);
+    if ended.journal == JournalState::Closed {
+        free(&update, &directories, &cache);
     }
     let word = match ended.settled {
-        Some(Settled::New) => "done",
-        Some(Settled::Old) => "rolled-back",
+        Some(FinalTree::New) => "done",
+        Some(FinalTree::Old) => "rolled-back",
         None => "stuck",
     };
     Ok(format!("{word} {:?} {:?}", ended.last.outcome, ended.journal))

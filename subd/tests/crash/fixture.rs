@@ -25,7 +25,7 @@ use model::tree::{Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Tr
 use model::trigger::Triggers;
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
 use nix::sys::time::TimeSpec;
-use subd::saved::Saved;
+use subd::state::persisted_state::PersistedState;
 
 use crate::listing::Listing;
 
@@ -128,8 +128,8 @@ impl Template {
         let state = root.join(".subd/state");
         std::fs::create_dir(&state).unwrap();
         let triggers = Triggers::from_json(OLD_TRIGGERS).unwrap();
-        let saved = Saved { triggers, ..Saved::default() };
-        std::fs::write(state.join("state.json"), serde_json::to_vec(&saved).unwrap()).unwrap();
+        let persisted = PersistedState { triggers, ..PersistedState::default() };
+        std::fs::write(state.join("state.json"), serde_json::to_vec(&persisted).unwrap()).unwrap();
         for own in [root.join(".subd"), cache, state] {
             std::fs::set_permissions(own, PermissionsExt::from_mode(0o700)).unwrap();
         }

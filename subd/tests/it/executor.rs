@@ -13,14 +13,16 @@ use model::tree::{File, Leaf, Metadata, Node, Time, Times, Tree, TreeBuilder};
 use model::trigger::Triggers;
 use model::trigger::services::{ServiceCall, ServiceCalls, Verb};
 use subd::cache::Cache;
-use subd::home::Home;
 use subd::root::Root;
-use subd::saved::SavedError;
-use subd::update::arrange::arrange;
-use subd::update::executor::{Ended, Executor, Machine, Remains, Services, Settled, Undertaking};
+use subd::state::directories::Directories;
+use subd::state::persisted_state::PersistError;
+use subd::update::executor::{
+    Executor, FinalTree, JournalState, Machine, RunningUpdate, Services, UpdateEnd,
+};
 use subd::update::journal::Journal;
 use subd::update::phase::Phase;
-use subd::update::prepared::{Bench, Order, Prepared, free};
+use subd::update::prepared::{Prepared, StageContext, UpdateSpec, free};
+use subd::update::step_plan::plan_steps;
 
 use crate::fixture::path;
 
@@ -56,11 +58,11 @@ impl Machine for Recorder {
         self.health.clone()
     }
 
-    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), SavedError> {
+    fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError> {
         let left = self.notes_to_refuse.get();
         if left > 0 {
             self.notes_to_refuse.set(left - 1);
-            return Err(SavedError::Locked);
+            return Err(PersistError::Locked);
         }
         let done = if done.is_some() { " done" } else { "" };
         self.log.borrow_mut().push(format!("note {:?}{done}", last.outcome));
@@ -73,7 +75,7 @@ impl Machine for Recorder {
 struct Place {
     place: tempfile::TempDir,
     root: Root,
-    home: Home,
+    directories: Directories,
     cache: Cache,
 }
 
@@ -110,15 +112,15 @@ impl Place {
         top.make_directory(b"d", 0o755).unwrap();
         top.set_mode(b"d", 0o755).unwrap();
         top.set_xattr(b"d", b"trusted.of-nobody", b"x").unwrap();
-        let home = Home::open(&root).unwrap();
-        let (cache, _) = Cache::open(Arc::clone(&home.objects)).unwrap();
+        let directories = Directories::open(&root).unwrap();
+        let (cache, _) = Cache::open(Arc::clone(&directories.objects)).unwrap();
         for content in ["two", "new"] {
             let id = Algorithm::Blake3.digest(content.as_bytes());
             let mut receiving = cache.receive(id, content.len() as u64).unwrap();
             receiving.write(content.as_bytes()).unwrap();
             receiving.finish().unwrap();
         }
-        Self { place, root, home, cache }
+        Self { place, root, directories, cache }
     }
 
     fn journal(&self, health_check: Option<HealthCheck>, reboot: bool) -> Journal {
@@ -135,7 +137,7 @@ impl Place {
             },
             &want,
         );
-        let order = Order {
+        let order = UpdateSpec {
             update_id: 7,
             image: ImageName::new("test/7").unwrap(),
             image_digest: want.digest(),
@@ -148,15 +150,15 @@ impl Place {
             touched: BTreeSet::new(),
             accepted: None,
         };
-        let bench = Bench {
+        let context = StageContext {
             root: &self.root,
-            home: &self.home,
+            directories: &self.directories,
             cache: &self.cache,
             scanned: &have,
             managed: Attributes::default(),
         };
-        let arrangement = arrange(&plan, |_| None).unwrap();
-        let prepared = Prepared::stage(&bench, order, &arrangement).unwrap();
+        let step_plan = plan_steps(&plan, |_| None).unwrap();
+        let prepared = Prepared::stage(&context, order, &step_plan).unwrap();
         let mut journal = prepared.journal(&Triggers::default(), "boot 1");
         let call = |verb| {
             let web = r#"{"service": "web", "verb": "VERB"}"#.replace("VERB", verb);
@@ -172,7 +174,12 @@ impl Place {
     }
 
     fn executor<'a>(&'a self, services: &'a Recorder, boot_id: &'a str) -> Executor<'a> {
-        Executor { root: &self.root, home: &self.home, services: Some(services), boot_id }
+        Executor {
+            root: &self.root,
+            directories: &self.directories,
+            services: Some(services),
+            boot_id,
+        }
     }
 
     /// What is in the tree now.
@@ -187,20 +194,20 @@ impl Place {
     }
 
     fn undo(&self) -> Vec<Option<(u64, Phase)>> {
-        let names = self.home.undo.names().unwrap();
+        let names = self.directories.undo.names().unwrap();
         names.iter().map(|name| Phase::of_directory(name)).collect()
     }
 
     /// Expects that nothing is left of the update but the objects of `cached`.
-    fn expect_freed(&self, update: &Undertaking, cached: &[&str]) {
-        assert!(self.home.journal.names().unwrap().is_empty());
-        free(update, &self.home, &self.cache);
+    fn expect_freed(&self, update: &RunningUpdate, cached: &[&str]) {
+        assert!(self.directories.journal.names().unwrap().is_empty());
+        free(update, &self.directories, &self.cache);
         assert_eq!(self.undo(), []);
-        assert!(self.home.staging.names().unwrap().is_empty());
+        assert!(self.directories.staging.names().unwrap().is_empty());
         let mut ids: Vec<ObjectId> =
             cached.iter().map(|content| Algorithm::Blake3.digest(content.as_bytes())).collect();
         ids.sort();
-        let (cache, _) = Cache::open(Arc::clone(&self.home.objects)).unwrap();
+        let (cache, _) = Cache::open(Arc::clone(&self.directories.objects)).unwrap();
         assert_eq!(cache.ids(), ids);
     }
 }
@@ -216,7 +223,7 @@ fn sick() -> Health {
     Health::Failed("sick".to_owned())
 }
 
-fn expect(ended: &Ended, outcome: Outcome, journal: Remains, reboot: bool) {
+fn expect(ended: &UpdateEnd, outcome: Outcome, journal: JournalState, reboot: bool) {
     let got = (&ended.last.outcome, &ended.journal, ended.reboot);
     assert_eq!(got, (&outcome, &journal, reboot));
 }
@@ -231,14 +238,14 @@ fn an_update_is_carried_out_in_its_order() {
     std::fs::write(place.place.path().join(".subd/journal/update"), "x").unwrap();
     let (update, ended) = place.executor(&machine, "boot 1").commit(&machine, again);
     let why = Outcome::RolledBack("the journal of another update is not closed".to_owned());
-    expect(&ended, why, Remains::Closed, false);
+    expect(&ended, why, JournalState::Closed, false);
     assert_eq!((place.tree(), update.phase), (OLD.to_owned(), Phase::Staged));
     machine.take();
     std::fs::remove_file(place.place.path().join(".subd/journal/update")).unwrap();
     let journal = Journal { head: common_head(journal.head.clone()), ..journal };
     let (update, ended) = place.executor(&machine, "boot 1").commit(&machine, journal);
-    expect(&ended, Outcome::Done, Remains::Closed, false);
-    assert_eq!((place.tree(), ended.settled), (NEW.to_owned(), Some(Settled::New)));
+    expect(&ended, Outcome::Done, JournalState::Closed, false);
+    assert_eq!((place.tree(), ended.settled), (NEW.to_owned(), Some(FinalTree::New)));
     assert_eq!(machine.take(), "stop web, start web, check, note Done done");
     assert!(ended.last.window_ns > 0);
     place.expect_freed(&update, &[]);
@@ -258,13 +265,13 @@ fn a_finished_update_is_undone_when_the_machine_is_not_well() {
         let (update, ended) = place.executor(&machine, "boot 1").commit(&machine, journal);
         assert_eq!((place.tree(), &ended.last.health), (tree.to_owned(), &Some(sick())));
         if undo {
-            expect(&ended, Outcome::Undone("sick".to_owned()), Remains::Closed, false);
+            expect(&ended, Outcome::Undone("sick".to_owned()), JournalState::Closed, false);
             let log = machine.take();
             assert!(log.starts_with("stop web, start web, check, stop web, "), "{log}");
             assert!(log.ends_with("start web, note Undone(\"sick\")"), "{log}");
             place.expect_freed(&update, &["two", "new"]);
         } else {
-            expect(&ended, Outcome::Done, Remains::Closed, false);
+            expect(&ended, Outcome::Done, JournalState::Closed, false);
             place.expect_freed(&update, &[]);
         }
     }
@@ -275,7 +282,7 @@ fn after_a_reboot_the_health_is_checked_and_the_previous_tree_booted_again() {
     let (place, machine) = (Place::new(), Recorder::new(sick()));
     let journal = place.journal(check(true), true);
     let (_, ended) = place.executor(&machine, "boot 1").commit(&machine, journal);
-    expect(&ended, Outcome::Done, Remains::AwaitsBoot, true);
+    expect(&ended, Outcome::Done, JournalState::AwaitsBoot, true);
     assert!(ended.last.awaits_boot);
     assert_eq!(machine.take(), "stop web, start web, note Done");
     let executor = place.executor(&machine, "boot 2");
@@ -283,7 +290,7 @@ fn after_a_reboot_the_health_is_checked_and_the_previous_tree_booted_again() {
     assert_eq!(update.phase, Phase::Live { boot_id: "boot 1".to_owned() });
     let carried = executor.carry(&mut update);
     let ended = executor.finish(&machine, &mut update, carried);
-    expect(&ended, Outcome::Undone("sick".to_owned()), Remains::Closed, true);
+    expect(&ended, Outcome::Undone("sick".to_owned()), JournalState::Closed, true);
     assert_eq!(place.tree(), OLD);
     place.expect_freed(&update, &["two", "new"]);
 }
@@ -293,7 +300,7 @@ fn what_cannot_be_noted_is_noted_later_and_nothing_is_done_twice() {
     let (place, machine) = (Place::new(), Recorder::new(Health::Passed));
     // The second note is made when the slots are empty.
     for (refused, journal) in
-        [(1, Remains::Closed), (3, Remains::Stuck(SavedError::Locked.to_string()))]
+        [(1, JournalState::Closed), (3, JournalState::Stuck(PersistError::Locked.to_string()))]
     {
         let place = if refused == 1 { &place } else { &Place::new() };
         machine.notes_to_refuse.set(refused);
@@ -305,7 +312,12 @@ fn what_cannot_be_noted_is_noted_later_and_nothing_is_done_twice() {
         if refused == 3 {
             assert_eq!(machine.take(), "stop web, start web");
             assert_eq!(place.undo(), [Some((7, Phase::Done))]);
-            expect(&executor.retry(&machine, &mut update), Outcome::Done, Remains::Closed, false);
+            expect(
+                &executor.retry(&machine, &mut update),
+                Outcome::Done,
+                JournalState::Closed,
+                false,
+            );
             assert_eq!(machine.take(), "note Done done");
         } else {
             assert_eq!(machine.take(), "stop web, start web, note Done done");
@@ -331,15 +343,15 @@ fn what_was_found_anywhere_on_its_way_comes_to_one_of_its_ends() {
     for (phase, tree, log) in table {
         let (place, machine) = (Place::new(), Recorder::new(Health::Passed));
         let journal = place.journal(None, false);
-        subd::update::journal::write(&place.home.journal, &journal).unwrap();
+        subd::update::journal::write(&place.directories.journal, &journal).unwrap();
         let executor = place.executor(&machine, "boot 1");
         if phase != Phase::Staged {
-            let (staging, undo) = (&place.home.staging, &place.home.undo);
+            let (staging, undo) = (&place.directories.staging, &place.directories.undo);
             staging.rename_noreplace(b"7", undo, &phase.directory(7)).unwrap();
         }
         if matches!(phase, Phase::Live { .. } | Phase::Done | Phase::Back | Phase::Undoing) {
-            let slots = place.home.undo.open_child(&phase.directory(7)).unwrap();
-            let stage = subd::update::activate::Stage { root: &place.root, slots: &slots };
+            let slots = place.directories.undo.open_child(&phase.directory(7)).unwrap();
+            let stage = subd::update::activate::Activation { root: &place.root, slots: &slots };
             stage.activate(&journal.script).unwrap();
             assert_eq!(place.tree(), NEW);
         }
@@ -348,7 +360,7 @@ fn what_was_found_anywhere_on_its_way_comes_to_one_of_its_ends() {
         let carried = executor.carry(&mut update);
         assert_eq!(place.tree(), tree, "{phase:?}");
         let ended = executor.finish(&machine, &mut update, carried);
-        assert_eq!(ended.journal, Remains::Closed, "{phase:?}");
+        assert_eq!(ended.journal, JournalState::Closed, "{phase:?}");
         assert_eq!(machine.take().split('(').next().unwrap(), log, "{phase:?}");
         place.expect_freed(&update, if tree == OLD { &["two", "new"] } else { &[] });
         assert!(executor.find().unwrap().is_none());

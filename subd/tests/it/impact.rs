@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    Activity, CheckHealth, Commit, CommitRequest, Health, LastUpdate, Outcome, PollReply,
-    TriggerFailure,
+    Activity, CheckHealth, Commit, CommitRequest, Health, LastUpdate, Outcome, Pause, Paused,
+    PollReply, Resume, TriggerFailure,
 };
 use model::image::HealthCheck;
+use model::tree::Time;
 use model::trigger::Triggers;
 use rpc::client::CallError;
 
@@ -23,10 +24,11 @@ echo "$1 $2 $(cat root/version)" >> log
 test "$1" != fails
 "#;
 
-/// Records the question and exits as the file `permission` says.
+/// Records the question and exits as the file `permission` says, once there is no file `wait`.
 const DISRUPTION: &str = r#"#!/bin/sh
 cd "$(dirname "$0")"
 test "$1" = check || echo "$1" >> log
+while test -e wait; do sleep 0.02; done
 exit "$(cat permission)"
 "#;
 
@@ -178,6 +180,30 @@ async fn work_of_high_impact_waits_for_permission() {
     machine.logs(&["cancel"]).await;
     assert_eq!(machine.sub.commit(4).await.outcome, Outcome::Done);
     assert_eq!(machine.log(), ["a stop 2", "a start 4"]);
+    machine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_that_comes_while_commit_waits_for_permission_refuses_the_update() {
+    let machine = Machine::start(&["--disruption-command"]).await;
+    std::fs::write(machine.at("permission"), "0").unwrap();
+    machine.stage(1, "1", &trigger("a", HIGH), |_| {}).await;
+    std::fs::write(machine.at("wait"), "").unwrap();
+    let client = machine.sub.client.clone();
+    let commit =
+        tokio::spawn(async move { client.call::<Commit>(&CommitRequest { update_id: 1 }).await });
+    machine.logs(&["request"]).await;
+    let clock = machine.sub.poll().await.clock;
+    let until = Time { seconds: clock.seconds + 3_600, ..clock };
+    let paused = Paused { until, reason: "disk swap".to_owned() };
+    machine.sub.client.call::<Pause>(&paused).await.unwrap();
+    std::fs::remove_file(machine.at("wait")).unwrap();
+    let error = commit.await.unwrap().unwrap_err();
+    let message = format!("updates are paused until {}: disk swap", model::when::moment(until));
+    assert_eq!(error.fault(), Some(&Fault::new(FaultCode::Held, message)));
+    assert_eq!(machine.sub.poll().await.activity, Activity::Prepared { update_id: 1 });
+    machine.sub.client.call::<Resume>(&()).await.unwrap();
+    assert_eq!(machine.sub.commit(1).await.outcome, Outcome::Done);
     machine.stop().await;
 }
 

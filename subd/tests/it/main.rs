@@ -2,7 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod attack;
-mod by_hand;
 mod debian;
 mod disk;
 mod executor;
@@ -14,6 +13,7 @@ mod liars;
 mod limits;
 mod locks;
 mod mounts;
+mod operator;
 mod plans;
 mod process;
 mod recovery;

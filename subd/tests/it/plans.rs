@@ -27,12 +27,12 @@ use model::trigger::Triggers;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use subd::cache::Cache;
-use subd::home::Home;
 use subd::root::Root;
-use subd::saved::SavedError;
-use subd::update::arrange::arrange;
-use subd::update::executor::{Executor, Machine, Settled};
-use subd::update::prepared::{Bench, Order, Prepared};
+use subd::state::directories::Directories;
+use subd::state::persisted_state::PersistError;
+use subd::update::executor::{Executor, FinalTree, Machine};
+use subd::update::prepared::{Prepared, StageContext, UpdateSpec};
+use subd::update::step_plan::plan_steps;
 
 use crate::fixture::path;
 use crate::scan::{independent, on_demand, start_on};
@@ -254,7 +254,7 @@ impl Machine for Quiet {
         Health::Passed
     }
 
-    fn note(&self, _last: &LastUpdate, _done: Option<&Triggers>) -> Result<(), SavedError> {
+    fn note(&self, _last: &LastUpdate, _done: Option<&Triggers>) -> Result<(), PersistError> {
         Ok(())
     }
 }
@@ -263,7 +263,7 @@ impl Machine for Quiet {
 struct Place {
     directory: tempfile::TempDir,
     root: Arc<Root>,
-    home: Home,
+    directories: Directories,
     cache: Cache,
 }
 
@@ -274,8 +274,8 @@ impl Place {
         let directory = directory.or_else(|_| builder.tempdir()).unwrap();
         make(directory.path(), whats);
         let root = Arc::new(Root::open(directory.path()).unwrap());
-        let home = Home::open(&root).unwrap();
-        let (cache, _) = Cache::open(Arc::clone(&home.objects)).unwrap();
+        let directories = Directories::open(&root).unwrap();
+        let (cache, _) = Cache::open(Arc::clone(&directories.objects)).unwrap();
         for number in 0..CONTENTS {
             let content = content(number);
             let id = Algorithm::Blake3.digest(&content);
@@ -283,7 +283,7 @@ impl Place {
             receiving.write(&content).unwrap();
             receiving.finish().unwrap();
         }
-        Self { directory, root, home, cache }
+        Self { directory, root, directories, cache }
     }
 
     /// What is there now, found without any of subd's code.
@@ -300,9 +300,9 @@ impl Place {
     }
 
     /// Carries `plan` out; `None` if it is refused.
-    fn carry_out(&self, have: &Tree, plan: &Plan) -> Option<Settled> {
-        let arrangement = arrange(plan, |_| None).ok()?;
-        let order = Order {
+    fn carry_out(&self, have: &Tree, plan: &Plan) -> Option<FinalTree> {
+        let step_plan = plan_steps(plan, |_| None).ok()?;
+        let order = UpdateSpec {
             update_id: 7,
             image: ImageName::new("test/7").unwrap(),
             image_digest: have.digest(),
@@ -315,17 +315,17 @@ impl Place {
             touched: BTreeSet::new(),
             accepted: None,
         };
-        let bench = Bench {
+        let context = StageContext {
             root: &self.root,
-            home: &self.home,
+            directories: &self.directories,
             cache: &self.cache,
             scanned: have,
             managed: Attributes::default(),
         };
-        let prepared = Prepared::stage(&bench, order, &arrangement).ok()?;
+        let prepared = Prepared::stage(&context, order, &step_plan).ok()?;
         let journal = prepared.journal(&Triggers::default(), "boot");
-        let (root, home) = (&self.root, &self.home);
-        let executor = Executor { root, home, services: None, boot_id: "boot" };
+        let (root, directories) = (&self.root, &self.directories);
+        let executor = Executor { root, directories, services: None, boot_id: "boot" };
         let (_, ended) = executor.commit(&Quiet, journal);
         Some(ended.settled.expect("nobody else changes anything"))
     }
@@ -359,7 +359,7 @@ fn a_plan_does_what_apply_says_or_nothing() {
         let (plan, said) = those_that_fit(have, pool);
         let shown: Vec<String> = plan.operations.iter().map(ToString::to_string).collect();
         let settled = place.carry_out(have, &plan);
-        let expected = if settled == Some(Settled::New) { &said } else { have };
+        let expected = if settled == Some(FinalTree::New) { &said } else { have };
         let is = to_text(&place.tree());
         prop_assert_eq!(&is, &to_text(expected), "{:?} {:#?}", settled, shown);
         let mut count = count.borrow_mut();
@@ -367,8 +367,8 @@ fn a_plan_does_what_apply_says_or_nothing() {
             prop_assert_eq!(to_text(&place.scan()), is);
         }
         match settled {
-            Some(Settled::New) => count.carried_out += 1,
-            Some(Settled::Old) => count.undone += 1,
+            Some(FinalTree::New) => count.carried_out += 1,
+            Some(FinalTree::Old) => count.undone += 1,
             None => count.refused += 1,
         }
         drop(place.directory);

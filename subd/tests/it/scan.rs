@@ -32,7 +32,10 @@ use model::tree::{
 };
 use subd::limits::{Budgets, Ceilings, Speeds};
 use subd::root::Root;
-use subd::scan::{Pace, Scanner, Snapshot};
+use subd::{
+    scan::{Pace, Scanner},
+    state::snapshot::Snapshot,
+};
 use tempfile::TempDir;
 
 /// Passes run when they are asked for, and otherwise never again in the time of a test.

@@ -19,7 +19,7 @@ use super::directories::{
 use super::expiry::{ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest};
 use super::notes::{ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest};
 use super::signatures::{ChangeSignatures, ChangeSignaturesReply, ChangeSignaturesRequest};
-use super::{AddImage, AddImageRequest, DeleteImage, DeleteImageRequest};
+use super::{AddImage, AddImageReply, AddImageRequest, DeleteImage, DeleteImageRequest};
 use crate::Done;
 use crate::audit::brief::Brief;
 use crate::{
@@ -225,64 +225,112 @@ impl Method for GetImageUpdates {
     type Reply = GetImageUpdatesReply;
 }
 
-/// A change that a replica was asked for, which its master decides on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Write {
-    /// [`super::AddImage`]; its objects are on the server already.
-    Add(Box<AddImageRequest>),
-    /// [`super::DeleteImage`].
-    Delete(DeleteImageRequest),
-    /// [`super::notes::CopyImage`].
-    Copy(CopyImageRequest),
-    /// [`super::notes::ChangeTags`].
-    Tags(ChangeTagsRequest),
-    /// [`super::expiry::ChangeExpiry`].
-    Expiry(ChangeExpiryRequest),
-    /// [`super::directories::MakeDirectory`].
-    MakeDirectory(MakeDirectoryRequest),
-    /// [`super::directories::RemoveDirectory`].
-    RemoveDirectory(RemoveDirectoryRequest),
-    /// [`super::directories::ChangeOwner`].
-    ChangeOwner(ChangeOwnerRequest),
-    /// [`super::signatures::ChangeSignatures`].
-    Signatures(ChangeSignaturesRequest),
+/// A method whose calls a replica forwards to its master, which decides.
+pub trait ForwardedMethod: Method {
+    /// Returns the request as the body of [`Forward`].
+    fn write(request: Self::Request) -> Write;
+
+    /// Returns the reply to the caller of the replica; `None` if `written` is that of another
+    /// method.
+    fn reply(written: Written) -> Option<Self::Reply>;
 }
 
-/// What came of a [`Write`].
+/// Makes [`Write`] and all that depends on the method, from one line for each method: the variant
+/// and its body, the method, the image or directory that is changed, what happened to it, and the
+/// reply that [`Written`] stands for. The order of the lines is the encoding.
+macro_rules! forwarded_methods {
+    ($(
+        $variant:ident($body:ty) = $method:ty, $request:ident => $name:expr, $done:literal,
+        $written:pat => $reply:expr;
+    )+) => {
+        /// The request of a forwarded method. The objects of a new image are on the master already.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Write {
+            $($variant($body),)+
+        }
+
+        impl Write {
+            /// Returns the name of the method.
+            #[must_use]
+            pub fn method(&self) -> &'static str {
+                match self {
+                    $(Self::$variant(_) => <$method>::NAME,)+
+                }
+            }
+
+            /// Returns the name of the image or directory that is changed.
+            #[must_use]
+            pub fn name(&self) -> &ImageName {
+                match self {
+                    $(Self::$variant($request) => $name,)+
+                }
+            }
+
+            /// Returns what was done to it when the call succeeded, for logs.
+            #[must_use]
+            pub fn done(&self) -> &'static str {
+                match self {
+                    $(Self::$variant(_) => $done,)+
+                }
+            }
+
+            fn brief(&self) -> Brief {
+                match self {
+                    $(Self::$variant(request) => <$method>::brief(request),)+
+                }
+            }
+        }
+
+        $(impl ForwardedMethod for $method {
+            fn write(request: Self::Request) -> Write {
+                Write::$variant(request.into())
+            }
+
+            fn reply(written: Written) -> Option<Self::Reply> {
+                match written {
+                    $written => Some($reply),
+                    _ => None,
+                }
+            }
+        })+
+    };
+}
+
+forwarded_methods! {
+    Add(Box<AddImageRequest>) = AddImage, add => &add.content.name, "added",
+        Written::Image(image) => AddImageReply { digest: image.content.digest() };
+    Delete(DeleteImageRequest) = DeleteImage, delete => &delete.name, "deleted",
+        Written::Deleted => Done {};
+    Copy(CopyImageRequest) = CopyImage, copy => &copy.to, "copied",
+        Written::Image(image) => AddImageReply { digest: image.content.digest() };
+    Tags(ChangeTagsRequest) = ChangeTags, change => &change.name, "changed tags",
+        Written::Tags(reply) => reply;
+    Expiry(ChangeExpiryRequest) = ChangeExpiry, change => &change.name, "changed an expiry",
+        Written::Expiry(reply) => reply;
+    MakeDirectory(MakeDirectoryRequest) = MakeDirectory, make => &make.name, "made a directory",
+        Written::Made(reply) => reply;
+    RemoveDirectory(RemoveDirectoryRequest) = RemoveDirectory, remove => &remove.name,
+        "removed a directory",
+        Written::Directories => Done {};
+    ChangeOwner(ChangeOwnerRequest) = ChangeOwner, change => &change.name, "changed the owners",
+        Written::Directories => Done {};
+    Signatures(ChangeSignaturesRequest) = ChangeSignatures, change => &change.name,
+        "changed signatures",
+        Written::Signatures(reply) => reply;
+}
+
+/// The result of a [`Write`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Written {
     /// Of [`Write::Add`] and [`Write::Copy`]: the image as it is now.
     Image(Box<Image>),
-    /// Of [`Write::Delete`].
     Deleted,
-    /// Of [`Write::Tags`].
     Tags(ChangeTagsReply),
-    /// Of [`Write::Expiry`].
     Expiry(ChangeExpiryReply),
-    /// Of [`Write::MakeDirectory`].
     Made(MakeDirectoryReply),
     /// Of [`Write::RemoveDirectory`] and [`Write::ChangeOwner`].
     Directories,
-    /// Of [`Write::Signatures`].
     Signatures(ChangeSignaturesReply),
-}
-
-impl Write {
-    /// The method that it was asked by.
-    #[must_use]
-    pub fn method(&self) -> &'static str {
-        match self {
-            Self::Add(_) => super::AddImage::NAME,
-            Self::Delete(_) => super::DeleteImage::NAME,
-            Self::Copy(_) => super::notes::CopyImage::NAME,
-            Self::Tags(_) => super::notes::ChangeTags::NAME,
-            Self::Expiry(_) => super::expiry::ChangeExpiry::NAME,
-            Self::MakeDirectory(_) => super::directories::MakeDirectory::NAME,
-            Self::RemoveDirectory(_) => super::directories::RemoveDirectory::NAME,
-            Self::ChangeOwner(_) => super::directories::ChangeOwner::NAME,
-            Self::Signatures(_) => super::signatures::ChangeSignatures::NAME,
-        }
-    }
 }
 
 /// Who asked a replica for a change, by its word.
@@ -335,20 +383,13 @@ impl Method for Forward {
     type Reply = ForwardReply;
 
     fn brief(request: &Self::Request) -> Brief {
-        let brief = match &request.write {
-            Write::Add(add) => AddImage::brief(add),
-            Write::Delete(delete) => DeleteImage::brief(delete),
-            Write::Copy(copy) => CopyImage::brief(copy),
-            Write::Tags(tags) => ChangeTags::brief(tags),
-            Write::Expiry(expiry) => ChangeExpiry::brief(expiry),
-            Write::Signatures(change) => ChangeSignatures::brief(change),
-            Write::MakeDirectory(make) => MakeDirectory::brief(make),
-            Write::RemoveDirectory(remove) => RemoveDirectory::brief(remove),
-            Write::ChangeOwner(change) => ChangeOwner::brief(change),
-        };
         let Origin { address, user, .. } = &request.origin;
         let user = user.as_deref().unwrap_or("somebody");
-        brief.with("write", request.write.method()).who(&format!("{user} at {address}"))
+        request
+            .write
+            .brief()
+            .with("write", request.write.method())
+            .who(&format!("{user} at {address}"))
     }
 }
 

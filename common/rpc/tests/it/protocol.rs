@@ -4,7 +4,7 @@ use api::{dominator, image_server, mdb, object_server, subd};
 use api::{fault::FaultCode, method::Method};
 
 fn document() -> String {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/PROTOCOL.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/PROTOCOL.md");
     std::fs::read_to_string(path).unwrap()
 }
 

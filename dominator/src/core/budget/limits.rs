@@ -7,7 +7,7 @@ use std::fmt;
 
 use model::words::counted;
 
-use crate::core::meaning::trimmed;
+use crate::core::selectors::trimmed;
 
 /// How many machines may do something at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

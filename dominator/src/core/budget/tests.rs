@@ -60,11 +60,11 @@ fn each_limit_that_covers_a_machine_must_have_a_place() {
     for (name, updating, high_impact, expected) in table {
         let mut budget = budget(updating, high_impact);
         for (index, (class, impact, location)) in mixed().into_iter().enumerate() {
-            budget.ask(Seat(index as u64), demand(class, impact, location, index as u64));
+            budget.ask(ClaimantId(index as u64), demand(class, impact, location, index as u64));
         }
         let granted = budget.grant(at(30), true);
         let of = |range: std::ops::Range<u64>| {
-            granted.iter().filter(|seat| range.contains(&seat.0)).count()
+            granted.iter().filter(|claimant| range.contains(&claimant.0)).count()
         };
         assert_eq!([of(0..6), of(6..12), of(12..18), of(18..24)], expected, "{name}");
     }
@@ -73,31 +73,33 @@ fn each_limit_that_covers_a_machine_must_have_a_place() {
 #[test]
 fn the_oldest_comes_first_and_what_it_waits_for_is_told() {
     let mut budget = budget(limits(&["8"], None), limits(&[], Some("1")));
-    for seat in 0..8 {
-        budget.ask(Seat(seat), demand(Rollout, Plain, "sfo", 10 - seat));
+    for claimant in 0..8 {
+        budget.ask(ClaimantId(claimant), demand(Rollout, Plain, "sfo", 10 - claimant));
     }
-    let seats = |seats: &[u64]| seats.iter().map(|seat| Seat(*seat)).collect::<Vec<_>>();
+    let claimants = |claimants: &[u64]| {
+        claimants.iter().map(|claimant| ClaimantId(*claimant)).collect::<Vec<_>>()
+    };
     assert_eq!(budget.grant(at(20), false), [], "nothing is known yet");
-    assert_eq!(budget.grant(at(20), true), seats(&[7, 6, 5, 4, 3, 2]));
+    assert_eq!(budget.grant(at(20), true), claimants(&[7, 6, 5, 4, 3, 2]));
     let text =
         "6 machines under way of the 6 that --max-updating 8 allows at once beside repairs; ";
-    assert_eq!(budget.why(Seat(1)), format!("{text}it is the next"));
-    assert_eq!(budget.why(Seat(0)), format!("{text}1 waits before it"));
+    assert_eq!(budget.why(ClaimantId(1)), format!("{text}it is the next"));
+    assert_eq!(budget.why(ClaimantId(0)), format!("{text}1 waits before it"));
     // Who asks for the same again keeps the place in the queue; who has what it needs keeps that.
-    budget.ask(Seat(1), demand(Rollout, Plain, "sfo", 9));
-    budget.ask(Seat(7), demand(Rollout, Plain, "sfo", 3));
+    budget.ask(ClaimantId(1), demand(Rollout, Plain, "sfo", 9));
+    budget.ask(ClaimantId(7), demand(Rollout, Plain, "sfo", 3));
     assert_eq!((budget.grant(at(20), true), budget.totals()), (vec![], (6, 2)));
     // A repair does not wait for the rollout, and the machines of one location take turns.
-    budget.ask(Seat(20), demand(Repair, High, "nyc/a", 11));
-    budget.ask(Seat(21), demand(Rollout, High, "nyc/a", 1));
-    assert_eq!(budget.grant(at(20), true), seats(&[20]));
-    budget.ask(Seat(22), demand(Repair, High, "nyc/a", 12));
-    budget.release(Seat(20));
-    budget.release(Seat(7));
-    assert_eq!(budget.grant(at(20), true), seats(&[21]));
+    budget.ask(ClaimantId(20), demand(Repair, High, "nyc/a", 11));
+    budget.ask(ClaimantId(21), demand(Rollout, High, "nyc/a", 1));
+    assert_eq!(budget.grant(at(20), true), claimants(&[20]));
+    budget.ask(ClaimantId(22), demand(Repair, High, "nyc/a", 12));
+    budget.release(ClaimantId(20));
+    budget.release(ClaimantId(7));
+    assert_eq!(budget.grant(at(20), true), claimants(&[21]));
     let text = "1 machine under way of the 1 that --max-high-impact-per-location 1 (nyc/a) allows \
                 at once; it is the next";
-    assert_eq!(budget.why(Seat(22)), text);
+    assert_eq!(budget.why(ClaimantId(22)), text);
     let uses: Vec<String> = budget
         .uses()
         .into_iter()
@@ -116,37 +118,37 @@ fn the_oldest_comes_first_and_what_it_waits_for_is_told() {
 #[test]
 fn what_is_under_way_already_counts_whatever_the_limit() {
     let mut budget = budget(limits(&["3"], None), limits(&[], None));
-    for seat in 0..5 {
-        budget.count(Seat(seat), demand(Rollout, Plain, "sfo", 0));
+    for claimant in 0..5 {
+        budget.count(ClaimantId(claimant), demand(Rollout, Plain, "sfo", 0));
     }
-    budget.ask(Seat(9), demand(Repair, Plain, "sfo", 0));
-    for seat in 0..2 {
+    budget.ask(ClaimantId(9), demand(Repair, Plain, "sfo", 0));
+    for claimant in 0..2 {
         assert_eq!(budget.grant(at(1), true), []);
-        budget.release(Seat(seat));
+        budget.release(ClaimantId(claimant));
     }
     assert_eq!(budget.grant(at(1), true), []);
-    budget.release(Seat(2));
-    assert_eq!(budget.grant(at(1), true), [Seat(9)]);
+    budget.release(ClaimantId(2));
+    assert_eq!(budget.grant(at(1), true), [ClaimantId(9)]);
 }
 
 #[test]
 fn a_fleet_that_shrinks_keeps_what_is_granted() {
     let mut budget = budget(limits(&["20%"], None), limits(&[], None));
-    for seat in 0..9 {
-        budget.ask(Seat(seat), demand(Rollout, Plain, "sfo", seat));
+    for claimant in 0..9 {
+        budget.ask(ClaimantId(claimant), demand(Rollout, Plain, "sfo", claimant));
     }
     assert_eq!(budget.grant(at(20), true).len(), 7);
     budget.set_machines(&BTreeMap::from([("sfo".to_owned(), 20)]));
     assert_eq!((budget.grant(at(20), true), budget.totals()), (vec![], (7, 2)));
-    for seat in 0..5 {
-        budget.release(Seat(seat));
+    for claimant in 0..5 {
+        budget.release(ClaimantId(claimant));
     }
-    assert_eq!(budget.grant(at(20), true), [Seat(7)]);
+    assert_eq!(budget.grant(at(20), true), [ClaimantId(7)]);
     // An operator changes the configuration.
     budget.set_limits(limits(&["sfo=2"], None), limits(&[], None));
     assert_eq!((budget.grant(at(20), true), budget.totals()), (vec![], (3, 1)));
     budget.set_limits(limits(&[], None), limits(&[], None));
-    assert_eq!(budget.grant(at(20), true), [Seat(8)]);
+    assert_eq!(budget.grant(at(20), true), [ClaimantId(8)]);
 }
 
 /// SplitMix64.
@@ -201,8 +203,8 @@ fn whatever_happens_no_limit_is_passed_nobody_starves_and_all_is_given_back() {
             limits(&["2", "sfo=1"], (seed % 3 == 0).then_some("1")),
         );
         // Seats that have a place, with the time until they give it back.
-        let mut held: BTreeMap<Seat, u64> = BTreeMap::new();
-        let mut waiting: BTreeMap<Seat, u64> = BTreeMap::new();
+        let mut held: BTreeMap<ClaimantId, u64> = BTreeMap::new();
+        let mut waiting: BTreeMap<ClaimantId, u64> = BTreeMap::new();
         let mut longest = 0;
         let (mut last, end) = (0, 30_000);
         let mut now = 0;
@@ -213,26 +215,29 @@ fn whatever_happens_no_limit_is_passed_nobody_starves_and_all_is_given_back() {
                 let class = if random.below(3) == 0 { Repair } else { Rollout };
                 let impact = if random.below(8) == 0 { High } else { Plain };
                 let location = ["nyc/a", "nyc/b", "sfo", ""][random.below(4) as usize];
-                budget.ask(Seat(last), demand(class, impact, location, now));
-                waiting.insert(Seat(last), now);
+                budget.ask(ClaimantId(last), demand(class, impact, location, now));
+                waiting.insert(ClaimantId(last), now);
             }
             if random.below(50) == 0
-                && let Some((seat, _)) = waiting.pop_last()
+                && let Some((claimant, _)) = waiting.pop_last()
             {
-                budget.release(seat);
+                budget.release(claimant);
             }
-            for seat in budget.grant(at(now), true) {
-                let since = waiting.remove(&seat).expect("who is granted has asked");
+            for claimant in budget.grant(at(now), true) {
+                let since = waiting.remove(&claimant).expect("who is granted has asked");
                 longest = longest.max(now - since);
-                held.insert(seat, now + 1 + random.below(40));
+                held.insert(claimant, now + 1 + random.below(40));
             }
             must_be_within(&budget);
             now += 1 + random.below(5);
-            let over: Vec<Seat> =
-                held.iter().filter(|(_, until)| **until <= now).map(|(seat, _)| *seat).collect();
-            for seat in over {
-                budget.release(seat);
-                held.remove(&seat);
+            let over: Vec<ClaimantId> = held
+                .iter()
+                .filter(|(_, until)| **until <= now)
+                .map(|(claimant, _)| *claimant)
+                .collect();
+            for claimant in over {
+                budget.release(claimant);
+                held.remove(&claimant);
             }
             assert!(now < end + 10_000, "seed {seed}: {} wait for ever", waiting.len());
         }

@@ -3,16 +3,16 @@
 use super::*;
 use crate::core::budget::limits::{Limit, LimitAt};
 use crate::core::budget::{Class, Impact};
-use crate::core::network::Urgency;
+use crate::core::network_budget::Urgency;
 use model::tree::Time;
 
 fn at(seconds: u64) -> Now {
     Now { elapsed: Duration::from_secs(seconds), wall: Time::default() }
 }
 
-fn settings(places: u32) -> Settings {
+fn settings(places: u32) -> ClaimSettings {
     let at = LimitAt { location: None, limit: Some(Limit::Count(places)) };
-    Settings {
+    ClaimSettings {
         updating: Limits::new(None, &[at], None),
         high_impact: Limits::default(),
         network: None,
@@ -25,61 +25,65 @@ fn image(name: &str) -> ImageName {
 }
 
 /// A machine that is to get another image.
-fn new(name: &str) -> Update {
+fn new(name: &str) -> UpdateClaim {
     let demand = Demand {
         class: Class::Rollout,
         impact: Impact::Plain,
         location: String::new(),
         since: Duration::ZERO,
     };
-    Update { demand, image: Some(image(name)), is_new: true }
+    UpdateClaim { demand, image: Some(image(name)), is_new: true }
 }
 
 /// A machine that drifted from the image that it has.
-fn drifted(name: &str) -> Update {
+fn drifted(name: &str) -> UpdateClaim {
     let update = new(name);
     let demand = Demand { class: Class::Repair, ..update.demand };
-    Update { demand, is_new: false, ..update }
+    UpdateClaim { demand, is_new: false, ..update }
 }
 
 /// A desk that has learnt what is under way.
-fn desk(places: u32) -> Claims {
-    let mut claims = Claims::new(settings(places), Vec::new(), at(0));
+fn desk(places: u32) -> ClaimTable {
+    let mut claims = ClaimTable::new(settings(places), Vec::new(), at(0));
     claims.set_machines(&BTreeMap::from([(String::new(), 10)]), &BTreeSet::new(), at(0));
     claims
 }
 
-fn ask(claims: &mut Claims, seat: u64, update: Update) -> Option<Answer> {
-    claims.claim(Seat(seat), Claim::Update(update), at(100));
-    claims.answer(Seat(seat), Purpose::Update, at(100))
+fn ask(claims: &mut ClaimTable, claimant: u64, update: UpdateClaim) -> Option<ClaimAnswer> {
+    claims.claim(ClaimantId(claimant), Claim::Update(update), at(100));
+    claims.answer(ClaimantId(claimant), ClaimKind::Update, at(100))
 }
 
-fn fail(claims: &mut Claims, seat: u64) {
-    assert!(claims.begin(Seat(seat)), "{seat}");
-    claims.release(Seat(seat), Release::Update(End::Failed(Failed::Health)), at(100));
+fn fail(claims: &mut ClaimTable, claimant: u64) {
+    assert!(claims.begin(ClaimantId(claimant)), "{claimant}");
+    claims.release(
+        ClaimantId(claimant),
+        Release::Update(UpdateEnd::Failed(UpdateFailure::Health)),
+        at(100),
+    );
 }
 
 #[test]
 fn when_updates_to_an_image_stop_nobody_begins_and_others_go_on() {
     let mut claims = desk(4);
-    let granted = Some(Answer::Granted);
-    for seat in [1, 2, 3] {
-        assert_eq!(ask(&mut claims, seat, new("bad")), granted);
+    let granted = Some(ClaimAnswer::Granted);
+    for claimant in [1, 2, 3] {
+        assert_eq!(ask(&mut claims, claimant, new("bad")), granted);
     }
-    assert!(matches!(ask(&mut claims, 4, new("bad")), Some(Answer::Waits(_))));
-    assert!(matches!(ask(&mut claims, 5, new("good")), Some(Answer::Waits(_))));
+    assert!(matches!(ask(&mut claims, 4, new("bad")), Some(ClaimAnswer::Waits(_))));
+    assert!(matches!(ask(&mut claims, 5, new("good")), Some(ClaimAnswer::Waits(_))));
     fail(&mut claims, 1);
-    assert_eq!(claims.answer(Seat(4), Purpose::Update, at(100)), granted);
+    assert_eq!(claims.answer(ClaimantId(4), ClaimKind::Update, at(100)), granted);
     fail(&mut claims, 2);
     let why = "2 of 2 machines failed after the update to it (2 failed the health check), more \
                than 10 %";
-    let stopped = Some(Answer::Stopped(why.into()));
-    for seat in [3, 4] {
-        assert!(!claims.begin(Seat(seat)), "{seat}");
-        assert_eq!(claims.answer(Seat(seat), Purpose::Update, at(100)), stopped);
+    let stopped = Some(ClaimAnswer::Stopped(why.into()));
+    for claimant in [3, 4] {
+        assert!(!claims.begin(ClaimantId(claimant)), "{claimant}");
+        assert_eq!(claims.answer(ClaimantId(claimant), ClaimKind::Update, at(100)), stopped);
     }
-    assert!(claims.begin(Seat(5)), "another image goes on");
-    assert_eq!(claims.take_news(), BTreeSet::from([3, 4, 5].map(Seat)));
+    assert!(claims.begin(ClaimantId(5)), "another image goes on");
+    assert_eq!(claims.take_news(), BTreeSet::from([3, 4, 5].map(ClaimantId)));
     // Whoever has the image already is repaired, and whoever asks again is told the same.
     assert_eq!(ask(&mut claims, 6, drifted("bad")), granted);
     assert_eq!(ask(&mut claims, 3, new("bad")), stopped);
@@ -89,45 +93,45 @@ fn when_updates_to_an_image_stop_nobody_begins_and_others_go_on() {
 
     assert!(!claims.resume(&image("good"), at(101)));
     assert!(claims.resume(&image("bad"), at(101)));
-    let begun: Vec<u64> = (1..=7).filter(|&seat| claims.begin(Seat(seat))).collect();
+    let begun: Vec<u64> = (1..=7).filter(|&claimant| claims.begin(ClaimantId(claimant))).collect();
     assert_eq!(begun, [3, 4, 5, 6]);
-    assert_eq!(claims.take_news(), BTreeSet::from([3, 4, 7].map(Seat)));
+    assert_eq!(claims.take_news(), BTreeSet::from([3, 4, 7].map(ClaimantId)));
     // It counts anew: one more failure is not enough.
     fail(&mut claims, 3);
-    assert!(claims.begin(Seat(7)));
+    assert!(claims.begin(ClaimantId(7)));
     assert_eq!(claims.stops(), 2);
 }
 
 #[test]
 fn a_commit_that_was_lost_is_not_sent_again_when_updates_to_the_image_have_stopped() {
     let mut claims = desk(4);
-    for seat in [1, 2, 3] {
-        assert_eq!(ask(&mut claims, seat, new("bad")), Some(Answer::Granted));
+    for claimant in [1, 2, 3] {
+        assert_eq!(ask(&mut claims, claimant, new("bad")), Some(ClaimAnswer::Granted));
     }
-    assert!(claims.begin(Seat(3)));
-    assert!(claims.begin(Seat(3)), "lost, and sent again");
+    assert!(claims.begin(ClaimantId(3)));
+    assert!(claims.begin(ClaimantId(3)), "lost, and sent again");
     fail(&mut claims, 1);
     fail(&mut claims, 2);
     claims.take_news();
-    assert!(!claims.begin(Seat(3)));
-    assert_eq!(claims.take_news(), BTreeSet::from([Seat(3)]));
-    let answer = claims.answer(Seat(3), Purpose::Update, at(100));
-    assert!(matches!(answer, Some(Answer::Stopped(_))), "{answer:?}");
+    assert!(!claims.begin(ClaimantId(3)));
+    assert_eq!(claims.take_news(), BTreeSet::from([ClaimantId(3)]));
+    let answer = claims.answer(ClaimantId(3), ClaimKind::Update, at(100));
+    assert!(matches!(answer, Some(ClaimAnswer::Stopped(_))), "{answer:?}");
     // Its place is free, and one that turns out to be under way takes it again.
     assert_eq!(claims.report().under_way, 0);
-    claims.claim(Seat(3), Claim::UnderWay(new("bad")), at(101));
+    claims.claim(ClaimantId(3), Claim::UnderWay(new("bad")), at(101));
     assert_eq!(claims.report().under_way, 1);
 }
 
 #[test]
 fn repairs_that_fail_say_nothing_of_an_image() {
     let mut claims = desk(8);
-    for seat in 0..5 {
-        ask(&mut claims, seat, drifted("old"));
-        if seat < 2 {
-            fail(&mut claims, seat);
+    for claimant in 0..5 {
+        ask(&mut claims, claimant, drifted("old"));
+        if claimant < 2 {
+            fail(&mut claims, claimant);
         } else {
-            claims.release(Seat(seat), Release::Update(End::Withdrawn), at(100));
+            claims.release(ClaimantId(claimant), Release::Update(UpdateEnd::Withdrawn), at(100));
         }
     }
     assert_eq!(claims.stopped(), []);
@@ -135,54 +139,57 @@ fn repairs_that_fail_say_nothing_of_an_image() {
 
 #[test]
 fn a_dominator_that_starts_learns_first_what_is_under_way() {
-    let mut claims = Claims::new(settings(3), Vec::new(), at(10));
-    for seat in 1..=3 {
-        claims.enroll(Seat(seat), at(10));
+    let mut claims = ClaimTable::new(settings(3), Vec::new(), at(10));
+    for claimant in 1..=3 {
+        claims.enroll(ClaimantId(claimant), at(10));
     }
-    claims.claim(Seat(1), Claim::Update(new("x")), at(11));
-    claims.met(Seat(1), at(11));
+    claims.claim(ClaimantId(1), Claim::Update(new("x")), at(11));
+    claims.met(ClaimantId(1), at(11));
     claims.set_machines(&BTreeMap::from([(String::new(), 3)]), &BTreeSet::new(), at(11));
     let text = "the dominator has just started, and learns first what is under way; 2 machines \
                 still to answer";
-    let answer = |claims: &Claims, seconds| {
-        claims.answer(Seat(1), Purpose::Update, at(seconds)).expect("it has asked")
+    let answer = |claims: &ClaimTable, seconds| {
+        claims.answer(ClaimantId(1), ClaimKind::Update, at(seconds)).expect("it has asked")
     };
-    assert_eq!(answer(&claims, 11), Answer::Waits(text.into()));
-    claims.claim(Seat(2), Claim::UnderWay(new("y")), at(12));
-    claims.met(Seat(2), at(12));
+    assert_eq!(answer(&claims, 11), ClaimAnswer::Waits(text.into()));
+    claims.claim(ClaimantId(2), Claim::UnderWay(new("y")), at(12));
+    claims.met(ClaimantId(2), at(12));
     assert_eq!(claims.wake_at(at(12)), Some(Duration::from_secs(70)));
     // One never answers.
     let mut late = claims.clone();
     late.advance(at(70));
-    assert_eq!(answer(&late, 70), Answer::Granted);
+    assert_eq!(answer(&late, 70), ClaimAnswer::Granted);
     // Or it does.
-    claims.met(Seat(3), at(13));
-    assert_eq!(answer(&claims, 13), Answer::Granted);
+    claims.met(ClaimantId(3), at(13));
+    assert_eq!(answer(&claims, 13), ClaimAnswer::Granted);
     assert_eq!(claims.report().under_way, 2);
     // What is under way already is not granted to others.
-    claims.claim(Seat(3), Claim::Update(new("x")), at(14));
-    assert!(!claims.begin(Seat(3)));
-    claims.leave(Seat(2), at(15));
-    assert!(claims.begin(Seat(3)), "a machine that is gone uses nothing up");
+    claims.claim(ClaimantId(3), Claim::Update(new("x")), at(14));
+    assert!(!claims.begin(ClaimantId(3)));
+    claims.leave(ClaimantId(2), at(15));
+    assert!(claims.begin(ClaimantId(3)), "a machine that is gone uses nothing up");
 }
 
 #[test]
 fn a_fetch_waits_for_the_network_and_is_ordered_once() {
     let mut claims =
-        Claims::new(Settings { network: Some(4_000), ..settings(1) }, Vec::new(), at(0));
+        ClaimTable::new(ClaimSettings { network: Some(4_000), ..settings(1) }, Vec::new(), at(0));
     let fetch =
         |bytes| Claim::Fetch(Download { urgency: Urgency::Rollout, since: Duration::ZERO, bytes });
-    claims.claim(Seat(1), fetch(3_000), at(1));
-    assert_eq!(claims.answer(Seat(1), Purpose::Fetch, at(1)), Some(Answer::Granted));
-    claims.release(Seat(1), Release::Fetch, at(1));
-    assert_eq!(claims.answer(Seat(1), Purpose::Fetch, at(1)), None);
-    claims.claim(Seat(2), fetch(1), at(1));
-    assert!(matches!(claims.answer(Seat(2), Purpose::Fetch, at(1)), Some(Answer::Waits(_))));
+    claims.claim(ClaimantId(1), fetch(3_000), at(1));
+    assert_eq!(claims.answer(ClaimantId(1), ClaimKind::Fetch, at(1)), Some(ClaimAnswer::Granted));
+    claims.release(ClaimantId(1), Release::Fetch, at(1));
+    assert_eq!(claims.answer(ClaimantId(1), ClaimKind::Fetch, at(1)), None);
+    claims.claim(ClaimantId(2), fetch(1), at(1));
+    assert!(matches!(
+        claims.answer(ClaimantId(2), ClaimKind::Fetch, at(1)),
+        Some(ClaimAnswer::Waits(_))
+    ));
     assert_eq!(claims.wake_at(at(1)), Some(Duration::from_secs(2)));
     claims.advance(at(2));
-    assert_eq!(claims.take_news(), BTreeSet::from([Seat(2)]));
-    assert_eq!(claims.answer(Seat(2), Purpose::Fetch, at(2)), Some(Answer::Granted));
+    assert_eq!(claims.take_news(), BTreeSet::from([ClaimantId(2)]));
+    assert_eq!(claims.answer(ClaimantId(2), ClaimKind::Fetch, at(2)), Some(ClaimAnswer::Granted));
     // Asking once more takes no second turn.
-    claims.claim(Seat(2), fetch(1), at(2));
-    assert_eq!(claims.answer(Seat(2), Purpose::Fetch, at(2)), Some(Answer::Granted));
+    claims.claim(ClaimantId(2), fetch(1), at(2));
+    assert_eq!(claims.answer(ClaimantId(2), ClaimKind::Fetch, at(2)), Some(ClaimAnswer::Granted));
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::holders::{Holder, Rank, witnesses};
 use super::sighting::{Origin, Sighting, id_of_image};
 use super::words::{first_label, is_called};
-use super::{Entry, Roster};
+use super::{Entry, IdentityTable};
 
 /// A member of the group of one instance: the best first.
 pub(super) type Claimant = (std::cmp::Reverse<(bool, bool)>, Arc<str>);
@@ -43,7 +43,7 @@ impl Groups {
     }
 }
 
-impl Roster {
+impl IdentityTable {
     pub(super) fn summary(&self, key: &Key) -> Summary {
         match key {
             Key::Instance(instance) => {

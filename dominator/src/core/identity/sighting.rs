@@ -108,7 +108,7 @@ pub struct Trust {
 
 /// By what a machine was last known. Kept over restarts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Known {
+pub struct KnownIdentity {
     /// The machine id; empty if it may be any.
     pub machine_id: String,
     /// The id is the machine's own: one with another id is another machine.
@@ -118,6 +118,6 @@ pub struct Known {
 }
 
 /// The machine id that an image brought to the machine.
-pub(super) fn id_of_image(known: &Known) -> Option<&str> {
+pub(super) fn id_of_image(known: &KnownIdentity) -> Option<&str> {
     (!known.is_own && !known.machine_id.is_empty()).then_some(known.machine_id.as_str())
 }

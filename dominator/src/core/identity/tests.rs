@@ -27,7 +27,7 @@ fn of_image(sighting: Sighting, hostname: &str, machine_id: &str) -> Sighting {
 /// A roster with those who look after its records.
 #[derive(Default)]
 struct Fleet {
-    roster: Roster,
+    roster: IdentityTable,
     seats: BTreeMap<String, u64>,
     number: u64,
     verdicts: BTreeMap<String, Option<String>>,
@@ -40,7 +40,7 @@ impl Fleet {
         fleet
     }
 
-    fn take(&mut self, changed: Vec<(Arc<str>, Verdict)>) {
+    fn take(&mut self, changed: Vec<(Arc<str>, IdentityVerdict)>) {
         for (name, verdict) in changed {
             self.verdicts.insert(name.to_string(), verdict.wrong.map(|why| why.to_string()));
         }
@@ -58,7 +58,7 @@ impl Fleet {
         self.take(changed);
     }
 
-    fn hear(&mut self, name: &str, news: News) {
+    fn hear(&mut self, name: &str, news: IdentityReport) {
         let changed = self.roster.hear(name, self.seats[name], news);
         self.take(changed);
     }
@@ -67,7 +67,8 @@ impl Fleet {
     fn sees(&mut self, name: &str, sighting: Sighting) -> bool {
         self.number += 1;
         let number = self.number;
-        let changed = self.roster.hear(name, self.seats[name], News::Seen(number, sighting.into()));
+        let changed =
+            self.roster.hear(name, self.seats[name], IdentityReport::Seen(number, sighting.into()));
         let own = changed.iter().find(|(other, _)| **other == *name).expect("it is answered");
         assert_eq!(own.1.number, number);
         self.take(changed);
@@ -77,7 +78,7 @@ impl Fleet {
     /// It is seen and synced.
     fn syncs(&mut self, name: &str, sighting: Sighting) {
         assert!(self.sees(name, sighting), "{name}: {:?}", self.verdicts[name]);
-        self.hear(name, News::Synced);
+        self.hear(name, IdentityReport::Synced);
     }
 
     fn trust(&mut self, name: &str) -> Result<(), TrustError> {
@@ -101,7 +102,7 @@ impl Fleet {
     fn restarted(&mut self) -> Self {
         let kept = self.roster.take_dirty().into_iter();
         let kept = kept.filter_map(|(name, known)| Some((name, known?))).collect();
-        let mut fleet = Self { roster: Roster::new(kept), ..Self::default() };
+        let mut fleet = Self { roster: IdentityTable::new(kept), ..Self::default() };
         self.seats.keys().for_each(|name| fleet.enter(name));
         fleet
     }
@@ -177,14 +178,14 @@ fn a_name_that_many_have_proves_nothing() {
     assert_eq!(fleet.doubted(), Vec::<&str>::new());
     assert!(fleet.sees("host", shared(3, "b")));
     // That stays so.
-    fleet.hear("sub1", News::Lost);
-    fleet.hear("sub2", News::Lost);
+    fleet.hear("sub1", IdentityReport::Lost);
+    fleet.hear("sub2", IdentityReport::Lost);
     assert!(fleet.sees("sub3", shared(4, "b")));
 
     // One that has gone is no witness: the machine may have moved.
     let mut fleet = Fleet::new(&names);
     assert!(!fleet.sees("sub1", shared(1, "b")));
-    fleet.hear("sub1", News::Lost);
+    fleet.hear("sub1", IdentityReport::Lost);
     assert!(!fleet.sees("sub2", shared(2, "c")));
 
     // An image that brings the name.
@@ -207,7 +208,7 @@ fn a_machine_is_known_by_the_id_that_it_was_synced_with() {
     fleet.syncs("a", sighting(2, "x", ""));
     assert!(!fleet.sees("a", sighting(3, "a", "other")));
     assert!(fleet.why("a").contains("with machine id other: when a was last synced it had id a"));
-    fleet.hear("a", News::Synced);
+    fleet.hear("a", IdentityReport::Synced);
     let mut fleet = fleet.restarted();
     assert!(!fleet.sees("a", sighting(3, "a", "other")));
     // The id outweighs the name, once it is known.
@@ -233,7 +234,7 @@ fn an_id_that_the_image_brings_proves_nothing() {
     // An update brings the id of the image; a crash may have cost the note of it.
     assert!(fleet.sees("a", of(1, "own", "golden")));
     assert!(fleet.sees("a", of(1, "golden", "golden")));
-    fleet.hear("a", News::Synced);
+    fleet.hear("a", IdentityReport::Synced);
     fleet.syncs("b", of(2, "golden", "golden"));
     // The next image leaves the id alone: all have the old one.
     assert!(fleet.sees("a", sighting(1, "x", "golden")));
@@ -254,7 +255,7 @@ fn an_id_that_the_image_brings_proves_nothing() {
     fleet.syncs("a", sighting(1, "x", "own"));
     assert!(!fleet.sees("a", nobody(1, "another")));
     assert!(fleet.sees("a", nobody(1, "own")));
-    fleet.hear("a", News::Changing);
+    fleet.hear("a", IdentityReport::Changing);
     assert!(fleet.sees("a", nobody(1, "from this boot")));
     assert!(fleet.sees("a", nobody(1, "from the next")));
 }
@@ -344,7 +345,7 @@ fn news_of_an_earlier_run_are_not_heard() {
     let mut fleet = Fleet::new(&["a"]);
     let before = fleet.seats["a"];
     fleet.enter("a");
-    let news = News::Seen(9, sighting(1, "a", "1").into());
+    let news = IdentityReport::Seen(9, sighting(1, "a", "1").into());
     assert_eq!(fleet.roster.hear("a", before, news.clone()), []);
     assert_eq!(fleet.roster.hear("nobody", before, news), []);
 }

@@ -15,8 +15,8 @@ use model::object::ObjectId;
 use model::tree::{Time, Tree};
 
 use crate::core::changes::Ordered;
-use crate::core::claims::{Answer, Claim, Purpose, Release};
-use crate::core::identity::{News, Verdict};
+use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
+use crate::core::identity::{IdentityReport, IdentityVerdict};
 use api::planning::{PlanJob, Planned};
 use model::image::required::RequiredImage;
 
@@ -149,13 +149,13 @@ pub enum Event {
     /// The brake is on, for this reason, or off.
     Brake(Option<Arc<str>>),
     /// Nothing can be put on record, for this reason, or it can again: what cannot is not ordered.
-    Recorder(Option<Arc<str>>),
+    HistoryTrouble(Option<Arc<str>>),
     /// The operator lets the pending unsafe update pass.
     SafetyCleared,
     /// The operator wants what failed to be tried again now.
     Retried,
     /// The roster has judged whether the machine is the one that is meant.
-    Recognized(Verdict),
+    IdentityJudged(IdentityVerdict),
     /// An operator has paused the updates of the machine, or lets them go on. A pause ends by
     /// itself, by [`Now::wall`].
     Pause(Option<Arc<UpdatePause>>),
@@ -184,7 +184,7 @@ pub enum Event {
     /// The call failed, or nobody knows.
     CallFailed(Ticket, Failure),
     /// The answer to the last claim for this, or another answer than before.
-    Claimed(Purpose, Answer),
+    Claimed(ClaimKind, ClaimAnswer),
     /// The time that [`super::Sub::wake_at`] asked for has come, or nothing happened at all.
     Wake,
 }
@@ -204,9 +204,9 @@ pub enum Effect {
     /// ordered must be on record before the Commit is sent, and [`super::Sub::still_orders`] is
     /// asked between the two.
     Commit(Ticket, Box<Ordered>),
-    /// Tell the roster. [`News::Seen`] is answered by [`Event::Recognized`], which also comes by
+    /// Tell the roster. [`IdentityReport::Seen`] is answered by [`Event::IdentityJudged`], which also comes by
     /// itself.
-    Tell(News),
+    ReportIdentity(IdentityReport),
     /// Have the sub look at its whole tree at once, and wait until it has; this was its version.
     Scan(Ticket, Version),
     /// Ask for leave; [`Event::Claimed`] comes with the answer, unless it is for what is under way,
@@ -215,10 +215,10 @@ pub enum Effect {
     /// This is not needed any more.
     Release(Release),
     /// It is known now what the machine is doing, or that it does not answer.
-    Met,
+    ActivityKnown,
     /// The status has changed to this.
-    Record(Status, String),
+    StatusChanged(Status, String),
     /// The update with this id, of which a Commit was sent, ended so. May be told again, and
     /// otherwise: an update that was done may be undone.
-    Ended(u64, Outcome),
+    UpdateEnded(u64, Outcome),
 }

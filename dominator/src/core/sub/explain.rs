@@ -13,9 +13,9 @@ use model::object::ObjectId;
 use model::plan::{Action, Difference};
 use model::tree::Time;
 
-use super::decide::path_of;
-use super::missing::Missing;
 use super::{ImageState, Now, Polling, Reach, Sub};
+use crate::core::sub::missing_objects::Missing;
+use crate::core::sub::next_effects::path_of;
 
 /// How many paths an explanation names.
 pub const PATHS_EXPLAINED: usize = 100;

@@ -12,9 +12,9 @@ use model::image::ImageName;
 use model::tree::Time;
 use model::when::moment;
 
-use super::decide::{Stage, stop};
-use super::{Effect, Failure, ImageState, Now, Polling, Reach, Sub, Ticket, Update, View};
+use super::{Effect, Failure, ImageState, Now, Polling, Reach, Sub, Ticket, View, WantedUpdate};
 use crate::core::default_image;
+use crate::core::sub::next_effects::{Check, stop};
 use api::planning::Planned;
 
 /// How often the time of day is looked at during a pause, if nothing else happens: it may have been
@@ -130,7 +130,7 @@ impl Sub {
         self.orders.forced = Some(digest);
         // What is staged was staged without.
         self.update = None;
-        self.let_go();
+        self.clear_failures();
         true
     }
 
@@ -140,7 +140,7 @@ impl Sub {
     }
 
     /// Takes note of how an update ended: one that was forced is not forced again.
-    pub(super) fn end_force(&mut self, update: Update, outcome: &Outcome) {
+    pub(super) fn end_force(&mut self, update: WantedUpdate, outcome: &Outcome) {
         // One that was not even staged, because it waited too long, may still be.
         if !matches!(outcome, Outcome::NotPrepared(_)) {
             self.orders.forced.take_if(|forced| *forced == update.plan);
@@ -178,9 +178,9 @@ impl Sub {
     }
 
     /// A scan that an operator waits for has come to its end.
-    pub(super) fn hurried(&mut self, view: &View, effects: &mut Vec<Effect>) -> Stage<()> {
+    pub(super) fn hurried(&mut self, view: &View, effects: &mut Vec<Effect>) -> Check<()> {
         match self.orders.rush {
-            None | Some(Rush::Known) => return Stage::Continue(()),
+            None | Some(Rush::Known) => return Check::Continue(()),
             Some(Rush::Wanted) if self.orders.scan.is_none() => {
                 let ticket = self.next_ticket();
                 self.orders.scan = Some(ticket);
@@ -193,7 +193,7 @@ impl Sub {
                 // Another instance scans anew by itself, before it reports anything.
                 if seen.instance != version.instance || seen.generation >= version.generation {
                     self.orders.rush = Some(Rush::Known);
-                    return Stage::Continue(());
+                    return Check::Continue(());
                 }
             }
         }

@@ -60,7 +60,7 @@ impl Sub {
         let outcome = discriminant(&last.outcome);
         if awaited.told != Some(outcome) {
             awaited.told = Some(outcome);
-            effects.push(Effect::Ended(awaited.id, last.outcome.clone()));
+            effects.push(Effect::UpdateEnded(awaited.id, last.outcome.clone()));
         }
     }
 }

@@ -7,8 +7,8 @@ use api::dominator::orders::UpdatePause;
 use api::dominator::{Status, SubDetail, SubSummary};
 use model::tree::Time;
 
-use super::missing::Missing;
 use super::{Sub, View};
+use crate::core::sub::missing_objects::Missing;
 
 /// How many operations of a plan are shown.
 pub const OPERATIONS_SHOWN: usize = 200;

@@ -1,13 +1,13 @@
 //! Scripts of events, with what the state machine makes of each.
 
-mod bounds;
 mod claims;
 mod explained;
 mod held;
-mod offers;
+mod limits_sync;
 mod orders;
 pub(crate) mod recorder;
 mod script;
+mod signature_offer;
 
 use std::sync::Arc;
 

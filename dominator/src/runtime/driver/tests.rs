@@ -14,10 +14,10 @@ use super::*;
 use crate::core::budget::limits::Limits as Budget;
 use crate::core::budget::{Class, Demand, Impact};
 use crate::core::changes::tests::ordered;
-use crate::core::claims::{End, Release, Settings, Update};
+use crate::core::claims::{ClaimSettings, Release, UpdateClaim, UpdateEnd};
+use crate::core::image_breaker::FailureLimits;
 use crate::core::pauses::Pauses;
 use crate::core::sub::tests::recorder::staged_sub;
-use crate::core::trial::FailureLimits;
 use crate::storage::tests::HeldDisk;
 use crate::storage::{HistoryLimits, State};
 use model::object::Algorithm;
@@ -31,7 +31,7 @@ pub(crate) fn shared(state: &Arc<State>, stop: &CancellationToken) -> Shared {
         Peer { host: "nobody".to_owned(), port: 1, address: None },
         &Security::Insecure,
     );
-    let settings = Settings {
+    let settings = ClaimSettings {
         updating: Budget::default(),
         high_impact: Budget::default(),
         network: None,
@@ -85,7 +85,7 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
         location: String::new(),
         since: Duration::ZERO,
     };
-    let update = Update { demand, image: None, is_new: false };
+    let update = UpdateClaim { demand, image: None, is_new: false };
     shared.claim_service.claim(handle.claimant, Claim::Update(update));
 
     let disk = HeldDisk::of(state);
@@ -120,7 +120,7 @@ async fn a_commit_is_sent_when_it_is_on_the_disk_unless_something_else_is_wanted
     });
     assert_eq!(otherwise.await, not_sent("something else is wanted now"));
     let withdrawn = commit_while(|shared, handle| {
-        shared.claim_service.release(handle.claimant, Release::Update(End::Withdrawn));
+        shared.claim_service.release(handle.claimant, Release::Update(UpdateEnd::Withdrawn));
     });
     assert_eq!(withdrawn.await, not_sent("leave was taken back"));
 }

@@ -12,8 +12,8 @@ use model::object::ObjectId;
 use model::report::report;
 
 use super::{Fleet, Inner, OrderError, stop};
-use crate::core::herd::Change;
-use crate::core::intake::{AcceptError, Intake, News, Outcome};
+use crate::core::mdb_admission::{AcceptError, AdmissionNotice, AdmissionOutcome, MdbAdmission};
+use crate::core::mdb_diff::MdbChange;
 use crate::core::order::Order;
 use crate::runtime::driver::peer_of;
 use system::clock::wall;
@@ -40,7 +40,7 @@ impl Fleet {
     /// [`OrderError::Accept`], or that the order cannot be recorded; the database is held on then.
     pub fn accept(&self, digest: &ObjectId, who: &str, why: &str) -> Result<(), OrderError> {
         let order = Order::of("mdb-accept", who).about(digest).why(why).checked()?;
-        let accept = |intake: &mut Intake| {
+        let accept = |intake: &mut MdbAdmission| {
             intake.accept(digest).map_err(|source| OrderError::Accept { source })
         };
         let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,7 +84,7 @@ impl Fleet {
     }
 
     /// Has something decided, and carries it out.
-    fn decide(&self, decide: impl FnOnce(&mut Intake) -> Outcome) {
+    fn decide(&self, decide: impl FnOnce(&mut MdbAdmission) -> AdmissionOutcome) {
         // One at a time, so that the disk and memory say the same.
         let _intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner);
         let (has_changed, in_force);
@@ -92,9 +92,10 @@ impl Fleet {
             let mut inner = self.inner.lock().expect("no holder panics");
             let before = inner.wanted();
             let outcome = decide(&mut inner.intake);
-            tell(outcome.news);
+            tell(outcome.notice);
             has_changed = !outcome.changes.is_empty();
-            let (changes, machines) = (outcome.changes.len(), inner.intake.herd().machines().len());
+            let (changes, machines) =
+                (outcome.changes.len(), inner.intake.current().machines().len());
             in_force = format!("machines={machines} changed={changes}");
             self.carry_out(&mut inner, outcome.changes, before);
             outcome.keep
@@ -149,19 +150,19 @@ impl Fleet {
     }
 
     /// Starts, updates and stops drivers. `before` are the images that were wanted before.
-    fn carry_out(&self, inner: &mut Inner, changes: Vec<Change>, before: BTreeSet<ImageName>) {
+    fn carry_out(&self, inner: &mut Inner, changes: Vec<MdbChange>, before: BTreeSet<ImageName>) {
         if changes.is_empty() {
             return;
         }
-        let machines = inner.intake.herd().machines().len();
+        let machines = inner.intake.current().machines().len();
         tracing::info!(machines, changes = changes.len(), "a machine database is in force");
         let after = inner.wanted();
         // Old images stay until nobody looks at them.
         self.shared.images.want(&before.union(&after).cloned().collect());
         for change in changes {
             match change {
-                Change::Start(machine) => self.start(inner, machine),
-                Change::Update(machine) => {
+                MdbChange::Start(machine) => self.start(inner, machine),
+                MdbChange::Update(machine) => {
                     let watched = inner.watched.get_mut(&machine.hostname);
                     let port = self.shared.subd_port;
                     match watched {
@@ -180,7 +181,7 @@ impl Fleet {
                         }
                     }
                 }
-                Change::Stop(hostname) => {
+                MdbChange::Stop(hostname) => {
                     stop(inner, &hostname);
                     self.shared.identities.leave(&hostname);
                 }
@@ -188,17 +189,17 @@ impl Fleet {
         }
         self.shared.images.want(&after);
         self.shared.identities.forget_the_others();
-        self.shared.claim_service.set_machines(inner.intake.herd().machines().values(), &after);
+        self.shared.claim_service.set_machines(inner.intake.current().machines().values(), &after);
     }
 }
 
-fn tell(news: Option<News>) {
+fn tell(news: Option<AdmissionNotice>) {
     match news {
         None => {}
-        Some(News::Refused(why)) => {
+        Some(AdmissionNotice::Refused(why)) => {
             tracing::error!("the machine database is not taken, the last good one stays: {why}");
         }
-        Some(News::Held(why)) => {
+        Some(AdmissionNotice::Held(why)) => {
             tracing::error!("the machine database is held until an operator accepts it: {why}");
         }
     }

@@ -15,9 +15,9 @@ use model::words::{counted, plain};
 
 use super::{Fleet, Inner, OrderError};
 use crate::core::default_image::{DefaultImageError, moved};
-use crate::core::meaning::hosts_of;
 use crate::core::order::Order;
 use crate::core::pauses::{PauseError, Pauses, pause};
+use crate::core::selectors::hosts_of;
 use crate::core::sub::Sub;
 use crate::runtime::driver::Handle;
 use system::clock::wall;
@@ -258,7 +258,7 @@ impl Fleet {
 impl Inner {
     /// The images that machines must have, or will get next.
     pub(super) fn wanted(&self) -> std::collections::BTreeSet<ImageName> {
-        let mut images = self.intake.herd().images();
+        let mut images = self.intake.current().images();
         images.extend(self.default.as_ref().map(|default| default.image.clone()));
         images
     }

@@ -28,7 +28,7 @@ use rpc::client::Client;
 
 use super::{Fleet, OrderError};
 use crate::core::default_image;
-use crate::core::sub::Prospect;
+use crate::core::sub::WhatIfInput;
 use crate::runtime::driver::{Handle, Shared, peer_of};
 use api::planning::{PlanJob, PlanKey, Planned};
 
@@ -110,7 +110,7 @@ impl Fleet {
     #[must_use]
     pub fn check_mdb(&self, machines: &Machines) -> CheckMdbReply {
         let inner = self.inner.lock().expect("no holder panics");
-        let held = inner.intake.doubt(machines).map(|doubt| doubt.to_string());
+        let held = inner.intake.hold_reason(machines).map(|doubt| doubt.to_string());
         let in_force = inner.intake.in_force();
         drop(inner);
         let edit = Edit::between(&in_force, machines);
@@ -228,7 +228,7 @@ impl<'a> Round<'a> {
     /// The plan of the machine for the image that `machine` requires.
     async fn plan(&mut self, handle: &Handle, machine: &Machine) -> Result<Made, Missing> {
         let image = self.required(machine).await?;
-        let prospect = handle.look(|sub| sub.prospect())?;
+        let prospect = handle.look(|sub| sub.what_if())?;
         if self.scope(&image, &prospect.exclusions) != prospect.scope {
             let name = image.name();
             let why = format!("it does not scan as {name} asks; before the update it is told to");
@@ -236,7 +236,7 @@ impl<'a> Round<'a> {
         }
         let tree = match &prospect.tree {
             Some(tree) => tree.clone(),
-            None if !prospect.is_recognized => {
+            None if !prospect.is_right_machine => {
                 let why = "it may be another machine than the one that is meant, and is not asked \
                            for its tree";
                 return Err((Gap::NotReached, why.to_owned()));
@@ -293,7 +293,7 @@ impl<'a> Round<'a> {
     }
 
     /// The tree of a machine that nobody had to compare yet.
-    async fn read(&self, machine: &Machine, prospect: &Prospect) -> Result<Tree, Missing> {
+    async fn read(&self, machine: &Machine, prospect: &WhatIfInput) -> Result<Tree, Missing> {
         let client = Client::new(peer_of(machine, self.shared.subd_port), &self.shared.security);
         let reading = self.shared.reader.from_sub(&client, prospect.scan.root);
         let why = match tokio::time::timeout(READ_LIMIT, reading).await {

@@ -98,7 +98,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::herd::EditLimits;
+    use crate::core::mdb_diff::EditLimits;
     use crate::core::settings::Settings;
     use crate::runtime::driver::tests::shared;
     use crate::storage::{FILE, State};

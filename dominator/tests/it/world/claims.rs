@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dominator::core::budget::limits::{Limit, Limits, Places};
-use dominator::core::budget::{Class, Impact, Seat};
-use dominator::core::claims::{Claim, Claims, End, Purpose, Release, Settings, Update};
+use dominator::core::budget::{ClaimantId, Class, Impact};
+use dominator::core::claims::{
+    Claim, ClaimKind, ClaimSettings, ClaimTable, Release, UpdateClaim, UpdateEnd,
+};
+use dominator::core::image_breaker::FailureLimits;
 use dominator::core::sub::{Event, Now};
-use dominator::core::trial::FailureLimits;
 use model::image::ImageName;
 use model::mdb::Machine;
 use model::tree::Time;
@@ -20,8 +22,8 @@ use super::{Happening, World};
 pub const NEVER: Now = Now { elapsed: Duration::ZERO, wall: Time { seconds: 0, nanoseconds: 0 } };
 
 /// Everything may be under way at once, and no image is ever stopped.
-pub fn no_limits() -> Settings {
-    Settings {
+pub fn no_limits() -> ClaimSettings {
+    ClaimSettings {
         updating: Limits::default(),
         high_impact: Limits::default(),
         network: None,
@@ -32,8 +34,8 @@ pub fn no_limits() -> Settings {
 /// What is known of updates apart from the budgets.
 #[derive(Default)]
 pub struct Tally {
-    asked: BTreeMap<usize, (Update, Duration)>,
-    under_way: BTreeMap<usize, Update>,
+    asked: BTreeMap<usize, (UpdateClaim, Duration)>,
+    under_way: BTreeMap<usize, UpdateClaim>,
     /// True if something is under way that this dominator has not begun.
     has_adopted: bool,
     /// The longest that a machine waited, from its first claim to its Commit, by class.
@@ -60,7 +62,7 @@ impl Tally {
 
 impl World {
     /// Limits what may be under way, from the first moment on.
-    pub fn limit(&mut self, settings: Settings) {
+    pub fn limit(&mut self, settings: ClaimSettings) {
         self.settings = settings;
     }
 
@@ -103,11 +105,11 @@ impl World {
     /// A desk for the dominator that starts now. What has stopped stays stopped.
     pub(super) fn open_desk(&mut self) {
         let now = self.time();
-        self.claims = Claims::new(self.settings.clone(), self.claims.stopped(), now);
+        self.claims = ClaimTable::new(self.settings.clone(), self.claims.stopped(), now);
         let tally = &mut self.tally;
         (tally.asked, tally.under_way) = (BTreeMap::new(), BTreeMap::new());
         for host in 0..self.models.len() {
-            self.claims.enroll(self.seat(host), now);
+            self.claims.enroll(self.claimant(host), now);
         }
         let images = self.images.keys().map(|name| ImageName::new(name).unwrap()).collect();
         self.claims.set_machines(&self.population(), &images, now);
@@ -123,16 +125,16 @@ impl World {
         population
     }
 
-    fn seat(&self, host: usize) -> Seat {
-        Seat(self.run * self.models.len() as u64 + host as u64)
+    fn claimant(&self, host: usize) -> ClaimantId {
+        ClaimantId(self.run * self.models.len() as u64 + host as u64)
     }
 
     /// Brings the answers of the desk to whom they matter.
     fn tell_claims(&mut self) {
         let (news, run) = (self.claims.take_news(), self.run);
-        for seat in news {
-            let host = usize::try_from(seat.0 % self.models.len() as u64).unwrap();
-            for purpose in [Purpose::Update, Purpose::Fetch] {
+        for claimant in news {
+            let host = usize::try_from(claimant.0 % self.models.len() as u64).unwrap();
+            for purpose in [ClaimKind::Update, ClaimKind::Fetch] {
                 self.schedule(Duration::ZERO, Happening::Claimed { host, run, purpose });
             }
         }
@@ -145,11 +147,11 @@ impl World {
         }
     }
 
-    pub(super) fn claimed(&mut self, host: usize, run: u64, purpose: Purpose) {
+    pub(super) fn claimed(&mut self, host: usize, run: u64, purpose: ClaimKind) {
         if run != self.run {
             return;
         }
-        let answer = self.claims.answer(self.seat(host), purpose, self.time());
+        let answer = self.claims.answer(self.claimant(host), purpose, self.time());
         if let Some(answer) = answer {
             self.step(host, Event::Claimed(purpose, answer));
         }
@@ -166,11 +168,11 @@ impl World {
     pub(super) fn claim(&mut self, host: usize, claim: Claim) {
         let (now, run) = (self.time(), self.run);
         let purpose = match &claim {
-            Claim::Fetch(_) => Some(Purpose::Fetch),
+            Claim::Fetch(_) => Some(ClaimKind::Fetch),
             Claim::Update(update) => {
                 let since = self.tally.asked.get(&host).map_or(self.now, |(_, since)| *since);
                 self.tally.asked.insert(host, (update.clone(), since));
-                Some(Purpose::Update)
+                Some(ClaimKind::Update)
             }
             Claim::UnderWay(update) => {
                 self.tally.under_way.insert(host, update.clone());
@@ -178,7 +180,7 @@ impl World {
                 None
             }
         };
-        self.claims.claim(self.seat(host), claim, now);
+        self.claims.claim(self.claimant(host), claim, now);
         self.tell_claims();
         if let Some(purpose) = purpose {
             self.schedule(Duration::ZERO, Happening::Claimed { host, run, purpose });
@@ -191,23 +193,23 @@ impl World {
             self.note(host, &format!("gives its claim back: {end:?}"));
             self.tally.under_way.remove(&host);
             *self.tally.ends.entry(format!("{end:?}")).or_default() += 1;
-            if end != End::Withdrawn {
+            if end != UpdateEnd::Withdrawn {
                 self.tally.asked.remove(&host);
             }
         }
-        self.claims.release(self.seat(host), what, now);
+        self.claims.release(self.claimant(host), what, now);
         self.tell_claims();
     }
 
     pub(super) fn met(&mut self, host: usize) {
         let now = self.time();
-        self.claims.met(self.seat(host), now);
+        self.claims.met(self.claimant(host), now);
         self.tell_claims();
     }
 
     /// A Commit is about to be sent; false if it must not be.
     pub(super) fn begin_update(&mut self, host: usize) -> bool {
-        if !self.claims.begin(self.seat(host)) {
+        if !self.claims.begin(self.claimant(host)) {
             return false;
         }
         let Some((update, since)) = self.tally.asked.get(&host).cloned() else {
@@ -235,9 +237,9 @@ impl World {
     /// No limit has more than it allows.
     pub(super) fn must_be_within_budget(&self) {
         let settings = &self.settings;
-        let is_high = |update: &&Update| update.demand.impact == Impact::High;
-        let all: Vec<&Update> = self.tally.under_way.values().collect();
-        let high: Vec<&Update> = all.iter().copied().filter(is_high).collect();
+        let is_high = |update: &&UpdateClaim| update.demand.impact == Impact::High;
+        let all: Vec<&UpdateClaim> = self.tally.under_way.values().collect();
+        let high: Vec<&UpdateClaim> = all.iter().copied().filter(is_high).collect();
         if !self.tally.has_adopted {
             self.must_be_within(&settings.updating, &all);
             self.must_be_within(&settings.high_impact, &high);
@@ -249,7 +251,7 @@ impl World {
         }
     }
 
-    fn must_be_within(&self, limits: &Limits, updates: &[&Update]) {
+    fn must_be_within(&self, limits: &Limits, updates: &[&UpdateClaim]) {
         let check = |limit: Limit, covers: &dyn Fn(&str) -> bool| {
             let population = self.population();
             let machines = population.iter().filter(|(at, _)| covers(at)).map(|(_, n)| n).sum();

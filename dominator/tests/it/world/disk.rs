@@ -42,13 +42,13 @@ impl World {
         }
         self.disk.trouble = trouble;
         for host in 0..self.models.len() {
-            self.step(host, Event::Recorder(self.disk.trouble.clone()));
+            self.step(host, Event::HistoryTrouble(self.disk.trouble.clone()));
         }
     }
 
     /// What a driver is told that starts.
     pub(super) fn recorder(&self) -> Event {
-        Event::Recorder(self.disk.trouble.clone())
+        Event::HistoryTrouble(self.disk.trouble.clone())
     }
 
     /// Puts on record what a Commit orders.

@@ -19,9 +19,9 @@
 //! visible too late to be walked had its lease before, which the remover saw.
 //!
 //! 3. One server has the *turn*, by a conditional write. It acts upon it for
-//!    [`super::rules::TURN_SECONDS_MAX`] after it renewed it, by a clock that nobody can set.
+//!    [`crate::store::bucket::removal_rules::TURN_SECONDS_MAX`] after it renewed it, by a clock that nobody can set.
 //!    Another takes the turn, or a list that was left, only when nothing was heard for
-//!    [`super::rules::SILENT_SECONDS`] by the bucket's clock. In between each request has ended:
+//!    [`crate::store::bucket::removal_rules::SILENT_SECONDS`] by the bucket's clock. In between each request has ended:
 //!    it is not tried for longer than a minute, and a bucket refuses one that was signed a quarter
 //!    of an hour ago.
 //! 4. Whatever these rules may overlook: an object goes only if the bucket dates it, and a former
@@ -46,14 +46,15 @@ use super::keys;
 use super::leases::AllLeases;
 use super::objects::BucketObjects;
 use super::remote::Remote;
-use super::rules::{Clocks, Fate, Known, fate};
-use super::turn::{LOOK_INTERVAL, Sentence, Taken, Turn, withdraw_old};
-use crate::collection::CollectError;
-use crate::collection::leases::short;
-use crate::collection::marks::Marks;
-use crate::collection::walk::walk;
-use crate::store::contract::{Collecting, Course, Look};
-use crate::store::{Store, StoreError};
+use crate::core::collection::leases::short;
+use crate::core::collection::needed_objects::Marks;
+use crate::store::bucket::gc_lease::{LOOK_INTERVAL, Sentence, Taken, Turn, withdraw_old};
+use crate::store::bucket::removal_rules::{Clocks, Fate, Known, fate};
+use crate::store::contract::{Collecting, CollectionProgress, Look};
+use crate::store::error::CollectError;
+use crate::store::error::StoreError;
+use crate::store::image_walk::walk;
+use crate::store::images::Images;
 
 /// How many objects are condemned at once.
 const BATCH_MAX: usize = 500;
@@ -90,6 +91,7 @@ struct Seen {
 pub struct BucketCollecting {
     remote: Arc<Remote>,
     objects: Arc<BucketObjects>,
+    images: Arc<Images>,
     /// For how long no image must have needed what is removed, in seconds.
     unneeded_seconds: i64,
     looked: Mutex<Looked>,
@@ -105,9 +107,10 @@ struct Looked {
 }
 
 impl BucketCollecting {
-    pub(super) fn new(
+    pub(in crate::store) fn new(
         remote: Arc<Remote>,
         objects: Arc<BucketObjects>,
+        images: Arc<Images>,
         unneeded_seconds: i64,
     ) -> Self {
         // Not at once: whoever starts a server has other things to ask of it.
@@ -115,6 +118,7 @@ impl BucketCollecting {
         Self {
             remote,
             objects,
+            images,
             unneeded_seconds,
             looked: Mutex::new(looked),
             removing: Mutex::default(),
@@ -140,9 +144,8 @@ fn is_time(last: &mut Option<Instant>, interval: Duration) -> bool {
 impl Collecting for BucketCollecting {
     fn collect(
         &self,
-        store: &Store,
         request: CollectRequest,
-        course: &dyn Course,
+        progress: &dyn CollectionProgress,
         stop: &dyn Fn() -> bool,
     ) -> Result<CollectReply, CollectError> {
         let turn = match Turn::take(&self.remote)? {
@@ -152,9 +155,8 @@ impl Collecting for BucketCollecting {
         withdraw_old(&self.remote)?;
         let mut run = Run {
             collecting: self,
-            store,
             request,
-            course,
+            progress,
             turn: RefCell::new(turn),
             renewed: Cell::new(Instant::now()),
             stop,
@@ -200,9 +202,8 @@ struct Candidate {
 /// One collection.
 struct Run<'run> {
     collecting: &'run BucketCollecting,
-    store: &'run Store,
     request: CollectRequest,
-    course: &'run dyn Course,
+    progress: &'run dyn CollectionProgress,
     turn: RefCell<Turn<'run>>,
     renewed: Cell<Instant>,
     stop: &'run dyn Fn() -> bool,
@@ -265,14 +266,14 @@ impl Run<'_> {
 
     /// Walks all images that there are and that were not walked.
     fn walk(&mut self) -> Result<(), CollectError> {
-        let store = self.store;
-        store.images.refresh(Look::Close)?;
-        if let Some((image, _)) = store.images.damaged().into_iter().next() {
+        let BucketCollecting { images, objects, .. } = self.collecting;
+        images.refresh(Look::Close)?;
+        if let Some((image, _)) = images.damaged().into_iter().next() {
             return Err(CollectError::Damaged { image });
         }
-        let (_, starts) = store.images.starts();
+        let (_, starts) = images.starts();
         let mut marks = std::mem::take(&mut self.marks);
-        let walked = walk(&*store.objects, &mut marks, &starts, || self.is_over());
+        let walked = walk(&**objects, &mut marks, &starts, || self.is_over());
         self.marks = marks;
         if !walked.map_err(|source| CollectError::Walk { source })? {
             return Err(CollectError::Stopped);
@@ -310,7 +311,7 @@ impl Run<'_> {
             return Err(CollectError::Stopped);
         }
         self.collecting.objects.stored.counted(objects, bytes);
-        self.course.unneeded(self.reply.unneeded);
+        self.progress.unneeded(self.reply.unneeded);
         if !self.request.dry_run {
             let unneeded = unneeded(&candidates);
             let bytes = serde_json::to_vec(&unneeded).expect("numbers and strings can be written");
@@ -383,7 +384,7 @@ impl Run<'_> {
         for candidate in free {
             self.collecting.objects.leasing.forget(&candidate.id);
             self.reply.removed.count(candidate.bytes);
-            self.course.removed(candidate.bytes);
+            self.progress.removed(candidate.bytes);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! A lease is a key of its own, which holds until the bucket's clock and that of whoever looks have
 //! gone on for as long as it says. Its server remembers it, so that it need not write it again. It
-//! gives it to nobody before it has looked what is being removed ([`super::turn`]): whoever removes
+//! gives it to nobody before it has looked what is being removed ([`crate::store::bucket::gc_lease`]): whoever removes
 //! writes first what, and looks at the leases then. So one of both sees the other.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -16,12 +16,13 @@ use model::object::ObjectId;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
+use super::keys;
 use super::remote::{Remote, random};
-use super::rules::{Clocks, holds};
-use super::{keys, turn};
-use crate::collection::leases::{LEASES_MAX, Leases, short};
-use crate::store::StoreError;
+use crate::core::collection::leases::{LEASES_MAX, Leases, short};
+use crate::store::bucket::gc_lease;
+use crate::store::bucket::removal_rules::{Clocks, holds};
 use crate::store::contract::Leasing;
+use crate::store::error::StoreError;
 
 /// For how long it is waited until an object is removed, before it can be stored again.
 const REMOVAL_WAIT: Duration = Duration::from_secs(30);
@@ -101,7 +102,7 @@ impl BucketLeasing {
     fn expect_not_condemned(&self, ids: &[ObjectId]) -> Result<(), StoreError> {
         let begun = Instant::now();
         loop {
-            let Some(list) = turn::condemned(&self.remote)? else { return Ok(()) };
+            let Some(list) = gc_lease::condemned(&self.remote)? else { return Ok(()) };
             let Some(id) = ids.iter().find(|id| list.ids.contains(id)) else { return Ok(()) };
             if begun.elapsed() > REMOVAL_WAIT {
                 return Err(StoreError::Removing { id: *id, server: list.server });

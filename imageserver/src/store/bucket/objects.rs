@@ -19,17 +19,18 @@ use object_store::{Error, ObjectStoreExt as _};
 use tokio::sync::Semaphore;
 
 use super::leases::BucketLeasing;
-use super::push::{BucketReceiving, UNITS_MAX};
 use super::remote::{Meta, REQUESTS_MAX, Remote, random};
 use super::{keys, layout};
-use crate::collection::pressure::Space;
-use crate::store::StoreError;
+use crate::core::collection::disk_pressure::Space;
+use crate::store::bucket::receiving::{BucketReceiving, UNITS_MAX};
 use crate::store::content::Content;
 use crate::store::contract::{Objects, Pin, Receiving};
-use crate::store::holdings::Holdings;
-use crate::store::objects::{LocalObjects, OnMedium, WHOLE_BYTES_MAX, is_empty_object};
-use crate::store::reading::MediumReader;
-use crate::store::wounds::{Wound, Wounds};
+use crate::store::damaged_objects::{Wound, Wounds};
+use crate::store::error::StoreError;
+use crate::store::local::objects::{LocalObjects, WHOLE_BYTES_MAX, is_empty_object};
+use crate::store::medium_reader::MediumReader;
+use crate::store::medium_reader::OnMedium;
+use crate::store::object_counts::Holdings;
 
 /// How many objects are fetched ahead at once.
 const AHEAD_MAX: usize = 16;

@@ -12,8 +12,8 @@ use object_store::path::Path;
 use super::keys;
 use super::remote::{Entry, Meta, Remote, random};
 use crate::store::contract::{Found, Look, Records, Version};
+use crate::store::error::{Ending, StoreError};
 use crate::store::record::RECORD_BYTES_MAX;
-use crate::store::{Ending, StoreError};
 
 /// What the mark begins with that a name was used.
 const GONE: &[u8] = b"dominator-gone 1\n";

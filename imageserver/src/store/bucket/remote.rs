@@ -14,11 +14,11 @@ use object_store::{
 use tokio::runtime::Handle;
 
 use super::keys;
-use super::refusal::BucketError;
-use super::rules::Clocks;
 use super::settings::{Settings, credentials};
 use crate::clock::wall;
-use crate::store::{StoreError, failed};
+use crate::store::bucket::removal_rules::Clocks;
+use crate::store::bucket_error::BucketError;
+use crate::store::error::{StoreError, failed};
 
 /// How long it is tried to connect, and how long a bucket may send nothing.
 const SILENCE_MAX: Duration = Duration::from_secs(20);

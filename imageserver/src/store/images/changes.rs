@@ -11,9 +11,9 @@ use model::lock::locked;
 use model::report::report;
 use tokio::sync::watch;
 
-use super::super::Ending;
 use super::{ImageName, Images, Index, Notes, ObjectId, PoisonError, Record, StoreError};
-use crate::replication::decision::Here;
+use crate::core::replication::decision::Here;
+use crate::store::error::Ending;
 
 /// The line of a mark that says which image it was.
 const DIGEST: &str = "digest ";

@@ -42,21 +42,21 @@ fn entries(layer: &str) -> Vec<(TreePath, Node)> {
 
 /// The tree of `layers` one upon the other, in the same short form, or what is refused.
 fn laid(layers: &[&str]) -> String {
-    let mut layered = Layered::default();
+    let mut layered = LayeredTree::default();
     for text in layers {
-        let mut layer = Layer::new(Whiteouts::Honoured);
+        let mut layer = Layer::new(Whiteouts::Applied);
         for (path, node) in entries(text) {
             let name = path.relative().to_owned();
             if let Err(error) = layer.insert(path, node, &name) {
                 return format!("{}: {error}", model::escape::escape(&name));
             }
         }
-        if let Err(Refused { name, source }) = layered.apply(layer) {
+        if let Err(RefusedEntry { name, source }) = layered.apply(layer) {
             return format!("{}: {source}", model::escape::escape(&name));
         }
         // What was laid is a tree like any other, and can be laid upon again.
         let tree = layered.into_builder(Algorithm::Blake3).finish().unwrap();
-        layered = Layered::of_tree(&tree).unwrap();
+        layered = LayeredTree::of_tree(&tree).unwrap();
     }
     let contents = ["1", "22", "333", "4444"];
     let short = |(path, node): (TreePath, Node)| match node {
@@ -127,20 +127,20 @@ fn layers_change_trees() {
         ("all names go with a directory",   &["d /d; f /d/a 1; h /d/b /d/a; h /z /d/a", "f /.wh.d 1"], "f /z 1"),
         ("a link to a symlink is another",  &["l /a x", "h /b /a"],                           "l /a x; l /b x"),
         ("a link to a fifo is another",     &["h /a /b; p /b"],                               "p /a; p /b"),
-        ("a link to what is taken away",    &["f /a 1", "f /.wh.a 1; h /b /a"],               "b: it is a hard link to /a, which is no regular file"),
-        ("a link to nowhere",               &["f /a 1", "h /b /c"],                           "b: it is a hard link to /c, which is no regular file"),
-        ("a link to a directory",           &["d /a", "h /b /a"],                             "b: it is a hard link to /a, which is no regular file"),
-        ("a link to itself, a file below",  &["f /a 1", "h /a /a"],                           "a: it is a hard link to /a, which is no regular file"),
-        ("through a symlink below",         &["d /b; l /a b", "f /a/x 1"],                    "a/x: it lies below /a, which is a symlink"),
-        ("through a symlink of its own",    &["d /a", "l /a /etc; f /a/x 1"],                 "a/x: it lies below /a, which is a symlink"),
-        ("below a file",                    &["f /a 1", "f /a/x 1"],                          "a/x: it lies below /a, which is a file"),
-        ("below a link",                    &["f /b 1", "h /a /b; f /a/x 1"],                 "a/x: it lies below /a, which is a hard link"),
+        ("a link to what is taken away",    &["f /a 1", "f /.wh.a 1; h /b /a"],               "b: it is a hard link to /a, which is not a regular file"),
+        ("a link to nowhere",               &["f /a 1", "h /b /c"],                           "b: it is a hard link to /c, which is not a regular file"),
+        ("a link to a directory",           &["d /a", "h /b /a"],                             "b: it is a hard link to /a, which is not a regular file"),
+        ("a link to itself, a file below",  &["f /a 1", "h /a /a"],                           "a: it is a hard link to /a, which is not a regular file"),
+        ("through a symlink below",         &["d /b; l /a b", "f /a/x 1"],                    "a/x: it is below /a, which is a symlink"),
+        ("through a symlink of its own",    &["d /a", "l /a /etc; f /a/x 1"],                 "a/x: it is below /a, which is a symlink"),
+        ("below a file",                    &["f /a 1", "f /a/x 1"],                          "a/x: it is below /a, which is a file"),
+        ("below a link",                    &["f /b 1", "h /a /b; f /a/x 1"],                 "a/x: it is below /a, which is a hard link"),
         ("twice",                           &["f /a 1; f /a 1"],                              "a: it is in the archive twice"),
-        ("a whiteout of no name",           &["f /.wh. 1"],                                   ".wh.: it has the name of a whiteout, but what it takes away is no name"),
-        ("a whiteout of the directory",     &["f /a/.wh.. 1"],                                "a/.wh..: it has the name of a whiteout, but what it takes away is no name"),
-        ("a whiteout of the parent",        &["f /a/.wh... 1"],                               "a/.wh...: it has the name of a whiteout, but what it takes away is no name"),
+        ("a whiteout of no name",           &["f /.wh. 1"],                                   ".wh.: it has the name of a whiteout, but the name that it removes is invalid"),
+        ("a whiteout of the directory",     &["f /a/.wh.. 1"],                                "a/.wh..: it has the name of a whiteout, but the name that it removes is invalid"),
+        ("a whiteout of the parent",        &["f /a/.wh... 1"],                               "a/.wh...: it has the name of a whiteout, but the name that it removes is invalid"),
         ("a whiteout that is a directory",  &["d /.wh.a"],                                    ".wh.a: it has the name of a whiteout, but it is a directory"),
-        ("an entry in a whiteout",          &["f /.wh.a/b 1"],                                ".wh.a/b: it has the name of a whiteout, but it lies in what is the name of one"),
+        ("an entry in a whiteout",          &["f /.wh.a/b 1"],                                ".wh.a/b: it has the name of a whiteout, but it is inside a directory that has the name of one"),
     ];
     for (name, layers, want) in table {
         assert_eq!(laid(layers), *want, "{name}");

@@ -16,14 +16,14 @@ fn tree(text: &str) -> Tree {
     from_text(Algorithm::Blake3, &all).unwrap()
 }
 
-/// Compares with nothing known at first; gives the lines, and how many directories were fetched.
-fn lines(before: &Tree, after: &Tree, ignore: &[Ignored]) -> (String, usize) {
+/// Compares with nothing known at first; gives the lines, and kind many directories were fetched.
+fn lines(before: &Tree, after: &Tree, ignore: &[IgnoredPart]) -> (String, usize) {
     let ignore = ignore.iter().copied().collect();
-    let mut listings = Listings::default();
+    let mut cache = DirectoryCache::default();
     let mut fetched = 0;
     loop {
-        let changes = compare(&mut listings, before.digest(), after.digest(), &ignore).unwrap();
-        let wanted = listings.wanted();
+        let changes = compare(&mut cache, before.digest(), after.digest(), &ignore).unwrap();
+        let wanted = cache.wanted();
         if wanted.is_empty() {
             let lines: String = changes.iter().map(|change| change.line() + "\n").collect();
             return (lines, fetched);
@@ -36,13 +36,13 @@ fn lines(before: &Tree, after: &Tree, ignore: &[Ignored]) -> (String, usize) {
                     _ => None,
                 })
             };
-            listings.insert(id, &of(before).or_else(|| of(after)).unwrap()).unwrap();
+            cache.insert(id, &of(before).or_else(|| of(after)).unwrap()).unwrap();
         }
     }
 }
 
 #[track_caller]
-fn check(before: &str, after: &str, ignore: &[Ignored], expect: Expect) {
+fn check(before: &str, after: &str, ignore: &[IgnoredPart], expect: Expect) {
     expect.assert_eq(&lines(&tree(before), &tree(after), ignore).0);
 }
 
@@ -104,7 +104,7 @@ fn times_are_told_in_full() {
 
 #[test]
 fn what_is_ignored_is_no_difference() {
-    use Ignored::{Content, Device, Mode, Mtime, Owner, Target, Xattrs};
+    use IgnoredPart::{Content, Device, Mode, Mtime, Owner, Target, Xattrs};
     check(
         BEFORE,
         AFTER,
@@ -145,7 +145,7 @@ f 600 0:0 1.000000000 5 {1} /linked
     check(
         before,
         after,
-        &[Ignored::Links],
+        &[IgnoredPart::Links],
         expect![[r#"
             changed /linked: mode 644 to 600
         "#]],
@@ -171,12 +171,12 @@ fn only_directories_that_differ_are_fetched() {
 #[test]
 fn changes_are_sorted_by_how_in_json() {
     let (before, after) = (tree(BEFORE), tree(AFTER));
-    let mut listings = Listings::default();
-    listings.insert_tree(&before);
-    listings.insert_tree(&after);
+    let mut cache = DirectoryCache::default();
+    cache.insert_tree(&before);
+    cache.insert_tree(&after);
     let (before, after) = (before.digest(), after.digest());
-    let changes = compare(&mut listings, before, after, &Ignore::new()).unwrap();
-    let json = serde_json::to_value(EntriesRecord::of(&changes)).unwrap();
+    let changes = compare(&mut cache, before, after, &Ignore::new()).unwrap();
+    let json = serde_json::to_value(TreeChangesRecord::of(&changes)).unwrap();
     assert_eq!(
         json["added"][1],
         serde_json::json!({

@@ -6,8 +6,8 @@ use model::trigger::services::{ServiceCall, Verb};
 
 use super::*;
 use crate::root::Root;
-use crate::update::arrange::Place;
 use crate::update::step::{Appearance, Former};
+use crate::update::step_plan::SlotPath;
 
 fn path(text: &str) -> TreePath {
     text.parse().unwrap()
@@ -22,7 +22,11 @@ fn journal() -> Journal {
     let mtime = Time { seconds: 1, nanoseconds: 2 };
     let was = Former { inode: u64::MAX, directory: false, size_bytes: 3, mtime };
     let steps = vec![
-        Step::Link { carrier: path("/a"), inode: 1, place: Place { slot: 0, below: path("/x") } },
+        Step::Link {
+            carrier: path("/a"),
+            inode: 1,
+            place: SlotPath { slot: 0, below: path("/x") },
+        },
         Step::Appear { path: path("/d"), slot: 0, inode: 2 },
         Step::Exchange {
             path: path("/e\\n"),
@@ -57,13 +61,13 @@ fn journal() -> Journal {
         calls,
         boot_id: "boot".to_owned(),
         managed: Attributes::default(),
-        accepted: Some(Accepted {
+        accepted: Some(AcceptedImage {
             image: ImageName::new("web/1").unwrap(),
             digest: object,
             signed: u64::MAX,
         }),
     };
-    let taken = vec![Taken { object, place: Place { slot: 0, below: TreePath::root() } }];
+    let taken = vec![TakenObject { object, place: SlotPath { slot: 0, below: TreePath::root() } }];
     let script = Script { update_id: head.update_id, managed: head.managed, steps };
     Journal { head, taken, script }
 }

@@ -8,8 +8,8 @@ use api::subd::Outcome;
 use model::scope::ScanSettings;
 use model::tree::text::to_text;
 use model::tree::{Metadata, Times, Tree};
-use subd::home::Home;
 use subd::root::Root;
+use subd::state::directories::Directories;
 
 use super::{in_own_mounts, mount_tmpfs, run, unmount};
 use crate::fixture::{Edit, Source, Sub, file, path};
@@ -150,7 +150,7 @@ fn a_change_in_the_same_second_is_noticed_where_times_have_no_parts_of_seconds()
     in_own_mounts(async || {
         let disk = Disk::new("ext4", "mkfs.ext4 -q -I 128", 16);
         let root = Root::open(disk.path()).unwrap();
-        Home::open(&root).unwrap();
+        Directories::open(&root).unwrap();
         let at = disk.path().join("f");
         std::fs::write(&at, "one").unwrap();
         let settings = ScanSettings::default();

@@ -13,11 +13,11 @@ use model::filter::Patterns;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use rpc::client::{Client, Peer};
-use subd::board::{Board, Measured};
-use subd::home::Home;
-use subd::probe::Probe;
+use subd::machine::probe::Probe;
 use subd::root::Root;
-use subd::saved::Saved;
+use subd::state::directories::Directories;
+use subd::state::persisted_state::PersistedState;
+use subd::state::report_state::{Measured, ReportState};
 
 use super::{in_own_mounts, mount_tmpfs, refusal, removal, unmount};
 use crate::fixture::{Edit, PATIENCE, Source, Sub};
@@ -121,12 +121,13 @@ fn a_trial_that_cannot_be_written_is_an_alarm_until_it_can() {
         let size = Some("size=64k");
         mount(Some("tmpfs"), place.path(), Some("tmpfs"), MsFlags::empty(), size).unwrap();
         let root = Arc::new(Root::open(place.path()).unwrap());
-        Home::open(&root).unwrap();
+        Directories::open(&root).unwrap();
         let exclusions = Patterns::new::<&str>([]).unwrap();
-        let board = Board::new(1, Default::default(), exclusions, Saved::default(), []);
-        let board = Arc::new(board);
-        let probe = Probe { root, board: Arc::clone(&board) };
-        let alarms = || board.reply(None, Measured::default()).alarms;
+        let report_state =
+            ReportState::new(1, Default::default(), exclusions, PersistedState::default(), []);
+        let report_state = Arc::new(report_state);
+        let probe = Probe { root, report_state: Arc::clone(&report_state) };
+        let alarms = || report_state.reply(None, Measured::default()).alarms;
         let brim = place.path().join("brim");
         std::fs::write(&brim, vec![0; 128 << 10]).unwrap_err();
         probe.try_to_write();

@@ -6,7 +6,7 @@ use nix::sys::fanotify::Response;
 use nix::sys::fanotify::{
     EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags,
 };
-use subd::scan::stall::Watch;
+use subd::scan::stall::StallDetector;
 
 use super::*;
 
@@ -50,7 +50,7 @@ async fn a_file_that_hangs_is_named_until_the_scanner_moves_again() {
     let hang = Hang::on(&fixture.at("d/.hangs"));
     fs::rename(fixture.at("d/.hangs"), fixture.at("d/hangs")).unwrap();
 
-    let mut watch = Watch::default();
+    let mut watch = StallDetector::default();
     let mut until = async |stalled: Option<&str>| {
         let waiting = async {
             while fixture.scanner.stalled(&mut watch).as_deref() != stalled {

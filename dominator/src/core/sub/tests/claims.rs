@@ -7,10 +7,10 @@ use model::scope::Scope;
 
 use super::super::*;
 use super::script::{Script, image};
-use crate::core::claims::{Answer, Purpose as For};
+use crate::core::claims::{ClaimAnswer, ClaimKind};
 
 /// As a sub that has the object of the only change, with the update about to be claimed.
-fn ready(answer: Answer) -> Script {
+fn ready(answer: ClaimAnswer) -> Script {
     let mut script = Script::new(image("base", &[("/a", "1")]));
     script.cache(&["1"]);
     let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };
@@ -21,8 +21,8 @@ fn ready(answer: Answer) -> Script {
     script
 }
 
-fn waits() -> Answer {
-    Answer::Waits("9 machines are under way".into())
+fn waits() -> ClaimAnswer {
+    ClaimAnswer::Waits("9 machines are under way".into())
 }
 
 fn silent(script: &mut Script, seconds: u64) {
@@ -36,7 +36,7 @@ fn nothing_is_staged_before_the_claim_is_granted_and_it_is_kept_to_the_end() {
     let mut script = ready(waits());
     assert_eq!(script.sub.detail(), "1 change: /a (missing); 9 machines are under way");
     script.poll();
-    script.step("granted", Event::Claimed(For::Update, Answer::Granted));
+    script.step("granted", Event::Claimed(ClaimKind::Update, ClaimAnswer::Granted));
     script.commit();
     script.ended(1, Outcome::Done, None);
     script.poll();
@@ -68,7 +68,7 @@ fn whoever_turns_to_something_else_gives_the_claim_back() {
     script.step("brake", Event::Brake(Some("storm".into())));
     script.step("released", Event::Brake(None));
     silent(&mut script, 1);
-    script.answer = Answer::Granted;
+    script.answer = ClaimAnswer::Granted;
     script.wait(1);
     script.poll();
     // Nothing came of it for a quarter of an hour.
@@ -100,11 +100,11 @@ fn whoever_turns_to_something_else_gives_the_claim_back() {
 
 #[test]
 fn a_commit_that_is_forbidden_in_the_last_moment_is_not_sent_again() {
-    let mut script = ready(Answer::Granted);
+    let mut script = ready(ClaimAnswer::Granted);
     let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
     script.reply.activity = Activity::Prepared { update_id: request.update_id };
     script.poll();
-    script.answer = Answer::Stopped("3 of 3 machines failed".into());
+    script.answer = ClaimAnswer::Stopped("3 of 3 machines failed".into());
     script.refuse(FailureKind::Braked, "leave was taken back");
     assert_eq!(
         script.sub.detail(),
@@ -114,7 +114,7 @@ fn a_commit_that_is_forbidden_in_the_last_moment_is_not_sent_again() {
     // What is staged expires; that is no failure.
     script.ended(1, Outcome::NotPrepared("expired".into()), None);
     script.poll();
-    script.step("resumed", Event::Claimed(For::Update, Answer::Granted));
+    script.step("resumed", Event::Claimed(ClaimKind::Update, ClaimAnswer::Granted));
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
@@ -132,7 +132,7 @@ fn a_commit_that_is_forbidden_in_the_last_moment_is_not_sent_again() {
 
 #[test]
 fn a_machine_that_vanishes_after_the_commit_is_waited_for_five_minutes() {
-    let mut script = ready(Answer::Granted);
+    let mut script = ready(ClaimAnswer::Granted);
     script.commit();
     silent(&mut script, 10);
     silent(&mut script, 289);
@@ -169,7 +169,7 @@ fn a_machine_that_vanishes_after_the_commit_is_waited_for_five_minutes() {
 #[test]
 fn a_failure_is_told_as_what_it_is() {
     let failed = |outcome: Outcome, spoil: &dyn Fn(&mut Script)| {
-        let mut script = ready(Answer::Granted);
+        let mut script = ready(ClaimAnswer::Granted);
         script.commit();
         script.ended(1, outcome, Some(3));
         spoil(&mut script);

@@ -9,7 +9,7 @@ use model::tree::Time;
 use super::super::*;
 use super::held::ready;
 use super::script::{Script, image};
-use crate::core::identity::Verdict;
+use crate::core::identity::IdentityVerdict;
 
 fn pause(until: i64) -> Option<Arc<UpdatePause>> {
     let at = |seconds| Time { seconds, nanoseconds: 0 };
@@ -27,7 +27,7 @@ fn a_plan_tells_what_keeps_the_machine_from_being_updated() {
     assert_eq!(would_wait(&script), [(Status::Paused, paused)]);
     script.step("resume", Event::Pause(None));
     let wrong = Some("answers as web2".into());
-    script.step("wrong", Event::Recognized(Verdict { number: 1, wrong }));
+    script.step("wrong", Event::IdentityJudged(IdentityVerdict { number: 1, wrong }));
     assert_eq!(would_wait(&script), [(Status::WrongMachine, "answers as web2".to_owned())]);
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn staged_sub() -> Sub {
 #[test]
 fn an_update_that_cannot_be_recorded_is_not_ordered_and_has_not_failed() {
     let mut script = staged();
-    script.step("full", Event::Recorder(Some("no space left".into())));
+    script.step("full", Event::HistoryTrouble(Some("no space left".into())));
     script.refuse(FailureKind::Unsent, "no space left");
     assert_eq!(
         script.sub.detail(),
@@ -45,7 +45,7 @@ fn an_update_that_cannot_be_recorded_is_not_ordered_and_has_not_failed() {
     script.ended(1, Outcome::NotPrepared("expired".into()), None);
     script.poll();
     script.reply.last_update = None;
-    script.step("room", Event::Recorder(None));
+    script.step("room", Event::HistoryTrouble(None));
     script.accept();
     script.reply.activity = Activity::Prepared { update_id: 2 };
     script.poll();

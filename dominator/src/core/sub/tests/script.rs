@@ -18,8 +18,8 @@ use model::tree::text::from_text;
 use model::tree::{Time, Tree};
 use model::trigger::Triggers;
 
-use crate::core::claims::{Answer, Claim, Purpose as For, Release};
-use crate::core::identity::{News, Verdict};
+use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
+use crate::core::identity::{IdentityReport, IdentityVerdict};
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
 };
@@ -71,7 +71,7 @@ pub(super) struct Script {
     pub(super) called: Option<(Ticket, Option<Call>)>,
     lines: String,
     /// What the desk says to every claim.
-    pub(super) answer: Answer,
+    pub(super) answer: ClaimAnswer,
     /// Writes lines of ends of updates too.
     pub(super) tells_ends: bool,
 }
@@ -99,7 +99,7 @@ impl Script {
             polled: Ticket(0),
             called: None,
             lines: String::new(),
-            answer: Answer::Granted,
+            answer: ClaimAnswer::Granted,
             tells_ends: false,
         };
         script.scan(&[]);
@@ -222,18 +222,18 @@ impl Script {
                     let former = self.called.replace((ticket, None));
                     assert!(former.is_none(), "two calls at one time");
                 }
-                Effect::Tell(News::Seen(number, _)) => {
-                    next.push(Event::Recognized(Verdict { number, wrong: None }));
+                Effect::ReportIdentity(IdentityReport::Seen(number, _)) => {
+                    next.push(Event::IdentityJudged(IdentityVerdict { number, wrong: None }));
                 }
-                Effect::Tell(_) => {}
+                Effect::ReportIdentity(_) => {}
                 Effect::Scan(ticket, _) => {
                     self.scan_asked = Some(ticket);
                     done.push("scan".to_owned());
                 }
                 Effect::Claim(claim) => {
                     let purpose = match claim {
-                        Claim::Update(_) => For::Update,
-                        Claim::Fetch(_) => For::Fetch,
+                        Claim::Update(_) => ClaimKind::Update,
+                        Claim::Fetch(_) => ClaimKind::Fetch,
                         Claim::UnderWay(_) => {
                             done.push("is under way".to_owned());
                             continue;
@@ -246,8 +246,8 @@ impl Script {
                         done.push(format!("release: {end:?}"));
                     }
                 }
-                Effect::Release(Release::Fetch) | Effect::Met => {}
-                Effect::Record(..) | Effect::Ended(..) => {}
+                Effect::Release(Release::Fetch) | Effect::ActivityKnown => {}
+                Effect::StatusChanged(..) | Effect::UpdateEnded(..) => {}
             }
         }
         if next.is_empty() {

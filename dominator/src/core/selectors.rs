@@ -1,0 +1,267 @@
+//! Selects machines by what operators write: names and patterns of hosts, images, locations, tags
+//! and statuses.
+// tidy: core
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::dominator::orders::PATTERNS_MAX;
+use api::dominator::{ListSubsRequest, Status, TagFilter};
+use globset::{Glob, GlobSet, GlobSetBuilder};
+use model::mdb::Machine;
+
+/// Patterns of host names.
+#[derive(Clone, Debug)]
+pub struct HostPatterns(GlobSet);
+
+impl HostPatterns {
+    /// Reads them; `None` if there are none, and nothing is asked for.
+    ///
+    /// # Errors
+    ///
+    /// If one is no pattern.
+    pub fn new(patterns: &[String]) -> Result<Option<Self>, globset::Error> {
+        if patterns.is_empty() {
+            return Ok(None);
+        }
+        let mut globs = GlobSetBuilder::new();
+        for pattern in patterns {
+            globs.add(Glob::new(pattern)?);
+        }
+        globs.build().map(|globs| Some(Self(globs)))
+    }
+
+    /// True if one of them means this machine.
+    #[must_use]
+    pub fn is_match(&self, hostname: &str) -> bool {
+        self.0.is_match(hostname)
+    }
+}
+
+/// Why names and patterns mean no machines.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostsError {
+    /// No machine is named, or too many are.
+    #[error("name 1 to {PATTERNS_MAX} machines or patterns")]
+    Count,
+    /// Something is no pattern.
+    #[error("`{pattern}` is no pattern of host names: {why}")]
+    Pattern {
+        /// What was given.
+        pattern: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A name or pattern means no machine.
+    #[error("no machine of the machine database is called {pattern}")]
+    Nobody {
+        /// What was given.
+        pattern: String,
+    },
+}
+
+/// The machines of `known`, sorted, that `hosts` mean. A name comes before a pattern.
+///
+/// # Errors
+///
+/// [`HostsError`] if one of them is no pattern, or means no machine.
+pub fn hosts_of<V>(
+    hosts: &[String],
+    known: &BTreeMap<String, V>,
+) -> Result<Vec<String>, HostsError> {
+    if hosts.is_empty() || hosts.len() > PATTERNS_MAX {
+        return Err(HostsError::Count);
+    }
+    let mut chosen = BTreeSet::new();
+    for pattern in hosts {
+        if known.contains_key(pattern) {
+            chosen.insert(pattern.clone());
+            continue;
+        }
+        let glob = Glob::new(pattern).map_err(|error| HostsError::Pattern {
+            pattern: pattern.clone(),
+            why: error.kind().to_string(),
+        })?;
+        let glob = glob.compile_matcher();
+        let mut meant = known.keys().filter(|hostname| glob.is_match(hostname.as_str())).peekable();
+        if meant.peek().is_none() {
+            return Err(HostsError::Nobody { pattern: pattern.clone() });
+        }
+        chosen.extend(meant.cloned());
+    }
+    Ok(chosen.into_iter().collect())
+}
+
+/// A location, or the name of an image, without slashes at its ends, which mean nothing.
+#[must_use]
+pub fn trimmed(path: &str) -> &str {
+    path.trim_matches('/')
+}
+
+/// True if `path` is `wanted` or below it, slashes at their ends aside; nothing is below an empty
+/// one.
+#[must_use]
+pub fn is_within(path: &str, wanted: &str) -> bool {
+    let (path, wanted) = (trimmed(path), trimmed(wanted));
+    path.strip_prefix(wanted)
+        .is_some_and(|rest| !wanted.is_empty() && (rest.is_empty() || rest.starts_with('/')))
+}
+
+/// What is asked for, ready to look at machines with.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    statuses: Vec<Status>,
+    hosts: Option<HostPatterns>,
+    images: Vec<String>,
+    locations: Vec<String>,
+    tags: Vec<TagFilter>,
+}
+
+impl Selection {
+    /// Makes `request` ready.
+    ///
+    /// # Errors
+    ///
+    /// If a pattern of host names is none.
+    pub fn new(request: ListSubsRequest) -> Result<Self, globset::Error> {
+        let hosts = HostPatterns::new(&request.hosts)?;
+        let ListSubsRequest { statuses, images, locations, tags, .. } = request;
+        Ok(Self { statuses, hosts, images, locations, tags })
+    }
+
+    /// True if a machine with this status is asked for; one whose record names no image has the
+    /// `default`.
+    #[must_use]
+    pub fn wants(&self, machine: &Machine, default: Option<&str>, status: Status) -> bool {
+        let image = match (machine.required(), default) {
+            (None, Some(default)) => default,
+            _ => &machine.required_image,
+        };
+        let within = |wanted: &[String], path: &str| {
+            wanted.is_empty() || wanted.iter().any(|wanted| is_within(path, wanted))
+        };
+        (self.statuses.is_empty() || self.statuses.contains(&status))
+            && self.hosts.as_ref().is_none_or(|hosts| hosts.is_match(&machine.hostname))
+            && within(&self.images, image)
+            && within(&self.locations, &machine.location)
+            && self.tags.iter().all(|tag| tag.is_of(machine))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn names_come_before_patterns_and_each_must_mean_a_machine() {
+        let known = texts(&["db1", "web*", "web1", "web2"]);
+        let known: BTreeMap<String, ()> = known.into_iter().map(|host| (host, ())).collect();
+        let hosts = |hosts: &[&str]| hosts_of(&texts(hosts), &known);
+        let nobody = |pattern: &str| Err(HostsError::Nobody { pattern: pattern.to_owned() });
+        let chosen = |hosts: &[&str]| Ok(texts(hosts));
+        assert_eq!(hosts(&["web1"]), chosen(&["web1"]));
+        assert_eq!(hosts(&["web?", "web1", "db1"]), chosen(&["db1", "web*", "web1", "web2"]));
+        // It is the name of a machine.
+        assert_eq!(hosts(&["web*"]), chosen(&["web*"]));
+        assert_eq!(hosts(&["web1", "mail"]), nobody("mail"));
+        assert_eq!(hosts(&["mail*"]), nobody("mail*"));
+        assert_eq!(hosts(&[]), Err(HostsError::Count));
+        assert!(matches!(hosts(&["web["]), Err(HostsError::Pattern { .. })));
+    }
+
+    #[test]
+    fn no_patterns_are_none_and_each_of_several_is_enough() {
+        assert!(HostPatterns::new(&[]).unwrap().is_none());
+        assert!(HostPatterns::new(&texts(&["web["])).is_err());
+        let patterns = HostPatterns::new(&texts(&["web?", "db[12]", "{mail,dns}"])).unwrap();
+        let patterns = patterns.unwrap();
+        let table =
+            [("web1", true), ("web10", false), ("db2", true), ("db3", false), ("dns", true)];
+        for (hostname, expected) in table {
+            assert_eq!(patterns.is_match(hostname), expected, "{hostname}");
+        }
+    }
+
+    #[test]
+    fn paths_end_at_slashes() {
+        let table = [
+            ("nyc", "nyc", true),
+            ("nyc/r1", "nyc", true),
+            ("/nyc/r1/", "/nyc/", true),
+            ("nyc2", "nyc", false),
+            ("", "nyc", false),
+            ("nyc", "", false),
+            ("", "", false),
+            ("", "/", false),
+        ];
+        for (path, wanted, expected) in table {
+            assert_eq!(is_within(path, wanted), expected, "{path} in {wanted}");
+        }
+    }
+
+    #[test]
+    fn machines_are_chosen_by_all_that_is_asked_for() {
+        let text = r#"[
+            {"Hostname": "web1", "RequiredImage": "web/7", "Location": "nyc/r1",
+             "Tags": {"tier": "front"}},
+            {"Hostname": "web2", "RequiredImage": "/web/8", "Location": "nyc/r2"},
+            {"Hostname": "mail", "RequiredImage": "mail/1", "Location": "sfo",
+             "Tags": {"tier": "back", "old": ""}},
+            {"Hostname": "spare"}]"#;
+        let machines = model::mdb::parse(text).unwrap();
+        let chosen = |request: ListSubsRequest| -> Vec<String> {
+            let selection = Selection::new(request).unwrap();
+            let status = |machine: &Machine| match machine.required() {
+                Some(_) => Status::Synced,
+                None => Status::ImageUndefined,
+            };
+            let chosen = machines
+                .values()
+                .filter(|machine| selection.wants(machine, Some("rescue"), status(machine)));
+            chosen.map(|machine| machine.hostname.clone()).collect()
+        };
+        let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        let all = ListSubsRequest::default;
+        let tag = |name: &str, value: Option<&str>| TagFilter {
+            name: name.to_owned(),
+            value: value.map(str::to_owned),
+        };
+        let table: [(ListSubsRequest, &[&str]); 13] = [
+            (all(), &["mail", "spare", "web1", "web2"]),
+            (ListSubsRequest { statuses: vec![Status::ImageUndefined], ..all() }, &["spare"]),
+            (ListSubsRequest { hosts: texts(&["web*"]), ..all() }, &["web1", "web2"]),
+            (
+                ListSubsRequest { hosts: texts(&["web?", "mail"]), ..all() },
+                &["mail", "web1", "web2"],
+            ),
+            (ListSubsRequest { hosts: texts(&["we"]), ..all() }, &[]),
+            (ListSubsRequest { images: texts(&["web"]), ..all() }, &["web1", "web2"]),
+            (ListSubsRequest { images: texts(&["/web/8"]), ..all() }, &["web2"]),
+            (ListSubsRequest { images: texts(&["rescue"]), ..all() }, &["spare"]),
+            (ListSubsRequest { images: texts(&["we", ""]), ..all() }, &[]),
+            (
+                ListSubsRequest { locations: texts(&["nyc", "sfo/"]), ..all() },
+                &["mail", "web1", "web2"],
+            ),
+            (ListSubsRequest { tags: vec![tag("tier", None)], ..all() }, &["mail", "web1"]),
+            (
+                ListSubsRequest {
+                    tags: vec![tag("tier", Some("back")), tag("old", None)],
+                    ..all()
+                },
+                &["mail"],
+            ),
+            (
+                ListSubsRequest { hosts: texts(&["web*"]), locations: texts(&["nyc/r2"]), ..all() },
+                &["web2"],
+            ),
+        ];
+        for (request, expected) in table {
+            assert_eq!(chosen(request.clone()), expected, "{request:?}");
+        }
+        assert!(Selection::new(ListSubsRequest { hosts: texts(&["web["]), ..all() }).is_err());
+    }
+}

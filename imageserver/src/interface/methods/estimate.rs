@@ -1,0 +1,113 @@
+//! `ImageServer.EstimateImage`: what only one image needs, and what it shares.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use api::fault::{Fault, FaultCode};
+use api::image_server::estimate::{EstimateImageReply, EstimateImageRequest, Sum};
+use model::object::ObjectId;
+use model::report::report;
+use model::tree::encode::references;
+
+use super::{Service, place};
+use crate::core::collection::needed_objects::Marks;
+use crate::store::Store;
+use crate::store::error::{fault_of_store, joined};
+use crate::store::{admission::read_directory, error::AdmissionError};
+use crate::store::{
+    error::WalkError,
+    image_walk::{Start, walk},
+};
+
+/// How often the images are looked through when they change meanwhile.
+const ATTEMPTS_MAX: u32 = 3;
+
+impl Service {
+    pub(super) async fn estimate_image(
+        self,
+        request: EstimateImageRequest,
+    ) -> Result<EstimateImageReply, Fault> {
+        let place = place(&self.estimates, "estimates")?;
+        let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
+        let work = move || {
+            let _place = place;
+            estimate(&store, &request, || stop.is_cancelled())
+        };
+        joined(self.tasks.spawn_blocking(work).await)?
+    }
+}
+
+fn estimate(
+    store: &Store,
+    request: &EstimateImageRequest,
+    stop: impl Fn() -> bool,
+) -> Result<EstimateImageReply, Fault> {
+    let name = &request.name;
+    if let Some((image, _)) = store.images.damaged().into_iter().next() {
+        let text = format!("nobody knows what image {image} needs: its record is damaged");
+        return Err(Fault::new(FaultCode::Internal, text));
+    }
+    let stopped = || Fault::new(FaultCode::Unavailable, "the image server stops: ask again");
+    let mut attempt = 1;
+    loop {
+        // What is not there, or no more, is told as for any other call.
+        let record = store.images.get(name).map_err(|error| fault_of_store(&error))?;
+        let (_, mut others) = store.images.starts();
+        others.retain(|start| start.image != *name);
+        let own = Start {
+            image: name.clone(),
+            root: record.image.content.root,
+            build_log: record.image.notes.build_log,
+        };
+        let mut marks = Marks::default();
+        let walked = walk(&*store.objects, &mut marks, &others, &stop);
+        match walked.and_then(|all| if all { split(store, &marks, &own, &stop) } else { Ok(None) })
+        {
+            Ok(Some(reply)) => return Ok(reply),
+            Ok(None) => return Err(stopped()),
+            // An image that was deleted while it was walked may have been collected.
+            Err(_) if attempt < ATTEMPTS_MAX => attempt += 1,
+            Err(error) => return Err(Fault::new(FaultCode::Internal, report(&error))),
+        }
+    }
+}
+
+/// Tells what of `own` is marked, because others need it. `None` if `stop` said so.
+fn split(
+    store: &Store,
+    marks: &Marks,
+    own: &Start,
+    stop: impl Fn() -> bool,
+) -> Result<Option<EstimateImageReply>, WalkError> {
+    let failed = |source| WalkError { image: own.image.clone(), source };
+    let mut reply = EstimateImageReply::default();
+    let mut seen = BTreeSet::new();
+    let mut count = |id: &ObjectId, bytes: u64| {
+        let sum: &mut Sum = if marks.needs(id) { &mut reply.shared } else { &mut reply.own };
+        sum.count(bytes);
+    };
+    let mut stack = vec![own.root];
+    while let Some(id) = stack.pop() {
+        if stop() {
+            return Ok(None);
+        }
+        if !seen.insert(id) {
+            continue;
+        }
+        let encoding = read_directory(&*store.objects, id).map_err(failed)?;
+        count(&id, encoding.len() as u64);
+        let named = references(id.algorithm(), &encoding)
+            .map_err(|source| failed(AdmissionError::NoDirectory { id, source }))?;
+        for (file, size_bytes) in named.files {
+            if seen.insert(file) {
+                count(&file, size_bytes);
+            }
+        }
+        stack.extend(named.directories);
+    }
+    if let Some(log) = own.build_log.filter(|log| !seen.contains(log)) {
+        let size_bytes = store.objects.size_bytes(&log).map_err(|error| failed(error.into()))?;
+        count(&log, size_bytes.unwrap_or(0));
+    }
+    Ok(Some(reply))
+}

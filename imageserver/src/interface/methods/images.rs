@@ -1,0 +1,216 @@
+//! `ImageServer`: adding, getting, listing and deleting images.
+
+use std::pin::pin;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use api::Done;
+use api::access::Owners;
+use api::codec::{self, Encoding};
+use api::image_server::{
+    AddImage, AddImageReply, AddImageRequest, DeleteImage, DeleteImageRequest, GetImage,
+    GetImageRequest, ListImagesReply, ListImagesRequest,
+};
+use api::{
+    fault::{Fault, FaultCode},
+    method::Method as _,
+};
+use model::image::{Content, Image, ImageName, Notes, tags};
+use model::report::report;
+use model::signing::signature;
+use rpc::server::Caller;
+use tokio::time::Instant;
+
+use super::Service;
+use super::access::{expect_may_add, expect_may_change};
+use super::directories::fault_of_directory;
+use super::expiry::expect_unused;
+use crate::clock::wall;
+use crate::store::directories::Steady;
+use crate::store::error::{fault_of_store, joined};
+use crate::store::record::Record;
+use crate::store::{Store, images};
+use crate::store::{admission::admit, error::AdmissionError};
+
+/// How many images are on a page of a list.
+const PAGE_IMAGES_MAX: usize = 1_000;
+
+/// The longest that a call waits for an image.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+impl Service {
+    pub(super) async fn add_here(
+        self,
+        caller: Caller,
+        request: AddImageRequest,
+    ) -> Result<AddImageReply, Fault> {
+        let places = Arc::clone(&self.admissions);
+        let place = places.acquire_owned().await.expect("the semaphore is never closed");
+        let store = Arc::clone(&self.store);
+        // It is finished, and holds its place, even if the caller goes away.
+        let work = self.tasks.spawn_blocking(move || {
+            let reply = add_image(&store, &caller, request);
+            drop(place);
+            reply
+        });
+        let reply = joined(work.await)??;
+        self.counters.images_added.inc();
+        Ok(reply)
+    }
+
+    pub(super) async fn get_image(self, request: GetImageRequest) -> Result<Image, Fault> {
+        let wait = Duration::from_millis(request.wait_ms.into()).min(WAIT_MAX);
+        let deadline = Instant::now() + wait;
+        loop {
+            let mut added = pin!(self.store.images.added());
+            // From here on nothing that is added is missed.
+            added.as_mut().enable();
+            let name = request.name.clone();
+            let got = self.blocking(move |store| store.images.get(&name)).await;
+            match got {
+                Ok(record) => return Ok(record.image),
+                Err(fault) if fault.code == FaultCode::NotFound && Instant::now() < deadline => {}
+                Err(fault) => return Err(fault),
+            }
+            tokio::select! {
+                () = added => {}
+                () = tokio::time::sleep_until(deadline) => {}
+                () = self.stop.cancelled() => {
+                    let text = "the image server stops: ask again";
+                    return Err(Fault::new(FaultCode::Unavailable, text));
+                }
+            }
+        }
+    }
+
+    pub(super) async fn list_images(
+        self,
+        request: ListImagesRequest,
+    ) -> Result<ListImagesReply, Fault> {
+        let images::Page { images, more } =
+            self.store.images.list(request.after.as_ref(), PAGE_IMAGES_MAX);
+        Ok(ListImagesReply { images, more })
+    }
+
+    pub(super) async fn delete_here(
+        self,
+        caller: Caller,
+        request: DeleteImageRequest,
+    ) -> Result<Done, Fault> {
+        let DeleteImageRequest { name, force } = request;
+        let (deleted, by) = (name.clone(), caller.clone());
+        let may = move |store: &Store| Ok(expect_may_change::<DeleteImage>(store, &by, &deleted));
+        self.blocking(may).await??;
+        if !force {
+            let (store, asked) = (Arc::clone(&self.store), name.clone());
+            let work = self.tasks.spawn_blocking(move || expect_unused(&store, &asked));
+            joined(work.await)??;
+        }
+        let deleted = name.clone();
+        let mark = format!(
+            "deleted by {} at {} seconds after 1970-01-01 UTC; the name is never used again\n",
+            caller.name(),
+            wall().seconds
+        );
+        self.blocking(move |store| store.images.delete(&deleted, &mark)).await?;
+        tracing::info!(image = %name, force, by = %caller, "deleted an image");
+        self.counters.images_deleted.inc();
+        Ok(Done {})
+    }
+}
+
+fn add_image(
+    store: &Store,
+    caller: &Caller,
+    request: AddImageRequest,
+) -> Result<AddImageReply, Fault> {
+    expect_may_add::<AddImage>(store, caller, &request.content.name)?;
+    // From here on until the image is visible no object is removed.
+    let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
+    make_visible(store, caller, request.content, request.notes)
+}
+
+/// Adds an image of which all is there, or says what is not. The caller sees to it that nothing is
+/// removed meanwhile.
+pub(super) fn make_visible(
+    store: &Store,
+    caller: &Caller,
+    content: Content,
+    mut notes: Notes,
+) -> Result<AddImageReply, Fault> {
+    let store_fault = |error| fault_of_store(&error);
+    store.images.expect_new(&content.name).map_err(store_fault)?;
+    tags::verify(&notes.tags).map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+    let owners = Owners::new(notes.owner_groups.clone(), notes.owner_users.clone());
+    owners.verify().map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+    // Before all the work; and again when nobody can remove the directory any more.
+    expect_directory(&store.directories.steady(), &content.name)?;
+    let about = (&content.name, &content.digest());
+    notes.signatures = signature::changed(&[], &notes.signatures, &[], about)
+        .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+    let created_on = wall();
+    if notes.expires_at.is_some_and(|expires_at| expires_at <= created_on) {
+        let text = format!("image {} would have expired before it was added", content.name);
+        return Err(Fault::new(FaultCode::BadRequest, text));
+    }
+    let pin = notes.build_log.map(|id| store.objects.pin(&[id]));
+    let _pin = pin.transpose().map_err(store_fault)?;
+    if let Some(id) = notes.build_log
+        && store.objects.held(&id).map_err(store_fault)?.is_none()
+    {
+        let text = format!("object {id}, the build log, is not on this server: upload it first");
+        return Err(Fault::new(FaultCode::NotFound, text));
+    }
+    let admitted = admit(&*store.objects, &content).map_err(|error| fault_of_admission(&error))?;
+    notes.created_by = caller.name();
+    notes.created_on = created_on;
+    let image = Image { content, notes };
+    expect_gettable(&image)?;
+    let digest = image.content.digest();
+    // All objects must be on the medium before an image that needs them is seen.
+    store.objects.sync().map_err(store_fault)?;
+    let record = Record { image, totals: admitted.totals };
+    admitted.expect_in_time().map_err(store_fault)?;
+    let steady = store.directories.steady();
+    expect_directory(&steady, &record.image.content.name)?;
+    store.images.add(&record).map_err(store_fault)?;
+    drop(steady);
+    let name = &record.image.content.name;
+    tracing::info!(image = %name, %digest, by = %caller, "added an image");
+    Ok(AddImageReply { digest })
+}
+
+/// Refuses an image in a directory that was never made, if the server asks for that.
+fn expect_directory(steady: &Steady<'_>, name: &ImageName) -> Result<(), Fault> {
+    steady.admit(name).map_err(|error| fault_of_directory(&error))
+}
+
+/// Refuses an image that would be too large for the reply that gives it.
+fn expect_gettable(image: &Image) -> Result<(), Fault> {
+    let length = codec::encode(Encoding::Bincode, "image", image)
+        .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?
+        .len();
+    let limit = GetImage::REPLY_BYTES_MAX;
+    if length <= limit {
+        return Ok(());
+    }
+    let name = &image.content.name;
+    let text = format!("image {name} without its tree has {length} bytes: {limit} are accepted");
+    Err(Fault::new(FaultCode::TooLarge, text))
+}
+
+pub(super) fn fault_of_admission(error: &AdmissionError) -> Fault {
+    let refuse = |code| Fault::new(code, report(error));
+    match error {
+        AdmissionError::MissingDirectory { .. } | AdmissionError::MissingObject { .. } => {
+            let text = format!("{}: upload it, then add the image again", report(error));
+            Fault::new(FaultCode::NotFound, text)
+        }
+        AdmissionError::TooLarge { .. } => refuse(FaultCode::TooLarge),
+        AdmissionError::WrongSize { .. }
+        | AdmissionError::NoDirectory { .. }
+        | AdmissionError::Tree { .. }
+        | AdmissionError::Image { .. } => refuse(FaultCode::BadRequest),
+        AdmissionError::Store { source } => fault_of_store(source),
+    }
+}

@@ -1,0 +1,120 @@
+//! Small files that the server keeps over restarts: replaced as a whole, or not at all.
+
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use api::codec::{self, CodecError, Encoding};
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::layout;
+use crate::store::error::{StoreError, failed};
+use nix::fcntl::{Flock, FlockArg};
+
+/// The longest such file, in bytes.
+const BYTES_MAX: usize = 64 << 20;
+
+/// A small file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SmallError {
+    /// It cannot be read.
+    #[error("cannot read `{name}`")]
+    Read {
+        /// Its name in the data directory.
+        name: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// It is not what was written.
+    #[error("`{name}` is damaged")]
+    Damaged {
+        /// Its name in the data directory.
+        name: &'static str,
+        /// What the decoder said.
+        #[source]
+        source: CodecError,
+    },
+}
+
+/// Writes `value` as JSON to `name` in the data directory, durably.
+///
+/// # Errors
+///
+/// What the file-system says; then the former file is there.
+pub fn write(data: &Path, name: &'static str, value: &impl Serialize) -> Result<(), StoreError> {
+    let what = || failed(format!("write `{name}`"));
+    let mut bytes = codec::encode(Encoding::Json, name, value)
+        .map_err(|error| what()(io::Error::other(error)))?;
+    bytes.push(b'\n');
+    let temporary = data.join(layout::INCOMING).join(name);
+    fs_err::OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs_err::rename(&temporary, data.join(name)))
+        .map_err(what())?;
+    sync_directory(data)
+}
+
+/// Reads what [`write()`] wrote; `None` if nothing was written ever.
+///
+/// # Errors
+///
+/// [`SmallError`].
+pub fn read<T: DeserializeOwned>(data: &Path, name: &'static str) -> Result<Option<T>, SmallError> {
+    match fs_err::read(data.join(name)) {
+        Ok(bytes) => codec::decode(Encoding::Json, name, &bytes, BYTES_MAX)
+            .map(Some)
+            .map_err(|source| SmallError::Damaged { name, source }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(SmallError::Read { name, source }),
+    }
+}
+
+/// Takes the data directory for this process alone.
+pub(crate) fn lock(data: &Path) -> Result<Flock<std::fs::File>, StoreError> {
+    let path = data.join(layout::LOCK);
+    let file = fs_err::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed("lock the data directory"))?;
+    Flock::lock(file.into_file(), FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno
+    {
+        nix::errno::Errno::EWOULDBLOCK => StoreError::Locked { path: data.to_owned() },
+        errno => failed("lock the data directory")(errno.into()),
+    })
+}
+
+/// Makes a directory that only this server may enter, and its parents. Leaves one that is there
+/// as it is.
+pub(crate) fn make_directory(path: &Path) -> Result<(), StoreError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(failed(format!("make the directory `{}`", path.display())))
+}
+
+pub(crate) fn empty(directory: &Path) -> Result<(), StoreError> {
+    let why = || failed("remove what a former server had not finished");
+    for entry in fs_err::read_dir(directory).map_err(why())? {
+        let entry = entry.map_err(why())?;
+        fs_err::remove_file(entry.path()).map_err(why())?;
+    }
+    Ok(())
+}
+
+/// Makes the entries of a directory durable.
+pub(crate) fn sync_directory(path: &Path) -> Result<(), StoreError> {
+    let why = || failed("make a directory durable");
+    fs_err::File::open(path).map_err(why())?.sync_all().map_err(why())
+}

@@ -1,0 +1,112 @@
+//! The result of a verb: an exit code, or a failure with its causes and hints.
+
+use std::error::Error;
+
+use api::fault::FaultCode;
+use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, EXIT_PARTLY};
+use model::image::ImageName;
+use rpc::client::CallError;
+use tool::EXIT_DIFFERENT;
+
+/// The result of a verb that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All was done.
+    Done,
+    /// A part could not be done; warnings say which.
+    Partly,
+    /// The compared things differ, or something is missing.
+    Different,
+}
+
+impl Outcome {
+    /// The exit code of the process.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Done => EXIT_DONE,
+            Self::Partly => EXIT_PARTLY,
+            Self::Different => EXIT_DIFFERENT,
+        }
+    }
+}
+
+/// Why a verb failed, for the user.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    hints: Vec<String>,
+    exit_code: u8,
+}
+
+impl Failure {
+    /// A failure that is described by `error` and its causes.
+    pub fn new(error: &dyn Error) -> Self {
+        Self { message: model::report::report(error), hints: Vec::new(), exit_code: EXIT_FAILED }
+    }
+
+    /// A failure in words.
+    pub fn of_text(message: impl Into<String>) -> Self {
+        Self { message: message.into(), hints: Vec::new(), exit_code: EXIT_FAILED }
+    }
+
+    /// A failure of a call to the image server.
+    pub fn of_call(error: &CallError) -> Self {
+        let failure = Self::new(error);
+        match error {
+            CallError::Connect { .. } => failure.hint(
+                "is the image server running, and is this its address? Set it with --imageserver \
+                 HOST:PORT or DOMINATOR_IMAGESERVER",
+            ),
+            _ => match error.code() {
+                Some(FaultCode::NoSpace) => failure
+                    .hint("make space on the file-system of the image server's data directory"),
+                Some(FaultCode::Version) => {
+                    failure.hint("use the imagetool of the image server's release")
+                }
+                _ => failure,
+            },
+        }
+    }
+
+    /// A failure of a call about the image `name`.
+    pub fn of_image_call(error: &CallError, name: &ImageName) -> Self {
+        let hint = match error.code() {
+            Some(FaultCode::NotFound) => "`imagetool list` lists all images",
+            Some(FaultCode::Gone) => {
+                "the name was deleted or has expired, and names are never used again"
+            }
+            Some(FaultCode::Exists) => {
+                "an image never changes: take a new name, such as one with a version or a date"
+            }
+            _ => return Self::of_call(error),
+        };
+        Self::of_text(format!("{name}: {}", model::report::report(error))).hint(hint)
+    }
+
+    /// Adds a hint for the user.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hints.push(hint.into());
+        self
+    }
+
+    /// Sets the exit code for wrong use of the command line.
+    pub fn misuse(mut self) -> Self {
+        self.exit_code = EXIT_MISUSE;
+        self
+    }
+
+    /// The exit code of the process.
+    pub fn exit_code(&self) -> u8 {
+        self.exit_code
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "error: {}", self.message)?;
+        for hint in &self.hints {
+            write!(formatter, "\nhint: {hint}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,522 @@
+//! Tests of what is accepted: a table of attacks, and plans that are changed by chance.
+
+use std::sync::Arc;
+
+use api::subd::Expects;
+use certs::signing_key::SigningKey;
+use model::escape::ByteText;
+use model::image::{ComputedRule, FORMAT, HealthCheck};
+use model::object::{Algorithm, ObjectId};
+use model::signing::Statement;
+use model::tree::text::{from_text, to_text};
+use model::tree::{Metadata, Symlink, Time};
+use model::trigger::Triggers;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Made by `ssh-keygen`; nobody uses them.
+const KEYS: [&str; 2] = [
+    include_str!("../../../../common/certs/tests/keys/alice"),
+    include_str!("../../../../common/certs/tests/keys/bob"),
+];
+
+const NOW: u64 = 1_000;
+
+const SIGNED: &str = "\
+d 755 0:0 /etc
+f 644 0:0 1.000000000 5 @1 /etc/a
+f 644 0:0 1.000000000 5 @2 /etc/b
+h /etc/c -> /etc/b
+l 0:0 /etc/l -> a
+d 755 0:0 /usr
+f 4755 0:0 1.000000000 5 @3 /usr/s
+d 700 0:0 /usr/x
+f 644 0:0 1.000000000 5 @4 /usr/x/y
+";
+
+const TRIGGERS: &str = r#"[{"MatchLines": ["/etc/a"], "Service": "a"}]"#;
+
+/// The tree of a text, in which `@` and a digit stand for an object.
+fn tree(text: &str) -> Tree {
+    let expand =
+        |text: String, digit: u8| text.replace(&format!("@{digit}"), &object(digit).to_string());
+    from_text(Algorithm::Blake3, &(0..=9).fold(text.to_owned(), expand)).unwrap()
+}
+
+fn object(byte: u8) -> ObjectId {
+    ObjectId::Blake3([byte; 32])
+}
+
+fn path(text: &str) -> TreePath {
+    text.parse().unwrap()
+}
+
+/// Everything that verification needs.
+struct World {
+    image: RequiredImage,
+    signatures: Vec<Signature>,
+    scan: Snapshot,
+    exclusions: Patterns,
+    keys: TrustedKeys,
+    last: Option<AcceptedImage>,
+    allow_older: bool,
+}
+
+fn content(name: &str, tree: &Tree) -> Content {
+    Content {
+        format: FORMAT,
+        name: name.parse().unwrap(),
+        root: tree.digest(),
+        filter: Some(model::filter::Filter::new(["/home/.*"]).unwrap()),
+        triggers: Triggers::from_json(TRIGGERS).unwrap(),
+        computed: model::image::computed_rules(tree),
+        health_check: None,
+    }
+}
+
+fn sign(content: &Content, who: usize, signed: u64, expires: Option<u64>) -> Signature {
+    let (image, digest) = (content.name.clone(), content.digest());
+    let key = SigningKey::read(KEYS[who], None).unwrap();
+    key.sign(&Statement { image, digest, signed, expires }).unwrap()
+}
+
+fn snapshot(have: &Tree, image: &RequiredImage, exclusions: &Patterns) -> Snapshot {
+    let scope = Scope::of(&image.scan, exclusions.lines());
+    Snapshot {
+        settings: Arc::new(image.scan.clone()),
+        scope,
+        revision: 1,
+        tree: Some(have.clone()),
+        report: Some(ScanReport::of(scope, have)),
+    }
+}
+
+impl World {
+    fn new(have: &Tree, want: &Tree) -> Self {
+        let content = content("web/8", want);
+        let signatures = vec![sign(&content, 0, 900, None), sign(&content, 1, 800, Some(2_000))];
+        let image = RequiredImage::new(content, want.clone());
+        let exclusions = Patterns::new::<&str>([]).unwrap();
+        let scan = snapshot(have, &image, &exclusions);
+        let line = |who: &&str| SigningKey::read(who, None).unwrap().public_line().unwrap();
+        let lines: Vec<String> = KEYS.iter().map(line).collect();
+        let keys = TrustedKeys::read(&lines.join("\n"), 2).unwrap();
+        Self { image, signatures, scan, exclusions, keys, last: None, allow_older: false }
+    }
+
+    fn have(&self) -> &Tree {
+        self.scan.tree.as_ref().unwrap()
+    }
+
+    /// The plan that a good dominator makes.
+    fn plan(&self) -> Plan {
+        let want = required_tree(&self.image, &self.exclusions).unwrap();
+        plan_between(self.have(), &want, self.scan.report.as_ref().unwrap())
+    }
+
+    fn request(&self, plan: Plan) -> PrepareRequest {
+        let expects = Expects { instance: 1, root: self.have().digest(), scope: self.scan.scope };
+        PrepareRequest {
+            update_id: 7,
+            expects,
+            image: self.image.name().clone(),
+            image_digest: self.image.digest,
+            plan,
+            triggers: self.image.content.triggers.clone(),
+            health_check: self.image.content.health_check.clone(),
+            force_disruption: false,
+            expires_seconds: 60,
+        }
+    }
+
+    fn verify(&self, request: &PrepareRequest) -> Result<VerifiedUpdate, Refusal> {
+        let Self { image, signatures, scan, exclusions, .. } = self;
+        let case = UpdateCase { request, image, signatures, scan, exclusions };
+        let (keys, allow_older, last) = (&self.keys, self.allow_older, self.last.as_ref());
+        verify_update(&case, &SigningPolicy { keys, needed: 2, now: NOW, allow_older, last })
+    }
+
+    fn verify_plan(&self, plan: Plan) -> Result<VerifiedUpdate, Refusal> {
+        self.verify(&self.request(plan))
+    }
+}
+
+fn drifted() -> Tree {
+    tree(&SIGNED.replace("/etc/l -> a", "/etc/l -> b").replace("@1", "@9"))
+}
+
+#[test]
+fn an_honest_update_is_accepted_and_says_what_may_fire() {
+    let world = World::new(&drifted(), &tree(SIGNED));
+    let verified = world.verify_plan(world.plan()).unwrap();
+    let digest = world.image.digest;
+    let accepted = AcceptedImage { image: "web/8".parse().unwrap(), digest, signed: 800 };
+    assert_eq!(
+        verified,
+        VerifiedUpdate { accepted, changed: vec![path("/etc/a"), path("/etc/l")] }
+    );
+    // A plan that says that only times differ fires what the paths fire.
+    let mut quiet = world.plan();
+    quiet.operations.iter_mut().for_each(|operation| operation.reason = vec![Difference::Mtime]);
+    assert_eq!(world.verify_plan(quiet).unwrap().changed, verified.changed);
+    // Nothing to do is fine, too: the machine learns the triggers.
+    let same = World::new(&tree(SIGNED), &tree(SIGNED));
+    assert_eq!(same.verify_plan(same.plan()).unwrap().changed, []);
+}
+
+#[test]
+fn what_is_not_the_images_own_is_refused() {
+    let world = World::new(&drifted(), &tree(SIGNED));
+    let honest = || world.request(world.plan());
+    let other = |what| Refusal::Other { what, image: "web/8".parse().unwrap() };
+    let check = HealthCheck { command: vec!["/x".to_owned()], within_seconds: 1, undo: false };
+    let more = TRIGGERS.replace("}]", "}, {\"MatchLines\": [\"/\"], \"Service\": \"b\"}]");
+    #[rustfmt::skip]
+    let table = [
+        (PrepareRequest { image: "web/9".parse().unwrap(), ..honest() }, "name and digest"),
+        (PrepareRequest { image_digest: object(1), ..honest() }, "name and digest"),
+        (PrepareRequest { triggers: Triggers::default(), ..honest() }, "triggers"),
+        (PrepareRequest { triggers: Triggers::from_json(&more).unwrap(), ..honest() }, "triggers"),
+        (PrepareRequest { health_check: Some(check), ..honest() }, "health checks"),
+    ];
+    for (request, what) in table {
+        assert_eq!(world.verify(&request), Err(other(what)));
+    }
+}
+
+#[test]
+fn plans_that_lead_elsewhere_are_refused() {
+    let world = World::new(&drifted(), &tree(SIGNED));
+    let file = |byte, mode| match tree(SIGNED).file(&path("/etc/a")) {
+        Some(mut file) => {
+            file.object = object(byte);
+            file.metadata = Metadata::new(mode, 0, 0);
+            Node::Leaf(Leaf::File(file))
+        }
+        None => panic!("it is there"),
+    };
+    let with = |path: &str, action| {
+        let mut plan = world.plan();
+        let reason = vec![Difference::Content];
+        plan.operations.push(Operation { path: path.parse().unwrap(), action, reason });
+        world.verify_plan(plan).unwrap_err().to_string()
+    };
+    let replace = |node| Action::Replace { node, displaced: Vec::new() };
+    let elsewhere = |path: &str, why: &str| {
+        format!("with this plan {path} would not be as it is signed ({why})")
+    };
+    #[rustfmt::skip]
+    let table = [
+        ("/usr/x/evil", Action::Create(file(7, 0o755)), elsewhere("/usr/x/evil", "extra")),
+        ("/usr/x/y", replace(file(7, 0o644)), elsewhere("/usr/x/y", "content")),
+        ("/usr/x", Action::Change(Node::Directory(Metadata::new(0o777, 0, 0))), elsewhere("/usr/x", "mode")),
+        ("/etc/c", replace(file(2, 0o644)), elsewhere("/etc/c", "links")),
+        ("/usr/x/y", Action::Remove, elsewhere("/usr/x/y", "missing")),
+        ("/home/x", Action::Create(file(7, 0o755)), "the plan does not fit the machine".to_owned()),
+    ];
+    for (at, action, refusal) in table {
+        assert_eq!(with(at, action), refusal, "{at}");
+    }
+    // Not all of the way.
+    let mut half = world.plan();
+    half.operations.pop();
+    let (at, why) = (path("/etc/l"), "target".to_owned());
+    assert_eq!(world.verify_plan(half), Err(Refusal::Elsewhere { path: at, why, more: 0 }));
+}
+
+/// A directory that the image does not have, and that stays because it holds kept content.
+const KEPT: &str = "d 700 0:0 /srv\nd 700 0:0 /srv/app\n";
+
+/// `have` with the first `count` paths of that.
+fn and_kept(have: &Tree, count: usize) -> Tree {
+    let mut builder = TreeBuilder::new(Algorithm::Blake3);
+    for (path, node) in have.nodes().chain(tree(KEPT).nodes().skip(1).take(count)) {
+        builder.insert(path, node).unwrap();
+    }
+    builder.finish().unwrap()
+}
+
+/// A machine that has that, too.
+fn with_kept(have: &Tree, want: &Tree) -> World {
+    let mut world = World::new(&and_kept(have, 2), want);
+    world.scan.report.as_mut().unwrap().kept_directories = vec![path("/srv/app")];
+    world
+}
+
+#[test]
+fn what_stays_though_it_is_not_signed_stays_as_it_is() {
+    let world = with_kept(&drifted(), &tree(SIGNED));
+    assert!(world.verify_plan(world.plan()).is_ok());
+    for (at, node) in [
+        ("/srv", Metadata::new(0o777, 0, 0)),
+        ("/srv/app", Metadata::new(0o755, 1_000, 0)),
+        ("/srv/app", Metadata::new(0o755, 0, 0)),
+    ] {
+        let mut plan = world.plan();
+        let (action, reason) = (Action::Change(Node::Directory(node)), vec![Difference::Mode]);
+        plan.operations.push(Operation { path: path(at), action, reason });
+        assert_eq!(world.verify_plan(plan), Err(Refusal::NotSigned { path: path(at) }));
+    }
+}
+
+#[test]
+fn what_others_can_reach_is_not_changed_in_place() {
+    let have =
+        SIGNED.replace("f 644 0:0 1.000000000 5 @2 /etc/b", "f 666 0:0 1.000000000 5 @2 /etc/b");
+    let mut world = World::new(&tree(&have), &tree(SIGNED));
+    let plan = world.plan();
+    assert!(matches!(&*plan.operations, [Operation { action: Action::Change(_), .. }]));
+    assert!(world.verify_plan(plan.clone()).is_ok());
+    world.scan.report.as_mut().unwrap().externally_linked = vec![path("/etc/b")];
+    assert!(world.verify_plan(world.plan()).is_ok());
+    let mut by_link = plan.clone();
+    by_link.operations[0].path = path("/etc/c");
+    for plan in [plan, by_link] {
+        let path = plan.operations[0].path.clone();
+        let why = "it has names that are not signed";
+        assert_eq!(world.verify_plan(plan), Err(Refusal::InPlace { path, why }));
+    }
+    let world = World::new(&tree(&SIGNED.replace("f 4755", "f 755")), &tree(SIGNED));
+    let mut plan = world.plan();
+    let node = Node::Leaf(Leaf::File(tree(SIGNED).file(&path("/usr/s")).unwrap()));
+    plan.operations[0].action = Action::Change(node);
+    let (path, why) = (path("/usr/s"), "it has privileges");
+    assert_eq!(world.verify_plan(plan), Err(Refusal::InPlace { path, why }));
+}
+
+#[test]
+fn a_machine_that_scans_otherwise_is_not_compared() {
+    let mut world = World::new(&drifted(), &tree(SIGNED));
+    let plan = world.plan();
+    let settings = |lines: &[&str]| {
+        let filter = model::filter::Filter::new(lines).unwrap();
+        let coverage = model::scope::Coverage::Full(filter);
+        model::scope::ScanSettings { coverage, ..model::scope::ScanSettings::default() }
+    };
+    for lines in [&["/home/.*", "/etc/a"][..], &[]] {
+        let settings = settings(lines);
+        world.scan.scope = Scope::of(&settings, &[]);
+        world.scan.settings = Arc::new(settings);
+        let image = "web/8".parse().unwrap();
+        assert_eq!(world.verify_plan(plan.clone()), Err(Refusal::Scope { image }), "{lines:?}");
+    }
+}
+
+#[test]
+fn the_machine_goes_back_only_if_it_may() {
+    let mut world = World::new(&drifted(), &tree(SIGNED));
+    let plan = world.plan();
+    let last = |digest, signed| AcceptedImage { image: "web/9".parse().unwrap(), digest, signed };
+    let digest = world.image.digest;
+    let table = [
+        ("older was accepted", last(object(9), 799), false, Ok(800)),
+        ("as old was accepted", last(object(9), 800), false, Err(())),
+        ("as old, and it may", last(object(9), 800), true, Ok(800)),
+        ("this one, as old", last(digest, 800), false, Ok(800)),
+        ("newer was accepted", last(object(9), 801), false, Err(())),
+        ("newer, and it may", last(object(9), 801), true, Ok(800)),
+        ("this one, signed later then", last(digest, 950), false, Ok(950)),
+        ("an expiry has passed by the record", last(object(9), 2_000), true, Err(())),
+        ("but the machine has it", last(digest, 2_000), false, Ok(2_000)),
+    ];
+    for (what, accepted, allow_older, expected) in table {
+        (world.last, world.allow_older) = (Some(accepted), allow_older);
+        let verified = world.verify_plan(plan.clone());
+        assert_eq!(
+            verified.map(|verified| verified.accepted.signed).map_err(|_| ()),
+            expected,
+            "{what}"
+        );
+    }
+    world.allow_older = false;
+    world.last = Some(last(object(9), 800));
+    assert_eq!(
+        world.verify_plan(plan.clone()).unwrap_err().to_string(),
+        "web/8 was signed at 1970-01-01T00:13:20Z, and one of the same second was accepted before \
+         (web/9, signed at 1970-01-01T00:13:20Z): sign it again if the machine is to go back"
+    );
+    world.last = Some(last(object(9), 801));
+    assert_eq!(
+        world.verify_plan(plan).unwrap_err().to_string(),
+        "web/8 was signed at 1970-01-01T00:13:20Z, and a newer one was accepted before (web/9, \
+         signed at 1970-01-01T00:13:21Z): sign it again if the machine is to go back"
+    );
+}
+
+#[test]
+fn of_computed_files_all_but_the_content_is_signed() {
+    let rule = "g 640 0:0 files:6972 /etc/computed\n";
+    let signed = tree(&(SIGNED.to_owned() + rule));
+    let world = World::new(&tree(SIGNED), &signed);
+    let want = [ComputedRule { path: path("/etc/computed"), source: "files:6972".to_owned() }];
+    assert_eq!(world.image.content.computed, want);
+    let brought = |mode, uid| {
+        let file = model::tree::File {
+            metadata: Metadata::new(mode, uid, 0),
+            mtime: Time::default(),
+            size_bytes: 3,
+            object: object(77),
+        };
+        let action = Action::Create(Node::Leaf(Leaf::File(file)));
+        let reason = vec![Difference::Missing];
+        let operations = vec![Operation { path: path("/etc/computed"), action, reason }];
+        world.verify_plan(Plan { operations, blocked: Vec::new() }).map(|verified| verified.changed)
+    };
+    let refused = Err(Refusal::Computed { path: path("/etc/computed") });
+    assert_eq!(brought(0o640, 0), Ok(vec![path("/etc/computed")]));
+    assert_eq!(brought(0o4755, 0), refused);
+    assert_eq!(brought(0o640, 1), refused);
+    assert_eq!(world.verify_plan(Plan::default()).map(|_| Vec::new()), refused);
+}
+
+/// What the machine has instead of the image: what becomes of some of its paths.
+fn drift() -> impl Strategy<Value = Vec<(prop::sample::Index, u8)>> {
+    prop::collection::vec((any::<prop::sample::Index>(), 0..6_u8), 0..5)
+}
+
+fn drifting(signed: &Tree, drift: &[(prop::sample::Index, u8)]) -> Tree {
+    let mut builder = TreeBuilder::new(Algorithm::Blake3);
+    for (path, node) in signed.nodes() {
+        builder.insert(path, node).unwrap();
+    }
+    for (index, kind) in drift {
+        let paths: Vec<TreePath> = builder.iter().map(|(path, _)| path.clone()).collect();
+        let path = index.get(&paths).clone();
+        let is_directory = matches!(builder.get(&path), Some(Node::Directory(_)));
+        match kind {
+            0 if !is_directory => drop(builder.remove(&path)),
+            1 => {
+                let beside = path.join(b"new").unwrap();
+                if is_directory {
+                    builder.replace(beside, node(*kind));
+                }
+            }
+            2 if !is_directory => drop(builder.replace(path, node(*kind))),
+            _ => {
+                if let Some(mut node) = builder.remove(&path) {
+                    if let Some(metadata) = node.metadata_mut() {
+                        metadata.uid = u32::from(*kind);
+                    }
+                    builder.replace(path, node);
+                }
+            }
+        }
+    }
+    builder.finish().unwrap_or_else(|_| signed.clone())
+}
+
+/// Something that a plan may bring.
+fn node(kind: u8) -> Node {
+    let metadata = Metadata::new(0o644, 0, 0);
+    match kind % 3 {
+        0 => Node::Directory(Metadata::new(0o755, 0, 0)),
+        1 => {
+            let metadata = Metadata::new(0o777, 0, 0);
+            Node::Leaf(Leaf::Symlink(Symlink { metadata, target: ByteText(vec![b'x', kind]) }))
+        }
+        _ => Node::Leaf(Leaf::File(model::tree::File {
+            metadata,
+            mtime: Time { seconds: 1, nanoseconds: 0 },
+            size_bytes: 5,
+            object: object(kind),
+        })),
+    }
+}
+
+/// How a stolen dominator changes a plan.
+#[derive(Clone, Debug)]
+enum Change {
+    Drop(prop::sample::Index),
+    Twice(prop::sample::Index),
+    Swap(prop::sample::Index, prop::sample::Index),
+    Node(prop::sample::Index, u8),
+    Metadata(prop::sample::Index, u8),
+    Elsewhere(prop::sample::Index, prop::sample::Index),
+    Insert(prop::sample::Index, prop::sample::Index, u8),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let index = any::<prop::sample::Index>;
+    prop_oneof![
+        index().prop_map(Change::Drop),
+        index().prop_map(Change::Twice),
+        (index(), index()).prop_map(|(one, two)| Change::Swap(one, two)),
+        (index(), any::<u8>()).prop_map(|(at, kind)| Change::Node(at, kind)),
+        (index(), any::<u8>()).prop_map(|(at, kind)| Change::Metadata(at, kind)),
+        (index(), index()).prop_map(|(at, to)| Change::Elsewhere(at, to)),
+        (index(), index(), any::<u8>()).prop_map(|(at, to, kind)| Change::Insert(at, to, kind)),
+    ]
+}
+
+fn changed(plan: &mut Plan, change: &Change, paths: &[TreePath]) {
+    let operations = &mut plan.operations;
+    let count = operations.len();
+    match change {
+        Change::Insert(at, to, kind) => {
+            let node = node(*kind);
+            let action = match kind % 4 {
+                0 => Action::Remove,
+                1 => Action::Change(node),
+                2 => Action::Replace { node, displaced: Vec::new() },
+                _ => Action::Create(node),
+            };
+            let path = to.get(paths);
+            let path = if kind % 4 == 3 { path.join(b"evil").unwrap() } else { path.clone() };
+            let reason = vec![Difference::Content];
+            operations.insert(at.index(count + 1), Operation { path, action, reason });
+        }
+        _ if count == 0 => {}
+        Change::Drop(at) => drop(operations.remove(at.index(count))),
+        Change::Twice(at) => operations.push(operations[at.index(count)].clone()),
+        Change::Swap(one, two) => operations.swap(one.index(count), two.index(count)),
+        Change::Elsewhere(at, to) => operations[at.index(count)].path = to.get(paths).clone(),
+        Change::Node(at, kind) => match &mut operations[at.index(count)].action {
+            Action::Create(old) | Action::Change(old) | Action::Replace { node: old, .. } => {
+                *old = node(*kind);
+            }
+            Action::Remove => {}
+        },
+        Change::Metadata(at, kind) => match &mut operations[at.index(count)].action {
+            Action::Create(old) | Action::Change(old) | Action::Replace { node: old, .. } => {
+                if let Some(metadata) = old.metadata_mut() {
+                    metadata.mode = u32::from(*kind);
+                }
+            }
+            Action::Remove => {}
+        },
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// Whatever is done to a plan: it is accepted if, and only if, it leads to the signed tree, and
+    /// leaves what the machine keeps as it is.
+    #[test]
+    fn a_plan_is_accepted_only_if_it_leads_to_the_signed_tree(
+        drift in drift(),
+        changes in prop::collection::vec(change(), 0..4),
+        kept in any::<bool>(),
+    ) {
+        let signed = tree(SIGNED);
+        let have = drifting(&signed, &drift);
+        let world = if kept { with_kept(&have, &signed) } else { World::new(&have, &signed) };
+        let mut plan = world.plan();
+        prop_assert!(world.verify_plan(plan.clone()).is_ok(), "the honest plan");
+        // Directories that hold nothing else may go as well.
+        let whole = and_kept(&signed, 2);
+        let counts = 0..=if kept { 2 } else { 0 };
+        let right: Vec<String> = counts.map(|count| to_text(&and_kept(&signed, count))).collect();
+        let paths: Vec<TreePath> = whole.nodes().map(|(path, _)| path).collect();
+        changes.iter().for_each(|change| changed(&mut plan, change, &paths));
+        let leads = apply(world.have(), &plan).map(|after| to_text(&after));
+        let is_right = leads.is_ok_and(|after| right.contains(&after));
+        let verified = world.verify_plan(plan);
+        match &verified {
+            Err(Refusal::NotSigned { .. } | Refusal::InPlace { .. }) => {}
+            _ => prop_assert_eq!(verified.is_ok(), is_right, "{:?}", verified),
+        }
+        prop_assert!(verified.is_err() || is_right);
+    }
+}
