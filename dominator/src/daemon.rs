@@ -1,8 +1,7 @@
-//! The daemon: its flags, and how its parts are put together and taken apart.
+//! The daemon: its flags, its start and its end.
 
 pub mod budget_flags;
 pub mod command;
-pub mod reload;
 
 use rpc::tls::Security;
 use std::path::PathBuf;
@@ -39,7 +38,6 @@ use crate::runtime::fleet::{Fleet, SETTINGS};
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
-use crate::runtime::pauses::PauseGate;
 use crate::storage::{HistoryLimits, State, StateError};
 use rpc::trees::Reader;
 
@@ -128,7 +126,6 @@ pub struct Arguments {
     #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub budgets: BudgetArgs,
 
-    /// What is logged, and how.
     #[command(flatten)]
     pub log: LogArgs,
 
@@ -153,45 +150,36 @@ pub struct Arguments {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// It would run unprotected without being told to.
     #[error(transparent)]
     Security(#[from] SecurityError),
-    /// An address of another server is none.
-    #[error("bad {flag}")]
+    #[error("invalid {flag}")]
     Address {
-        /// The flag.
         flag: &'static str,
-        /// What is wrong.
         #[source]
         source: PeerError,
     },
-    /// The state cannot be used.
     #[error("cannot use the state directory")]
     State {
-        /// Why.
         #[source]
         source: StateError,
     },
-    /// The audit log cannot be written.
     #[error(transparent)]
     Audit(#[from] AuditError),
-    /// It cannot listen.
     #[error("cannot listen")]
     Listen {
-        /// Why.
         #[source]
         source: ListenError,
     },
 }
 
 impl Arguments {
-    /// How much a machine database may change at once.
+    /// Returns how much a machine database may change at once.
     #[must_use]
     pub fn mdb_limits(&self) -> EditLimits {
         EditLimits { drop_percent: self.mdb_drop_max, reimage_percent: self.mdb_reimage_max }
     }
 
-    /// The words of the command that tells of alarms; none if there is no command.
+    /// Splits the alarm command into words. Returns no word if there is no command.
     #[must_use]
     pub fn alarm_program(&self) -> Vec<String> {
         self.alarm_command
@@ -201,7 +189,7 @@ impl Arguments {
             .collect()
     }
 
-    /// The flags in which `new` differs, and that are in force from the start to the end.
+    /// Returns the flags that differ in `new` and take effect only at a start.
     #[must_use]
     pub fn fixed_that_differ(&self, new: &Self) -> Vec<&'static str> {
         // All are named, so that a new one is not forgotten: what is not compared here is taken in
@@ -247,7 +235,7 @@ impl Arguments {
         differ.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect()
     }
 
-    /// These, with those flags of `new` that can be changed at any time.
+    /// Returns `self` with those flags of `new` that can change while the daemon runs.
     #[must_use]
     pub fn with_changeable(self, new: Self) -> Self {
         Self {
@@ -261,8 +249,8 @@ impl Arguments {
     }
 }
 
-/// Runs the daemon until `stop` is cancelled, with what comes of `changed` instead of `arguments`
-/// as far as that can be changed while it runs.
+/// Runs the daemon until `stop` is cancelled. New arguments come through `changed`; those that can
+/// change while the daemon runs are applied.
 ///
 /// # Errors
 ///
@@ -327,11 +315,10 @@ pub async fn run(
         clock,
         reader,
         images,
-        gate: CommitGate::new(brake),
+        gate: CommitGate::new(brake, Pauses::from_kept(pauses)),
         history,
         audit: audit.clone(),
         identities: Arc::clone(&identities),
-        pauses: PauseGate::new(Pauses::from_kept(pauses)),
         default_image: watch::Sender::new(default_image.map(Arc::new)),
         metrics: Counters::default(),
         claim_service,
@@ -356,7 +343,7 @@ pub async fn run(
     });
     let (alarms, programs) = watch::channel(arguments.alarm_program());
     let telling = crate::runtime::alarm_program::tell(Arc::clone(&fleet), programs);
-    let following = crate::daemon::reload::follow(Arc::clone(&fleet), arguments, changed, alarms);
+    let following = command::apply_changes(Arc::clone(&fleet), arguments, changed, alarms);
     let keeping = Arc::clone(&fleet).keep_mdb();
     for work in [telling.boxed(), following.boxed(), keeping.boxed()] {
         let stop = stop.clone();
@@ -368,7 +355,7 @@ pub async fn run(
     serve(listener, router, stop).await;
     tracker.close();
     tracker.wait().await;
-    // It panics only if the writer does, which has said so.
+    // This fails only if the writer panicked, which has been logged.
     let _closed = tokio::task::spawn_blocking(move || ending.history.close()).await;
     audit.close().await;
     Ok(())

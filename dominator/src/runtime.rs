@@ -13,5 +13,4 @@ pub mod fleet;
 pub mod history;
 pub mod identities;
 pub mod images;
-pub mod pauses;
 pub mod plan_cache;

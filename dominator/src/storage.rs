@@ -15,7 +15,6 @@ mod history_log;
 mod history_query;
 pub mod history_rows;
 mod identities;
-mod orders;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,6 +24,7 @@ use std::time::Duration;
 use api::dominator::Brake;
 use api::dominator::budgets::StoppedImage;
 use api::dominator::events::{ListEventsReply, ListEventsRequest};
+use api::dominator::orders::DefaultImage;
 use model::mdb::Machines;
 use model::tree::Time;
 use redb::{Database, ReadableDatabase as _, TableDefinition, WriteTransaction};
@@ -33,6 +33,7 @@ use serde::de::DeserializeOwned;
 
 use crate::core::event_filter::EventFilter;
 use crate::core::order::Order;
+use crate::core::pauses::KeptPause;
 use system::clock::wall;
 
 use crate::storage::history_log::Log;
@@ -58,74 +59,55 @@ const SETTINGS: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("settings");
 const BRAKE: &str = "brake";
 const MACHINES: &str = "machines";
+const PAUSES: &str = "pauses";
+const DEFAULT_IMAGE: &str = "default-image";
 const STOPPED_IMAGES: &str = "stopped-images";
 
 /// State that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// The state directory cannot be made.
     #[error("cannot make the state directory {}", path.display())]
     Directory {
-        /// The directory.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: std::io::Error,
     },
-    /// Another process has the database open.
     #[error(
         "{} is in use: another dominator runs with this state directory; stop it first, or give \
          this one another --state",
         path.display()
     )]
-    InUse {
-        /// The database.
-        path: PathBuf,
-    },
-    /// The database cannot be opened.
+    InUse { path: PathBuf },
     #[error("cannot open the database {}", path.display())]
     Open {
-        /// The database.
         path: PathBuf,
-        /// What it said.
         #[source]
         source: Box<redb::Error>,
     },
-    /// The database cannot be read or written.
     #[error("cannot {verb} the database {}", path.display())]
     Access {
         /// `read` or `write`.
         verb: &'static str,
-        /// The database.
         path: PathBuf,
-        /// What it said.
         #[source]
         source: Box<redb::Error>,
     },
-    /// A copy of the database cannot be made.
     #[error("cannot make a copy of the database at {}", path.display())]
     Copy {
-        /// The copy.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: std::io::Error,
     },
-    /// A record is no JSON of its kind.
     #[error("the record `{key}` of {} is damaged", path.display())]
     Record {
-        /// The record.
         key: &'static str,
-        /// The database.
         path: PathBuf,
-        /// What is wrong with it.
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct State {
     path: PathBuf,
@@ -416,6 +398,53 @@ fn open(path: &Path) -> Result<Database, StateError> {
         redb::DatabaseError::DatabaseAlreadyOpen => StateError::InUse { path: path.to_owned() },
         error => StateError::Open { path: path.to_owned(), source: Box::new(error.into()) },
     })
+}
+
+impl State {
+    /// The pauses that operators ordered.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn pauses(&self) -> Result<Vec<KeptPause>, StateError> {
+        Ok(self.get(PAUSES)?.unwrap_or_default())
+    }
+
+    /// Keeps the pauses of all machines, with the order that changed them if one did; they are on
+    /// the disk when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`]; nothing is changed then.
+    pub fn set_pauses(
+        &self,
+        pauses: &[KeptPause],
+        order: Option<&Order>,
+    ) -> Result<(), StateError> {
+        self.set(PAUSES, Some(&pauses).filter(|pauses| !pauses.is_empty()), order)
+    }
+
+    /// The image of machines whose record names none.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn default_image(&self) -> Result<Option<DefaultImage>, StateError> {
+        self.get(DEFAULT_IMAGE)
+    }
+
+    /// Keeps the image of machines whose record names none; it is on the disk when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`]; nothing is changed then.
+    pub fn set_default_image(
+        &self,
+        image: Option<&DefaultImage>,
+        order: &Order,
+    ) -> Result<(), StateError> {
+        self.set_ordered(DEFAULT_IMAGE, image, order)
+    }
 }
 
 #[cfg(test)]

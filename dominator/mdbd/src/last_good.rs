@@ -29,27 +29,16 @@ const MODE: u32 = 0o600;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// It cannot be made or read.
     #[error("cannot use {}", path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Another mdbd has it.
+    Directory { path: PathBuf, source: io::Error },
     #[error(
         "{} is in use: another mdbd runs with this state directory; stop it first, or give this \
          one another --state",
         path.display()
     )]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct LastGood {
     directory: PathBuf,

@@ -120,41 +120,24 @@ pub struct Arguments {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// It would run unprotected without being told to.
     #[error(transparent)]
     Security(#[from] SecurityError),
-    /// There is no configuration file, and so there are no sources.
     #[error("no configuration file: /etc/mdbd/config.toml must name the sources, or see --config")]
     NoFile,
-    /// The sources are not understood.
     #[error("{}", path.display())]
     Settings {
         /// The configuration file.
         path: PathBuf,
-        /// What is wrong.
         source: SettingsError,
     },
-    /// A pattern of the result is none.
     #[error("bad --hosts or --exclude-hosts")]
-    Pattern {
-        /// What is wrong.
-        source: PatternError,
-    },
-    /// The state cannot be used.
+    Pattern { source: PatternError },
     #[error("cannot use the state directory")]
-    State {
-        /// Why.
-        source: StateError,
-    },
-    /// The audit log cannot be written.
+    State { source: StateError },
     #[error(transparent)]
     Audit(#[from] AuditError),
-    /// It cannot listen.
     #[error("cannot listen")]
-    Listen {
-        /// Why.
-        source: ListenError,
-    },
+    Listen { source: ListenError },
 }
 
 /// Runs the daemon, with what its configuration file has beside flags, until `stop` is cancelled.

@@ -104,7 +104,6 @@ impl Shared {
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct MdbWriter {
     merged: MergedSources,

@@ -1,14 +1,16 @@
-//! What a browser shows of mdbd.
+//! The pages of mdbd.
 
 use std::sync::Arc;
 
 use api::fault::{Fault, FaultCode};
+use askama::Template;
 use model::tree::Time;
 use model::when::{ago, moment};
-use rpc::page_frame::{Cell, Frame, Mark, html_escape, pairs, table};
+use rpc::page_frame::Frame;
 use rpc::server::{Page, Router};
 
 use super::api::not_ready;
+use crate::core::merged_sources::SourceReport;
 use crate::mdb_writer::{Shared, Status};
 use system::clock::wall;
 
@@ -26,68 +28,73 @@ pub fn pages(router: Router<Arc<Shared>>, frame: Frame) -> Router<Arc<Shared>> {
     })
 }
 
-fn warning(text: &str) -> String {
-    format!("<p class=\"bad\">{}</p>\n", html_escape(text))
+#[derive(Template)]
+#[template(path = "status.html")]
+struct StatusPage {
+    warnings: Vec<String>,
+    file: String,
+    machines: usize,
+    written: String,
+    version: String,
+    sources: Vec<SourceRow>,
+}
+
+struct SourceRow {
+    name: String,
+    origin: String,
+    machines: String,
+    succeeded: String,
+    changed: String,
+    error: String,
 }
 
 fn body(shared: &Shared, status: &Status, now: Time) -> String {
-    let mut body = String::new();
+    let since = |time: Option<Time>, never: &str| {
+        time.map_or_else(|| never.to_owned(), |time| ago(now, time))
+    };
+    let source = |(source, origin): (&SourceReport, &String)| SourceRow {
+        name: source.name.clone(),
+        origin: origin.clone(),
+        machines: source.machines.map_or_else(|| "none yet".to_owned(), |count| count.to_string()),
+        succeeded: since(source.succeeded, "not since the start"),
+        changed: since(source.changed, "never"),
+        error: source.trouble.as_ref().map_or_else(String::new, |trouble| {
+            format!("{} (since {})", trouble.why, moment(trouble.since))
+        }),
+    };
+    let published = shared.published().borrow().clone();
+    let page = StatusPage {
+        warnings: warnings(status),
+        file: shared.file.display().to_string(),
+        machines: published.as_ref().map_or(0, |published| published.machines.len()),
+        written: status.written.map_or_else(
+            || "never".to_owned(),
+            |time| format!("{} ({})", ago(now, time), moment(time)),
+        ),
+        version: published
+            .map_or_else(|| "none".to_owned(), |published| published.version.to_string()),
+        sources: status.sources.iter().zip(&shared.origins).map(source).collect(),
+    };
+    page.render().expect("writing to a String cannot fail")
+}
+
+fn warnings(status: &Status) -> Vec<String> {
+    let mut warnings = Vec::new();
     if !status.missing.is_empty() {
-        body.push_str(&warning(&not_ready(&status.missing)));
+        warnings.push(not_ready(&status.missing));
     }
     if status.is_held {
-        body.push_str(&warning(
-            "Held back: the sources give no machine at all, and the file has some. It stays as it \
-             was. If that is meant, remove the file.",
-        ));
+        let text = "Held back: the sources give no machine at all, and the file has some. It \
+                    stays as it was. If this is intended, remove the file.";
+        warnings.push(text.to_owned());
     }
     if let Some(error) = &status.file_error {
-        body.push_str(&warning(&format!("The file stays as it was: {error}")));
+        warnings.push(format!("The file stays as it was: {error}"));
     }
     if let Some(error) = &status.keep_error {
-        body.push_str(&warning(&format!(
-            "What a source gave is in force, and cannot be kept over a restart: {error}"
-        )));
+        warnings.push(format!(
+            "The data of a source are in force, but cannot be kept over a restart: {error}"
+        ));
     }
-    let force = shared.published().borrow().clone();
-    let when = |time: Time| format!("{} ({})", ago(now, time), moment(time));
-    body.push_str(&pairs([
-        ("file", shared.file.display().to_string()),
-        ("machines", force.as_ref().map_or(0, |force| force.machines.len()).to_string()),
-        ("last written", status.written.map_or_else(|| "never".to_owned(), when)),
-        ("version", force.map_or_else(|| "none".to_owned(), |force| force.version.to_string())),
-    ]));
-    let rows: Vec<Vec<Cell>> = status
-        .sources
-        .iter()
-        .zip(&shared.origins)
-        .map(|(source, origin)| {
-            let since = |time: Option<Time>, never: &str| {
-                Cell::Text(time.map_or_else(|| never.to_owned(), |time| ago(now, time)))
-            };
-            let machines = source.machines.map(|count| count.to_string());
-            vec![
-                Cell::Name(source.name.clone()),
-                Cell::Text(origin.clone()),
-                Cell::Number(machines.unwrap_or_else(|| "none yet".to_owned())),
-                since(source.succeeded, "not since the start"),
-                since(source.changed, "never"),
-                match &source.trouble {
-                    None => Cell::Text(String::new()),
-                    Some(trouble) => {
-                        let text = format!("{} (since {})", trouble.why, moment(trouble.since));
-                        Cell::Mark { mark: Mark::Bad, text }
-                    }
-                },
-            ]
-        })
-        .collect();
-    body.push_str("<h2>Sources</h2>\n");
-    let head = ["source", "from", "machines", "last success", "last change", "error"];
-    body.push_str(&table(&head, &rows));
-    body.push_str(
-        "<p class=\"quiet\">Of what sources contradict each other in, the later one is right. A \
-         source with an error keeps its last data.</p>\n",
-    );
-    body
+    warnings
 }

@@ -24,7 +24,6 @@ impl FromStr for GivenLimit {
     }
 }
 
-/// See the module's text.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BudgetArgs {
     /// How many machines may be updating at once: a number, PERCENT%, or none (the default). With a
@@ -63,7 +62,6 @@ pub struct BudgetArgs {
 }
 
 impl BudgetArgs {
-    /// What they say.
     #[must_use]
     pub fn settings(&self) -> ClaimSettings {
         let each = |limit: Option<GivenLimit>| limit.and_then(|limit| limit.0);

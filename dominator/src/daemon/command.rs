@@ -1,12 +1,15 @@
-//! The command line of `dominator`.
+//! The process: starts the daemon from the command line, and reads its configuration again upon
+//! SIGHUP.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::daemon::{Arguments, NAME, StartError, run};
-use daemon::{exit_on_error, raise_file_limit, start_logging, stop_on_signals};
+use crate::runtime::fleet::Fleet;
+use daemon::{exit_on_error, raise_file_limit, set_log_filter, start_logging, stop_on_signals};
 
 /// Runs the dominator, with the arguments of this process.
 #[must_use]
@@ -31,12 +34,12 @@ fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
             Err(error) => Err(Box::<dyn std::error::Error>::from(error)),
         }
     });
-    // Plans that are still being made are of no use to anyone.
+    // Nobody needs the plans that are still being made.
     runtime.shutdown_background();
     result
 }
 
-/// The arguments as they are whenever SIGHUP has come, if they are in order.
+/// Returns a channel that gives the new arguments after each SIGHUP, unless they are invalid.
 fn read_again_on_hangup() -> std::io::Result<mpsc::Receiver<Arguments>> {
     let mut hangup = signal(SignalKind::hangup())?;
     let (sender, changed) = mpsc::channel(1);
@@ -56,4 +59,34 @@ fn read_again_on_hangup() -> std::io::Result<mpsc::Receiver<Arguments>> {
         }
     });
     Ok(changed)
+}
+
+/// Applies each configuration that comes of `changed`, as far as that is possible without a
+/// restart. `alarms` is told the words of the alarm command.
+pub(super) async fn apply_changes(
+    fleet: Arc<Fleet>,
+    mut arguments: Arguments,
+    mut changed: mpsc::Receiver<Arguments>,
+    alarms: watch::Sender<Vec<String>>,
+) {
+    while let Some(new) = changed.recv().await {
+        for flag in arguments.fixed_that_differ(&new) {
+            tracing::error!("--{flag} takes effect at the next start only");
+        }
+        if new.log.filter != arguments.log.filter
+            && let Err(error) = set_log_filter(&new.log.filter)
+        {
+            tracing::error!("the log filter stays as it was: {error}");
+        }
+        fleet.set_mdb_limits(new.mdb_limits());
+        fleet.shared().claim_service.set(new.budgets.settings());
+        alarms.send_if_modified(|program| {
+            let new = new.alarm_program();
+            let is_other = *program != new;
+            *program = new;
+            is_other
+        });
+        tracing::warn!("the configuration was read again");
+        arguments = arguments.with_changeable(new);
+    }
 }

@@ -26,8 +26,7 @@ use access::expect_may;
 use crate::core::identity::TrustError;
 use crate::core::mdb_admission::AcceptError;
 use crate::core::pauses::PauseError;
-use crate::core::selectors::HostsError;
-use crate::core::selectors::Selection;
+use crate::core::selectors::{HostsError, Selection};
 use crate::runtime::fleet::{Fleet, OrderError};
 use crate::runtime::identities::TrustOrderError;
 

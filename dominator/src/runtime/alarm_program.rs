@@ -24,12 +24,12 @@ const RETRY_LONGEST: Duration = Duration::from_secs(300);
 /// The most that the program may print, in bytes.
 const PRINTED_BYTES_MAX: usize = 1 << 20;
 
-/// Calls the program, the words of a command line, whenever alarms begin or end; nothing while
-/// there are no words; for ever. What was told is not kept over a restart: a dominator that starts,
-/// and a program that is new, tells of the alarms that there are.
+/// Calls the program whenever alarms begin or end. `programs` gives the words of its command line;
+/// no words mean no program. After a restart, and for a new program, all present alarms are
+/// reported again, because what was reported is not saved.
 pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>) {
     let mut told = Raised::default();
-    let mut brakes = fleet.shared().gate.watch();
+    let mut brakes = fleet.shared().gate.watch_brake();
     let mut failures = 0;
     loop {
         if programs.has_changed().unwrap_or(false) {
@@ -47,7 +47,7 @@ pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>)
                     continue;
                 }
                 Err(error) => {
-                    tracing::error!("nobody is told of alarms: {error}");
+                    tracing::error!("the alarm command failed: {error}");
                     fleet.note_alarm_error(Some(error));
                     failures += 1;
                     pause = doubled(RETRY_FIRST, RETRY_LONGEST, failures);
@@ -62,9 +62,9 @@ pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>)
     }
 }
 
-/// Why the program was not called, or failed.
-async fn call(program: &[String], changes: &AlarmChanges) -> Result<(), String> {
-    let mut input = serde_json::to_vec(changes).map_err(|error| error.to_string())?;
+/// Calls the program once. The error says why it failed.
+async fn call(program: &[String], news: &AlarmChanges) -> Result<(), String> {
+    let mut input = serde_json::to_vec(news).map_err(|error| error.to_string())?;
     input.push(b'\n');
     let late = |_| format!("{} takes longer than {PROGRAM_LIMIT:?}", program.join(" "));
     let run = output(program, &input, PRINTED_BYTES_MAX);

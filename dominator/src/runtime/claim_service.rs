@@ -1,8 +1,7 @@
-//! Where all machines claim their turn: one claim_service for the whole fleet, with the decisions of
-//! `core::claims` behind it.
+//! Takes the claims of all machines and tells each the answer. `core::claims` decides.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::dominator::budgets::{BudgetReport, StoppedImage};
@@ -16,7 +15,6 @@ use crate::core::budget::ClaimantId;
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, ClaimSettings, ClaimTable, Release};
 use crate::core::order::Order;
 use crate::runtime::clock::Clock;
-use crate::runtime::driver::Handle;
 use crate::storage::{State, StateError};
 
 /// How long after the list of stopped images could not be kept it is tried again.
@@ -25,7 +23,7 @@ const KEEP_AGAIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct Inner {
     claims: ClaimTable,
-    machines: BTreeMap<ClaimantId, Weak<Handle>>,
+    machines: BTreeMap<ClaimantId, Arc<Notify>>,
     last: u64,
     /// When [`ClaimService::run`] wakes.
     wake: Option<Duration>,
@@ -41,14 +39,13 @@ impl Inner {
         let stopped = self.claims.stopped();
         for stop in &stopped {
             if !self.told.contains(&stop.image) {
-                tracing::error!(image = %stop.image, "updates to it have stopped: {}", stop.why);
+                tracing::error!(image = %stop.image, "updates to this image have stopped: {}", stop.why);
             }
         }
         self.told = stopped.into_iter().map(|stop| stop.image).collect();
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct ClaimService {
     clock: Clock,
@@ -62,11 +59,11 @@ pub struct ClaimService {
 }
 
 impl ClaimService {
-    /// Nobody has a claim; updates to `stopped` had stopped before a restart.
+    /// Creates a service without claims. Updates to `stopped` had stopped before a restart.
     #[must_use]
     pub fn new(clock: Clock, settings: ClaimSettings, stopped: Vec<StoppedImage>) -> Self {
         for stop in &stopped {
-            tracing::warn!(image = %stop.image, "updates to it have stopped: {}", stop.why);
+            tracing::warn!(image = %stop.image, "updates to this image have stopped: {}", stop.why);
         }
         let told = stopped.iter().map(|stop| stop.image.clone()).collect();
         let claims = ClaimTable::new(settings, stopped, clock.now());
@@ -81,27 +78,25 @@ impl ClaimService {
         }
     }
 
-    /// A number for a machine that is looked after from now on.
-    pub fn enroll(&self) -> ClaimantId {
+    /// Gives a machine a number under which it claims. `nudge` is notified whenever the answer to
+    /// one of its claims changes.
+    pub fn enroll(&self, nudge: Arc<Notify>) -> ClaimantId {
         let mut inner = self.locked();
         inner.last += 1;
-        let claimant = ClaimantId(inner.last);
-        inner.claims.enroll(claimant, self.clock.now());
-        claimant
+        let seat = ClaimantId(inner.last);
+        inner.claims.enroll(seat, self.clock.now());
+        inner.machines.insert(seat, nudge);
+        seat
     }
 
-    /// Nudges `handle` whenever the answer to the claim of its machine changes.
-    pub fn watch(&self, claimant: ClaimantId, handle: &Arc<Handle>) {
-        self.locked().machines.insert(claimant, Arc::downgrade(handle));
+    /// Gives back all claims of a machine and forgets it.
+    pub fn leave(&self, seat: ClaimantId) {
+        self.act(|claims, clock| claims.leave(seat, clock.now()));
+        self.locked().machines.remove(&seat);
     }
 
-    /// The machine is looked after no more.
-    pub fn leave(&self, claimant: ClaimantId) {
-        self.act(|claims, clock| claims.leave(claimant, clock.now()));
-        self.locked().machines.remove(&claimant);
-    }
-
-    /// The machines of the database in force.
+    /// Tells the decisions how many machines there are at each location, and which images are in
+    /// use.
     pub fn set_machines<'all>(
         &self,
         machines: impl Iterator<Item = &'all Arc<Machine>>,
@@ -114,46 +109,42 @@ impl ClaimService {
         self.act(|claims, clock| claims.set_machines(&population, images, clock.now()));
     }
 
-    /// Other limits hold from now on. What is granted stays.
+    /// Changes the limits. What is granted stays granted.
     pub fn set(&self, settings: ClaimSettings) {
         self.act(|claims, clock| claims.set(settings, clock.now()));
     }
 
-    /// A machine asks for something.
-    pub fn claim(&self, claimant: ClaimantId, claim: Claim) {
-        self.act(|claims, clock| claims.claim(claimant, claim, clock.now()));
+    pub fn claim(&self, seat: ClaimantId, claim: Claim) {
+        self.act(|claims, clock| claims.claim(seat, claim, clock.now()));
     }
 
-    /// A machine needs something no more.
-    pub fn release(&self, claimant: ClaimantId, what: Release) {
-        self.act(|claims, clock| claims.release(claimant, what, clock.now()));
+    pub fn release(&self, seat: ClaimantId, what: Release) {
+        self.act(|claims, clock| claims.release(seat, what, clock.now()));
     }
 
-    /// What a machine was doing when the dominator started is known.
-    pub fn met(&self, claimant: ClaimantId) {
-        self.act(|claims, clock| claims.met(claimant, clock.now()));
+    /// Notes that it is known what a machine was doing when the dominator started.
+    pub fn met(&self, seat: ClaimantId) {
+        self.act(|claims, clock| claims.met(seat, clock.now()));
     }
 
-    /// A Commit is about to be sent: true if it may be.
+    /// Notes that a Commit is about to be sent. Returns false if it must not be sent.
     #[must_use]
     pub fn begin(&self, claimant: ClaimantId) -> bool {
         self.locked().claims.begin(claimant)
     }
 
-    /// What a machine is told about its claim.
+    /// Returns the answer to a claim.
     #[must_use]
     pub fn answer(&self, claimant: ClaimantId, purpose: ClaimKind) -> Option<ClaimAnswer> {
         self.locked().claims.answer(claimant, purpose, self.clock.now())
     }
 
-    /// What operators are shown.
     #[must_use]
     pub fn report(&self) -> BudgetReport {
         self.locked().claims.report()
     }
 
-    /// Lets updates to an image go on; false if they had not stopped. Must not be called by a task:
-    /// it waits for the disk.
+    /// Resumes updates to an image. Returns false if they had not stopped. Blocks on the disk.
     ///
     /// # Errors
     ///
@@ -175,7 +166,8 @@ impl ClaimService {
         Ok(self.act(|claims, clock| claims.resume(image, clock.now())))
     }
 
-    /// Lets time pass and keeps the list of stopped images, until `stop` is cancelled.
+    /// Advances the claims with time and saves the list of stopped images, until `stop` is
+    /// cancelled.
     pub async fn run(self: Arc<Self>, state: Arc<State>, stop: CancellationToken) {
         let keep = move |stopped: &[StoppedImage]| state.set_stopped_images(stopped, None);
         // Apart, so that no machine waits for the disk.
@@ -203,7 +195,7 @@ impl ClaimService {
         }
     }
 
-    /// Has `keep` write the list of stopped images whenever it is another one than on the disk.
+    /// Calls `keep` with the list of stopped images whenever it differs from the one on the disk.
     async fn keep_stopped(
         self: &Arc<Self>,
         keep: impl Fn(&[StoppedImage]) -> Result<(), StateError> + Send + Sync + 'static,
@@ -222,7 +214,7 @@ impl ClaimService {
             match tokio::task::spawn_blocking(move || claim_service.keep(&*keep)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
-                    tracing::error!("stopped images are not kept: {}", report(&error));
+                    tracing::error!("cannot save the list of stopped images: {}", report(&error));
                     tokio::select! {
                         () = stop.cancelled() => {}
                         () = tokio::time::sleep(KEEP_AGAIN) => {}
@@ -239,8 +231,8 @@ impl ClaimService {
         inner.claims.stops() == inner.kept
     }
 
-    /// Writes the list of stopped images. A stop that is not on the disk when the dominator is
-    /// killed is made again, upon the same failures.
+    /// Writes the list of stopped images. Memory is ahead of the disk here: if the dominator is
+    /// killed before the write, the same failures stop the image again.
     fn keep(
         &self,
         keep: impl Fn(&[StoppedImage]) -> Result<(), StateError>,
@@ -255,7 +247,7 @@ impl ClaimService {
         Ok(())
     }
 
-    /// Does something with the claims, and tells those machines for which that makes a difference.
+    /// Changes the claims, and nudges the machines whose answers changed.
     fn act<T>(&self, act: impl FnOnce(&mut ClaimTable, Clock) -> T) -> T {
         let mut inner = self.locked();
         let before = inner.claims.stops();
@@ -265,16 +257,12 @@ impl ClaimService {
             inner.tell();
         }
         let news = inner.claims.take_news();
-        let handles: Vec<Arc<Handle>> = news
-            .iter()
-            .filter_map(|claimant| inner.machines.get(claimant).and_then(Weak::upgrade))
-            .collect();
+        for nudge in news.iter().filter_map(|seat| inner.machines.get(seat)) {
+            nudge.notify_one();
+        }
         let wake = inner.claims.wake_at(self.clock.now());
         let is_earlier = wake.is_some_and(|at| inner.wake.is_none_or(|known| at < known));
         drop(inner);
-        for handle in handles {
-            handle.nudge();
-        }
         if has_stopped {
             self.stopped.notify_one();
         }
@@ -316,7 +304,7 @@ mod tests {
             since: Duration::ZERO,
         };
         let image = Some(ImageName::new(image).unwrap());
-        let claimant = claim_service.enroll();
+        let claimant = claim_service.enroll(Arc::default());
         claim_service.claim(claimant, Claim::UnderWay(UpdateClaim { demand, image, is_new: true }));
         claim_service.release(claimant, Release::Update(UpdateEnd::Failed(UpdateFailure::Stuck)));
     }

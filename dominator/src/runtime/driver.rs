@@ -39,12 +39,11 @@ use crate::core::sub::{
 };
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
-use crate::runtime::commit_gate::CommitGate;
+use crate::runtime::commit_gate::{Closed, CommitGate};
 use crate::runtime::counters::Counters;
 use crate::runtime::history::History;
 use crate::runtime::identities::{Identities, Seat};
 use crate::runtime::images::Images;
-use crate::runtime::pauses::PauseGate;
 use api::planning::{PlanJob, Planned};
 use rpc::trees::{ReadError, Reader};
 use system::{clock::wall, random::random};
@@ -58,32 +57,20 @@ const ACCEPT_LIMIT: Duration = Duration::from_secs(30);
 /// How long a sub may take to accept a plan, which may be large.
 const PREPARE_LIMIT: Duration = Duration::from_secs(120);
 
-/// What the drivers of all machines share.
+/// What all drivers share.
 #[derive(Debug)]
 pub struct Shared {
-    /// How connections are protected.
     pub security: Security,
-    /// The clock that decisions are made by.
     pub clock: Clock,
-    /// Reads trees.
     pub reader: Arc<Reader>,
-    /// The images.
     pub images: Arc<Images>,
-    /// The brake.
     pub gate: CommitGate,
-    /// What is on record.
     pub history: History,
-    /// The audit log.
     pub audit: AuditLog,
-    /// Who is who.
     pub identities: Arc<Identities>,
-    /// The machines that operators have paused.
-    pub pauses: PauseGate,
     /// The image of machines whose record names none.
     pub default_image: watch::Sender<Option<Arc<DefaultImage>>>,
-    /// What is counted.
     pub metrics: Counters,
-    /// Where machines claim their turn.
     pub claim_service: Arc<ClaimService>,
     /// Where subs fetch from.
     pub sources: Sources,
@@ -92,7 +79,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// What is planned for a machine; machines that are alike share it.
+    /// Makes the plan for a machine, or returns one that was made for an equal machine.
     ///
     /// # Errors
     ///
@@ -123,16 +110,17 @@ impl Shared {
     }
 }
 
-/// What others hold of a machine that is looked after.
+/// The handle of the driver of one machine.
 #[derive(Debug)]
 pub struct Handle {
     sub: Mutex<Sub>,
     /// What the state machine decided and the driver has not begun to carry out.
     effects: Mutex<Vec<Effect>>,
     machine: watch::Sender<Arc<Machine>>,
-    nudge: Notify,
+    /// Notified when the driver has something to look at besides its machine.
+    nudge: Arc<Notify>,
     seat: Seat,
-    /// Tells those who watch that there is something else to see.
+    /// Notified when what watchers are told has changed.
     news: Notify,
     /// The number under which the claim service knows the machine.
     claimant: budget::ClaimantId,
@@ -162,7 +150,7 @@ impl Handle {
         Owned { what: "machine database".to_owned(), owners }
     }
 
-    /// Starts to know `machine`; [`drive`] does the rest.
+    /// Creates the handle of `machine`; [`drive`] runs it.
     #[must_use]
     pub fn new(machine: Arc<Machine>, shared: &Shared) -> Arc<Self> {
         // Some random bits tell this run from others; the rest counts.
@@ -172,43 +160,35 @@ impl Handle {
             sub.recall(update);
         }
         let seat = shared.identities.enter(&machine.hostname);
-        let (claim_service, claimant) =
-            (Arc::clone(&shared.claim_service), shared.claim_service.enroll());
-        let handle = Arc::new(Self {
+        let (claim_service, nudge) = (Arc::clone(&shared.claim_service), Arc::new(Notify::new()));
+        let claimant = claim_service.enroll(Arc::clone(&nudge));
+        Arc::new(Self {
             sub: Mutex::new(sub),
             effects: Mutex::default(),
             machine: watch::Sender::new(machine),
-            nudge: Notify::new(),
+            nudge,
             seat,
             news: Notify::new(),
             claimant,
             claim_service,
-        });
-        shared.claim_service.watch(claimant, &handle);
-        handle
+        })
     }
 
-    /// Tells that the record of the machine has changed.
+    /// Replaces the record of the machine.
     pub fn assign(&self, machine: Arc<Machine>) {
         self.machine.send_replace(machine);
     }
 
-    /// Tells that the answer to a claim of the machine has changed.
-    pub fn nudge(&self) {
-        self.nudge.notify_one();
-    }
-
-    /// A fault in the decisions about one machine must not hide all others from the lists.
+    /// Ignores poisoning: a panic in one state machine must not hide all others from the lists.
     fn locked(&self) -> MutexGuard<'_, Sub> {
         self.sub.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state machine.
     pub fn look<T>(&self, look: impl FnOnce(&Sub) -> T) -> T {
         look(&self.locked())
     }
 
-    /// Where the machine is dialled, if its record says so.
+    /// Returns the address of the machine, if its record has one.
     #[must_use]
     pub fn address(&self, subd_port: u16) -> Option<SocketAddr> {
         let machine = self.machine.borrow();
@@ -252,10 +232,10 @@ pub fn peer_of(machine: &Machine, subd_port: u16) -> Peer {
     Peer { host: machine.hostname.clone(), port, address: machine.ip_address }
 }
 
-/// Looks after one machine until it is dropped. The address of the machine must not change.
+/// Drives one machine until the future is dropped. The address of the machine must not change.
 pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     let mut machines = handle.machine.subscribe();
-    let mut brakes = shared.gate.watch();
+    let mut brakes = shared.gate.watch_brake();
     brakes.mark_changed();
     let mut recorder = shared.history.watch_trouble();
     if recorder.borrow().is_some() {
@@ -325,7 +305,7 @@ impl WatchedImage {
         match (&self.name, &mut self.state) {
             (None, _) => ImageState::Undefined,
             (Some(_), Some(state)) => state.borrow_and_update().clone(),
-            (Some(_), None) => ImageState::Missing("the image is not looked for any more".into()),
+            (Some(_), None) => ImageState::Missing("no machine needs this image any more".into()),
         }
     }
 
@@ -368,7 +348,7 @@ impl Driver {
         }
     }
 
-    /// Takes the record of the machine, and looks for its image.
+    /// Takes a new record of the machine, and subscribes to its images.
     fn assigned(&mut self, machine: Arc<Machine>) -> Event {
         self.machine = Arc::clone(&machine);
         let name = required(&machine, self.shared.default_image.borrow().as_deref());
@@ -377,7 +357,7 @@ impl Driver {
         Event::Assigned { machine, image, planned }
     }
 
-    /// Takes the answers to the machine's claims, which may have changed.
+    /// Reads the answers to the machine's claims, which may have changed.
     fn nudged(&mut self) -> Event {
         for purpose in [ClaimKind::Update, ClaimKind::Fetch] {
             if let Some(answer) = self.shared.claim_service.answer(self.handle.claimant, purpose) {
@@ -519,7 +499,7 @@ async fn commit(
     let update_id = ordered.update_id;
     let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
     recorded.map_err(|error| Failure { kind: FailureKind::Unsent, text: error.to_string() })?;
-    // Boxed, because each of the gates has a place for it.
+    // Boxed, because the future of the gate contains it.
     let commit = Box::pin(async {
         // The disk takes its time: whatever was so before may be otherwise by now.
         if shared.identities.is_doubted(host) {
@@ -534,11 +514,10 @@ async fn commit(
         let sent = client.call_within::<Commit>(&CommitRequest { update_id }, ACCEPT_LIMIT).await;
         sent.map(|_done| ()).map_err(|error| failure_of(&error))
     });
-    let commit = shared.pauses.pass(&client.peer().host, wall(), commit);
-    match shared.gate.pass(commit).await {
-        Some(Some(result)) => result,
-        Some(None) => Err(braked("the machine was paused")),
-        None => Err(braked("the brake was pulled")),
+    match shared.gate.pass(&client.peer().host, wall(), commit).await {
+        Ok(result) => result,
+        Err(Closed::Pause) => Err(braked("the machine was paused")),
+        Err(Closed::Brake) => Err(braked("the brake was pulled")),
     }
 }
 

@@ -1,12 +1,10 @@
-//! All machines that are looked after, each by a task of its own.
+//! All machines of the machine database. A driver task of its own runs each of them.
 
-mod budgets;
 mod intake;
 mod orders;
 mod plan;
 mod records;
 mod settings;
-mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,8 +27,7 @@ use crate::core::mdb_admission::{AcceptError, MdbAdmission};
 use crate::core::mdb_diff::{EditLimits, count, images_of};
 use crate::core::order::{Order, OrderTextError};
 use crate::core::pauses::PauseError;
-use crate::core::selectors::Selection;
-use crate::core::selectors::{HostsError, hosts_of};
+use crate::core::selectors::{HostsError, Selection, hosts_of};
 use crate::core::settings::{Settings, SettingsError};
 use crate::core::sub::{Sub, SubOrder};
 use crate::core::warnings::sentence;
@@ -45,136 +42,66 @@ pub use settings::SETTINGS;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// The machine is not in the database.
     #[error("there is no machine {hostname} in the machine database")]
-    Unknown {
-        /// What was asked for.
-        hostname: String,
-    },
-    /// No unsafe update is pending.
+    Unknown { hostname: String },
     #[error("no unsafe update of {hostname} is pending: it is {status}: {detail}")]
-    NothingToClear {
-        /// The machine.
-        hostname: String,
-        /// Its status.
-        status: Status,
-        /// The same in words.
-        detail: String,
-    },
-    /// Nothing is held back because it failed.
+    NothingToClear { hostname: String, status: Status, detail: String },
     #[error("nothing that failed is held back on {hostname}: it is {status}: {detail}")]
-    NothingToRetry {
-        /// The machine.
-        hostname: String,
-        /// Its status.
-        status: Status,
-        /// The same in words.
-        detail: String,
-    },
-    /// A machine is not trusted.
+    NothingToRetry { hostname: String, status: Status, detail: String },
     #[error(transparent)]
     Trust(#[from] TrustOrderError),
-    /// A machine database is not accepted.
     #[error(transparent)]
-    Accept {
-        /// Why.
-        source: AcceptError,
-    },
-    /// Machines are not paused, or do not go on.
+    Accept { source: AcceptError },
     #[error(transparent)]
-    Pause {
-        /// Why.
-        source: PauseError,
-    },
-    /// No update is pending that could be forced.
+    Pause { source: PauseError },
     #[error("no update of {hostname} is pending that could be forced: it is {status}: {detail}")]
-    NothingToForce {
-        /// The machine.
-        hostname: String,
-        /// Its status.
-        status: Status,
-        /// The same in words.
-        detail: String,
-    },
-    /// The default image is not set.
+    NothingToForce { hostname: String, status: Status, detail: String },
     #[error(transparent)]
-    DefaultImage {
-        /// Why.
-        source: DefaultImageError,
-    },
-    /// Values for subs are not accepted.
+    DefaultImage { source: DefaultImageError },
     #[error("the configuration is not changed")]
     Settings {
-        /// Why.
         #[source]
         source: SettingsError,
     },
-    /// No plan can be made.
-    #[error("nobody can say what would be done to {hostname}: {}: {why}", gap.name())]
-    NoPlan {
-        /// The machine.
-        hostname: String,
-        /// What is missing.
-        gap: Gap,
-        /// The same in words.
-        why: String,
-    },
-    /// Too many machines are asked about at once.
+    #[error("there is no plan for {hostname}: {}: {why}", gap.name())]
+    NoPlan { hostname: String, gap: Gap, why: String },
     #[error("at most {MACHINES_MAX} machines are planned for in one call")]
     TooManyMachines,
-    /// Updates to an image have not stopped.
     #[error("updates to {image} have not stopped; domtool list-stopped tells which have")]
-    NotStopped {
-        /// The image.
-        image: ImageName,
-    },
-    /// The texts of the order will not do.
+    NotStopped { image: ImageName },
     #[error(transparent)]
     Text(#[from] OrderTextError),
-    /// What is named are no machines.
     #[error(transparent)]
     Hosts(#[from] HostsError),
-    /// The order cannot be kept over a restart.
     #[error("the order was not carried out, because it cannot be kept")]
     State {
-        /// Why.
         #[source]
         source: StateError,
     },
-    /// What is on record cannot be read.
     #[error("what is on record cannot be read")]
     Read {
-        /// Why.
         #[source]
         source: StateError,
     },
-    /// The brake is on, and cannot be kept over a restart.
     #[error(
         "updates are disabled, but only until the dominator restarts, because that cannot be kept"
     )]
     Unkept {
-        /// Why.
         #[source]
         source: StateError,
     },
-    /// What is asked for is none.
     #[error("bad question for events")]
     Filter {
-        /// What is wrong.
         #[source]
         source: FilterError,
     },
-    /// The copy that a piece is asked of is gone.
     #[error("the dominator has forgotten this copy, or never had it: start again")]
     NoCopy,
-    /// The copy cannot be read.
     #[error("the copy cannot be read")]
     ReadCopy {
-        /// What the kernel said.
         #[source]
         source: std::io::Error,
     },
-    /// The dominator is stopping.
     #[error("the dominator is stopping")]
     Stopping,
 }
@@ -223,7 +150,6 @@ impl Inner {
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Fleet {
     shared: Arc<Shared>,
@@ -296,7 +222,7 @@ impl Fleet {
         let handle = Handle::new(Arc::clone(&machine), &self.shared);
         handle.order(SubOrder::SetLimits(inner.settings.limits_of(&machine)), &self.shared);
         let hostname = machine.hostname.clone();
-        handle.order(SubOrder::Pause(self.shared.pauses.of(&hostname)), &self.shared);
+        handle.order(SubOrder::Pause(self.shared.gate.pause_of(&hostname)), &self.shared);
         let watched = Watched { handle: Arc::clone(&handle), machine, cancel: cancel.clone() };
         inner.watched.insert(hostname, watched);
         let shared = Arc::clone(&self.shared);
@@ -405,7 +331,7 @@ impl Fleet {
             history_error: self.shared.history.trouble(),
             budgets: self.shared.claim_service.report(),
             directories: self.shared.reader.store.alive(),
-            paused: self.shared.pauses.count(wall()),
+            paused: self.shared.gate.paused_count(wall()),
             default_image: inner.default.as_deref().cloned(),
         }
     }
@@ -422,7 +348,7 @@ impl Fleet {
         let brake = Brake { reason, who, since: wall() };
         let _ordering = self.ordering.lock().await;
         tracing::warn!(who = %brake.who, reason = %brake.reason, "updates are disabled");
-        self.shared.gate.pull(brake.clone()).await;
+        self.shared.gate.pull_brake(brake.clone()).await;
         self.keep(Some(brake), order).await.map_err(|error| match error {
             OrderError::State { source } => OrderError::Unkept { source },
             error => error,
@@ -439,7 +365,7 @@ impl Fleet {
         let _ordering = self.ordering.lock().await;
         self.keep(None, order).await?;
         tracing::warn!(%who, %why, "updates are enabled");
-        self.shared.gate.release();
+        self.shared.gate.release_brake();
         Ok(())
     }
 

@@ -68,13 +68,8 @@ const OUTCOME_BYTES_MAX: usize = 4_096;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// It cannot be written.
     #[error("the update cannot be recorded, and is not ordered before it is: {why}")]
-    Write {
-        /// Why, in words.
-        why: String,
-    },
-    /// The dominator is stopping.
+    Write { why: String },
     #[error("the dominator is stopping")]
     Stopping,
 }
@@ -89,7 +84,6 @@ struct Entry {
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct History {
     queue: Mutex<Option<Sender<Entry>>>,

@@ -1,8 +1,8 @@
-//! Who is who, for all machines: carries the decisions of `core::identity` to the drivers, and
-//! keeps by what machines were last known.
+//! The identities of all machines: passes the decisions of `core::identity` to the drivers, and
+//! saves what each machine was last known by.
 //!
-//! What becomes known is kept in batches, a moment later: after a crash it becomes known again. An
-//! operator's word is kept before it counts.
+//! What drivers report is written behind, in batches: after a crash the machines report it again.
+//! An operator's trust is on the disk before it takes effect.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,16 +27,12 @@ const RECOVERING: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrustOrderError {
-    /// The texts of the order will not do.
     #[error(transparent)]
     Text(#[from] OrderTextError),
-    /// It cannot be.
     #[error(transparent)]
     Refused(#[from] TrustError),
-    /// The order cannot be kept over a restart.
     #[error("the order was not carried out, because it cannot be kept")]
     State {
-        /// Why.
         #[source]
         source: StateError,
     },
@@ -73,7 +69,6 @@ impl Inner {
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Identities {
     inner: Mutex<Inner>,
@@ -99,7 +94,7 @@ impl Identities {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A record is looked after from now on, or at another address.
+    /// Adds a record, or its new address.
     #[must_use]
     pub fn enter(&self, hostname: &str) -> Seat {
         let mut inner = self.locked();
@@ -110,7 +105,7 @@ impl Identities {
         Seat { number, verdicts }
     }
 
-    /// A record is gone.
+    /// Removes a record.
     pub fn leave(&self, hostname: &str) {
         let mut inner = self.locked();
         inner.verdicts.remove(hostname);
@@ -125,7 +120,7 @@ impl Identities {
         self.dirty.notify_one();
     }
 
-    /// Hears what a state machine tells of its machine.
+    /// Takes what a state machine reports of its machine.
     pub fn hear(&self, hostname: &str, seat: &Seat, report: IdentityReport) {
         let mut inner = self.locked();
         let changed = inner.roster.take_report(hostname, seat.number, report);
@@ -166,7 +161,7 @@ impl Identities {
         Ok(())
     }
 
-    /// Keeps what becomes known, until `stop` is cancelled; and then once more.
+    /// Writes what drivers report until `stop` is cancelled, and then once more.
     pub async fn keep(self: Arc<Self>, stop: CancellationToken) {
         let mut pause = GATHERING;
         loop {
@@ -178,7 +173,7 @@ impl Identities {
             if let Ok(Err(error)) = kept {
                 pause = RECOVERING;
                 let error = report(&error);
-                tracing::error!("by what machines were last known is not kept: {error}");
+                tracing::error!("cannot save the identities of machines: {error}");
                 self.dirty.notify_one();
             }
             if is_last {

@@ -1,4 +1,4 @@
-//! Gets the images that machines must have from the image server, and keeps them at hand.
+//! Loads the images that machines must have from the image server, and caches others.
 
 mod cache;
 mod holds;
@@ -31,10 +31,10 @@ use system::{clock::wall, random::random};
 /// How long the image server is asked to wait for an image that it does not have.
 const WAIT: Duration = Duration::from_secs(55);
 
-/// How often the notes of an image are looked at, before jitter.
+/// How often the notes of an image are read, before jitter.
 const NOTES_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long the image server may take to give them.
+/// How long the image server may take to answer.
 const NOTES_LIMIT: Duration = Duration::from_secs(30);
 
 /// A number from 0 to 999.
@@ -66,7 +66,6 @@ struct Wanted {
     cancel: CancellationToken,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Images {
     /// Plans to these images.
@@ -129,7 +128,7 @@ impl Images {
             if wanted.contains_key(name) {
                 continue;
             }
-            let missing = ImageState::Missing(format!("asks the image server for {name}").into());
+            let missing = ImageState::Missing(format!("asking the image server for {name}").into());
             let image = Arc::new(Wanted {
                 state: watch::Sender::new(missing),
                 remark: Mutex::default(),
@@ -214,7 +213,7 @@ impl Images {
         loop {
             let error = match self.reader.image(&self.client, &name, wait).await {
                 Ok(image) => {
-                    tracing::info!(image = %name, digest = %image.digest, "image is at hand");
+                    tracing::info!(image = %name, digest = %image.digest, "image loaded");
                     self.note_trouble(&name, None);
                     wanted.state.send_replace(ImageState::Ready(image));
                     return;

@@ -40,7 +40,6 @@ impl Made {
     }
 }
 
-/// See the module's text.
 #[derive(Debug, Default)]
 pub struct Plans {
     /// The one that was of use last comes last.

@@ -124,7 +124,6 @@ pub enum Record {
     Update(UpdateRow, std::sync::Arc<List>),
     /// How the last update of a machine ended, if it has this id.
     End {
-        /// The machine.
         host: String,
         /// The id of the update.
         update_id: u64,

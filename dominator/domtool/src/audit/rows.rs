@@ -24,7 +24,6 @@ pub struct Row {
     pub address: String,
     /// The method, or what the daemon decided or tells.
     pub method: String,
-    /// What was asked for.
     pub arguments: String,
     /// `done`, `denied`, `failed`, or `unknown` if no end is on record.
     pub outcome: &'static str,

@@ -76,7 +76,6 @@ pub(super) struct Pair {
     pub(super) former_unknown: Group,
 }
 
-/// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct FleetPlan {
     /// What the database changes of the one in force.

@@ -9,23 +9,16 @@ use rpc::client::{Peer, PeerError};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
-    /// It is of another kind.
     #[error("`{text}` does not begin with http:// or https://")]
-    Scheme {
-        /// The address.
-        text: String,
-    },
-    /// Its server is none.
+    Scheme { text: String },
     #[error("bad server; names and passwords in addresses are not supported")]
     Server {
         /// What is wrong.
         #[source]
         source: PeerError,
     },
-    /// What follows the server cannot be sent.
     #[error("spaces, control and other than ASCII characters must be written as %XX")]
     Target,
-    /// It would give up TLS.
     #[error("a redirection from https to http is not followed")]
     Downgrade,
 }

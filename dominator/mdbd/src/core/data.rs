@@ -23,13 +23,11 @@ pub enum Format {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// They are no text.
     #[error("line {line} is not UTF-8")]
     Text {
         /// The line, from 1.
         line: usize,
     },
-    /// A line of a list has too many words.
     #[error(
         "line {line}: `{word}` is a word too many: expected HOST [REQUIRED-IMAGE [PLANNED-IMAGE]]"
     )]
@@ -39,7 +37,6 @@ pub enum DataError {
         /// The first word that is too many.
         word: String,
     },
-    /// They are no machines.
     #[error(transparent)]
     Machines(MdbError),
 }

@@ -33,19 +33,15 @@ const TIMEOUT_SECONDS_MAX: u64 = 3_600;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// There are none.
     #[error("there is no [[source]]: say where machines come from")]
     None,
-    /// There are too many.
     #[error("{count} sources, of at most {SOURCES_MAX}")]
     TooMany {
         /// How many there are.
         count: usize,
     },
-    /// The key is no list of tables.
     #[error("source must be a list of tables, each under a line [[source]]")]
     Kind,
-    /// A table has a wrong key or value.
     #[error("[[source]] number {number} is wrong")]
     Table {
         /// Which, from 1.
@@ -53,7 +49,6 @@ pub enum SettingsError {
         /// What is wrong.
         source: Box<toml::de::Error>,
     },
-    /// A name is none, or is taken.
     #[error(
         "[[source]] number {number}: `{name}` is no name for it: expected up to {NAME_BYTES_MAX} \
          letters, digits, `-` and `_`, and another name for each source"
@@ -64,19 +59,16 @@ pub enum SettingsError {
         /// The name.
         name: String,
     },
-    /// It does not say where from, or says it twice.
     #[error("source {name}: expected one of file, url and command")]
     Origin {
         /// The source.
         name: String,
     },
-    /// The command has no program.
     #[error("source {name}: command must be a list: the program and its arguments")]
     Command {
         /// The source.
         name: String,
     },
-    /// The address is none.
     #[error("source {name}: bad url")]
     Address {
         /// The source.
@@ -84,13 +76,11 @@ pub enum SettingsError {
         /// What is wrong.
         source: AddressError,
     },
-    /// The time is none.
     #[error("source {name}: timeout must be 1 to {TIMEOUT_SECONDS_MAX} seconds")]
     Timeout {
         /// The source.
         name: String,
     },
-    /// A pattern is none.
     #[error("source {name}")]
     Pattern {
         /// The source.

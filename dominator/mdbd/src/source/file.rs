@@ -21,13 +21,11 @@ const SETTLING: Duration = Duration::from_millis(100);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// There is none.
     #[error("there is no file {}", path.display())]
     Absent {
         /// Where it should be.
         path: PathBuf,
     },
-    /// It cannot be read.
     #[error("cannot read it")]
     Read {
         /// What the kernel said, with the path.

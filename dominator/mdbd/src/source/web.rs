@@ -32,78 +32,41 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WebError {
-    /// The server cannot be reached.
     #[error("cannot connect to {address}")]
     Connect {
-        /// What was asked for.
         address: String,
         /// What the kernel or the resolver said.
         source: io::Error,
     },
-    /// The authorities that the system trusts cannot be used.
     #[error("cannot read the certificates of the authorities that this system trusts: {why}")]
-    Authorities {
-        /// Why.
-        why: String,
-    },
-    /// The server does not prove to be the one that was asked for.
+    Authorities { why: String },
     #[error("no TLS with {address}")]
-    Tls {
-        /// What was asked for.
-        address: String,
-        /// What is wrong.
-        source: io::Error,
-    },
-    /// The connection broke, or what came over it is no HTTP.
+    Tls { address: String, source: io::Error },
     #[error("{address} gave no whole answer")]
-    Lost {
-        /// What was asked for.
-        address: String,
-        /// What is wrong.
-        source: hyper::Error,
-    },
-    /// The address cannot be asked for.
+    Lost { address: String, source: hyper::Error },
     #[error("{address} cannot be asked for")]
-    Request {
-        /// What was asked for.
-        address: String,
-        /// What is wrong.
-        source: hyper::http::Error,
-    },
-    /// The server has no such document, or does not give it.
+    Request { address: String, source: hyper::http::Error },
     #[error("{address} answers {status}")]
     Status {
-        /// What was asked for.
         address: String,
         /// What it answered.
         status: StatusCode,
     },
-    /// The server sends us elsewhere.
     #[error("{address} leads where we do not follow")]
     Redirection {
-        /// What was asked for.
         address: String,
         /// Why not.
         source: AddressError,
     },
-    /// The server sends us on and on.
     #[error("{address} leads to more than {REDIRECTIONS_MAX} other addresses")]
     Redirections {
         /// What was asked for first.
         address: String,
     },
-    /// Nobody could tell if the document were cut.
     #[error("{address} gives a document without saying how long it is")]
-    Endless {
-        /// What was asked for.
-        address: String,
-    },
-    /// The document is too long.
+    Endless { address: String },
     #[error("{address} has more than {DATA_BYTES_MAX} bytes")]
-    TooLarge {
-        /// What was asked for.
-        address: String,
-    },
+    TooLarge { address: String },
 }
 
 /// What a server answers.

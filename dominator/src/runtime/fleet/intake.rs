@@ -1,5 +1,5 @@
-//! Carries out what is decided of machine databases: looks after machines, and keeps what is in
-//! force in the state directory.
+//! Carries out the decisions about machine databases: starts and stops drivers, and saves the
+//! database in force.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -23,8 +23,7 @@ use system::clock::wall;
 const KEEP_AGAIN: Duration = Duration::from_secs(5);
 
 impl Fleet {
-    /// Takes a new machine database, or holds it if it would change too much at once. Must not be
-    /// called by a task: it waits for the disk.
+    /// Takes a new machine database, or holds it if it changes too much at once. Blocks on the disk.
     pub fn take(&self, machines: Machines) {
         self.decide(|intake| intake.offer(machines, wall()));
     }
@@ -112,17 +111,18 @@ impl Fleet {
         }
     }
 
-    /// Keeps the machine database in force. One that cannot be kept is in force all the same, and
-    /// kept later; if there is a restart before, the next one is compared with the one before it.
+    /// Saves the machine database in force. Memory is ahead of the disk here: a database that cannot
+    /// be saved is in force, an alarm says so, and the write is retried. After a restart before
+    /// that, the next database is compared with the one saved before.
     fn keep_in_force(&self) {
         let machines = self.inner.lock().expect("no holder panics").intake.in_force();
         let error = self.state.set_machines(&machines, None).err().map(|error| report(&error));
         self.unkept.send_if_modified(|unkept| {
             match (&error, &unkept) {
                 (Some(error), None) => {
-                    tracing::error!("the machine database in force is not kept: {error}");
+                    tracing::error!("cannot save the machine database in force: {error}");
                 }
-                (None, Some(_)) => tracing::info!("the machine database in force is kept by now"),
+                (None, Some(_)) => tracing::info!("the machine database in force is saved"),
                 _ => {}
             }
             let is_other = *unkept != error;
@@ -150,7 +150,7 @@ impl Fleet {
         }
     }
 
-    /// Looks after what machines there are now; `before` these images were wanted.
+    /// Starts, updates and stops drivers. `before` are the images that were wanted before.
     fn carry_out(&self, inner: &mut Inner, changes: Vec<MdbChange>, before: BTreeSet<ImageName>) {
         if changes.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Orders about single machines, and about those that the machine database gives no image.
+//! Orders about single machines, about stopped images, and about the default image.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl Fleet {
         let (hostnames, pauses) = {
             let inner = self.inner.lock().expect("no holder panics");
             let hostnames = hosts_of(&hosts, &inner.watched)?;
-            let mut pauses = self.shared.pauses.pauses();
+            let mut pauses = self.shared.gate.pauses();
             pauses.tidy(&inner.watched, now);
             pauses.pause(hostnames.clone(), &new);
             (hostnames, pauses)
@@ -54,7 +54,7 @@ impl Fleet {
             who = %new.who, reason = %new.reason, until = %model::when::moment(new.until),
             hosts = named(&hosts), "updates of {} are paused", machines(hostnames.len())
         );
-        self.shared.pauses.close(pauses, &hostnames).await;
+        self.shared.gate.pause(pauses, &hostnames).await;
         self.tell_pauses(&hostnames, Some(&new));
         Ok(PauseUpdatesReply { hostnames, until: new.until })
     }
@@ -75,7 +75,7 @@ impl Fleet {
         let (hostnames, pauses) = {
             let inner = self.inner.lock().expect("no holder panics");
             let hostnames = hosts_of(&hosts, &inner.watched)?;
-            let mut pauses = self.shared.pauses.pauses();
+            let mut pauses = self.shared.gate.pauses();
             let hostnames = pauses.resume(hostnames, now);
             pauses.tidy(&inner.watched, now);
             (hostnames, pauses)
@@ -87,7 +87,7 @@ impl Fleet {
         self.keep_pauses(&pauses, order).await?;
         let count = machines(hostnames.len());
         tracing::warn!(%who, %why, hosts = named(&hosts), "updates of {count} go on");
-        self.shared.pauses.open(pauses);
+        self.shared.gate.set_pauses(pauses);
         self.tell_pauses(&hostnames, None);
         Ok(ResumeUpdatesReply { hostnames })
     }
@@ -105,11 +105,10 @@ impl Fleet {
         }
     }
 
-    /// Forgets the pauses of machines that are not in the machine database any more. Must not be
-    /// called by a task: it waits for the disk.
+    /// Removes the pauses of machines that left the machine database. Blocks on the disk.
     pub(super) fn forget_pauses(&self) {
         let _ordering = self.orders.blocking_lock();
-        let mut pauses = self.shared.pauses.pauses();
+        let mut pauses = self.shared.gate.pauses();
         let has_changed = {
             let inner = self.inner.lock().expect("no holder panics");
             pauses.tidy(&inner.watched, wall())
@@ -120,12 +119,12 @@ impl Fleet {
         tracing::warn!("pauses of machines that left the machine database are forgotten");
         if let Err(error) = self.state.set_pauses(&pauses.kept(), None) {
             // They would come back with a restart, and be forgotten then.
-            tracing::error!("that is not kept: {}", report(&error));
+            tracing::error!("cannot save that: {}", report(&error));
         }
-        self.shared.pauses.open(pauses);
+        self.shared.gate.set_pauses(pauses);
     }
 
-    /// Has the pending update of one machine made even if that does not want to be disturbed.
+    /// Lets the pending update of one machine go on although the machine asks not to be disturbed.
     ///
     /// # Errors
     ///
@@ -226,6 +225,32 @@ impl Fleet {
         self.shared.default_image.send_replace(new);
         self.shared.images.want(&after);
         Ok(SetDefaultImageReply { machines })
+    }
+
+    /// Resumes updates to an image that have stopped. Blocks on the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`]; the image stays stopped then.
+    pub fn resume_image(&self, image: &ImageName, why: &str, who: &str) -> Result<(), OrderError> {
+        let order = Order::of("resume-image", who).about(image).why(why);
+        let order = order.reasoned("updates to the image are to go on")?;
+        let resumed = self.shared.claim_service.resume(image, &self.state, &order);
+        if !resumed.map_err(|source| OrderError::State { source })? {
+            return Err(OrderError::NotStopped { image: image.clone() });
+        }
+        tracing::warn!(who, why, %image, "updates to this image go on");
+        Ok(())
+    }
+
+    /// Trusts the machine that answers for a record. Blocks on the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`] if there is no such machine, or it cannot be trusted.
+    pub fn trust(&self, hostname: &str, who: &str, why: &str) -> Result<(), OrderError> {
+        let _known = self.handle(hostname)?;
+        Ok(self.shared.identities.trust(hostname, who, why)?)
     }
 }
 

@@ -24,7 +24,6 @@ pub(super) struct Source {
     pub(super) former: Option<ObjectId>,
 }
 
-/// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     /// The one that was of use last comes last.

@@ -10,7 +10,6 @@ use dominator::core::sub::{Event, Failure, FailureKind, Ticket};
 use super::{CALL_LIMIT, Happening, Message, World};
 use crate::model::Request;
 
-/// See the module's text.
 pub struct Disk {
     is_full: bool,
     /// The longest that a record takes, in milliseconds.
