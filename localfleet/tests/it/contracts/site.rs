@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use certs::sets::Set;
 use localfleet::fleet::certificates::OPERATOR;
-use localfleet::fleet::{Addresses, Fleet, Options, client_of};
 use localfleet::fleet::daemon_process::Daemon;
+use localfleet::fleet::{Addresses, Fleet, Options, client_of};
 use serde_json::{Value, json};
 
 use crate::converges::{CONVERGE_MAX, programs};
