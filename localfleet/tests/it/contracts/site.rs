@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use certs::sets::Set;
-use localfleet::certificates::OPERATOR;
+use localfleet::fleet::certificates::OPERATOR;
+use localfleet::fleet::daemon_process::Daemon;
 use localfleet::fleet::{Addresses, Fleet, Options, client_of};
-use localfleet::process::Daemon;
 use serde_json::{Value, json};
 
 use crate::converges::{CONVERGE_MAX, programs};

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use expect_test::expect_file;
-use localfleet::material::copy;
+use localfleet::source_trees::copy;
 use serde_json::{Value, json};
 
 use super::exits;
