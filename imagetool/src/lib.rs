@@ -5,6 +5,9 @@
 //! archives, directories, OCI images, machines. [`transfer`] uploads and downloads objects.
 //! File contents are never held in memory. Nothing that is read, from an archive or from a
 //! server, is trusted.
+//!
+//! [`image_checks`] decides which new images are refused or warned about. `model::image` refuses those that
+//! no machine could equal, in the imageserver too.
 
 pub mod archive;
 pub mod command;

@@ -15,6 +15,15 @@
 //! | [`root`] | the only way to the managed tree |
 //!
 //! A module uses only modules below it in this table.
+//!
+//! # Invariants
+//!
+//! * No path below the root is ever given to the kernel as a path from `/`: [`root`] opens
+//!   directories one below the other.
+//! * While the tree may be mixed there is a journal on the medium ([`update`]). One thread, the
+//!   executor, carries it out, also after a crash.
+//! * On a machine with trusted keys nothing is staged that [`trust`] has not verified against the same
+//!   scan. No call over the network changes keys, threshold or record.
 
 pub mod cache;
 pub mod daemon;

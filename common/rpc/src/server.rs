@@ -12,10 +12,10 @@
 //! * A call whose caller goes away is dropped where it waits. A handler that must finish what it
 //!   began runs that as a task of its own.
 
-mod admission;
 mod audit;
+mod connection_counts;
+mod connection_limiter;
 mod dispatch;
-mod door;
 mod executor;
 mod listen;
 mod metrics;

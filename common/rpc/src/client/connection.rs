@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::body::Body;
-use super::super::tls::{Security, Standing};
+use super::super::tls::{PeerSession, Security};
 use super::exchange::{Failure, Reply, exchange};
 use super::keep_alive::{Heard, silence};
 use super::peer::Peer;
@@ -59,9 +59,9 @@ impl Connection {
             let stream = connect(peer).await?;
             match security {
                 Security::Insecure => Self::over(stream, name, None).await,
-                Security::Tls(keeper) => {
-                    let (stream, standing) = keeper.connect(stream, &peer.host).await?;
-                    Self::over(stream, name, Some(standing)).await
+                Security::Tls(config) => {
+                    let (stream, session) = config.connect(stream, &peer.host).await?;
+                    Self::over(stream, name, Some(session)).await
                 }
             }
         };
@@ -73,7 +73,7 @@ impl Connection {
     async fn over(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         name: String,
-        standing: Option<Standing>,
+        session: Option<PeerSession>,
     ) -> io::Result<Self> {
         let (sender, mut connection) = h2::client::Builder::new()
             .enable_push(false)
@@ -89,8 +89,8 @@ impl Connection {
         let heard = Arc::new(Heard::new());
         let listening = Arc::clone(&heard);
         let lost = async {
-            match standing {
-                Some(standing) => standing.lost().await,
+            match session {
+                Some(session) => session.lost().await,
                 None => std::future::pending().await,
             }
         };

@@ -15,14 +15,14 @@ use super::super::body::{self, Body, ReadError};
 use super::super::object_reader::ObjectReader;
 use super::super::pace::{MESSAGE_PACE_BYTES, Pace};
 use super::super::packing;
-use super::admission::Refusal;
-use super::door::Door;
 use super::metrics::CONTENT_TYPE;
 use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
 use super::replies::Replies;
 use super::shares::{Share, Shares};
 use super::{Caller, Entry, Kind, PageHandler, Routes};
+use crate::server::connection_counts::Refusal;
+use crate::server::connection_limiter::ConnectionLimiter;
 use api::access::judge;
 use api::codec::{self, Encoding};
 use api::fault::{Fault, FaultCode};
@@ -87,10 +87,15 @@ impl Service {
     }
 
     /// Counts, and tells from time to time, that a connection from `address` is not let in.
-    pub(super) fn refuse(&self, door: Option<&Door>, address: SocketAddr, refusal: Refusal) {
+    pub(super) fn refuse(
+        &self,
+        limiter: Option<&ConnectionLimiter>,
+        address: SocketAddr,
+        refusal: Refusal,
+    ) {
         self.routes.metrics.refused(refusal);
         let why = refusal.describe();
-        if door.is_some_and(Door::tells) {
+        if limiter.is_some_and(ConnectionLimiter::must_log) {
             tracing::warn!(%address, "connection refused: {why} (more are counted, not told)");
         } else {
             tracing::debug!(%address, "connection refused: {why}");

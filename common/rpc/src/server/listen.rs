@@ -17,15 +17,15 @@ use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::super::tls::{Security, Standing};
+use super::super::tls::{PeerSession, Security};
 use super::super::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, body};
-use super::admission::Refusal;
 use super::dispatch::Service;
-use super::door::{Door, LIMITS, Seat};
 use super::executor::Tracked;
 use super::metrics::Running;
 use super::replies::Replies;
 use super::{Caller, Router};
+use crate::server::connection_counts::Refusal;
+use crate::server::connection_limiter::{ConnectionLimiter, ConnectionPermit, LIMITS};
 use api::access::Identity;
 
 /// How long running calls may go on after the server was told to stop.
@@ -69,7 +69,7 @@ pub async fn serve<S>(listener: TcpListener, router: Router<S>, stop: Cancellati
     let server = Server::new(router, stop.clone());
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let is_insecure = server.service.routes.security.is_insecure();
-    let door = (!is_insecure).then(|| Arc::new(Door::new(LIMITS)));
+    let limiter = (!is_insecure).then(|| Arc::new(ConnectionLimiter::new(LIMITS)));
     let (security, keeping) = (server.service.routes.security.clone(), stop.clone());
     server.tracker.spawn(async move { security.keep(keeping).await });
     loop {
@@ -77,9 +77,11 @@ pub async fn serve<S>(listener: TcpListener, router: Router<S>, stop: Cancellati
         let Some((accepted, place)) = accepted else { break };
         match accepted {
             Ok((stream, address)) => {
-                match door.as_ref().map(|door| door.enter(address.ip())).transpose() {
-                    Ok(seat) => server.seat(stream, address, place, server.cut(), seat),
-                    Err(refusal) => server.service.refuse(door.as_deref(), address, refusal),
+                match limiter.as_ref().map(|limiter| limiter.enter(address.ip())).transpose() {
+                    Ok(permit) => {
+                        server.start_connection(stream, address, place, server.cut(), permit)
+                    }
+                    Err(refusal) => server.service.refuse(limiter.as_deref(), address, refusal),
                 }
             }
             Err(error) => {
@@ -132,23 +134,23 @@ impl Server {
         place: OwnedSemaphorePermit,
         cut: CancellationToken,
     ) {
-        self.seat(stream, address, place, cut, None);
+        self.start_connection(stream, address, place, cut, None);
     }
 
-    fn seat(
+    fn start_connection(
         &self,
         stream: TcpStream,
         address: SocketAddr,
         place: OwnedSemaphorePermit,
         cut: CancellationToken,
-        seat: Option<Seat>,
+        permit: Option<ConnectionPermit>,
     ) {
         let serve = Serve {
             service: Arc::clone(&self.service),
             tracked: Tracked { tracker: self.tracker.clone(), stop: cut },
             stop: self.stop.clone(),
             _place: place,
-            seat,
+            permit,
         };
         hyper::rt::Executor::execute(&serve.tracked.clone(), serve.connection(stream, address));
     }
@@ -183,7 +185,7 @@ struct Serve {
     stop: CancellationToken,
     /// Given back when the connection ends.
     _place: OwnedSemaphorePermit,
-    seat: Option<Seat>,
+    permit: Option<ConnectionPermit>,
 }
 
 /// What happens on one connection.
@@ -223,7 +225,7 @@ impl Serve {
         let _end = self.tracked.stop.clone().drop_guard();
         let accepted = tokio::time::timeout(HANDSHAKE_TIMEOUT, self.accept(stream));
         // Boxed, because it needs its room for a moment only.
-        let (stream, local, standing) = match Box::pin(accepted).await {
+        let (stream, local, session) = match Box::pin(accepted).await {
             Ok(Ok(accepted)) => accepted,
             Ok(Err(error)) => {
                 tracing::debug!(%address, "no handshake: {error}");
@@ -232,14 +234,14 @@ impl Serve {
             Err(_) => return self.refuse(address, Refusal::Slow),
         };
         let is_insecure = service.routes.security.is_insecure();
-        let until = standing.as_ref().map(Standing::until);
-        let identity = match &standing {
-            Some(standing) => standing.identity(),
+        let until = session.as_ref().map(PeerSession::until);
+        let identity = match &session {
+            Some(session) => session.identity(),
             None if is_insecure => Arc::new(Identity::insecure()),
             None => Arc::new(Identity::default()),
         };
-        let is_stranger = !is_insecure && standing.is_none();
-        let settled = self.seat.as_mut().map(|seat| seat.settle(identity.user.as_deref()));
+        let is_stranger = !is_insecure && session.is_none();
+        let settled = self.permit.as_mut().map(|permit| permit.settle(identity.user.as_deref()));
         if let Err(refusal) = settled.transpose() {
             return self.refuse(address, refusal);
         }
@@ -263,8 +265,8 @@ impl Serve {
             })
         };
         let lost = async {
-            match standing {
-                Some(standing) => standing.lost().await,
+            match session {
+                Some(session) => session.lost().await,
                 None => std::future::pending().await,
             }
         };
@@ -274,8 +276,8 @@ impl Serve {
         let connection = builder.serve_connection(TokioIo::new(stream), handler);
         let mut connection = std::pin::pin!(connection);
         let mut stopping = false;
-        let mut looks = tokio::time::interval_at(Instant::now() + HEADER_TIMEOUT, HEADER_TIMEOUT);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = tokio::time::interval_at(Instant::now() + HEADER_TIMEOUT, HEADER_TIMEOUT);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut seen = 0;
         let result = loop {
             tokio::select! {
@@ -288,7 +290,7 @@ impl Serve {
                     stopping = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                _ = looks.tick() => {
+                _ = ticks.tick() => {
                     let asked = activity.asked.load(Ordering::Relaxed);
                     if let Some(why) = activity.fault(asked, asked == seen, is_stranger) {
                         tracing::debug!(%address, "connection cut: {why}");
@@ -306,13 +308,13 @@ impl Serve {
 
     /// Ends a connection whose caller is not let in.
     fn refuse(self, address: SocketAddr, refusal: Refusal) {
-        let door = self.seat.as_ref().map(|seat| {
+        let limiter = self.permit.as_ref().map(|permit| {
             if matches!(refusal, Refusal::Handshake | Refusal::Slow) {
-                seat.failed();
+                permit.failed();
             }
-            seat.door()
+            permit.limiter()
         });
-        self.service.refuse(door, address, refusal);
+        self.service.refuse(limiter, address, refusal);
     }
 
     /// Prepares the stream of bytes of a caller; tells at which address it came in, and how the
@@ -320,14 +322,14 @@ impl Serve {
     async fn accept(
         &self,
         stream: TcpStream,
-    ) -> io::Result<(Bytestream, SocketAddr, Option<Standing>)> {
+    ) -> io::Result<(Bytestream, SocketAddr, Option<PeerSession>)> {
         super::super::socket::prepare(&stream)?;
         let local = stream.local_addr()?;
         match &self.service.routes.security {
             Security::Insecure => Ok((Either::Left(stream), local, None)),
-            Security::Tls(keeper) => {
-                let (stream, standing) = keeper.accept(stream).await?;
-                Ok((Either::Right(Box::new(stream)), local, standing))
+            Security::Tls(config) => {
+                let (stream, session) = config.accept(stream).await?;
+                Ok((Either::Right(Box::new(stream)), local, session))
             }
         }
     }

@@ -14,7 +14,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::super::tls::Security;
-use super::admission::Refusal;
+use crate::server::connection_counts::Refusal;
 use api::fault::FaultCode;
 
 /// The content type of the text.

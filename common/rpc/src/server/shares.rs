@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Caller;
-use super::admission::{Source, give, take};
+use crate::server::connection_counts::{Source, give, take};
 
 /// So much room, and who has how much of it.
 #[derive(Debug)]

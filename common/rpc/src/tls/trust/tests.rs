@@ -7,8 +7,8 @@ use std::time::Duration;
 use rustls::pki_types::pem::PemObject as _;
 
 use super::super::explain::explain;
-use super::super::keeper::now;
 use super::*;
+use crate::tls::tls_config::now;
 use certs::authority::{self, AuthorityOptions, Issued, Request};
 use certs::record::{Reason, Revocation};
 

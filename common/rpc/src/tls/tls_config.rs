@@ -17,16 +17,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::explain::explain;
 use super::files::{self, Files, Stamp, TlsError};
-use super::standing::{Role, Standing};
-use super::telling::{Telling, told};
 use super::trust::{Trust, TrustError};
 use super::verifier::{Callers, Servers};
+use crate::tls::explained_stream::{ExplainedStream, told};
+use crate::tls::peer_session::{PeerSession, Role};
 use api::certificate::Certificate;
 
 /// How long before a certificate ends it is warned of.
 pub const WARN_BEFORE: Duration = Duration::from_secs(30 * 86_400);
 
-/// How often it is looked whether files have changed. They are taken when two looks agree: what is
+/// How often it is looked whether files have changed. They are taken when two reload agree: what is
 /// being copied is not whole yet.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -52,27 +52,27 @@ pub enum Security {
     /// Not at all: `--insecure`.
     Insecure,
     /// By TLS.
-    Tls(Arc<Keeper>),
+    Tls(Arc<TlsConfig>),
 }
 
 impl std::fmt::Debug for Security {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Insecure => formatter.write_str("Insecure"),
-            Self::Tls(keeper) => write!(formatter, "Tls({})", keeper.dir.display()),
+            Self::Tls(config) => write!(formatter, "Tls({})", config.dir.display()),
         }
     }
 }
 
 /// The files of one directory, in use.
-pub struct Keeper {
+pub struct TlsConfig {
     dir: PathBuf,
-    material: watch::Sender<Arc<Material>>,
+    credentials: watch::Sender<Arc<Credentials>>,
 }
 
 /// What was seen of files, look by look.
 #[derive(Default)]
-struct Looks {
+struct ReloadState {
     /// What the last look has seen.
     last: Option<Stamp>,
     /// What cannot be used, whatever happens, unless it changes.
@@ -82,7 +82,7 @@ struct Looks {
 }
 
 /// What was made of files.
-pub(super) struct Material {
+pub(super) struct Credentials {
     own: Certificate,
     server: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
@@ -97,9 +97,9 @@ impl Security {
     ///
     /// [`TlsError`].
     pub fn open(dir: &Path) -> Result<Self, TlsError> {
-        let material = Arc::new(Material::read(dir)?);
-        let material = watch::Sender::new(material);
-        Ok(Self::Tls(Arc::new(Keeper { dir: dir.to_owned(), material })))
+        let credentials = Arc::new(Credentials::read(dir)?);
+        let credentials = watch::Sender::new(credentials);
+        Ok(Self::Tls(Arc::new(TlsConfig { dir: dir.to_owned(), credentials })))
     }
 
     /// True for [`Security::Insecure`].
@@ -119,7 +119,7 @@ impl Security {
     pub fn ends(&self) -> Option<i64> {
         match self {
             Self::Insecure => None,
-            Self::Tls(keeper) => Some(keeper.material.borrow().own.not_after),
+            Self::Tls(config) => Some(config.credentials.borrow().own.not_after),
         }
     }
 
@@ -139,13 +139,13 @@ impl Security {
     /// Takes files that change, and tells of a certificate that ends soon, until `stop` is
     /// cancelled.
     pub async fn keep(&self, stop: CancellationToken) {
-        let Self::Tls(keeper) = self else { return };
+        let Self::Tls(config) = self else { return };
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let (mut warned, mut looks) = (None, Looks::default());
+        let (mut warned, mut reload) = (None, ReloadState::default());
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
             // Five questions to the kernel about small files: no thread is worth it.
-            if keeper.refresh(&mut looks) {
+            if config.refresh(&mut reload) {
                 warned = None;
             }
             let is_due = warned.is_none_or(|at: tokio::time::Instant| at.elapsed() > WARN_EVERY);
@@ -179,7 +179,7 @@ pub(super) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-impl Looks {
+impl ReloadState {
     /// Takes note of a look that sees `stamp`; true if files must be read that are not those of
     /// `taken`.
     fn is_due(&mut self, stamp: &Stamp, taken: &Stamp) -> bool {
@@ -198,25 +198,27 @@ impl Looks {
     }
 }
 
-impl Keeper {
+impl TlsConfig {
     /// Takes the files if they have changed, are whole and are right; true if so. What is wrong
     /// with them is told once.
-    fn refresh(&self, looks: &mut Looks) -> bool {
+    fn refresh(&self, reload: &mut ReloadState) -> bool {
         let stamp = files::stamp(&self.dir);
-        if !looks.is_due(&stamp, &self.material.borrow().stamp) {
+        if !reload.is_due(&stamp, &self.credentials.borrow().stamp) {
             return false;
         }
-        match Material::read(&self.dir) {
+        match Credentials::read(&self.dir) {
             // They have changed while they were read: the next look is at others.
-            Ok(material) if material.stamp != stamp || files::stamp(&self.dir) != stamp => false,
-            Ok(material) => {
-                let ends = material.own.not_after;
+            Ok(credentials) if credentials.stamp != stamp || files::stamp(&self.dir) != stamp => {
+                false
+            }
+            Ok(credentials) => {
+                let ends = credentials.own.not_after;
                 tracing::info!(dir = %self.dir.display(), ends, "certificates taken");
-                self.material.send_replace(Arc::new(material));
+                self.credentials.send_replace(Arc::new(credentials));
                 true
             }
             Err(error) => {
-                if looks.refuse(stamp, &error) {
+                if reload.refuse(stamp, &error) {
                     let error = model::report::report(&error);
                     tracing::warn!("certificates not taken, the former stay in force: {error}");
                 }
@@ -230,13 +232,13 @@ impl Keeper {
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
-    ) -> io::Result<(server::TlsStream<TcpStream>, Option<Standing>)> {
+    ) -> io::Result<(server::TlsStream<TcpStream>, Option<PeerSession>)> {
         let mut first = [0];
         if stream.peek(&mut first).await? == 1 && first != [HANDSHAKE_RECORD] {
             refuse(stream, PLAIN_REPLY).await;
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the caller speaks no TLS"));
         }
-        let config = Arc::clone(&self.material.borrow().server);
+        let config = Arc::clone(&self.credentials.borrow().server);
         let accepted = TlsAcceptor::from(config).accept(stream).into_fallible().await;
         let stream = match accepted {
             Ok(stream) => stream,
@@ -250,9 +252,9 @@ impl Keeper {
             return Ok((stream, None));
         }
         let chain = shown.iter().map(|one| one.clone().into_owned()).collect();
-        let standing = Standing::new(self.material.subscribe(), chain, Role::Caller);
-        let standing = standing.map_err(|error| io::Error::other(explain(&error)))?;
-        Ok((stream, Some(standing)))
+        let session = PeerSession::new(self.credentials.subscribe(), chain, Role::Caller);
+        let session = session.map_err(|error| io::Error::other(explain(&error)))?;
+        Ok((stream, Some(session)))
     }
 
     /// Makes the client's side of a connection of `stream`, if the server at its other end is
@@ -261,17 +263,17 @@ impl Keeper {
         &self,
         stream: TcpStream,
         host: &str,
-    ) -> io::Result<(Telling<client::TlsStream<TcpStream>>, Standing)> {
+    ) -> io::Result<(ExplainedStream<client::TlsStream<TcpStream>>, PeerSession)> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| io::Error::other(format!("`{host}` can be in no certificate")))?;
-        let config = Arc::clone(&self.material.borrow().client);
+        let config = Arc::clone(&self.credentials.borrow().client);
         let stream =
             TlsConnector::from(config).connect(name.clone(), stream).await.map_err(told)?;
         let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let chain = shown.iter().map(|one| one.clone().into_owned()).collect();
-        let standing = Standing::new(self.material.subscribe(), chain, Role::Server(name));
-        let standing = standing.map_err(|error| io::Error::other(explain(&error)))?;
-        Ok((Telling(stream), standing))
+        let session = PeerSession::new(self.credentials.subscribe(), chain, Role::Server(name));
+        let session = session.map_err(|error| io::Error::other(explain(&error)))?;
+        Ok((ExplainedStream(stream), session))
     }
 }
 
@@ -294,7 +296,7 @@ async fn refuse(mut stream: TcpStream, last: &[u8]) {
     let _gone = tokio::time::timeout(REFUSED_LINGER, listen).await;
 }
 
-impl Material {
+impl Credentials {
     fn read(dir: &Path) -> Result<Self, TlsError> {
         let Files { chain, key, authorities, revoked, zones, stamp } = Files::read(dir)?;
         let content = |path: PathBuf, what: String| TlsError::Content { path, what };
@@ -366,33 +368,33 @@ mod tests {
     }
 
     /// A directory with certificates, and what holds them.
-    fn kept() -> (tempfile::TempDir, Arc<Keeper>, Authority) {
+    fn kept() -> (tempfile::TempDir, Arc<TlsConfig>, Authority) {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::create(&AuthorityOptions::default()).unwrap();
         let issued = authority.issue(&Request { name: "web1".into(), ..Request::default() });
         let tls = directory.path().join("tls");
         issued.unwrap().write(&tls, authority.ca_pem(), Replace::Own).unwrap();
-        let Security::Tls(keeper) = Security::open(&tls).unwrap() else { unreachable!() };
-        (directory, keeper, authority)
+        let Security::Tls(config) = Security::open(&tls).unwrap() else { unreachable!() };
+        (directory, config, authority)
     }
 
     #[test]
     fn what_was_refused_is_taken_when_its_mode_is_right() {
-        let (_directory, keeper, authority) = kept();
-        let mut looks = Looks::default();
-        let mut refresh = || [keeper.refresh(&mut looks), keeper.refresh(&mut looks)];
+        let (_directory, config, authority) = kept();
+        let mut reload = ReloadState::default();
+        let mut refresh = || [config.refresh(&mut reload), config.refresh(&mut reload)];
         assert_eq!(refresh(), [false, false]);
-        let key = keeper.dir.join("key.pem");
+        let key = config.dir.join("key.pem");
         // Also where the clock of the files is coarse.
         let mode = |mode| {
-            let before = files::stamp(&keeper.dir);
-            while files::stamp(&keeper.dir) == before {
+            let before = files::stamp(&config.dir);
+            while files::stamp(&config.dir) == before {
                 fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
             }
         };
         mode(0o644);
         let list = authority.revocation_list(&[], 1).unwrap();
-        fs::write(keeper.dir.join("crl.pem"), list).unwrap();
+        fs::write(config.dir.join("crl.pem"), list).unwrap();
         assert_eq!(refresh(), [false, false]);
         mode(0o600);
         assert_eq!(refresh(), [false, true]);
@@ -401,13 +403,13 @@ mod tests {
 
     #[test]
     fn files_are_taken_when_they_stay_as_they_are() {
-        let (_directory, keeper, authority) = kept();
-        let mut looks = Looks::default();
-        let mut refresh = || keeper.refresh(&mut looks);
+        let (_directory, config, authority) = kept();
+        let mut reload = ReloadState::default();
+        let mut refresh = || config.refresh(&mut reload);
         assert!(!refresh());
         let lists = [1, 2].map(|number| authority.revocation_list(&[], number).unwrap()).concat();
-        let path = keeper.dir.join("crl.pem");
-        // The copy goes on between two looks: half of it is as good as whole.
+        let path = config.dir.join("crl.pem");
+        // The copy goes on between two reload: half of it is as good as whole.
         let half = lists.find("END X509 CRL-----\n").unwrap() + "END X509 CRL-----\n".len();
         for copied in [&lists[..half], &lists] {
             fs::write(&path, copied).unwrap();
@@ -420,9 +422,9 @@ mod tests {
             assert_eq!([refresh(), refresh(), refresh()], [false; 3]);
         }
         fs::remove_file(&path).unwrap();
-        fs::write(keeper.dir.join("zones.toml"), "").unwrap();
+        fs::write(config.dir.join("zones.toml"), "").unwrap();
         assert_eq!([refresh(), refresh(), refresh()], [false; 3]);
-        fs::remove_file(keeper.dir.join("zones.toml")).unwrap();
+        fs::remove_file(config.dir.join("zones.toml")).unwrap();
         assert_eq!([refresh(), refresh(), refresh()], [false, true, false]);
     }
 
@@ -434,15 +436,15 @@ mod tests {
         };
         let wrong = TlsError::Content { path: PathBuf::from("crl.pem"), what: "no".to_owned() };
         let (taken, next) = (vec![], vec![None]);
-        let mut looks = Looks::default();
-        assert_eq!([(); 2].map(|()| looks.is_due(&next, &taken)), [false, true]);
-        assert!(looks.refuse(next.clone(), &failed(io::ErrorKind::PermissionDenied)));
-        assert!(looks.is_due(&next, &taken));
-        assert!(!looks.refuse(next.clone(), &failed(io::ErrorKind::Other)));
-        assert!(looks.is_due(&next, &taken));
-        assert!(!looks.refuse(next.clone(), &wrong));
-        assert!(!looks.is_due(&next, &taken));
-        assert_eq!([(); 2].map(|()| looks.is_due(&taken, &taken)), [false, false]);
+        let mut reload = ReloadState::default();
+        assert_eq!([(); 2].map(|()| reload.is_due(&next, &taken)), [false, true]);
+        assert!(reload.refuse(next.clone(), &failed(io::ErrorKind::PermissionDenied)));
+        assert!(reload.is_due(&next, &taken));
+        assert!(!reload.refuse(next.clone(), &failed(io::ErrorKind::Other)));
+        assert!(reload.is_due(&next, &taken));
+        assert!(!reload.refuse(next.clone(), &wrong));
+        assert!(!reload.is_due(&next, &taken));
+        assert_eq!([(); 2].map(|()| reload.is_due(&taken, &taken)), [false, false]);
     }
 
     #[test]

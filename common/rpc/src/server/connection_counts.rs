@@ -1,8 +1,8 @@
-//! How many connections each peer may have.
+//! Counts how many connections each peer has, and refuses those beyond its limit.
 //!
-//! A connection *arrives*, and is known by its address only. When it has shown a certificate, or
-//! none, it *settles*: it is of a user, or of a stranger. Nobody may take so many places that
-//! nothing is left for others: no address with what arrives, no user, no stranger.
+//! A new connection is *unidentified*: only its address is known. After the TLS handshake it belongs
+//! to a user, or it is *anonymous*, if the peer showed no certificate. Each source address, each user
+//! and all anonymous peers together have a limit, so that none of them can use up all connections.
 // tidy: core
 
 use core::net::{IpAddr, Ipv6Addr};
@@ -106,20 +106,20 @@ impl Refusal {
     }
 }
 
-/// A connection, as far as it has come.
+/// Whom a connection belongs to, as far as is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Guest {
-    /// It has not said who it is.
-    Arriving(Source),
-    /// It is of this user.
+pub(super) enum ConnectionKind {
+    /// The handshake has not ended.
+    Unidentified(Source),
+    /// It belongs to this user.
     User(String),
-    /// It has shown no certificate.
-    Stranger(Source),
+    /// The peer showed no certificate.
+    Anonymous(Source),
 }
 
-/// Who is there.
+/// The connections that are open, by whom they belong to.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(super) struct ConnectionCounts {
     limits: Limits,
     arriving: BTreeMap<Source, usize>,
     users: BTreeMap<String, usize>,
@@ -127,21 +127,24 @@ pub(super) struct Book {
     all_strangers: usize,
 }
 
-impl Book {
+impl ConnectionCounts {
     pub(super) fn new(limits: Limits) -> Self {
         let (arriving, strangers) = (BTreeMap::new(), BTreeMap::new());
         Self { limits, arriving, users: BTreeMap::new(), strangers, all_strangers: 0 }
     }
 
-    /// Lets a connection in, or gives why not; [`Book::leave`] is due for each that was let in.
-    pub(super) fn enter(&mut self, guest: &Guest) -> Result<(), Refusal> {
-        match guest {
-            Guest::Arriving(source) => take(&mut self.arriving, source, 1, self.limits.arriving)
-                .map_err(|Full| Refusal::Arriving),
-            Guest::User(user) => {
+    /// Counts a connection, or returns why it is refused. Call [`ConnectionCounts::leave`] once for each
+    /// connection that was counted.
+    pub(super) fn enter(&mut self, kind: &ConnectionKind) -> Result<(), Refusal> {
+        match kind {
+            ConnectionKind::Unidentified(source) => {
+                take(&mut self.arriving, source, 1, self.limits.arriving)
+                    .map_err(|Full| Refusal::Arriving)
+            }
+            ConnectionKind::User(user) => {
                 take(&mut self.users, user, 1, self.limits.user).map_err(|Full| Refusal::User)
             }
-            Guest::Stranger(source) => {
+            ConnectionKind::Anonymous(source) => {
                 if self.all_strangers >= self.limits.all_strangers {
                     return Err(Refusal::Strangers);
                 }
@@ -153,12 +156,12 @@ impl Book {
         }
     }
 
-    /// Notes that a connection has gone, or has become another guest.
-    pub(super) fn leave(&mut self, guest: &Guest) {
-        match guest {
-            Guest::Arriving(source) => give(&mut self.arriving, source, 1),
-            Guest::User(user) => give(&mut self.users, user, 1),
-            Guest::Stranger(source) => {
+    /// Stops counting a connection that has ended or has become another kind.
+    pub(super) fn leave(&mut self, kind: &ConnectionKind) {
+        match kind {
+            ConnectionKind::Unidentified(source) => give(&mut self.arriving, source, 1),
+            ConnectionKind::User(user) => give(&mut self.users, user, 1),
+            ConnectionKind::Anonymous(source) => {
                 give(&mut self.strangers, source, 1);
                 self.all_strangers = self.all_strangers.saturating_sub(1);
             }
@@ -166,11 +169,11 @@ impl Book {
     }
 }
 
-/// One has as much as one may have.
+/// The limit is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
-/// Takes `count` for `key`, which may have `limit` at most.
+/// Adds `count` to the count of `key`, which may be `limit` at most.
 pub(super) fn take<Key: Ord + Clone>(
     counts: &mut BTreeMap<Key, usize>,
     key: &Key,
@@ -183,8 +186,8 @@ pub(super) fn take<Key: Ord + Clone>(
     Ok(())
 }
 
-/// Gives `count` back. Nothing is kept of whom nothing is left: the book is no longer than there
-/// are connections.
+/// Returns `count` to the limit of `key`. Keys with a count of zero are removed, so the map never has
+/// more entries than there are connections.
 pub(super) fn give<Key: Ord + Clone>(counts: &mut BTreeMap<Key, usize>, key: &Key, count: usize) {
     if let Entry::Occupied(mut entry) = counts.entry(key.clone()) {
         match entry.get().checked_sub(count) {
@@ -220,11 +223,11 @@ mod tests {
 
     #[test]
     fn nobody_takes_the_places_of_others() {
-        let mut book = Book::new(LIMITS);
-        let stranger = |text| Guest::Stranger(source(text));
-        let user = |name: &str| Guest::User(name.to_owned());
-        let arriving = |text| Guest::Arriving(source(text));
-        let mut enter = |guest: Guest| book.enter(&guest);
+        let mut counts = ConnectionCounts::new(LIMITS);
+        let stranger = |text| ConnectionKind::Anonymous(source(text));
+        let user = |name: &str| ConnectionKind::User(name.to_owned());
+        let arriving = |text| ConnectionKind::Unidentified(source(text));
+        let mut enter = |kind: ConnectionKind| counts.enter(&kind);
         let table = [
             (arriving("10.0.0.1"), [Ok(()), Ok(()), Ok(()), Err(Refusal::Arriving)]),
             (user("a"), [Ok(()), Ok(()), Err(Refusal::User), Err(Refusal::User)]),
@@ -237,39 +240,39 @@ mod tests {
                 [Ok(()), Err(Refusal::Strangers), Err(Refusal::Strangers), Err(Refusal::Strangers)],
             ),
         ];
-        for (guest, want) in table {
-            let got = [(); 4].map(|()| enter(guest.clone()));
-            assert_eq!(got, want, "{guest:?}");
+        for (kind, want) in table {
+            let got = [(); 4].map(|()| enter(kind.clone()));
+            assert_eq!(got, want, "{kind:?}");
         }
         assert_eq!([enter(arriving("10.0.0.2")), enter(user("b"))], [Ok(()), Ok(())]);
         // Whoever goes makes room.
-        book.leave(&stranger("10.0.0.1"));
-        assert_eq!(book.enter(&stranger("10.0.0.2")), Ok(()));
+        counts.leave(&stranger("10.0.0.1"));
+        assert_eq!(counts.enter(&stranger("10.0.0.2")), Ok(()));
     }
 
     proptest! {
         #[test]
-        fn when_all_have_gone_nothing_is_kept(guests in proptest::collection::vec(0_u8..9, 0..60)) {
-            let mut book = Book::new(LIMITS);
-            let mut inside = Vec::new();
-            for number in guests {
+        fn when_all_have_gone_nothing_is_kept(kinds in proptest::collection::vec(0_u8..9, 0..60)) {
+            let mut counts = ConnectionCounts::new(LIMITS);
+            let mut state = Vec::new();
+            for number in kinds {
                 let at = source(&format!("10.0.0.{}", number % 3));
-                let guest = match number / 3 {
-                    0 => Guest::Arriving(at),
-                    1 => Guest::User(format!("user{number}")),
-                    _ => Guest::Stranger(at),
+                let kind = match number / 3 {
+                    0 => ConnectionKind::Unidentified(at),
+                    1 => ConnectionKind::User(format!("user{number}")),
+                    _ => ConnectionKind::Anonymous(at),
                 };
-                if book.enter(&guest).is_ok() {
-                    inside.push(guest);
+                if counts.enter(&kind).is_ok() {
+                    state.push(kind);
                 }
-                prop_assert!(book.all_strangers <= LIMITS.all_strangers);
-                prop_assert_eq!(book.strangers.values().sum::<usize>(), book.all_strangers);
+                prop_assert!(counts.all_strangers <= LIMITS.all_strangers);
+                prop_assert_eq!(counts.strangers.values().sum::<usize>(), counts.all_strangers);
             }
-            for guest in inside {
-                book.leave(&guest);
+            for kind in state {
+                counts.leave(&kind);
             }
-            let left = (book.arriving.len(), book.users.len(), book.strangers.len());
-            prop_assert_eq!((left, book.all_strangers), ((0, 0, 0), 0));
+            let left = (counts.arriving.len(), counts.users.len(), counts.strangers.len());
+            prop_assert_eq!((left, counts.all_strangers), ((0, 0, 0), 0));
         }
     }
 }

@@ -7,8 +7,8 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::sync::watch;
 
 use super::explain::explain;
-use super::keeper::{Material, now};
 use super::trust::{Trust, Vouched};
+use crate::tls::tls_config::{Credentials, now};
 use api::access::Identity;
 
 /// How often the wall clock is asked at least whether a certificate has ended: it may jump.
@@ -22,8 +22,8 @@ pub(super) enum Role {
 }
 
 /// A peer that has shown a certificate, as long as its connection lasts.
-pub(crate) struct Standing {
-    material: watch::Receiver<Arc<Material>>,
+pub(crate) struct PeerSession {
+    credentials: watch::Receiver<Arc<Credentials>>,
     chain: Vec<CertificateDer<'static>>,
     role: Role,
     identity: Arc<Identity>,
@@ -41,16 +41,16 @@ impl Until {
     }
 }
 
-impl Standing {
+impl PeerSession {
     pub(super) fn new(
-        mut material: watch::Receiver<Arc<Material>>,
+        mut credentials: watch::Receiver<Arc<Credentials>>,
         chain: Vec<CertificateDer<'static>>,
         role: Role,
     ) -> Result<Self, rustls::Error> {
         // What was verified in the handshake may have been revoked since.
         let Vouched { identity, until } =
-            judge(&material.borrow_and_update().trust, &chain, &role)?;
-        Ok(Self { material, chain, role, identity: Arc::new(identity), until })
+            judge(&credentials.borrow_and_update().trust, &chain, &role)?;
+        Ok(Self { credentials, chain, role, identity: Arc::new(identity), until })
     }
 
     /// Who it is, and what it may do.
@@ -68,13 +68,14 @@ impl Standing {
         loop {
             let left = Duration::from_secs((self.until + 1).saturating_sub(now().as_secs()));
             tokio::select! {
-                changed = self.material.changed() => if changed.is_err() {
+                changed = self.credentials.changed() => if changed.is_err() {
                     // Nothing changes any more, but time.
                     tokio::time::sleep(left.min(ASK_EVERY)).await;
                 },
                 () = tokio::time::sleep(left.min(ASK_EVERY)) => {}
             }
-            let judged = judge(&self.material.borrow_and_update().trust, &self.chain, &self.role);
+            let judged =
+                judge(&self.credentials.borrow_and_update().trust, &self.chain, &self.role);
             match judged {
                 Ok(Vouched { identity, until }) => {
                     if identity != *self.identity {

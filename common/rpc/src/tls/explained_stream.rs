@@ -19,9 +19,9 @@ pub(super) fn told(error: io::Error) -> io::Error {
 }
 
 /// `S`, with errors in words.
-pub(crate) struct Telling<S>(pub(super) S);
+pub(crate) struct ExplainedStream<S>(pub(super) S);
 
-impl<S: AsyncRead + Unpin> AsyncRead for Telling<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ExplainedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -31,7 +31,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Telling<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Telling<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ExplainedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

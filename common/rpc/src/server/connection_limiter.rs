@@ -1,0 +1,147 @@
+//! Limits how many connections are open, and how fast new ones come, by source address and by user.
+//!
+//! A server that runs with `--insecure` cannot tell its callers apart and limits nobody.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use governor::clock::{Clock as _, MonotonicClock};
+use governor::middleware::NoOpMiddleware;
+use governor::state::keyed::HashMapStateStore;
+use governor::{Quota, RateLimiter};
+
+use crate::server::connection_counts::{ConnectionCounts, ConnectionKind, Limits, Refusal, Source};
+
+/// The limits of open connections.
+pub(super) const LIMITS: Limits = Limits {
+    // Enough for a rack behind one address that was switched on.
+    arriving: 1_024,
+    // Half of all connections. All subs may share one user.
+    user: super::listen::CONNECTIONS_MAX / 2,
+    // Browsers and monitoring, behind one proxy.
+    strangers: 64,
+    all_strangers: super::listen::CONNECTIONS_MAX / 8,
+};
+
+/// How many connections from one source are accepted in a burst, and then in each second. A fleet
+/// behind one address is connected again within a minute.
+const ARRIVALS: (u32, u32) = (4_096, 256);
+
+/// How many failed handshakes of one source are accepted in a burst, and then in each second.
+const FAILURES: (u32, u32) = (128, 2);
+
+/// After how many connections the sources that have been quiet are forgotten.
+const FORGET_EVERY: u32 = 4_096;
+
+/// The shortest interval between two log lines about refusals.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+
+type Middleware = NoOpMiddleware<Instant>;
+type Rate = RateLimiter<Source, HashMapStateStore<Source>, MonotonicClock, Middleware>;
+
+fn rate((burst, each_second): (u32, u32)) -> Rate {
+    let positive = |number| NonZeroU32::new(number).expect("the constants are not zero");
+    let quota = Quota::per_second(positive(each_second)).allow_burst(positive(burst));
+    RateLimiter::hashmap_with_clock(quota, MonotonicClock)
+}
+
+pub(super) struct ConnectionLimiter {
+    arrivals: Rate,
+    failures: Rate,
+    state: Mutex<State>,
+}
+
+struct State {
+    counts: ConnectionCounts,
+    /// Sources with too many failed handshakes, and until when they are refused.
+    barred: BTreeMap<Source, Instant>,
+    entered: u32,
+    told: Option<Instant>,
+}
+
+impl ConnectionLimiter {
+    pub(super) fn new(limits: Limits) -> Self {
+        let counts = ConnectionCounts::new(limits);
+        let state = State { counts, barred: BTreeMap::new(), entered: 0, told: None };
+        Self { arrivals: rate(ARRIVALS), failures: rate(FAILURES), state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    /// Returns a permit for a new connection from `address`, or why it is refused.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Result<ConnectionPermit, Refusal> {
+        let source = Source::of(address);
+        let mut state = self.state();
+        state.entered += 1;
+        let now = MonotonicClock.now();
+        if state.entered.is_multiple_of(FORGET_EVERY) {
+            state.barred.retain(|_, until| *until > now);
+            for rate in [&self.arrivals, &self.failures] {
+                rate.retain_recent();
+                rate.shrink_to_fit();
+            }
+        }
+        if state.barred.get(&source).is_some_and(|until| *until > now) {
+            return Err(Refusal::Failures);
+        }
+        self.arrivals.check_key(&source).map_err(|_| Refusal::Rate)?;
+        let kind = ConnectionKind::Unidentified(source);
+        state.counts.enter(&kind)?;
+        Ok(ConnectionPermit { limiter: Arc::clone(self), source, kind })
+    }
+
+    /// Returns true if a refusal is to be logged now.
+    pub(super) fn must_log(&self) -> bool {
+        let (mut state, now) = (self.state(), MonotonicClock.now());
+        let is_due = state.told.is_none_or(|told| now.duration_since(told) >= TELL_EVERY);
+        if is_due {
+            state.told = Some(now);
+        }
+        is_due
+    }
+}
+
+/// Counts a connection as open until it is dropped.
+pub(super) struct ConnectionPermit {
+    limiter: Arc<ConnectionLimiter>,
+    source: Source,
+    kind: ConnectionKind,
+}
+
+impl ConnectionPermit {
+    pub(super) fn limiter(&self) -> &ConnectionLimiter {
+        &self.limiter
+    }
+
+    /// Records that the connection belongs to `user`, or to nobody if `user` is `None`.
+    pub(super) fn settle(&mut self, user: Option<&str>) -> Result<(), Refusal> {
+        let kind = match user {
+            Some(user) => ConnectionKind::User(user.to_owned()),
+            None => ConnectionKind::Anonymous(self.source),
+        };
+        let mut state = self.limiter.state();
+        state.counts.enter(&kind)?;
+        state.counts.leave(&self.kind);
+        self.kind = kind;
+        Ok(())
+    }
+
+    /// Records that the handshake failed.
+    pub(super) fn failed(&self) {
+        let Err(until) = self.limiter.failures.check_key(&self.source) else { return };
+        let now = MonotonicClock.now();
+        let until = now + until.wait_time_from(now);
+        self.limiter.state().barred.insert(self.source, until);
+    }
+}
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        self.limiter.state().counts.leave(&self.kind);
+    }
+}
