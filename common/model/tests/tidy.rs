@@ -108,6 +108,21 @@ const FILE_LINES_MAX: usize = 900;
 
 const LINE_COLUMNS_MAX: usize = 100;
 
+/// Words that once named modules and types, and that nobody could guess.
+const METAPHORS: [&str; 11] = [
+    "board",
+    "desk",
+    "door",
+    "guest",
+    "harvest",
+    "herd",
+    "keeper",
+    "remains",
+    "seat",
+    "undertaking",
+    "wounds",
+];
+
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
@@ -265,6 +280,34 @@ fn is_narrow(path: &str, text: &str) -> Vec<String> {
     complaints
 }
 
+/// Names of files and types that are metaphors.
+fn names_are_plain(path: &str, text: &str) -> Vec<String> {
+    let mut named: Vec<String> =
+        path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split([' ', '(', '<', '{', ';', ':']).collect();
+        if let Some(at) = words.iter().position(|word| ["struct", "enum", "trait"].contains(word))
+            && at <= 3
+            && let Some(name) = words.get(at + 1)
+        {
+            named.push(name.to_lowercase());
+        }
+    }
+    let metaphors = named.iter().filter(|name| METAPHORS.contains(&name.as_str()));
+    metaphors.map(|name| format!("{path}: `{name}` is a metaphor")).collect()
+}
+
+/// Paths of this workspace that a document names and that do not exist.
+fn missing_paths(document: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let quoted = document.split('`').skip(1).step_by(2);
+    let is_path = |text: &&str| {
+        let known = ["common/", "dominator/", "imageserver/", "imagetool/", "localfleet/", "subd/"];
+        let plain = |character: char| character.is_alphanumeric() || "/_-.".contains(character);
+        known.iter().any(|folder| text.starts_with(folder)) && text.chars().all(plain)
+    };
+    quoted.filter(is_path).filter(|path| !exists(path)).map(str::to_owned).collect()
+}
+
 #[track_caller]
 fn assert_none(complaints: &[String]) {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
@@ -309,7 +352,8 @@ fn cores_name_no_clock_disk_network_or_chance() {
 
 #[test]
 fn files_have_a_header_and_a_subject_and_a_limit() {
-    let rules: [fn(&str, &str) -> Vec<String>; 4] = [has_header, has_subject, is_short, is_narrow];
+    let rules: [fn(&str, &str) -> Vec<String>; 5] =
+        [has_header, has_subject, is_short, is_narrow, names_are_plain];
     assert_none(&complaints(|path, text| rules.iter().flat_map(|rule| rule(path, text)).collect()));
 }
 
@@ -339,6 +383,17 @@ fn the_agent_is_built_of_little() {
         assert!(!names.contains(banned), "subd must not be built of {banned}");
     }
     assert!(crates.len() <= SUBD_CRATES_MAX, "subd is built of {} crates", crates.len());
+}
+
+#[test]
+fn documents_name_paths_that_exist() {
+    let root = workspace();
+    for document in ["CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/TESTING.md"] {
+        let text = std::fs::read_to_string(root.join(document)).unwrap();
+        let missing = missing_paths(&text, |path| root.join(path).exists());
+        assert_eq!(missing, [""; 0], "{document}");
+    }
+    assert_eq!(missing_paths("`subd/src/x.rs` and `a b`, `web/1`", |_| false), ["subd/src/x.rs"]);
 }
 
 #[test]
@@ -401,5 +456,7 @@ fn each_rule_is_seen_to_fail() {
     assert_eq!(has_subject("a/mod.rs", ""), one("a/mod.rs: name the file by its subject"));
     assert_eq!(is_short("a.rs", &"\n".repeat(901)), one("a.rs has 901 lines"));
     assert_eq!(is_narrow("a.rs", &"x".repeat(101)), one("a.rs:1 has 101 columns"));
+    assert_eq!(names_are_plain("a/desk.rs", ""), one("a/desk.rs: `desk` is a metaphor"));
+    assert_eq!(names_are_plain("a.rs", "pub struct Seat {"), one("a.rs: `seat` is a metaphor"));
     assert_eq!(is_narrow("a.rs", &"ä".repeat(100)), Vec::<String>::new());
 }

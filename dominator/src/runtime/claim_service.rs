@@ -83,16 +83,16 @@ impl ClaimService {
     pub fn enroll(&self, nudge: Arc<Notify>) -> ClaimantId {
         let mut inner = self.locked();
         inner.last += 1;
-        let seat = ClaimantId(inner.last);
-        inner.claims.enroll(seat, self.clock.now());
-        inner.machines.insert(seat, nudge);
-        seat
+        let claimant = ClaimantId(inner.last);
+        inner.claims.enroll(claimant, self.clock.now());
+        inner.machines.insert(claimant, nudge);
+        claimant
     }
 
     /// Gives back all claims of a machine and forgets it.
-    pub fn leave(&self, seat: ClaimantId) {
-        self.act(|claims, clock| claims.leave(seat, clock.now()));
-        self.locked().machines.remove(&seat);
+    pub fn leave(&self, claimant: ClaimantId) {
+        self.act(|claims, clock| claims.leave(claimant, clock.now()));
+        self.locked().machines.remove(&claimant);
     }
 
     /// Tells the decisions how many machines there are at each location, and which images are in
@@ -114,17 +114,17 @@ impl ClaimService {
         self.act(|claims, clock| claims.set(settings, clock.now()));
     }
 
-    pub fn claim(&self, seat: ClaimantId, claim: Claim) {
-        self.act(|claims, clock| claims.claim(seat, claim, clock.now()));
+    pub fn claim(&self, claimant: ClaimantId, claim: Claim) {
+        self.act(|claims, clock| claims.claim(claimant, claim, clock.now()));
     }
 
-    pub fn release(&self, seat: ClaimantId, what: Release) {
-        self.act(|claims, clock| claims.release(seat, what, clock.now()));
+    pub fn release(&self, claimant: ClaimantId, what: Release) {
+        self.act(|claims, clock| claims.release(claimant, what, clock.now()));
     }
 
     /// Notes that it is known what a machine was doing when the dominator started.
-    pub fn met(&self, seat: ClaimantId) {
-        self.act(|claims, clock| claims.met(seat, clock.now()));
+    pub fn met(&self, claimant: ClaimantId) {
+        self.act(|claims, clock| claims.met(claimant, clock.now()));
     }
 
     /// Notes that a Commit is about to be sent. Returns false if it must not be sent.
@@ -257,7 +257,7 @@ impl ClaimService {
             inner.tell();
         }
         let news = inner.claims.take_news();
-        for nudge in news.iter().filter_map(|seat| inner.machines.get(seat)) {
+        for nudge in news.iter().filter_map(|claimant| inner.machines.get(claimant)) {
             nudge.notify_one();
         }
         let wake = inner.claims.wake_at(self.clock.now());

@@ -42,7 +42,7 @@ use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::{Closed, CommitGate};
 use crate::runtime::counters::Counters;
 use crate::runtime::history::History;
-use crate::runtime::identities::{Identities, Seat};
+use crate::runtime::identities::{Identities, Registration};
 use crate::runtime::images::Images;
 use api::planning::{PlanJob, Planned};
 use rpc::trees::{ReadError, Reader};
@@ -119,7 +119,7 @@ pub struct Handle {
     machine: watch::Sender<Arc<Machine>>,
     /// Notified when the driver has something to look at besides its machine.
     nudge: Arc<Notify>,
-    seat: Seat,
+    registration: Registration,
     /// Notified when what watchers are told has changed.
     news: Notify,
     /// The number under which the claim service knows the machine.
@@ -159,7 +159,7 @@ impl Handle {
         if let Some(update) = shared.history.last_update(&machine.hostname) {
             sub.recall(update);
         }
-        let seat = shared.identities.enter(&machine.hostname);
+        let registration = shared.identities.enter(&machine.hostname);
         let (claim_service, nudge) = (Arc::clone(&shared.claim_service), Arc::new(Notify::new()));
         let claimant = claim_service.enroll(Arc::clone(&nudge));
         Arc::new(Self {
@@ -167,7 +167,7 @@ impl Handle {
             effects: Mutex::default(),
             machine: watch::Sender::new(machine),
             nudge,
-            seat,
+            registration,
             news: Notify::new(),
             claimant,
             claim_service,
@@ -241,7 +241,7 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     if recorder.borrow().is_some() {
         recorder.mark_changed();
     }
-    let mut verdicts = handle.seat.verdicts();
+    let mut verdicts = handle.registration.verdicts();
     let mut driver = Driver::new(handle, shared);
     let mut defaults = driver.shared.default_image.subscribe();
     let default = defaults.borrow_and_update().clone();
@@ -396,20 +396,20 @@ impl Driver {
             }
             Effect::ReportIdentity(news) => {
                 let hostname = &self.machine.hostname;
-                return self.shared.identities.hear(hostname, &self.handle.seat, news);
+                return self.shared.identities.hear(hostname, &self.handle.registration, news);
             }
             Effect::Scan(ticket, have) => Box::pin(orders::scan(client, ticket, have)),
             Effect::Claim(claim) => {
-                let seat = self.handle.claimant;
+                let claimant = self.handle.claimant;
                 let purpose = match &claim {
                     Claim::Update(_) => ClaimKind::Update,
                     Claim::Fetch(_) => ClaimKind::Fetch,
-                    Claim::UnderWay(_) => return shared.claim_service.claim(seat, claim),
+                    Claim::UnderWay(_) => return shared.claim_service.claim(claimant, claim),
                 };
-                shared.claim_service.claim(seat, claim);
+                shared.claim_service.claim(claimant, claim);
                 // What is true when it is looked at, not now.
                 Box::pin(async move {
-                    let answer = shared.claim_service.answer(seat, purpose);
+                    let answer = shared.claim_service.answer(claimant, purpose);
                     answer.map_or(Event::Wake, |answer| Event::Claimed(purpose, answer))
                 })
             }

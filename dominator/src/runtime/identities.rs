@@ -40,12 +40,12 @@ pub enum TrustOrderError {
 
 /// What a driver has of the roster: the verdicts on its machine, and where its news belong.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Registration {
     number: u64,
     verdicts: watch::Sender<IdentityVerdict>,
 }
 
-impl Seat {
+impl Registration {
     /// The last verdict, and each that comes.
     #[must_use]
     pub fn verdicts(&self) -> watch::Receiver<IdentityVerdict> {
@@ -96,13 +96,13 @@ impl Identities {
 
     /// Adds a record, or its new address.
     #[must_use]
-    pub fn enter(&self, hostname: &str) -> Seat {
+    pub fn enter(&self, hostname: &str) -> Registration {
         let mut inner = self.locked();
         let (number, changed) = inner.roster.enter(hostname);
         let verdicts = watch::Sender::new(IdentityVerdict::default());
         inner.verdicts.insert(hostname.into(), verdicts.clone());
         inner.tell(changed);
-        Seat { number, verdicts }
+        Registration { number, verdicts }
     }
 
     /// Removes a record.
@@ -121,9 +121,9 @@ impl Identities {
     }
 
     /// Takes what a state machine reports of its machine.
-    pub fn hear(&self, hostname: &str, seat: &Seat, report: IdentityReport) {
+    pub fn hear(&self, hostname: &str, registration: &Registration, report: IdentityReport) {
         let mut inner = self.locked();
-        let changed = inner.roster.take_report(hostname, seat.number, report);
+        let changed = inner.roster.take_report(hostname, registration.number, report);
         inner.tell(changed);
         if inner.roster.is_dirty() {
             self.dirty.notify_one();

@@ -88,7 +88,7 @@ struct Driver {
     open: BTreeMap<Ticket, bool>,
     wake: Option<Duration>,
     /// Where its news belong in the roster.
-    seat: u64,
+    registration: u64,
 }
 
 /// The whole world.
@@ -104,7 +104,7 @@ pub struct World {
     /// What is under way, counted apart from the budgets.
     pub tally: Tally,
     settings: ClaimSettings,
-    /// When the desk is looked at next.
+    /// When the claims are judged next.
     granting: Option<Duration>,
     now: Duration,
     queue: BTreeMap<(Duration, u64), Happening>,
@@ -482,7 +482,7 @@ impl World {
     fn start_dominator(&mut self) {
         self.run += 1;
         self.images_loaded = false;
-        self.open_desk();
+        self.open_claims();
         let now = self.time();
         for host in 0..self.models.len() {
             let first_id = self.random.next() & !0xffff;
@@ -490,9 +490,10 @@ impl World {
             if let Some((update, _)) = self.ledger.get(&host) {
                 sub.recall(*update);
             }
-            let (seat, changed) = self.roster.enter(&self.machines[host].hostname);
+            let (registration, changed) = self.roster.enter(&self.machines[host].hostname);
             self.tell(changed);
-            self.drivers[host] = Some(Driver { sub, open: BTreeMap::new(), wake: None, seat });
+            self.drivers[host] =
+                Some(Driver { sub, open: BTreeMap::new(), wake: None, registration });
             self.step(host, Event::Brake(self.brake.clone()));
             self.step(host, Event::Ordered(SubOrder::SetLimits(self.limits[host])));
             self.step(host, Event::Ordered(SubOrder::Pause(self.pauses[host].clone())));
@@ -804,7 +805,8 @@ impl World {
 
     fn hear(&mut self, host: usize, report: IdentityReport) {
         let Some(driver) = &self.drivers[host] else { return };
-        let changed = self.roster.take_report(&self.machines[host].hostname, driver.seat, report);
+        let changed =
+            self.roster.take_report(&self.machines[host].hostname, driver.registration, report);
         self.tell(changed);
     }
 

@@ -42,8 +42,8 @@ fn drifted(name: &str) -> UpdateClaim {
     UpdateClaim { demand, is_new: false, ..update }
 }
 
-/// A desk that has learnt what is under way.
-fn desk(places: u32) -> ClaimTable {
+/// A claim table that has learnt what is under way.
+fn claim_table(places: u32) -> ClaimTable {
     let mut claims = ClaimTable::new(settings(places), Vec::new(), at(0));
     claims.set_machines(&BTreeMap::from([(String::new(), 10)]), &BTreeSet::new(), at(0));
     claims
@@ -65,7 +65,7 @@ fn fail(claims: &mut ClaimTable, claimant: u64) {
 
 #[test]
 fn when_updates_to_an_image_stop_nobody_begins_and_others_go_on() {
-    let mut claims = desk(4);
+    let mut claims = claim_table(4);
     let granted = Some(ClaimAnswer::Granted);
     for claimant in [1, 2, 3] {
         assert_eq!(ask(&mut claims, claimant, new("bad")), granted);
@@ -104,7 +104,7 @@ fn when_updates_to_an_image_stop_nobody_begins_and_others_go_on() {
 
 #[test]
 fn a_commit_that_was_lost_is_not_sent_again_when_updates_to_the_image_have_stopped() {
-    let mut claims = desk(4);
+    let mut claims = claim_table(4);
     for claimant in [1, 2, 3] {
         assert_eq!(ask(&mut claims, claimant, new("bad")), Some(ClaimAnswer::Granted));
     }
@@ -125,7 +125,7 @@ fn a_commit_that_was_lost_is_not_sent_again_when_updates_to_the_image_have_stopp
 
 #[test]
 fn repairs_that_fail_say_nothing_of_an_image() {
-    let mut claims = desk(8);
+    let mut claims = claim_table(8);
     for claimant in 0..5 {
         ask(&mut claims, claimant, drifted("old"));
         if claimant < 2 {

@@ -1,4 +1,4 @@
-//! The desk of the simulation: machines claim their turn there, and what is under way is counted
+//! The claims of the simulation: machines claim their turn, and what is under way is counted
 //! once more, apart from the budgets that are tested.
 
 use std::collections::BTreeMap;
@@ -103,8 +103,8 @@ impl World {
         model.vanishes.is_some() && model.vanishes.as_ref() == model.updated_to()
     }
 
-    /// A desk for the dominator that starts now. What has stopped stays stopped.
-    pub(super) fn open_desk(&mut self) {
+    /// Claims of the dominator that starts now. What has stopped stays stopped.
+    pub(super) fn open_claims(&mut self) {
         let now = self.time();
         self.claims = ClaimTable::new(self.settings.clone(), self.claims.stopped(), now);
         let tally = &mut self.tally;
@@ -130,7 +130,7 @@ impl World {
         ClaimantId(self.run * self.models.len() as u64 + host as u64)
     }
 
-    /// Brings the answers of the desk to whom they matter.
+    /// Brings the answers to the machines that claimed.
     fn tell_claims(&mut self) {
         let (news, run) = (self.claims.take_news(), self.run);
         for claimant in news {

@@ -70,7 +70,7 @@ pub(super) struct Script {
     /// The call that is under way; that of a Commit is none of the others.
     pub(super) called: Option<(Ticket, Option<Call>)>,
     lines: String,
-    /// What the desk says to every claim.
+    /// What the claim service says to every claim.
     pub(super) answer: ClaimAnswer,
     /// Writes lines of ends of updates too.
     pub(super) tells_ends: bool,
