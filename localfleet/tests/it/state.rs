@@ -16,6 +16,9 @@
 //!
 //! `stopping` and `starting` have a file `inodes`: the number and the path of each entry. A journal
 //! names inodes, which are others where the archive is unpacked.
+//!
+//! The keys in `tls` protect nothing. Its certificates hold for a hundred years from November 2026
+//! on, its list of revoked ones for ten.
 
 mod make;
 mod open;

@@ -1,4 +1,5 @@
-//! Exit codes: 0 done (compared: the same), 1 failed, 2 misuse, 3 partly done (compared: different).
+//! Exit codes: 0 done (compared: the same), 1 failed, 2 misuse, 3 partly done (compared:
+//! different).
 
 use std::fs;
 

@@ -175,11 +175,13 @@ impl Site {
         self.wait(&format!("domtool list-subs {host}"), |list| list[0]["status"] == status);
     }
 
-    /// Waits until a machine has got what it was told to get, and does nothing.
+    /// Waits until a machine is scanned, has got what it was told to get, and does nothing.
     #[track_caller]
     pub fn wait_idle(&self, host: &str) {
         self.wait(&format!("domtool show-sub {host}"), |detail| {
-            detail["missing_objects"] == 0 && detail["poll"]["activity"] == "idle"
+            let poll = &detail["poll"];
+            let is_scanned = !poll["root"].is_null();
+            detail["missing_objects"] == 0 && poll["activity"] == "idle" && is_scanned
         });
     }
 
