@@ -372,7 +372,7 @@ fn holder(listener: &TcpListener) -> String {
 async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>, security: Security) {
     match server {
         Some(server) => {
-            crate::inputs::mdb_server::follow(Client::new(server, &security), fleet).await
+            crate::inputs::mdb_server::follow(Client::new(server, &security), fleet).await;
         }
         None => crate::inputs::mdb_file::watch(file, fleet).await,
     }

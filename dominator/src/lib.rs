@@ -9,7 +9,8 @@
 //!
 //! * A machine gets no call but polls before [`core::identity`] has judged what it says of itself.
 //! * No Commit is sent without a granted claim. Every claim is given back in bounded time.
-//! * Every Commit passes [`runtime::commit_gate`], which `disable-updates` and pauses close. When an
+//! * Every Commit passes [`runtime::commit_gate`], which `disable-updates` and pauses close. When
+//!   an
 //!   order to close it has returned, no Commit is on its way.
 //! * An order, and an update, is on record in [`storage`] before it is acted on.
 //! * `domtool plan` ([`runtime::fleet`]) only reads from machines, and writes nothing.

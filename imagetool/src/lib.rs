@@ -6,7 +6,8 @@
 //! File contents are never held in memory. Nothing that is read, from an archive or from a
 //! server, is trusted.
 //!
-//! [`image_checks`] decides which new images are refused or warned about. `model::image` refuses those that
+//! [`image_checks`] decides which new images are refused or warned about. `model::image` refuses
+//! those that
 //! no machine could equal, in the imageserver too.
 
 pub mod archive;

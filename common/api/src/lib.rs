@@ -6,7 +6,8 @@
 //! says of its holder. [`audit`] is the format of the audit log.
 //!
 //! `docs/PROTOCOL.md` lists the methods. Names of later releases are reserved here, so that powers
-//! in certificates and access rules need not change when they come. Everything here is a function of
+//! in certificates and access rules need not change when they come. Everything here is a function
+//! of
 //! its arguments: `rpc` carries the calls.
 
 pub mod access;

@@ -1,7 +1,8 @@
 //! The model: what the product manages, as plain values, and the decisions that are made of them.
 //!
 //! A [`tree`] is what a machine has or an image holds. A [`plan`] turns one tree into another. An
-//! [`image`] is a tree with a [`filter`] and [`trigger`]s; [`signing`] protects it. The [`mdb`] says
+//! [`image`] is a tree with a [`filter`] and [`trigger`]s; [`signing`] protects it. The [`mdb`]
+//! says
 //! which machine must have which image.
 //!
 //! Everything here is a function of its arguments: no clock, disk, network or randomness. The crate

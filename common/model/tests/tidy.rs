@@ -22,7 +22,7 @@ const MAY_DEPEND: [(&str, &[&str]); 18] = [
     ("dominator/domtool", TOOL),
     ("dominator/mdbd", DAEMON),
     ("fuzz", &["api", "imagetool", "model", "rpc"]),
-    ("imageserver", DAEMON),
+    ("imageserver", &["api", "daemon", "model", "rpc", "system", "tool"]),
     ("imagetool", TOOL),
     ("localfleet", EVERYTHING),
     ("subd", DAEMON),
@@ -93,12 +93,12 @@ const CORES: &[&str] = &[
     "imageserver/src/store/record",
     "subd/src/fetch/request",
     "subd/src/fetch/space",
-    "subd/src/fetch/trouble",
+    "subd/src/fetch/source_error",
     "subd/src/limits/meter",
     "subd/src/limits/rates",
     "subd/src/root/occupied",
-    "subd/src/trust/judge",
-    "subd/src/trust/record",
+    "subd/src/trust/verification",
+    "subd/src/state/accepted_image",
 ];
 
 /// Names of files that have no subject.

@@ -1,7 +1,5 @@
 //! `mdbd` as a process.
 
-#![expect(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
-
 use std::process::Command;
 
 #[test]

@@ -72,6 +72,9 @@ pub enum TrustError {
     SameSubd { hostname: String, why: String },
 }
 
+/// The instance of a subd, and the record that it answers for.
+type InstanceOfRecord = (u64, Arc<str>);
+
 #[derive(Clone, Debug, Default)]
 struct Entry {
     /// Tells the runs of state machines for one record apart.
@@ -98,7 +101,7 @@ pub struct IdentityTable {
     instances: BTreeMap<u64, BTreeSet<Claimant>>,
     /// Instances of the subs that answer now, by host name (in lower case) and boot id, each with
     /// its record.
-    boots: BTreeMap<(String, String), BTreeSet<(u64, Arc<str>)>>,
+    boots: BTreeMap<(String, String), BTreeSet<InstanceOfRecord>>,
     /// Host names, in lower case, that prove nothing.
     common_names: BTreeSet<String>,
     /// What is known of machines for which no record was entered yet.

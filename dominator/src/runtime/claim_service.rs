@@ -39,7 +39,8 @@ impl Inner {
         let stopped = self.claims.stopped();
         for stop in &stopped {
             if !self.told.contains(&stop.image) {
-                tracing::error!(image = %stop.image, "updates to this image have stopped: {}", stop.why);
+                let why = &stop.why;
+                tracing::error!(image = %stop.image, "updates to this image have stopped: {why}");
             }
         }
         self.told = stopped.into_iter().map(|stop| stop.image).collect();

@@ -514,10 +514,15 @@ async fn commit(
         let sent = client.call_within::<Commit>(&CommitRequest { update_id }, ACCEPT_LIMIT).await;
         sent.map(|_done| ()).map_err(|error| failure_of(&error))
     });
-    match shared.gate.pass(&client.peer().host, wall(), commit).await {
-        Ok(result) => result,
-        Err(Closed::Pause) => Err(braked("the machine was paused")),
-        Err(Closed::Brake) => Err(braked("the brake was pulled")),
+    let closed = match shared.gate.pass(&client.peer().host, wall(), commit).await {
+        Ok(result) => return result,
+        Err(closed) => closed,
+    };
+    // Whoever closed the gate waits for this Commit and runs next, even on this thread.
+    tokio::task::yield_now().await;
+    match closed {
+        Closed::Pause => Err(braked("the machine was paused")),
+        Closed::Brake => Err(braked("the brake was pulled")),
     }
 }
 

@@ -153,7 +153,7 @@ impl RestoreTarget {
                         self.make_special(&parent, &below, special)?;
                     }
                     tree::Child::Leaf(Leaf::Computed(_)) => {
-                        self.add_not_restored(NotRestored::Computed, &below)
+                        self.add_not_restored(NotRestored::Computed, &below);
                     }
                     tree::Child::Leaf(Leaf::File(_) | Leaf::HardLink(_)) => {}
                 }

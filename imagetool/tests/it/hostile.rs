@@ -58,7 +58,8 @@ fn names_and_links_that_lead_outside_are_refused() {
         ),
         (
             vec![Member::hard_link(b"link", b"nowhere")],
-            "the entry `link` is refused: it is a hard link to /nowhere, which is not a regular file",
+            "the entry `link` is refused: it is a hard link to /nowhere, which is not a regular \
+             file",
         ),
         (
             vec![Member::hard_link(b"link", b"link")],

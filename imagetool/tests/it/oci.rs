@@ -278,7 +278,8 @@ fn layouts_that_lie_are_refused_whole() {
         ),
         (
             Box::new(with_layer(|_, layer| layer["digest"] = json!("sha256:../../etc/passwd"))),
-            "invalid digest `sha256:../../etc/passwd`: expected sha256:<64 hex> or sha512:<128 hex>",
+            "invalid digest `sha256:../../etc/passwd`: expected sha256:<64 hex> or \
+             sha512:<128 hex>",
         ),
         (
             Box::new(with_layer(|_, layer| layer["mediaType"] = json!("x/encrypted"))),

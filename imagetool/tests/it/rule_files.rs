@@ -289,6 +289,6 @@ fn completions_and_manual_pages_are_made() {
     "#]],
     );
     let page = fs::read_to_string(pages.join("imagetool-diff.1")).unwrap();
-    assert!(page.contains("Tells in what two images differ"), "{page}");
+    assert!(page.contains("Shows the differences of two images"), "{page}");
     assert!(pages.join("imagetool.1").exists());
 }

@@ -117,7 +117,8 @@ pub enum Disturbance {
 }
 
 impl DisturbRequest {
-    /// What becomes of the sub with number `sub`: in each hundred of them every disturbance is as frequent
+    /// What becomes of the sub with number `sub`: in each hundred of them every disturbance is as
+    /// frequent
     /// as was asked for.
     pub fn disturbance(self, sub: usize) -> Disturbance {
         // A number that has no factor in common with a hundred visits all of a hundred.

@@ -37,7 +37,8 @@ pub enum Task {
     Update(u64),
 }
 
-/// When a machine first saw something, since the first_times were cleared: nanoseconds on the monotonic
+/// When a machine first saw something, since the first_times were cleared: nanoseconds on the
+/// monotonic
 /// clock of the system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FirstTimes {

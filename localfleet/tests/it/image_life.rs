@@ -181,8 +181,7 @@ fn directories_are_made_shown_given_away_and_removed() {
     }
     assert_eq!(
         place.run(&["tree", "web"]),
-        "error: there is no directory web\nhint: `imagetool tree` shows the directories that \
-         there are\nexit 1\n"
+        "error: there is no directory web\nhint: `imagetool tree` lists all directories\nexit 1\n"
     );
 }
 

@@ -1,7 +1,8 @@
 //! The public formats of OpenSSH, for ed25519 only: public keys and `SSHSIG` signatures.
 //!
 //! The signature is PEM armor around the blob of OpenSSH's document `PROTOCOL.sshsig`. The parser
-//! is strict: every byte must belong to the format, and nothing may follow it. Private keys are read
+//! is strict: every byte must belong to the format, and nothing may follow it. Private keys are
+//! read
 //! in the crate `certs` only.
 
 use data_encoding::{BASE64, BASE64_NOPAD};

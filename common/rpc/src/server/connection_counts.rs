@@ -1,7 +1,9 @@
 //! Counts how many connections each peer has, and refuses those beyond its limit.
 //!
-//! A new connection is *unidentified*: only its address is known. After the TLS handshake it belongs
-//! to a user, or it is *anonymous*, if the peer showed no certificate. Each source address, each user
+//! A new connection is *unidentified*: only its address is known. After the TLS handshake it
+//! belongs
+//! to a user, or it is *anonymous*, if the peer showed no certificate. Each source address, each
+//! user
 //! and all anonymous peers together have a limit, so that none of them can use up all connections.
 // tidy: core
 
@@ -133,7 +135,8 @@ impl ConnectionCounts {
         Self { limits, arriving, users: BTreeMap::new(), strangers, all_strangers: 0 }
     }
 
-    /// Counts a connection, or returns why it is refused. Call [`ConnectionCounts::leave`] once for each
+    /// Counts a connection, or returns why it is refused. Call [`ConnectionCounts::leave`] once
+    /// for each
     /// connection that was counted.
     pub(super) fn enter(&mut self, kind: &ConnectionKind) -> Result<(), Refusal> {
         match kind {
@@ -186,7 +189,8 @@ pub(super) fn take<Key: Ord + Clone>(
     Ok(())
 }
 
-/// Returns `count` to the limit of `key`. Keys with a count of zero are removed, so the map never has
+/// Returns `count` to the limit of `key`. Keys with a count of zero are removed, so the map never
+/// has
 /// more entries than there are connections.
 pub(super) fn give<Key: Ord + Clone>(counts: &mut BTreeMap<Key, usize>, key: &Key, count: usize) {
     if let Entry::Occupied(mut entry) = counts.entry(key.clone()) {

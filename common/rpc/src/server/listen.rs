@@ -79,7 +79,7 @@ pub async fn serve<S>(listener: TcpListener, router: Router<S>, stop: Cancellati
             Ok((stream, address)) => {
                 match limiter.as_ref().map(|limiter| limiter.enter(address.ip())).transpose() {
                     Ok(permit) => {
-                        server.start_connection(stream, address, place, server.cut(), permit)
+                        server.start_connection(stream, address, place, server.cut(), permit);
                     }
                     Err(refusal) => server.service.refuse(limiter.as_deref(), address, refusal),
                 }

@@ -342,7 +342,7 @@ impl Sub {
         match self.claims.update {
             UpdateClaimState::None => self.claim_for_running_update(now, effects),
             UpdateClaimState::Asked(..) if !is_needed => {
-                self.claims.give_back(UpdateEnd::Withdrawn, effects)
+                self.claims.give_back(UpdateEnd::Withdrawn, effects);
             }
             UpdateClaimState::Asked(..) => {}
             UpdateClaimState::Begun(begun) => {

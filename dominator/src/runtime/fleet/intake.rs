@@ -23,7 +23,8 @@ use system::clock::wall;
 const KEEP_AGAIN: Duration = Duration::from_secs(5);
 
 impl Fleet {
-    /// Takes a new machine database, or holds it if it changes too much at once. Blocks on the disk.
+    /// Takes a new machine database, or holds it if it changes too much at once. Blocks on the
+    /// disk.
     pub fn take(&self, machines: Machines) {
         self.decide(|intake| intake.offer(machines, wall()));
     }
@@ -111,7 +112,8 @@ impl Fleet {
         }
     }
 
-    /// Saves the machine database in force. Memory is ahead of the disk here: a database that cannot
+    /// Saves the machine database in force. Memory is ahead of the disk here: a database that
+    /// cannot
     /// be saved is in force, an alarm says so, and the write is retried. After a restart before
     /// that, the next database is compared with the one saved before.
     fn keep_in_force(&self) {

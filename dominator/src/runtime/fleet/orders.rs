@@ -54,8 +54,12 @@ impl Fleet {
             who = %new.who, reason = %new.reason, until = %model::when::moment(new.until),
             hosts = named(&hosts), "updates of {} are paused", machines(hostnames.len())
         );
-        self.shared.gate.pause(pauses, &hostnames).await;
+        // The state machines learn of the pause before Commits are dropped. Otherwise each would
+        // send
+        // its Commit again at once, and again.
+        self.shared.gate.set_pauses(pauses.clone());
         self.tell_pauses(&hostnames, Some(&new));
+        self.shared.gate.pause(pauses, &hostnames).await;
         Ok(PauseUpdatesReply { hostnames, until: new.until })
     }
 

@@ -1,7 +1,8 @@
 //! Says what would be done, and does nothing: plans are made from the machines as they are known,
 //! in the memory of the dominator, and thrown away.
 //!
-//! Machines that are alike share their plans ([`crate::runtime::plan_cache`]), as they do when an update is made,
+//! Machines that are alike share their plans ([`crate::runtime::plan_cache`]), as they do when an
+//! update is made,
 //! so that a fleet on few images costs few plans. One caller at a time is served, and no call takes
 //! long: whoever asks about many machines asks again for the rest.
 

@@ -184,7 +184,7 @@ impl LocalObjects {
                 Ok(()) => tracing::info!(object = %id, "removed the second file of an object"),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
-                    tracing::warn!(object = %id, %error, "cannot remove the other file")
+                    tracing::warn!(object = %id, %error, "cannot remove the other file");
                 }
             }
         }

@@ -79,7 +79,7 @@ impl UnsyncedObjects {
         match fs_err::remove_file(&self.mark) {
             Ok(()) => state.marked = false,
             Err(error) => {
-                tracing::warn!(%error, "the next start will verify each object before it is used")
+                tracing::warn!(%error, "the next start will verify each object before it is used");
             }
         }
     }
