@@ -301,7 +301,7 @@ fn images_are_listed_shown_and_deleted() {
     place.check(
         &["delete", "base/a"],
         expect![[r#"
-            error: will not delete base/a without being sure
+            error: will not delete base/a without a confirmation
             hint: give --yes to confirm
             exit 2
         "#]],

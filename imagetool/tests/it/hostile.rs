@@ -172,8 +172,8 @@ fn headers_that_lie_are_refused() {
         ),
         (
             vec![Member::pax(&[("mtime", b"soon")]), Member::file(b"x", b"")],
-            "the entry `x` is refused: invalid pax header: the pax record `mtime` has the bad \
-             value `soon`",
+            "the entry `x` is refused: invalid pax header: the pax record `mtime` has the \
+             invalid value `soon`",
         ),
         (
             vec![Member::pax(&[]), Member::pax(&[]), Member::file(b"x", b"")],

@@ -272,7 +272,7 @@ fn what_an_image_lacks_is_named() {
         named.iter().fold(place.run(line), |text, (id, name)| text.replace(&id.to_string(), name))
     };
     expect![[r#"
-        /etc/new\xff CHANGED: damaged: what came hashes to EVIL
+        /etc/new\xff CHANGED: damaged: its content has the digest EVIL
         /same/deep/file LOST: missing, or found damaged by the server
         b: 7 objects, 19 B: 2 objects missing or damaged.
         exit 3

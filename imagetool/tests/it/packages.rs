@@ -90,7 +90,7 @@ fn packages_are_shown_compared_and_found() {
     place.check(
         &["show", "rpm", "--packages"],
         expect![[r#"
-            No packages are known of rpm.
+            No packages are recorded for rpm.
             exit 0
         "#]],
     );
