@@ -202,8 +202,8 @@ fn an_image_that_fails_a_little_more_often_than_others_stops_too() {
     let settings =
         ClaimSettings { updating: limits(&["40"], None), failures: failures(3), ..no_limits() };
     let mut world = world(5, settings, false, NONE);
-    // One in sixteen fails, which is less than a tenth; after updates to another image none does.
-    (0..MACHINES).step_by(16).for_each(|host| world.models[host].sick = Some(second()));
+    // One in twenty fails, which is less than a tenth; after updates to another image none does.
+    (0..MACHINES).step_by(20).for_each(|host| world.models[host].sick = Some(second()));
     (0..500).for_each(|host| world.assign(host, "web/3"));
     world.run_until(6 * MINUTE);
     assert!((0..500).all(|host| world.is_host_converged(host)));
