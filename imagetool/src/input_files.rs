@@ -22,7 +22,7 @@ pub fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Reads a text file of at most [`TEXT_BYTES_MAX`]; errors call it `what`.
+/// Reads a text file of at most `TEXT_BYTES_MAX`; errors call it `what`.
 pub fn read_text(path: &Path, what: &str) -> Result<String, Failure> {
     read_text_up_to(path, what, TEXT_BYTES_MAX)
 }

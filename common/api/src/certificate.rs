@@ -10,8 +10,7 @@
 //! **Reading verifies nothing.** A certificate counts only after TLS has verified that an
 //! authority vouches for it; the powers of an authority's own certificate never count.
 //!
-//! [`authority`] makes certificates, [`register`] keeps an authority in a directory, [`sets`] are
-//! the powers that each role needs.
+//! The crate `certs` makes certificates.
 
 pub mod reading;
 

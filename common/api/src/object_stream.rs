@@ -10,7 +10,7 @@
 //! | 32 or 64 | digest; absent at the end |
 //! | 8 | length of the content before it is packed, little-endian; only of an object |
 //!
-//! How content is packed is said in [`rpc::packing`]. Pure: the callers move the bytes.
+//! How content is packed is said in `rpc::packing`. Pure: the callers move the bytes.
 
 use model::object::{Algorithm, ObjectId};
 
@@ -49,7 +49,7 @@ pub struct HeadError {
 pub enum Form {
     /// As it is.
     Plain,
-    /// In chunks ([`rpc::packing`]). Only for a reader that has said that it takes them.
+    /// In chunks (`rpc::packing`). Only for a reader that has said that it takes them.
     Packed,
 }
 

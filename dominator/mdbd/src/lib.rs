@@ -1,7 +1,7 @@
 //! `mdbd`: makes the machine database out of what several sources say.
 //!
-//! [`core`] decides; [`source`] reads, [`writer`] writes the file and publishes what it holds,
-//! [`kept`] outlasts restarts. Dominators read the file, or follow `MdbServer.GetMdb`.
+//! [`core`] decides; [`source`] reads, [`mdb_writer`] writes the file and publishes what it holds,
+//! [`last_good`] outlasts restarts. Dominators read the file, or follow `MdbServer.GetMdb`.
 //!
 //! # Invariants
 //!

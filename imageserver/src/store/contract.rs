@@ -49,7 +49,7 @@ pub trait Objects: Send + Sync {
     }
 
     /// Holds `ids` while an image is added, before it is looked whether they are there: nothing
-    /// has to be done for that where [`Store::adding`] keeps objects from being removed.
+    /// has to be done for that where `Store::adding` keeps objects from being removed.
     fn pin(&self, ids: &[ObjectId]) -> Result<Option<Box<dyn Pin>>, StoreError> {
         let _ = ids;
         Ok(None)

@@ -8,7 +8,7 @@
 //!
 //! A clone keeps the flags that the mount had when it was made. If that was read-only, as early in
 //! a boot, the clone stays so after the machine has made its own mount writable: see
-//! [`MountClone::is_outdated`].
+//! `MountClone::is_outdated`.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
