@@ -218,8 +218,8 @@ fn headers_that_lie_are_refused() {
                 ]),
                 Member::file(b"x", &[b'9'; 512]),
             ],
-            "the entry `x` is refused: invalid map of the sparse file: its map is no list of \
-             numbers",
+            "the entry `x` is refused: invalid map of the sparse file: its map is not a list \
+             of numbers",
         ),
         (
             vec![

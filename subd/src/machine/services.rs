@@ -1,7 +1,8 @@
 //! Stops, starts and reloads the services of the machine, and reboots it.
 //!
 //! [`ServiceDriver::command_line`] decides which program is run for a call. [`command`] runs it, or
-//! [`super::command_runner`] if an operator gave the command. All of it blocks, and starts no thread.
+//! [`super::command_runner`] if an operator gave the command. All of it blocks, and starts no
+//! thread.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
