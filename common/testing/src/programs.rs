@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Output;
 
 /// Returns the path of the program `name`, which another crate of the workspace builds. It lies
-/// beside the test: `cargo test --workspace` builds all programs.
+/// beside the test: `cargo test --release --workspace` builds all programs.
 ///
 /// # Panics
 ///

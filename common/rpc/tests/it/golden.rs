@@ -1,7 +1,7 @@
 //! The bytes of everything that travels or is digested, pinned.
 //!
 //! A change of these files is a change of the protocol or of the image format: peers and images
-//! of earlier releases must be thought of. `UPDATE_EXPECT=1 cargo test -p common` writes them.
+//! of earlier releases must be thought of. `UPDATE_EXPECT=1 cargo test -p rpc` writes them.
 
 use std::fmt::{Debug, Write as _};
 
