@@ -1,17 +1,17 @@
 //! Who may call a method.
 //!
-//! [`Access`] is the rule that a method carries; [`ruling`] decides by it, by who calls, and by who
-//! owns what the call is about.
+//! [`Access`] is the rule of a method. [`authorization`] decides from the rule, the caller, and the
+//! owners of what the call is about.
 
+pub mod authorization;
 pub mod identity;
-pub mod ruling;
 
+pub use authorization::{DeniedError, OwnedItem, authorize, authorize_owners};
 pub use identity::{Identity, Owners, OwnersError, Powers};
-pub use ruling::{DeniedError, Owned, judge, judge_owners};
 
 use serde::{Deserialize, Serialize};
 
-/// The access rule that each method carries.
+/// The access rule of a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
@@ -24,7 +24,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// What the rule asks for, in words.
+    /// Describes what the rule requires.
     #[must_use]
     pub fn describe(self) -> &'static str {
         match self {

@@ -1,19 +1,19 @@
-//! The audit log: which changes were asked for, by whom, when, why, and what became of them.
+//! The audit log: which changes were requested, by whom, when and why, and how each ended.
 //!
-//! A log is lines of JSON in files that follow each other. Each line is a [`record::Record`] and
-//! carries the hash of the line before it, over files too, so that whoever changes, removes, adds
-//! or moves a line has to write all later ones anew. [`verify`] finds where a chain is broken.
-//! [`quota`] keeps callers who are refused from filling it. `rpc::audit_log` writes it.
+//! A log consists of files of JSON lines. Each line is a [`record::AuditRecord`] and carries the
+//! hash of the line before it, across files too. So whoever changes, removes, adds or moves a line
+//! must rewrite all later ones. [`verify`] finds where a chain is broken. [`quota`] limits how many
+//! refused calls are recorded. `rpc::audit_log` writes the log.
 //!
 //! # Invariants
 //!
-//! * A record is on the medium before what it tells of is done, and what became of that is
-//!   recorded before the caller is answered.
+//! * A record is on the medium before its change is made, and the outcome is recorded before the
+//!   caller is answered.
 //! * No text of a caller is longer than its limit, and none holds a control character.
-//! * Arguments are written by [`brief::Brief`] alone, which each method fills: no content of files
-//!   and no secret is among them.
+//! * Only [`call_details::CallDetails`], which each method fills, holds arguments. It holds no
+//!   content of files and no secret.
 
-pub mod brief;
+pub mod call_details;
 pub mod quota;
 pub mod record;
 pub mod verify;

@@ -1,14 +1,14 @@
-//! X.509 certificates: what one says of its holder.
+//! X.509 certificates, and what they state about their holders.
 //!
-//! A certificate names its holder and says what the holder may do: its *powers* are patterns of
-//! `Service.Method` in the extension [`POWERS_OID`], its *groups* are in [`GROUPS_OID`]; both are
-//! an ASN.1 `SEQUENCE OF UTF8String`. Where the extension of powers is present, the common name
-//! is the identity. Where it is not, the common name is the comma-separated list of patterns, as
-//! the first certificates of this design were made, and the first subject alternative name is the
-//! identity.
+//! A certificate names its holder and the methods that the holder may call: its *powers* are
+//! patterns of `Service.Method` in the extension [`POWERS_OID`], its *groups* are in
+//! [`GROUPS_OID`]; both are an ASN.1 `SEQUENCE OF UTF8String`. If the extension of powers is
+//! present, the common name is the identity. Otherwise the common name is a comma-separated list of
+//! patterns, as in the first certificates of this design, and the first subject alternative name is
+//! the identity.
 //!
-//! **Reading verifies nothing.** A certificate counts only after TLS has verified that an
-//! authority vouches for it; the powers of an authority's own certificate never count.
+//! **Reading verifies nothing.** Use a certificate only after TLS has verified that a trusted
+//! authority signed it. The powers of an authority's own certificate never count.
 //!
 //! The crate `certs` makes certificates.
 
@@ -33,16 +33,16 @@ pub const NAME_BYTES_MAX: usize = 1_024;
 /// The most host names, powers or groups in one certificate, of each kind.
 pub const NAMES_MAX: usize = 1_024;
 
-/// What there is to know of one certificate.
+/// The content of one certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
     /// The common name of the holder; empty if there is none.
     pub common_name: String,
     /// The common name of the authority that issued it, escaped; empty if there is none.
     pub issuer: String,
-    /// The host names and addresses that it is for, as text, in its order.
+    /// The host names and addresses that it is valid for, as text, in its order.
     pub hosts: Vec<String>,
-    /// Who the holder is: user, groups and powers. An authority has neither groups nor powers.
+    /// User, groups and powers of the holder. An authority has neither groups nor powers.
     pub identity: Identity,
     /// Not valid before, in seconds since 1970.
     pub not_before: i64,
@@ -52,51 +52,36 @@ pub struct Certificate {
     pub serial: String,
     /// `sha256:` and the digest of the whole certificate, in hexadecimal digits.
     pub fingerprint: String,
-    /// `sha256:` and the digest of its public key: certificates with one key have the same.
+    /// `sha256:` and the digest of its public key.
     pub key: String,
-    /// True if it may issue others.
+    /// True if it may issue other certificates.
     pub is_authority: bool,
 }
 
-/// A certificate that cannot be read, or says what cannot be believed.
+/// Why a certificate is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
-    /// It is longer than anybody needs.
+    /// It is too long.
     #[error("the certificate has {bytes} bytes, at most {CERTIFICATE_BYTES_MAX} are read")]
-    TooLong {
-        /// How long it is.
-        bytes: usize,
-    },
-    /// It is no certificate.
+    TooLong { bytes: usize },
+    /// It is not a certificate.
     #[error("this is no X.509 certificate: {why}")]
     Encoding {
-        /// What the parser said.
+        /// The error of the parser.
         why: String,
     },
-    /// A part of it is not as it must be.
+    /// A part of it is invalid.
     #[error("the {part} of the certificate cannot be used: {why}")]
-    Part {
-        /// Which part.
-        part: &'static str,
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// A name cannot be shown, or not be told from another.
+    Part { part: &'static str, why: &'static str },
+    /// A name cannot be displayed, or looks like another.
     #[error("`{name}` in the {part} of the certificate cannot be used: {why}")]
     Name {
-        /// Where the name is.
         part: &'static str,
-        /// The name, escaped, shortened.
+        /// The name, escaped and shortened.
         name: String,
-        /// What is wrong with it.
         why: &'static str,
     },
     /// There are too many names.
     #[error("the {part} of the certificate have {count} names, at most {NAMES_MAX} are read")]
-    TooMany {
-        /// Which names.
-        part: &'static str,
-        /// How many.
-        count: usize,
-    },
+    TooMany { part: &'static str, count: usize },
 }

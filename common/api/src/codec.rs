@@ -1,49 +1,46 @@
-//! Values as bytes: bincode between daemons, JSON for people and scripts.
+//! Encodes values: as bincode between daemons, as JSON for people and scripts.
 //!
-//! The one file that knows bincode, so that it can be replaced here (`docs/decisions/`). The
-//! bincode encoding is little-endian with fixed-size integers; it is pinned by golden bytes.
-//! Nothing is allocated for a length before the length was held against the limit, and bytes
-//! after the value are an error.
+//! This is the only file that knows bincode, so that it can be replaced here (`docs/decisions/`).
+//! The bincode encoding is little-endian with fixed-size integers; golden tests pin it. Memory is
+//! allocated only after a length was checked against the limit, and bytes after the value are an
+//! error.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Bytes that are not the value that was expected, or a value that has no such bytes.
+/// Why a value cannot be encoded or decoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecError {
     /// The value cannot be encoded.
     #[error("cannot encode {what}: {why}")]
     Encode {
-        /// What it is.
+        /// The name of the value.
         what: &'static str,
-        /// What the encoder said.
+        /// The error of the encoder.
         why: String,
     },
     /// The bytes are not such a value, or claim a length above the limit.
     #[error("bad {what}: {why}")]
     Decode {
-        /// What was expected.
+        /// The name of the value.
         what: &'static str,
-        /// What the decoder said.
+        /// The error of the decoder.
         why: String,
     },
-    /// There are more bytes than the value has.
+    /// Bytes follow the end of the value.
     #[error("bad {what}: {extra} bytes follow its end")]
     Trailing {
-        /// What was expected.
+        /// The name of the value.
         what: &'static str,
-        /// How many bytes too many.
         extra: usize,
     },
-    /// The bytes are more than are accepted.
+    /// There are more bytes than the limit.
     #[error("{what} of {length} bytes: at most {limit} are accepted")]
     TooLarge {
-        /// What was expected.
+        /// The name of the value.
         what: &'static str,
-        /// How many bytes there are.
         length: usize,
-        /// How many are accepted.
         limit: usize,
     },
 }
@@ -51,14 +48,14 @@ pub enum CodecError {
 /// How a body is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// For machines.
+    /// Between daemons.
     Bincode,
     /// For people and scripts.
     Json,
 }
 
 impl Encoding {
-    /// The content type of such a body.
+    /// Returns the content type of such a body.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
@@ -68,7 +65,7 @@ impl Encoding {
     }
 }
 
-/// The most that any single decoding may claim, in bytes: a backstop behind the methods' limits.
+/// The largest limit of any decoding, in bytes, whatever the method allows.
 const CLAIM_BYTES_MAX: usize = 256 << 20;
 
 fn format() -> impl bincode::config::Config {
@@ -100,7 +97,7 @@ pub fn encode<T: Serialize>(
 ///
 /// # Errors
 ///
-/// [`CodecError`]; no input makes it panic or allocate more than a small multiple of `limit`.
+/// No input causes a panic, or allocates more than a small multiple of `limit`.
 pub fn decode<T: DeserializeOwned>(
     encoding: Encoding,
     what: &'static str,

@@ -1,10 +1,8 @@
-//! `Dominator`: what operators ask of the controller.
+//! `Dominator`: the methods that operators call at the controller.
 
-pub mod budgets;
 pub mod events;
 pub mod explain;
-pub mod identity;
-pub mod machine_database;
+pub mod mdb;
 pub mod orders;
 pub mod plan;
 pub mod settings;
@@ -15,76 +13,74 @@ use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::Done;
-use crate::audit::brief::Brief;
+use crate::audit::call_details::CallDetails;
 use crate::{
     access::Access,
     method::{Effect, Method},
 };
 use model::tree::Time;
 
-/// The status of a machine: what it is doing, or what it waits for. `docs/OPERATING.md` explains
-/// each.
+/// The status of a machine. `docs/OPERATING.md` explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
     /// Not reached yet since the dominator started, or since the machine was added.
     Connecting,
-    /// Cannot be reached now.
+    /// Cannot be reached.
     Unreachable,
-    /// Answers, but not as a sub should.
+    /// Answers polls with errors.
     PollFailed,
-    /// Answers, but is another machine than the one that is meant.
+    /// Answers, but is not the machine that the record means.
     WrongMachine,
-    /// No image is required of it.
+    /// The machine has no required image.
     ImageUndefined,
-    /// The image server does not have its image, or not all of it.
+    /// The image server does not have its image, or not all of its objects.
     ImageNotReady,
-    /// Is scanning, because it just started or was told to scan otherwise.
+    /// Scans, because it just started or got other scan settings.
     Rescanning,
-    /// Gets objects from the image server.
+    /// Fetches objects.
     Fetching,
-    /// The objects do not fit.
+    /// The objects do not fit on its disk.
     InsufficientSpace,
     /// Stages an update.
     Preparing,
-    /// Is carrying out an update.
+    /// Carries out an update.
     Updating,
-    /// Comes up again, as the last update asks for it.
+    /// Reboots, because the last update requires it.
     Rebooting,
-    /// Equals its required image, and that has been verified.
+    /// Equals its required image, as verified by a scan.
     Synced,
     /// Differs, but updates are disabled.
     UpdatesDisabled,
     /// Differs, but an operator has paused the updates of this machine.
     Paused,
-    /// Differs, but the machine itself does not allow updates for now.
+    /// Differs, but updates are paused on the machine itself.
     Held,
-    /// Differs, but the update would destroy too much.
+    /// Differs, but the update would remove too much.
     UnsafeUpdate,
-    /// Differs, but content that it keeps is in the way.
+    /// Differs, but kept content or a mount is in the way.
     Blocked,
-    /// Differs, but as many machines as may be are under way already.
+    /// Differs, but the budget of concurrent updates is used up.
     WaitingForBudget,
-    /// Differs, but updates to its image have stopped, because they failed too often.
+    /// Differs, but updates to its image were stopped, because they failed too often.
     ImageStopped,
-    /// An update was carried out and changed nothing of what it should.
+    /// An update was carried out, and the same differences remain.
     NotConverging,
-    /// The last update failed and was put back.
+    /// The last update failed and was undone.
     UpdateFailed,
-    /// The last update can neither be finished nor put back for now.
+    /// The last update can neither be finished nor undone for now.
     UpdateStuck,
-    /// The health check of its required image failed, and the update was put back.
+    /// The health check of its required image failed, and the update was undone.
     HealthFailed,
-    /// Equals its required image, but a service could not be acted on.
+    /// Equals its required image, but a service could not be stopped, started or reloaded.
     TriggerFailed,
     /// The last fetch failed.
     FetchFailed,
-    /// Differs, but takes only images that are signed by keys it trusts.
+    /// Differs, but its image lacks signatures that the machine trusts.
     SignatureRefused,
 }
 
 impl Status {
-    /// All of them.
     pub const ALL: [Self; 27] = [
         Self::Connecting,
         Self::Unreachable,
@@ -115,7 +111,7 @@ impl Status {
         Self::SignatureRefused,
     ];
 
-    /// The word that scripts match.
+    /// Returns the name in JSON, commands and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -159,42 +155,40 @@ impl std::fmt::Display for Status {
 /// A machine in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubSummary {
-    /// Its name in the machine database.
+    /// The name in the machine database.
     pub hostname: String,
-    /// Where it is reached, once its name was resolved.
+    /// The address, once the name was resolved.
     pub address: Option<SocketAddr>,
-    /// What it is doing.
     pub status: Status,
-    /// The same in words: what it waits for, and what an operator may do.
+    /// Explains the status: what the machine waits for, and what an operator can do.
     pub detail: String,
     /// Since when it has this status.
     pub since: Time,
-    /// The image it must have; empty if none.
+    /// The required image; empty if none.
     pub required_image: String,
-    /// The image it will get next; empty if none.
+    /// The planned image; empty if none.
     pub planned_image: String,
-    /// The image of the last update that was done; empty if none.
+    /// The image of the last successful update; empty if none.
     pub last_image: String,
     /// When it last answered a poll.
     pub last_seen: Option<Time>,
     /// When it was last known to be synced.
     pub last_synced: Option<Time>,
-    /// How many alarms it has raised; [`ShowSub`] tells them.
+    /// How many alarms it reports; [`ShowSub`] returns them.
     pub alarms: u32,
 }
 
 /// Lists the machines, sorted by host name.
 pub enum ListSubs {}
 
-/// See [`ListSubs`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListSubsRequest {
-    /// Only machines with one of these; all if empty.
+    /// Only machines with one of these statuses; all if empty.
     pub statuses: Vec<Status>,
     /// Only machines whose names match one of these patterns, in which `*` stands for anything and
     /// `?` for one character; all if empty.
     pub hosts: Vec<String>,
-    /// Only machines that must have one of these images, or one below these; all if empty.
+    /// Only machines whose required image is one of these, or below one of these; all if empty.
     pub images: Vec<String>,
     /// Only machines at one of these locations, or below; all if empty.
     pub locations: Vec<String>,
@@ -202,12 +196,11 @@ pub struct ListSubsRequest {
     pub tags: Vec<TagFilter>,
 }
 
-/// A tag that machines have.
+/// Selects machines by a tag.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TagFilter {
-    /// Its name.
     pub name: String,
-    /// Its value; any if `None`.
+    /// The value; any if `None`.
     pub value: Option<String>,
 }
 
@@ -221,7 +214,7 @@ impl TagFilter {
         }
     }
 
-    /// True if `machine` has it.
+    /// Returns true if `machine` has the tag.
     #[must_use]
     pub fn is_of(&self, machine: &model::mdb::Machine) -> bool {
         let value = machine.tags.get(&self.name);
@@ -229,10 +222,8 @@ impl TagFilter {
     }
 }
 
-/// See [`ListSubs`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListSubsReply {
-    /// The machines.
     pub subs: Vec<SubSummary>,
 }
 
@@ -245,70 +236,62 @@ impl Method for ListSubs {
     type Reply = ListSubsReply;
 }
 
-/// Tells all about one machine.
+/// Returns everything that is known about one machine.
 pub enum ShowSub {}
 
-/// See [`ShowSub`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShowSubRequest {
-    /// Its name in the machine database.
+    /// The name in the machine database.
     pub hostname: String,
 }
 
-/// See [`ShowSub`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubDetail {
-    /// As in the list.
+    /// The same as in the list.
     pub summary: SubSummary,
-    /// Its record in the machine database.
+    /// The record in the machine database.
     pub machine: model::mdb::Machine,
     /// The last poll, without the lists that only a dominator needs; `None` before the first.
     pub poll: Option<PollSummary>,
-    /// The first operations of the plan that is being carried out, or that is held back.
+    /// The first operations of the current plan.
     pub plan: Vec<String>,
-    /// How many operations that plan has.
+    /// How many operations the plan has.
     pub plan_operations: u32,
-    /// Objects that it still has to fetch.
+    /// Objects that are still to be fetched.
     pub missing_objects: u32,
-    /// Their length together, in bytes.
-    #[serde(with = "model::wide")]
+    /// Their total length, in bytes.
+    #[serde(with = "model::json::large_number")]
     pub missing_bytes: u64,
-    /// The last changes of its status: when, which, and in words; the newest first.
+    /// The last changes of the status: time, status and explanation, newest first.
     pub history: Vec<(Time, Status, String)>,
-    /// Set while an operator has paused its updates.
+    /// Set while an operator has paused the machine's updates.
     pub pause: Option<orders::UpdatePause>,
 }
 
-/// What is worth showing of a poll.
+/// The parts of a poll that are shown to operators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PollSummary {
-    /// Where the sub is in its history.
-    pub version: super::subd::Version,
-    /// Who it is.
-    pub identity: super::subd::Identity,
-    /// What it does.
+    pub version: super::subd::SubVersion,
+    pub identity: super::subd::SubIdentity,
     pub activity: super::subd::Activity,
-    /// The digest of its tree, if it was scanned.
+    /// The digest of the tree, if it was scanned.
     pub root: Option<model::object::ObjectId>,
-    /// Sums over its tree.
+    /// Totals of the tree.
     pub totals: Option<model::tree::Totals>,
-    /// Paths that it could not read.
+    /// Paths that could not be read, with the errors.
     pub unreadable: Vec<(model::path::TreePath, String)>,
-    /// How its last fetch ended.
+    /// How the last fetch ended.
     pub last_fetch: Option<super::subd::LastFetch>,
-    /// How its last update ended.
+    /// How the last update ended.
     pub last_update: Option<super::subd::LastUpdate>,
-    /// Triggers that failed since the last good update.
+    /// Triggers that failed since the last successful update.
     pub trigger_failures: Vec<super::subd::TriggerFailure>,
-    /// Free space.
-    pub space: super::subd::Space,
-    /// Scan counters.
+    pub space: super::subd::FreeSpace,
     pub counters: super::subd::ScanCounters,
-    /// What subd takes of the machine.
+    /// How much of the machine subd uses.
     pub load: super::subd::Load,
-    /// What an operator should know.
     pub alarms: Vec<super::subd::Alarm>,
-    /// Whether updates are paused on the machine itself.
+    /// Set while updates are paused on the machine itself.
     pub paused: Option<super::subd::Paused>,
 }
 
@@ -321,49 +304,45 @@ impl Method for ShowSub {
     type Reply = SubDetail;
 }
 
-/// Tells how the dominator itself is doing.
+/// Returns the state of the dominator itself.
 pub enum GetStatus {}
 
-/// A brake that an operator pulled.
+/// The state after `disable-updates`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Brake {
-    /// Why.
     pub reason: String,
-    /// Who.
     pub who: String,
-    /// When.
     pub since: Time,
 }
 
-/// See [`GetStatus`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DominatorStatus {
     /// Set while updates are disabled.
     pub brake: Option<Brake>,
     /// How many machines have each status; statuses without machines are left out.
     pub counts: Vec<(Status, u32)>,
-    /// What is wrong with the machine database; the last good one stays in force.
+    /// Why the machine database cannot be read; the last valid one stays in force.
     pub mdb_error: Option<String>,
-    /// Set while a machine database is held; the last one stays in force.
-    pub mdb_held: Option<machine_database::HeldMdb>,
+    /// Set while a new machine database is held; the former one stays in force.
+    pub mdb_held: Option<mdb::HeldMdb>,
     /// When the machine database in force was read.
     pub mdb_read: Option<Time>,
-    /// Why the machine database in force is not kept over a restart; that is tried again.
+    /// Why the machine database in force could not be saved; it is retried.
     pub mdb_unkept: Option<String>,
-    /// Images that machines must have and that are missing, deleted, deprecated or about to expire.
+    /// Required images that are missing, deleted, deprecated or about to expire.
     pub image_remarks: Vec<String>,
-    /// What is wrong with the image server.
+    /// The last error of the image server, if it fails.
     pub image_server_error: Option<String>,
-    /// Why nobody could be told of alarms the last time.
+    /// Why the last alarm could not be sent.
     pub alarm_error: Option<String>,
-    /// Why what happens cannot be put on record; no update is ordered until it can.
+    /// Why events cannot be recorded; no update is ordered until they can.
     pub history_error: Option<String>,
-    /// What is under way, what waits for its turn, and which images have stopped.
-    pub budgets: budgets::BudgetReport,
-    /// Distinct directories held in memory for all images and machines together.
-    #[serde(with = "model::wide")]
+    /// Updates under way, waiting machines, and stopped images.
+    pub budgets: orders::BudgetReport,
+    /// Distinct directories held in memory for all images and machines.
+    #[serde(with = "model::json::large_number")]
     pub directories: u64,
-    /// How many machines' updates are paused by operators.
+    /// How many machines are paused by operators.
     pub paused: u32,
     /// The image of machines whose record names none.
     pub default_image: Option<orders::DefaultImage>,
@@ -377,15 +356,14 @@ impl Method for GetStatus {
     type Reply = DominatorStatus;
 }
 
-/// Pulls the brake: when this has returned, no Commit is sent. Survives a restart.
+/// Disables updates: after this call has returned, no Commit is sent, also after a restart.
 pub enum DisableUpdates {}
 
-/// See [`DisableUpdates`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DisableUpdatesRequest {
-    /// Why; must not be empty.
+    /// The reason; must not be empty.
     pub reason: String,
-    /// Who says so, as long as no certificate tells.
+    /// Who asks, if the call has no certificate.
     pub who: String,
 }
 
@@ -396,20 +374,19 @@ impl Method for DisableUpdates {
     type Request = DisableUpdatesRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().why(&request.reason).who(&request.who)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().why(&request.reason).who(&request.who)
     }
 }
 
-/// Releases the brake.
+/// Enables updates again.
 pub enum EnableUpdates {}
 
-/// See [`EnableUpdates`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnableUpdatesRequest {
-    /// Who says so, as long as no certificate tells.
+    /// Who asks, if the call has no certificate.
     pub who: String,
-    /// Why; may be empty.
+    /// The reason; may be empty.
     #[serde(default)]
     pub why: String,
 }
@@ -421,23 +398,21 @@ impl Method for EnableUpdates {
     type Request = EnableUpdatesRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().why(&request.why).who(&request.who)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().why(&request.why).who(&request.who)
     }
 }
 
-/// Lets one unsafe update of one machine pass.
+/// Permits the pending unsafe update of one machine.
 pub enum ClearSafetyShutoff {}
 
-/// See [`ClearSafetyShutoff`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClearSafetyShutoffRequest {
-    /// The machine.
     pub hostname: String,
-    /// Who says so, as long as no certificate tells.
+    /// Who asks, if the call has no certificate.
     #[serde(default)]
     pub who: String,
-    /// Why; may be empty.
+    /// The reason; may be empty.
     #[serde(default)]
     pub why: String,
 }
@@ -449,24 +424,22 @@ impl Method for ClearSafetyShutoff {
     type Request = ClearSafetyShutoffRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("host", &request.hostname).why(&request.why).who(&request.who)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("host", &request.hostname).why(&request.why).who(&request.who)
     }
 }
 
-/// Tries again now what is held back on one machine because it failed. An image whose health check
-/// failed there is offered once more.
+/// Retries at once what failed on one machine. An image whose health check failed there is tried
+/// once more.
 pub enum Retry {}
 
-/// See [`Retry`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetryRequest {
-    /// The machine.
     pub hostname: String,
-    /// Who says so, as long as no certificate tells.
+    /// Who asks, if the call has no certificate.
     #[serde(default)]
     pub who: String,
-    /// Why; may be empty.
+    /// The reason; may be empty.
     #[serde(default)]
     pub why: String,
 }
@@ -478,7 +451,7 @@ impl Method for Retry {
     type Request = RetryRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("host", &request.hostname).why(&request.why).who(&request.who)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("host", &request.hostname).why(&request.why).who(&request.who)
     }
 }

@@ -1,4 +1,4 @@
-//! What a server answers when it does not do what a call asks.
+//! The error that a server answers instead of a reply.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,13 +14,13 @@ pub enum FaultCode {
     NoMethod,
     /// What the call is about does not exist.
     NotFound,
-    /// It existed, was deleted, and its name is never used again.
+    /// What the call is about was deleted; its name is never used again.
     Gone,
     /// It exists already.
     Exists,
     /// Another update or fetch is under way.
     Busy,
-    /// The machine has changed since the caller looked: poll, and plan again.
+    /// The machine has changed since the caller's last poll: poll and plan again.
     Stale,
     /// The request or one of its parts is larger than the server accepts.
     TooLarge,
@@ -32,15 +32,14 @@ pub enum FaultCode {
     Unavailable,
     /// Something failed inside the server.
     Internal,
-    /// The machine itself does not allow it for now: paused by hand, or by what guards it from
-    /// disruption. The same call may succeed later.
+    /// The machine itself does not allow it for now: it is paused locally, or its disruption
+    /// command refused. The same call may succeed later.
     Held,
-    /// The machine takes only images that are signed, and this is not one, or not all of it is.
+    /// The machine requires trusted signatures, and the image lacks them.
     Untrusted,
 }
 
 impl FaultCode {
-    /// All of them.
     pub const ALL: [Self; 15] = [
         Self::BadRequest,
         Self::Version,
@@ -59,7 +58,7 @@ impl FaultCode {
         Self::Untrusted,
     ];
 
-    /// The word that JSON and metrics have for it.
+    /// Returns the name in JSON and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -81,7 +80,7 @@ impl FaultCode {
         }
     }
 
-    /// The HTTP status that goes with the code.
+    /// Returns the HTTP status of the code.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
@@ -98,18 +97,18 @@ impl FaultCode {
     }
 }
 
-/// A refusal or a failure, as it travels.
+/// The error of a call, as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Fault {
-    /// What a caller branches on.
+    /// The code, on which callers branch.
     pub code: FaultCode,
-    /// What a person reads: what was refused, where, and what to do.
+    /// The text for people: what was refused, where, and what to do.
     pub message: String,
 }
 
 impl Fault {
-    /// A fault with `code` and a text for people.
+    /// Returns a fault with `code` and a text for people.
     pub fn new(code: FaultCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }

@@ -2,17 +2,14 @@
 
 pub mod collection;
 pub mod directories;
-pub mod estimate;
 pub mod expiry;
-pub mod holds;
 pub mod notes;
 pub mod replication;
-pub mod signatures;
 
 use serde::{Deserialize, Serialize};
 
 use super::Done;
-use crate::audit::brief::Brief;
+use crate::audit::call_details::CallDetails;
 use crate::{
     access::Access,
     method::{Effect, Method},
@@ -22,23 +19,21 @@ use model::image::{Content, Image, ImageName, Notes};
 use model::object::ObjectId;
 use model::tree::{Time, Totals};
 
-/// Makes an image visible. Its objects and directories are on the server already, and are made
-/// durable before the image is seen.
+/// Adds an image. Its objects and directories must be on the server; they are made durable before
+/// the image becomes visible.
 pub enum AddImage {}
 
-/// See [`AddImage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddImageRequest {
-    /// What can be signed.
+    /// The part that is signed.
     pub content: Content,
-    /// The rest; `created_by` and `created_on` are set by the server.
+    /// The part that is not signed; the server sets `created_by` and `created_on`.
     pub notes: Notes,
 }
 
-/// See [`AddImage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddImageReply {
-    /// The digest of the content: what the image is known by.
+    /// The digest of the content, which identifies the image.
     pub digest: ObjectId,
 }
 
@@ -50,20 +45,20 @@ impl Method for AddImage {
     type Request = AddImageRequest;
     type Reply = AddImageReply;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("image", &request.content.name).with("root", request.content.root)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with("image", &request.content.name)
+            .with("root", request.content.root)
     }
 }
 
-/// Gives an image, without its tree: the directories are objects.
+/// Returns an image without its tree; the directories are objects.
 pub enum GetImage {}
 
-/// See [`GetImage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetImageRequest {
-    /// Its name.
     pub name: ImageName,
-    /// How long to wait for it if it is not there yet, in milliseconds: at most 60,000.
+    /// How long to wait for the image if it does not exist yet, in milliseconds: at most 60,000.
     pub wait_ms: u32,
 }
 
@@ -79,23 +74,21 @@ impl Method for GetImage {
 /// Lists images, sorted by name.
 pub enum ListImages {}
 
-/// See [`ListImages`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListImagesRequest {
-    /// Only names that sort after this one; for the next page.
+    /// Only names after this one; for the next page.
     pub after: Option<ImageName>,
 }
 
 /// One image in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageSummary {
-    /// Its name.
     pub name: ImageName,
     /// The digest of its content.
     pub digest: ObjectId,
     /// The digest of its tree.
     pub root: ObjectId,
-    /// Sums over its tree.
+    /// Totals of its tree.
     pub totals: Totals,
     /// Lines of its filter; `None` if it is sparse.
     pub filter_lines: Option<u32>,
@@ -103,21 +96,19 @@ pub struct ImageSummary {
     pub triggers: u32,
     /// When it was uploaded.
     pub created_on: Time,
-    /// When it goes away by itself.
+    /// When it expires.
     pub expires_at: Option<Time>,
-    /// Its tags.
     pub tags: Tags,
     /// How many signatures it has.
     #[serde(default)]
     pub signatures: u32,
 }
 
-/// See [`ListImages`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListImagesReply {
     /// The images, sorted by name.
     pub images: Vec<ImageSummary>,
-    /// True if there are more after the last of these.
+    /// True if there are more after these.
     pub more: bool,
 }
 
@@ -133,12 +124,10 @@ impl Method for ListImages {
 /// Deletes an image. Its name is never used again.
 pub enum DeleteImage {}
 
-/// See [`DeleteImage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeleteImageRequest {
-    /// Its name.
     pub name: ImageName,
-    /// Even if it is in use.
+    /// Deletes it even if it is in use.
     pub force: bool,
 }
 
@@ -149,7 +138,7 @@ impl Method for DeleteImage {
     type Request = DeleteImageRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("image", &request.name).with("force", request.force)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("image", &request.name).with("force", request.force)
     }
 }

@@ -1,14 +1,13 @@
-//! Every method that one daemon offers to another, with its request and reply; how they are
-//! encoded; and who may call them.
+//! Every method that one daemon offers to another, with its request and reply, their encoding, and
+//! who may call it.
 //!
-//! [`method::Method`] is what each method implements, [`codec`] the two encodings, [`fault`] what a
-//! server answers instead of a reply. [`access`] decides who may call, from what a [`certificate`]
-//! says of its holder. [`audit`] is the format of the audit log.
+//! Each method implements [`method::Method`]. [`codec`] holds the two encodings, [`fault`] the
+//! errors that a server answers. [`access`] decides who may call, from what a [`certificate`]
+//! states about its holder. [`audit`] is the format of the audit log.
 //!
 //! `docs/PROTOCOL.md` lists the methods. Names of later releases are reserved here, so that powers
 //! in certificates and access rules need not change when they come. Everything here is a function
-//! of
-//! its arguments: `rpc` carries the calls.
+//! of its arguments; `rpc` carries the calls.
 
 pub mod access;
 pub mod audit;
@@ -36,11 +35,12 @@ pub const PROTOCOL_OLDEST: u32 = 1;
 /// The header that carries the protocol version on every call and reply.
 pub const PROTOCOL_HEADER: &str = "dominator-protocol";
 
-/// A reply that says no more than that it was done.
+/// The reply of methods that return nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Done {}
 
-/// All methods, the reserved ones included, sorted by name.
+// tidy: table
+/// Returns all methods, sorted by name, including the reserved ones.
 #[must_use]
 pub fn methods() -> Vec<MethodInfo> {
     use Access::{Authenticated, Power};
@@ -66,10 +66,10 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<image_server::ListImages>(),
         MethodInfo::of::<image_server::DeleteImage>(),
         MethodInfo::of::<image_server::collection::Collect>(),
-        MethodInfo::of::<image_server::estimate::EstimateImage>(),
+        MethodInfo::of::<image_server::collection::EstimateImage>(),
         MethodInfo::of::<image_server::expiry::AcceptClock>(),
         MethodInfo::of::<image_server::expiry::ChangeExpiry>(),
-        MethodInfo::of::<image_server::holds::HoldImages>(),
+        MethodInfo::of::<image_server::expiry::HoldImages>(),
         MethodInfo::of::<image_server::directories::ChangeOwner>(),
         MethodInfo::of::<image_server::directories::ListDirectories>(),
         MethodInfo::of::<image_server::directories::MakeDirectory>(),
@@ -77,7 +77,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<image_server::notes::ChangeTags>(),
         MethodInfo::of::<image_server::notes::CopyImage>(),
         MethodInfo::of::<image_server::notes::FindLatestImage>(),
-        MethodInfo::of::<image_server::signatures::ChangeSignatures>(),
+        MethodInfo::of::<image_server::notes::ChangeSignatures>(),
         MethodInfo::of::<image_server::replication::GetImageUpdates>(),
         MethodInfo::of::<image_server::replication::directories::GetMadeDirectories>(),
         MethodInfo::of::<image_server::replication::Forward>(),
@@ -93,10 +93,10 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::EnableUpdates>(),
         MethodInfo::of::<dominator::ClearSafetyShutoff>(),
         MethodInfo::of::<dominator::Retry>(),
-        MethodInfo::of::<dominator::identity::Trust>(),
-        MethodInfo::of::<dominator::budgets::ResumeImage>(),
-        MethodInfo::of::<dominator::machine_database::ShowMdb>(),
-        MethodInfo::of::<dominator::machine_database::AcceptMdb>(),
+        MethodInfo::of::<dominator::orders::Trust>(),
+        MethodInfo::of::<dominator::orders::ResumeImage>(),
+        MethodInfo::of::<dominator::mdb::ShowMdb>(),
+        MethodInfo::of::<dominator::mdb::AcceptMdb>(),
         MethodInfo::of::<dominator::events::ListEvents>(),
         MethodInfo::of::<dominator::events::Backup>(),
         MethodInfo::of::<dominator::explain::Explain>(),

@@ -1,4 +1,4 @@
-//! `MdbServer`: the machine database, for whoever follows it.
+//! `MdbServer`: returns the machine database and its changes.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +9,13 @@ use crate::{
 use model::mdb::Machine;
 use model::object::ObjectId;
 
-/// The longest that [`GetMdb`] waits for news, in milliseconds.
+/// The longest wait of [`GetMdb`], in milliseconds.
 pub const MDB_WAIT_MS_MAX: u32 = 120_000;
 
-/// Gives the machine database that is in force. Answers when its version is not `have`, and
-/// otherwise after `wait_ms`.
+/// Returns the machine database in force. Answers when its version is not `have`, or after
+/// `wait_ms`.
 pub enum GetMdb {}
 
-/// See [`GetMdb`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetMdbRequest {
     /// The version that the caller has.
@@ -25,10 +24,9 @@ pub struct GetMdbRequest {
     pub wait_ms: u32,
 }
 
-/// See [`GetMdb`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetMdbReply {
-    /// What the database is known by: equal databases have equal versions, over restarts too.
+    /// The version. Equal databases have equal versions, also after a restart.
     pub version: ObjectId,
     /// The machines, sorted by host name; `None` if the caller has this version.
     pub machines: Option<Vec<Machine>>,

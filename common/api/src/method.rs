@@ -1,24 +1,24 @@
-//! A method: one request and its reply, defined once for client and server.
+//! The definition of a method: its request and its reply, for client and server.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::access::Access;
-use crate::audit::brief::Brief;
+use crate::audit::call_details::CallDetails;
 
 /// The largest request or reply of most methods, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// What a call does to what outlasts it. The audit log has all that change something.
+/// What a call changes. The audit log records all calls that change something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Effect {
-    /// It tells something, or says again what is said every few minutes. It is not recorded.
+    /// It returns something, or repeats a periodic report. It is not recorded.
     Tells,
-    /// It changes something, or runs something. It is carried out only if it can be recorded.
+    /// It changes or runs something. It is carried out only if it can be recorded.
     Changes,
-    /// As [`Effect::Changes`], but it holds changes back, or makes room. So it is carried out even
-    /// where it cannot be recorded, as on a full disk, and that is logged.
+    /// As [`Effect::Changes`], but it prevents changes or frees space. So it is carried out even if
+    /// it cannot be recorded, such as on a full disk; that is logged.
     Relieves,
 }
 
@@ -30,46 +30,43 @@ pub trait Method: 'static {
     const NAME: &'static str;
     /// Who may call it.
     const ACCESS: Access;
-    /// What a call does. There is no default, so that none is forgotten.
+    /// What a call changes. There is no default, so that none is forgotten.
     const EFFECT: Effect;
     /// The largest request, in bytes.
     const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
     /// The largest reply, in bytes.
     const REPLY_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
-    /// What the client sends.
     type Request: Serialize + DeserializeOwned + Send + 'static;
-    /// What the server answers.
     type Reply: Serialize + DeserializeOwned + Send + 'static;
 
-    /// What a call asks for, for the audit log: names and numbers that say what is changed, and
-    /// why, but nothing secret and no content.
+    /// Describes a call for the audit log: names and numbers that say what is changed, and the
+    /// reason, but no secret and no content.
     #[must_use]
-    fn brief(_request: &Self::Request) -> Brief {
-        Brief::default()
+    fn audit_details(_request: &Self::Request) -> CallDetails {
+        CallDetails::default()
     }
 }
 
-/// What there is to know of a method without its types.
+/// The properties of a method without its types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MethodInfo {
     /// `Service.Method`.
     pub name: &'static str,
     /// Who may call it.
     pub access: Access,
-    /// What a call does.
     pub effect: Effect,
-    /// True if the name is kept for a later release and nothing answers to it yet.
+    /// True if the name is reserved for a later release.
     pub reserved: bool,
 }
 
 impl MethodInfo {
-    /// What there is to know of `M`.
+    /// Returns the properties of `M`.
     #[must_use]
     pub const fn of<M: Method>() -> Self {
         Self { name: M::NAME, access: M::ACCESS, effect: M::EFFECT, reserved: false }
     }
 
-    /// A name that is kept for a later release.
+    /// Returns a reserved method.
     #[must_use]
     pub const fn reserve(name: &'static str, access: Access) -> Self {
         Self { name, access, effect: Effect::Tells, reserved: true }

@@ -11,24 +11,21 @@ use model::object::ObjectId;
 /// The most ids in one request.
 pub const IDS_MAX: usize = 65_536;
 
-/// The longest that objects are held for one request, in seconds. A longer lease is cut to this.
+/// The longest lease of one request, in seconds. A longer one is shortened to this.
 pub const LEASE_SECONDS_MAX: u32 = 24 * 3_600;
 
-/// Says which objects the server has, and holds all of them for a while.
+/// Returns which objects the server lacks, and takes a lease on all of them.
 pub enum CheckObjects {}
 
-/// See [`CheckObjects`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckObjectsRequest {
     /// The ids to look for: at most [`IDS_MAX`].
     pub ids: Vec<ObjectId>,
-    /// For how long none of them is collected, in seconds: neither those that are there, nor those
-    /// that are missing and come later. At most [`LEASE_SECONDS_MAX`],
-    /// or less if the server is told so.
+    /// How long the lease lasts, in seconds. It covers objects that exist and those that are added
+    /// later. At most [`LEASE_SECONDS_MAX`], or a lower limit of the server.
     pub lease_seconds: u32,
 }
 
-/// See [`CheckObjects`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckObjectsReply {
     /// Those of the ids that the server lacks, in the order of the request.
@@ -46,21 +43,20 @@ impl Method for CheckObjects {
 }
 
 /// Stores objects. The request's body is an object stream ([`crate::object_stream`]), not
-/// [`AddObjects::Request`]; each object is kept as soon as it is complete, so that an upload that
-/// was cut need not send it again, and is held as by a lease of [`LEASE_SECONDS_MAX`].
+/// [`AddObjects::Request`]. Each object is stored as soon as it is complete, with a lease of
+/// [`LEASE_SECONDS_MAX`], so that an upload can be resumed after it was cut.
 pub enum AddObjects {}
 
-/// See [`AddObjects`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddObjectsReply {
     /// Objects that are new to the server.
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     pub added: u64,
-    /// Their length together, in bytes.
-    #[serde(with = "model::wide")]
+    /// Their total length, in bytes.
+    #[serde(with = "model::json::large_number")]
     pub added_bytes: u64,
-    /// Objects that were there already.
-    #[serde(with = "model::wide")]
+    /// Objects that existed already.
+    #[serde(with = "model::json::large_number")]
     pub known: u64,
 }
 
@@ -72,11 +68,10 @@ impl Method for AddObjects {
     type Reply = AddObjectsReply;
 }
 
-/// Gives objects. The reply's body is an object stream, in the order of the request; an object
-/// that the server lacks, or that is found corrupt, is said to be absent.
+/// Returns objects. The reply's body is an object stream in the order of the request; a missing or
+/// corrupt object is marked as absent.
 pub enum GetObjects {}
 
-/// See [`GetObjects`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetObjectsRequest {
     /// The ids: at most [`IDS_MAX`].

@@ -1,7 +1,7 @@
 //! Batches of objects: the framing of `ObjectServer.AddObjects` and `ObjectServer.GetObjects`.
 //!
-//! A stream is a sequence of frames and one end mark, so that a stream that was cut is known to
-//! be. A frame is a head of fixed size, and behind an object's head its content:
+//! A stream is a sequence of frames and one end mark, so that a truncated stream is noticed. A
+//! frame is a head of fixed size, followed by the content if it is an object:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | 32 or 64 | digest; absent at the end |
 //! | 8 | length of the content before it is packed, little-endian; only of an object |
 //!
-//! How content is packed is said in `rpc::packing`. Pure: the callers move the bytes.
+//! `rpc::packing` describes how content is packed.
 
 use model::object::{Algorithm, ObjectId};
 
@@ -22,12 +22,12 @@ pub const HEAD_BYTES_MAX: usize = 74;
 
 /// The head of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Head {
+pub enum ObjectHead {
     /// The content of this object follows.
     Object {
-        /// The id that the content hashes to.
+        /// The digest of the content.
         id: ObjectId,
-        /// Its length, in bytes.
+        /// The length of the content.
         size_bytes: u64,
     },
     /// The sender does not have this object.
@@ -36,7 +36,7 @@ pub enum Head {
     End,
 }
 
-/// Bytes that are no head of a frame.
+/// Bytes that are not the head of a frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bad object stream: {what} {value} is unknown")]
 pub struct HeadError {
@@ -44,23 +44,23 @@ pub struct HeadError {
     value: u8,
 }
 
-/// How the content of an object follows its head.
+/// How the content of an object is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// As it is.
+pub enum ContentForm {
+    /// Unchanged.
     Plain,
-    /// In chunks (`rpc::packing`). Only for a reader that has said that it takes them.
+    /// In packed chunks (`rpc::packing`). Only for readers that accept them.
     Packed,
 }
 
-impl Head {
-    /// Appends the head to `bytes`, before content that follows as it is.
+impl ObjectHead {
+    /// Appends the head to `bytes`, for plain content.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
-        self.encode_as(Form::Plain, bytes);
+        self.encode_as(ContentForm::Plain, bytes);
     }
 
-    /// Appends the head to `bytes`; `form` is how the content of an object follows.
-    pub fn encode_as(&self, form: Form, bytes: &mut Vec<u8>) {
+    /// Appends the head to `bytes`; `form` is how the content is sent.
+    pub fn encode_as(&self, form: ContentForm, bytes: &mut Vec<u8>) {
         let mut id_of = |kind: u8, id: &ObjectId| {
             bytes.push(kind);
             bytes.push(id.algorithm().code());
@@ -68,7 +68,7 @@ impl Head {
         };
         match self {
             Self::Object { id, size_bytes } => {
-                id_of(if form == Form::Packed { 4 } else { 1 }, id);
+                id_of(if form == ContentForm::Packed { 4 } else { 1 }, id);
                 bytes.extend_from_slice(&size_bytes.to_le_bytes());
             }
             Self::Absent(id) => id_of(2, id),
@@ -76,17 +76,17 @@ impl Head {
         }
     }
 
-    /// Reads a head from the start of `bytes`: the head, how the content of an object follows it,
-    /// and its length in bytes; or `None` if more bytes are needed.
+    /// Reads a head from the start of `bytes`. Returns it with the form of the content and its own
+    /// length in bytes, or `None` if more bytes are needed.
     ///
     /// # Errors
     ///
-    /// [`HeadError`] if the kind or the algorithm is unknown.
-    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, Form, usize)>, HeadError> {
+    /// Fails if the kind or the algorithm is unknown.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, ContentForm, usize)>, HeadError> {
         let Some(&kind) = bytes.first() else { return Ok(None) };
         match kind {
             1 | 2 | 4 => {}
-            3 => return Ok(Some((Self::End, Form::Plain, 1))),
+            3 => return Ok(Some((Self::End, ContentForm::Plain, 1))),
             value => return Err(HeadError { what: "frame kind", value }),
         }
         let Some(&code) = bytes.get(1) else { return Ok(None) };
@@ -99,11 +99,11 @@ impl Head {
             return Ok(None);
         };
         if kind == 2 {
-            return Ok(Some((Self::Absent(id), Form::Plain, end)));
+            return Ok(Some((Self::Absent(id), ContentForm::Plain, end)));
         }
         let Some(size) = bytes.get(end..end + 8) else { return Ok(None) };
         let size_bytes = u64::from_le_bytes(size.try_into().expect("eight bytes were taken"));
-        let form = if kind == 4 { Form::Packed } else { Form::Plain };
+        let form = if kind == 4 { ContentForm::Packed } else { ContentForm::Plain };
         Ok(Some((Self::Object { id, size_bytes }, form, end + 8)))
     }
 }

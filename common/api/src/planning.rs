@@ -1,7 +1,7 @@
-//! One plan for one machine, as the dominator and subtool make it, with what is derived from it.
+//! The plan for one machine, as the dominator and subtool make it, with what is derived from it.
 //!
-//! A [`PlanJob`] is what the state machine asks for; the shell runs it where CPU time is cheap and
-//! brings the [`Planned`] back as an event.
+//! The state machine requests a [`PlanJob`]. The driver runs it and returns the [`Planned`] as an
+//! event.
 
 pub mod preview;
 
@@ -12,52 +12,49 @@ use crate::codec::{CodecError, Encoding, encode};
 use crate::subd::ScanReport;
 use model::filter::Patterns;
 use model::object::{Algorithm, ObjectId};
-use model::plan::{Have, Need, Plan, plan};
+use model::plan::{Need, Plan, ScannedTree, plan, safety};
 use model::tree::{Tree, TreeError};
 use model::trigger::Trigger;
 
 use model::image::required::{RequiredImage, required_tree};
-use model::plan::safety;
 
-/// What a plan was made from, as far as one sub can tell its own plans apart.
+/// Identifies a plan among those of one sub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanKey {
     /// The digest of the image's content.
     pub image: ObjectId,
-    /// The number of the scan, counted by the state machine: another scan, another number.
+    /// The number of the scan, counted by the state machine.
     pub scan: u64,
 }
 
-/// All that a plan is made from.
+/// The inputs of a plan.
 #[derive(Clone, Debug)]
 pub struct PlanJob {
-    /// Which plan it is.
     pub key: PlanKey,
     /// The scanned tree.
     pub tree: Tree,
-    /// What else the scan found.
+    /// The report of the scan.
     pub scan: Arc<ScanReport>,
     /// The machine's own exclusions.
     pub exclusions: Patterns,
-    /// The image that is wanted.
+    /// The required image.
     pub image: Arc<RequiredImage>,
 }
 
-/// How many entries a machine may have more than its image, for a plan to be made. Each would be
-/// an operation, and more than that are no plan that fits into a Prepare.
+/// How many more entries than its image a machine may have for a plan to be made. Each would be an
+/// operation, and more than that do not fit into a Prepare.
 pub const SURPLUS_MAX: u64 = 1 << 20;
 
-/// A plan that could not be made.
+/// Why a plan could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The part of the image that the machine can see is no tree.
+    /// The image without the machine's exclusions is not a valid tree.
     #[error("the image less the exclusions of the machine is no tree")]
     Required {
-        /// Why.
         #[source]
         source: TreeError,
     },
-    /// The machine claims to have far more than the image.
+    /// The machine has far more entries than the image.
     #[error(
         "the machine has {has} entries and its image {wants}: a plan removes at most \
          {SURPLUS_MAX}; if they are real, let the filter of the image keep them"
@@ -68,34 +65,31 @@ pub enum PlanError {
         /// How many entries the image has.
         wants: u64,
     },
-    /// The plan cannot be digested.
+    /// The plan cannot be encoded for its digest.
     #[error("the plan cannot be digested")]
     Digest {
-        /// Why.
         #[source]
         source: CodecError,
     },
 }
 
-/// A plan with all that is derived from it.
+/// A plan with everything that is derived from it.
 #[derive(Clone, Debug)]
 pub struct Planned {
-    /// Which plan it is.
     pub key: PlanKey,
-    /// The plan.
     pub plan: Arc<Plan>,
-    /// The digest of its operations: the same changes of the same paths have the same.
+    /// The digest of its operations. Plans with equal operations have equal digests.
     pub digest: ObjectId,
     /// The objects that the plan needs.
     pub needs: Arc<BTreeMap<ObjectId, Need>>,
-    /// True if it makes the machine reboot, or fires a trigger of high impact of the image.
+    /// True if it reboots the machine, or fires a trigger of high impact.
     pub is_high_impact: bool,
-    /// Why it must not be carried out without an operator's word; empty if it may.
+    /// Why it is unsafe and needs an operator's permission; empty if it is safe.
     pub dangers: Vec<String>,
 }
 
-/// True if carrying `plan` out disturbs the machine much. Triggers of the former image, which are
-/// not known here, do not count.
+/// Returns true if `plan` has a high impact on the machine. Triggers of the former image are not
+/// known here and do not count.
 fn is_high_impact(plan: &Plan, image: &RequiredImage) -> bool {
     let triggers = image.content.triggers.0.iter();
     let severe: Vec<&Trigger> =
@@ -109,11 +103,11 @@ impl PlanJob {
     ///
     /// # Errors
     ///
-    /// [`PlanError`]; no tree that was verified makes one.
+    /// Never fails for a verified tree.
     pub fn run(&self) -> Result<Planned, PlanError> {
         let want = required_tree(&self.image, &self.exclusions)
             .map_err(|source| PlanError::Required { source })?;
-        // A small directory that is named again and again is a huge tree.
+        // A small directory that is used many times makes a huge tree.
         let (has, wants) = (self.tree.root().totals().entries, want.root().totals().entries);
         if has.saturating_sub(wants) > SURPLUS_MAX {
             return Err(PlanError::TooLarge { has, wants });
@@ -121,7 +115,7 @@ impl PlanJob {
         let kept_directories = self.scan.kept_directories.iter().cloned().collect();
         let externally_linked = self.scan.externally_linked.iter().cloned().collect();
         let occupied = self.scan.occupied.iter().cloned().collect();
-        let have = Have {
+        let have = ScannedTree {
             tree: &self.tree,
             kept_directories: &kept_directories,
             externally_linked: &externally_linked,

@@ -1,12 +1,12 @@
-//! Makes certificates and signatures: what needs the private keys of operators.
+//! Makes certificates and signatures with the private keys of operators.
 //!
-//! [`authority`] makes certificates in memory, [`register`] keeps an authority in a directory,
-//! [`place`] puts files where daemons read them, and [`sets`] has the powers that each role needs.
-//! [`signing_key`] signs images. Daemons do not depend on this crate.
+//! [`authority`] makes certificates in memory, [`register`] stores an authority in a directory,
+//! [`files`] writes certificates where daemons read them, and [`sets`] lists the powers of each
+//! role. [`signing_key`] signs images. Daemons do not depend on this crate.
 
 pub mod authority;
+pub mod files;
 pub mod pem;
-pub mod place;
 pub mod record;
 pub mod register;
 pub mod sets;

@@ -1,4 +1,4 @@
-//! Reads the PEM files of certificates and keys, and looks whether they belong together.
+//! Reads PEM files of certificates and keys, and checks whether they match.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -9,72 +9,49 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use x509_parser::prelude::{CertificateRevocationList, FromDer as _, X509Certificate};
 
-/// The most bytes that a file of certificates or keys may have.
+/// Largest file of certificates or keys, in bytes.
 pub const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// A file of certificates or of a key that cannot be used.
+/// A PEM file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
-    /// It cannot be read.
     #[error(transparent)]
     Read(std::io::Error),
-    /// It is no text, or too long.
     #[error("{}: {why}", path.display())]
-    Text {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// Something in it is no PEM.
+    Text { path: PathBuf, why: &'static str },
     #[error("{}: {source}", path.display())]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// What the parser says.
-        source: rustls::pki_types::pem::Error,
-    },
-    /// There is no certificate in it.
-    #[error("{}: it holds no certificate", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A key that nothing here can use.
-    #[error("{}: no key that can be used: {why}", path.display())]
-    Key {
-        /// The file.
-        path: PathBuf,
-        /// What the library says.
-        why: String,
-    },
+    Pem { path: PathBuf, source: rustls::pki_types::pem::Error },
+    #[error("{}: the file has no certificate", path.display())]
+    Empty { path: PathBuf },
+    #[error("{}: unusable key: {why}", path.display())]
+    Key { path: PathBuf, why: String },
 }
 
-/// The text of a file of at most [`FILE_BYTES_MAX`] bytes.
+/// Reads a text file of at most [`FILE_BYTES_MAX`] bytes.
 ///
 /// # Errors
 ///
-/// [`PemError::Read`] with the path, [`PemError::Text`].
+/// [`PemError`] names the file.
 pub fn read_limited(path: &Path) -> Result<String, PemError> {
     let text_error = |why| PemError::Text { path: path.to_owned(), why };
     let file = fs_err::File::open(path).map_err(PemError::Read)?;
-    // Reading a pipe would wait for ever.
+    // Reading a pipe could block forever.
     if !file.metadata().map_err(PemError::Read)?.is_file() {
-        return Err(text_error("it is no regular file"));
+        return Err(text_error("not a regular file"));
     }
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(PemError::Read)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(text_error("it has more than 4 MiB"));
+        return Err(text_error("the file has more than 4 MiB"));
     }
-    String::from_utf8(bytes).map_err(|_| text_error("it is no text in PEM form"))
+    String::from_utf8(bytes).map_err(|_| text_error("not a text file in PEM form"))
 }
 
-/// All certificates in a file, in its order: at least one.
+/// Reads all certificates of a file, at least one.
 ///
 /// # Errors
 ///
-/// [`PemError`].
+/// [`PemError`] names the file.
 pub fn certificates_of(path: &Path) -> Result<Vec<Vec<u8>>, PemError> {
     let text = read_limited(path)?;
     let read = CertificateDer::pem_slice_iter(text.as_bytes());
@@ -86,7 +63,7 @@ pub fn certificates_of(path: &Path) -> Result<Vec<Vec<u8>>, PemError> {
     }
 }
 
-/// True if the key in the file `key` belongs to the certificate `der`.
+/// Returns true if the key in the file `key` is that of the certificate `der`.
 ///
 /// # Errors
 ///
@@ -97,11 +74,11 @@ pub fn key_belongs(key: &Path, der: &[u8]) -> Result<bool, PemError> {
     let read = PrivateKeyDer::from_pem_slice(text.as_bytes());
     let read = read.map_err(|source| PemError::Pem { path: key.to_owned(), source })?;
     let signing = any_supported_type(&read).map_err(|error| bad(error.to_string()))?;
-    let public = signing.public_key().ok_or_else(|| bad("it has no public half".to_owned()))?;
+    let public = signing.public_key().ok_or_else(|| bad("it has no public key".to_owned()))?;
     Ok(X509Certificate::from_der(der).is_ok_and(|(_, x509)| x509.public_key().raw == &*public))
 }
 
-/// True if the holder of the certificate `issuer` has signed the certificate `der`.
+/// Returns true if the holder of the certificate `issuer` has signed the certificate `der`.
 #[must_use]
 pub fn is_signed_by(der: &[u8], issuer: &[u8]) -> bool {
     let (Ok((_, one)), Ok((_, by))) =
@@ -113,22 +90,21 @@ pub fn is_signed_by(der: &[u8], issuer: &[u8]) -> bool {
         && one.verify_signature(Some(by.public_key())).is_ok()
 }
 
-/// A list of revoked certificates.
+/// A certificate revocation list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevocationList {
-    /// The name of the authority that made it, encoded.
+    /// Encoded name of the authority.
     issuer: Vec<u8>,
-    /// The serial numbers in it.
     serials: BTreeSet<Vec<u8>>,
-    /// When the next one is to come, in seconds since 1970.
+    /// Time of the next list, in seconds since 1970.
     pub next_update: Option<i64>,
-    /// The higher, the newer, of those of one authority.
+    /// Number of the list, which grows with each list of an authority.
     pub number: Option<u64>,
 }
 
 impl RevocationList {
-    /// True if it is of the authority that issued the certificate `der`, and lists it. Who has
-    /// signed it is not looked at.
+    /// Returns true if the authority of the certificate `der` made this list and the list names the
+    /// certificate. The signature of the list is not checked.
     #[must_use]
     pub fn lists(&self, der: &[u8]) -> bool {
         X509Certificate::from_der(der).is_ok_and(|(_, x509)| {
@@ -137,11 +113,11 @@ impl RevocationList {
     }
 }
 
-/// All lists of revoked certificates in a file, in its order.
+/// Reads all revocation lists of a file.
 ///
 /// # Errors
 ///
-/// [`PemError`].
+/// [`PemError`] names the file.
 pub fn revocation_lists_of(path: &Path) -> Result<Vec<RevocationList>, PemError> {
     let text = read_limited(path)?;
     let pem_error = |source| PemError::Pem { path: path.to_owned(), source };
@@ -150,7 +126,7 @@ pub fn revocation_lists_of(path: &Path) -> Result<Vec<RevocationList>, PemError>
         let der = der.map_err(pem_error)?;
         let (_, list) = CertificateRevocationList::from_der(&der).map_err(|_| PemError::Text {
             path: path.to_owned(),
-            why: "it holds a list of revoked certificates that cannot be read",
+            why: "the file has an invalid revocation list",
         })?;
         lists.push(RevocationList {
             issuer: list.issuer().as_raw().to_vec(),

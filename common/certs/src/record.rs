@@ -1,5 +1,4 @@
-//! What an authority keeps of the certificates that it has issued and revoked: lines of JSON, to
-//! which lines are only ever added.
+//! Records of issued and revoked certificates: lines of JSON in files that only grow.
 // tidy: core
 
 use serde::de::DeserializeOwned;
@@ -7,40 +6,40 @@ use serde::{Deserialize, Serialize};
 
 use api::certificate::Certificate;
 
-/// A certificate that was issued.
+/// An issued certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Its serial number, in hexadecimal digits.
     pub serial: String,
     /// The common name of the holder.
     pub name: String,
-    /// The host names and addresses that it is for.
+    /// Host names and addresses of the holder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
-    /// What the holder may do.
+    /// Patterns of the methods that the holder may call.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub powers: Vec<String>,
-    /// The groups that the holder is in.
+    /// Groups of the holder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<String>,
-    /// Not valid before, in seconds since 1970.
+    /// Start of validity, in seconds since 1970.
     pub not_before: i64,
-    /// Not valid after, in seconds since 1970.
+    /// End of validity, in seconds since 1970.
     pub not_after: i64,
-    /// True if it is an authority.
+    /// True for the certificate of an authority.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_authority: bool,
     /// `sha256:` and the digest of the certificate.
     pub fingerprint: String,
-    /// `sha256:` and the digest of its public key; earlier records have none.
+    /// `sha256:` and the digest of its public key; absent in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }
 
 impl Record {
-    /// What is kept of `certificate`.
+    /// Returns the record of `certificate`.
     #[must_use]
-    pub fn of(certificate: &Certificate) -> Self {
+    pub fn new(certificate: &Certificate) -> Self {
         let identity = &certificate.identity;
         Self {
             serial: certificate.serial.clone(),
@@ -57,63 +56,63 @@ impl Record {
     }
 }
 
-/// Why a certificate is revoked, in the words of RFC 5280.
+/// Reason for a revocation, with the names of RFC 5280.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// It is not said
+    /// No reason given
     #[default]
     Unspecified,
-    /// Somebody else has, or may have, the key
+    /// Others have or may have the key
     KeyCompromise,
-    /// The key of an authority is known to others
+    /// Others have or may have the key of the authority
     CaCompromise,
-    /// The holder belongs to others now
+    /// The holder has changed its organization
     AffiliationChanged,
-    /// Another certificate takes its place
+    /// Another certificate replaces it
     Superseded,
-    /// The machine or daemon is no more
+    /// The machine or daemon no longer exists
     CessationOfOperation,
-    /// The holder may no longer do what it says
+    /// The holder has lost the powers in it
     PrivilegeWithdrawn,
 }
 
 impl Reason {
-    /// True if the key is the reason: no certificate with it may count any more.
+    /// Returns true if the key is exposed, so that all certificates with it must be revoked.
     #[must_use]
     pub fn is_key(self) -> bool {
         matches!(self, Self::KeyCompromise | Self::CaCompromise)
     }
 }
 
-/// A certificate that is to be revoked, on record or not.
+/// Identifies a certificate to revoke.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Meant {
+pub struct RevocationTarget {
     /// Its serial number, in hexadecimal digits.
     pub serial: String,
     /// The common name of the holder.
     pub name: String,
-    /// `sha256:` and the digest of its public key, if it is known.
+    /// `sha256:` and the digest of its public key, if known.
     pub key: Option<String>,
 }
 
-impl Meant {
-    /// What names `certificate`.
+impl RevocationTarget {
+    /// Identifies `certificate`.
     #[must_use]
-    pub fn of(certificate: &Certificate) -> Self {
+    pub fn from_certificate(certificate: &Certificate) -> Self {
         let Certificate { serial, common_name, key, .. } = certificate;
         Self { serial: serial.clone(), name: common_name.clone(), key: Some(key.clone()) }
     }
 
-    /// What names the certificate on `record`.
+    /// Identifies the certificate of `record`.
     #[must_use]
-    pub fn on(record: &Record) -> Self {
+    pub fn from_record(record: &Record) -> Self {
         let Record { serial, name, key, .. } = record;
         Self { serial: serial.clone(), name: name.clone(), key: key.clone() }
     }
 
-    /// True if the certificate on `record` has the key of this one, or may have it: where only one
-    /// of them is known, those of one holder are taken to have one.
+    /// Returns true if the certificate of `record` has or may have the same key. If one of the keys
+    /// is unknown, certificates of the same holder are assumed to share one.
     #[must_use]
     pub fn may_share_key(&self, record: &Record) -> bool {
         match (&self.key, &record.key) {
@@ -123,22 +122,22 @@ impl Meant {
     }
 }
 
-/// Whether the key of a certificate may still be vouched for.
+/// Whether new certificates may be issued for the key of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyStanding {
-    /// Nothing is known against it.
+pub enum KeyStatus {
+    /// Not revoked.
     Good,
-    /// It must not be: a certificate with it was revoked.
+    /// A certificate with the key was revoked.
     Revoked,
-    /// A certificate of the same holder was revoked for its key, and which key that was is not on
-    /// record. Then the key is as good as revoked, if the certificate is as old as such records.
+    /// A certificate of the same holder was revoked for its key, but its record does not say which
+    /// key. If the certificate is as old as such records, its key counts as revoked.
     Doubtful,
 }
 
-/// What `revoked` says of the key of `certificate`. For whatever reason a certificate was revoked,
-/// its key is not used again: it costs nothing to make another.
+/// Returns the status of the key of `certificate`. A key is not used again for whatever reason a
+/// certificate with it was revoked, because a new key costs nothing.
 #[must_use]
-pub fn key_standing(certificate: &Certificate, revoked: &[Revocation]) -> KeyStanding {
+pub fn key_status(certificate: &Certificate, revoked: &[Revocation]) -> KeyStatus {
     let has_key = |one: &Revocation| {
         one.serial == certificate.serial || one.key.as_ref() == Some(&certificate.key)
     };
@@ -146,64 +145,62 @@ pub fn key_standing(certificate: &Certificate, revoked: &[Revocation]) -> KeySta
         one.key.is_none() && one.reason.is_key() && one.name == certificate.common_name
     };
     if revoked.iter().any(has_key) {
-        KeyStanding::Revoked
+        KeyStatus::Revoked
     } else if revoked.iter().any(is_doubtful) {
-        KeyStanding::Doubtful
+        KeyStatus::Doubtful
     } else {
-        KeyStanding::Good
+        KeyStatus::Good
     }
 }
 
-/// A certificate that counts no more.
+/// A revoked certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revocation {
     /// Its serial number, in hexadecimal digits.
     pub serial: String,
     /// The common name of the holder.
     pub name: String,
-    /// Why.
     pub reason: Reason,
-    /// When, in seconds since 1970.
+    /// Time of the revocation, in seconds since 1970.
     pub revoked_at: i64,
-    /// `sha256:` and the digest of its public key, if it is known.
+    /// `sha256:` and the digest of its public key, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }
 
-/// A line that is none of those that are written.
+/// A line that cannot be decoded.
 #[derive(Debug, thiserror::Error)]
-#[error("line {line} cannot be read")]
+#[error("invalid line {line}")]
 pub struct LineError {
-    /// Which line, the first one being 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// What is wrong with it.
     pub source: serde_json::Error,
 }
 
-/// One line, with its line feed.
+/// Encodes `row` as a line with its line feed.
 ///
 /// # Panics
 ///
-/// If `row` cannot be JSON, which every row here can.
+/// If `row` has maps whose keys are not strings.
 #[must_use]
 pub fn line(row: &impl Serialize) -> String {
-    serde_json::to_string(row).expect("rows are plain structures, with texts as keys") + "\n"
+    serde_json::to_string(row).expect("rows are structures with string keys") + "\n"
 }
 
-/// The length of the lines of `bytes` that are whole: one that was cut off when the machine
+/// Returns the length of the complete lines in `bytes`. A line that was cut off when the machine
 /// stopped has no line feed, and nothing depends on it.
 #[must_use]
-pub fn whole(bytes: &[u8]) -> usize {
+pub fn complete_lines(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1)
 }
 
-/// The rows of the whole lines of `bytes`.
+/// Decodes the complete lines of `bytes`.
 ///
 /// # Errors
 ///
-/// [`LineError`] for the first line that is none.
+/// [`LineError`] for the first invalid line.
 pub fn rows<Row: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<Row>, LineError> {
-    let lines = bytes[..whole(bytes)].split(|byte| *byte == b'\n').enumerate();
+    let lines = bytes[..complete_lines(bytes)].split(|byte| *byte == b'\n').enumerate();
     lines
         .filter(|(_, line)| !line.is_empty())
         .map(|(index, line)| {
@@ -241,12 +238,12 @@ mod tests {
         for cut in written.len()..twice.len() {
             let cut = &twice.as_bytes()[..cut];
             assert_eq!(rows::<Record>(cut).unwrap(), std::slice::from_ref(&record));
-            assert_eq!(whole(cut), written.len());
+            assert_eq!(complete_lines(cut), written.len());
         }
         assert_eq!(rows::<Record>(twice.as_bytes()).unwrap(), [record.clone(), record]);
         assert_eq!(rows::<Record>(b"").unwrap(), []);
         let error = rows::<Record>(format!("{written}junk\n").as_bytes()).unwrap_err();
-        assert_eq!(error.to_string(), "line 2 cannot be read");
+        assert_eq!(error.to_string(), "invalid line 2");
         let revocation = Revocation {
             serial: "ab01".into(),
             name: "web1".into(),
@@ -295,7 +292,8 @@ mod tests {
             ("", record("web9", "b"), false),
         ];
         for (digest, record, want) in table {
-            let meant = Meant { serial: "01".into(), name: "web1".into(), key: key(digest) };
+            let meant =
+                RevocationTarget { serial: "01".into(), name: "web1".into(), key: key(digest) };
             assert_eq!(meant.may_share_key(&record), want, "{digest} {record:?}");
         }
     }
@@ -321,7 +319,7 @@ mod tests {
             revoked_at: 5,
             key: key(digest),
         };
-        use KeyStanding::{Doubtful, Good, Revoked};
+        use KeyStatus::{Doubtful, Good, Revoked};
         let (plain, stolen) = (Reason::Unspecified, Reason::KeyCompromise);
         let table = [
             (vec![], Good),
@@ -338,7 +336,7 @@ mod tests {
             ),
         ];
         for (revoked, want) in table {
-            assert_eq!(key_standing(&certificate, &revoked), want, "{revoked:?}");
+            assert_eq!(key_status(&certificate, &revoked), want, "{revoked:?}");
         }
     }
 }

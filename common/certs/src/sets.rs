@@ -1,15 +1,15 @@
-//! Ready sets of powers: what each role calls, and no more.
+//! Sets of powers: the methods that each role calls, and no more.
 //!
-//! A set names everything that its role calls, also what any certificate may call, so that a
-//! certificate goes on to be enough should the rule of a method become stricter. No set has a
-//! method that gives its holder more than the role has anyway.
+//! A set lists also those methods of its role that any certificate may call, so that certificates
+//! stay sufficient if the rule of a method becomes stricter. No set has a method that gives its
+//! holder more than the role has anyway.
 // tidy: core
 
 use api::access::{Access, Powers};
 use api::certificate::is_pattern;
 use api::methods;
 
-/// A role that certificates are made for.
+/// The powers of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Set {
     /// A dominator: drives subs, reads images, follows an mdbd
@@ -18,19 +18,19 @@ pub enum Set {
     Imageserver,
     /// A sub: gets objects
     Subd,
-    /// An mdbd: is asked, and calls no daemon
+    /// An mdbd: calls no daemon
     Mdbd,
-    /// Somebody who gives the dominator orders, and reads everything but files of machines
+    /// A person who gives the dominator orders and reads everything except files of machines
     Operator,
-    /// Somebody, or a build system, who adds images, wherever they belong
+    /// A person or build system that adds images to any directory
     Uploader,
-    /// As uploader, but only into directories that the holder or one of its groups owns
+    /// Like uploader, but only into directories that the holder or one of its groups owns
     Contributor,
-    /// Somebody who reads, and changes nothing
+    /// A person who reads and changes nothing
     Viewer,
 }
 
-/// What reading images takes.
+/// Methods for reading images.
 const IMAGES: &[&str] = &[
     "ImageServer.EstimateImage",
     "ImageServer.FindLatestImage",
@@ -42,11 +42,11 @@ const IMAGES: &[&str] = &[
     "ObjectServer.GetObjects",
 ];
 
-/// What it takes to read what machines are and have, files aside.
+/// Methods for reading the state of machines, except their files.
 const MACHINES: &[&str] =
     &["MdbServer.GetMdb", "Subd.GetConfiguration", "Subd.GetDirectories", "Subd.Poll"];
 
-/// What it takes to read what a dominator knows.
+/// Methods for reading the state of a dominator.
 const FLEET: &[&str] = &[
     "Dominator.CheckMdb",
     "Dominator.Explain",
@@ -62,7 +62,6 @@ const FLEET: &[&str] = &[
 ];
 
 impl Set {
-    /// All sets.
     pub const ALL: [Self; 8] = [
         Self::Dominator,
         Self::Imageserver,
@@ -74,7 +73,7 @@ impl Set {
         Self::Viewer,
     ];
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -89,7 +88,7 @@ impl Set {
         }
     }
 
-    /// The patterns of the methods that the role calls.
+    /// Returns the patterns of the methods that the role calls.
     #[must_use]
     pub fn powers(self) -> Vec<String> {
         let lists: &[&[&str]] = match self {
@@ -119,8 +118,8 @@ impl Set {
             ]],
             Self::Subd => &[&["ObjectServer.GetObjects"]],
             Self::Mdbd => &[],
-            // By hand, a machine can be paused and scanned while there is no dominator to order
-            // it. Files of machines are left out: secrets of other teams are among them.
+            // An operator can pause and scan a machine by hand while no dominator runs. Files of
+            // machines are left out because they may have secrets of other teams.
             Self::Operator => {
                 let orders: &[&str] = &["Dominator.*", "Subd.Pause", "Subd.Resume", "Subd.ScanNow"];
                 &[orders, IMAGES, MACHINES]
@@ -135,38 +134,28 @@ impl Set {
     }
 }
 
-/// A pattern that gives no power.
+/// A pattern without effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// It has not the form of one.
     #[error(
-        "`{pattern}` is no pattern of methods: write Service.Method, with * for any letters, such \
-         as 'Dominator.*', or '*' for everything"
+        "`{pattern}` is not a pattern of methods: write Service.Method, with * for any letters, \
+         such as 'Dominator.*', or '*' for everything"
     )]
-    Form {
-        /// What was given, escaped.
-        pattern: String,
-    },
-    /// It matches nothing.
-    #[error("`{pattern}` matches no method{}", meant(.near))]
-    Nothing {
-        /// What was given.
-        pattern: String,
-        /// Names of methods that may be meant.
-        near: Vec<&'static str>,
-    },
+    Form { pattern: String },
+    #[error("`{pattern}` matches no method{}", suggestion(.similar))]
+    NoMatch { pattern: String, similar: Vec<&'static str> },
 }
 
-fn meant(near: &[&str]) -> String {
-    if near.is_empty() { String::new() } else { format!("; there are {}", near.join(", ")) }
+fn suggestion(similar: &[&str]) -> String {
+    if similar.is_empty() { String::new() } else { format!("; there are {}", similar.join(", ")) }
 }
 
-/// The pattern that an operator means by `text`: `*` is everything, others are as they stand.
+/// Parses a pattern of methods as operators write it: `*` stands for everything.
 ///
 /// # Errors
 ///
-/// [`PatternError`] if it would give no power.
-pub fn pattern(text: &str) -> Result<String, PatternError> {
+/// [`PatternError`] if it matches no method.
+pub fn parse_pattern(text: &str) -> Result<String, PatternError> {
     if text == "*" {
         return Ok("*.*".to_owned());
     }
@@ -174,35 +163,35 @@ pub fn pattern(text: &str) -> Result<String, PatternError> {
         return Err(PatternError::Form { pattern: model::escape::escape(text.as_bytes()) });
     }
     if allowed([text]).is_empty() {
-        return Err(PatternError::Nothing { pattern: text.to_owned(), near: near(text) });
+        return Err(PatternError::NoMatch { pattern: text.to_owned(), similar: similar(text) });
     }
     Ok(text.to_owned())
 }
 
-/// The methods that `patterns` match, in order of name. Reserved ones are among them.
+/// Returns the methods that `patterns` match, sorted by name, including reserved ones.
 #[must_use]
 pub fn allowed<Text: Into<String>>(patterns: impl IntoIterator<Item = Text>) -> Vec<&'static str> {
     let powers = Powers::new(patterns);
     methods().into_iter().map(|method| method.name).filter(|name| powers.has(name)).collect()
 }
 
-/// The methods that any certificate may call, in order of name.
+/// Returns the methods that any certificate may call, sorted by name.
 #[must_use]
 pub fn allowed_to_all() -> Vec<&'static str> {
     let open = methods().into_iter().filter(|method| method.access == Access::Authenticated);
     open.map(|method| method.name).collect()
 }
 
-/// Methods that look like `text`: all of its service, or the same name in others.
-fn near(text: &str) -> Vec<&'static str> {
+/// Returns methods similar to `text`: those of the same name, or else all of its service.
+fn similar(text: &str) -> Vec<&'static str> {
     let Some((service, name)) = text.split_once('.') else { return Vec::new() };
     let part = |method: &'static str| method.split_once('.').unwrap_or((method, ""));
     let all: Vec<&'static str> = methods().into_iter().map(|method| method.name).collect();
     let same = |one: &str, other: &str| one.eq_ignore_ascii_case(other);
-    let of_name = all.iter().copied().filter(|method| same(part(method).1, name));
-    let of_name: Vec<&str> = of_name.collect();
-    if !of_name.is_empty() {
-        return of_name;
+    let namesakes = all.iter().copied().filter(|method| same(part(method).1, name));
+    let namesakes: Vec<&str> = namesakes.collect();
+    if !namesakes.is_empty() {
+        return namesakes;
     }
     all.into_iter().filter(|method| same(part(method).0, service)).collect()
 }

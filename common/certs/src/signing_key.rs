@@ -1,4 +1,4 @@
-//! The key that signs: a private key of OpenSSH.
+//! The key that signs images: a private key of OpenSSH.
 // tidy: core
 
 use ssh_key::{Algorithm, HashAlg, LineEnding, PrivateKey};
@@ -11,42 +11,28 @@ use model::signing::statement::{NAMESPACE, Statement};
 #[derive(Clone)]
 pub struct SigningKey(PrivateKey);
 
-/// A file from which no key can be had.
+/// A key that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// It holds no private key of OpenSSH.
-    #[error("it is no private key of OpenSSH, as `ssh-keygen -t ed25519` makes it: {why}")]
-    Format {
-        /// What is wrong.
-        why: String,
-    },
-    /// It is of another kind.
-    #[error("it is a key of the kind {kind}: images are signed with ssh-ed25519")]
-    Kind {
-        /// Which.
-        kind: String,
-    },
-    /// It is closed by a passphrase, and none was given.
-    #[error("the key is closed by a passphrase")]
-    Closed,
-    /// The passphrase is wrong.
-    #[error("the passphrase does not open the key")]
+    #[error("not an OpenSSH private key, as `ssh-keygen -t ed25519` makes it: {why}")]
+    Format { why: String },
+    #[error("unsupported kind of key, {kind}: images are signed with ssh-ed25519")]
+    Kind { kind: String },
+    #[error("the key is encrypted and needs a passphrase")]
+    Encrypted,
+    #[error("wrong passphrase of the key")]
     Passphrase,
-    /// It would not sign.
-    #[error("the key does not sign: {why}")]
-    Sign {
-        /// Why.
-        why: String,
-    },
+    #[error("signing failed: {why}")]
+    Sign { why: String },
 }
 
 impl SigningKey {
-    /// Reads the text of a key file; `passphrase` opens it if it is closed.
+    /// Reads the text of a key file; `passphrase` decrypts an encrypted key.
     ///
     /// # Errors
     ///
-    /// [`KeyError`]; [`KeyError::Closed`] if a passphrase is needed and none was given.
+    /// [`KeyError`]; [`KeyError::Encrypted`] if a passphrase is needed and none was given.
     pub fn read(text: &str, passphrase: Option<&str>) -> Result<Self, KeyError> {
         let key = PrivateKey::from_openssh(text)
             .map_err(|error| KeyError::Format { why: error.to_string() })?;
@@ -55,7 +41,7 @@ impl SigningKey {
         }
         match (key.is_encrypted(), passphrase) {
             (false, _) => Ok(Self(key)),
-            (true, None) => Err(KeyError::Closed),
+            (true, None) => Err(KeyError::Encrypted),
             (true, Some(passphrase)) => {
                 key.decrypt(passphrase).map(Self).map_err(|_| KeyError::Passphrase)
             }
@@ -63,10 +49,6 @@ impl SigningKey {
     }
 
     /// Signs `statement`.
-    ///
-    /// # Errors
-    ///
-    /// [`KeyError::Sign`].
     pub fn sign(&self, statement: &Statement) -> Result<Signature, KeyError> {
         let text = statement.to_string();
         let failed = |error: ssh_key::Error| KeyError::Sign { why: error.to_string() };
@@ -75,14 +57,14 @@ impl SigningKey {
         Ok(Signature { statement: text, signature })
     }
 
-    /// The fingerprint of the key, as `ssh-keygen -l` shows it.
+    /// Returns the fingerprint of the key, as `ssh-keygen -l` shows it.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         let key = self.0.public_key().key_data().ed25519().map(|key| PublicKey::new(key.0));
         key.map(|key| key.fingerprint()).unwrap_or_default()
     }
 
-    /// The line for a file of trusted keys.
+    /// Returns the line for a file of trusted keys.
     ///
     /// # Errors
     ///

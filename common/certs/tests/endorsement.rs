@@ -80,7 +80,7 @@ fn only_enough_different_trusted_keys_count() {
         ("one that expires later", vec![alice.clone(), sign(1, "web/8", 10, Some(151))], Ok(10)),
         (
             "one of the future",
-            vec![alice.clone(), sign(1, "web/8", 151 + CLOCK_APART_MAX, None)],
+            vec![alice.clone(), sign(1, "web/8", 151 + CLOCK_SKEW_SECONDS_MAX, None)],
             short(
                 1,
                 &[&format!(
@@ -186,7 +186,7 @@ fn keys_are_read_or_the_line_is_named() {
     let closed = include_str!("keys/closed");
     assert_eq!(
         SigningKey::read(closed, None).unwrap_err().to_string(),
-        "the key is closed by a passphrase"
+        "the key is encrypted and needs a passphrase"
     );
     assert!(SigningKey::read(closed, Some("wrong")).is_err());
     assert!(SigningKey::read(closed, Some("open sesame")).is_ok());

@@ -20,45 +20,39 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The configuration file of all tools, below the home directory.
 const TOOLS_FILE: &str = ".config/dominator/config.toml";
 
-/// What the file of the tools may hold, whichever tool reads it.
+/// Keys that the file of the tools may hold, whichever tool reads it.
 const TOOLS_KEYS: [&str; 6] = ["dominator", "format", "imageserver", "insecure", "subd", "tls"];
 
-/// What is wrong with a configuration file.
+/// Why a configuration file is not accepted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// It cannot be read.
     #[error("cannot read configuration file `{}`", .path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// What the kernel said.
         source: io::Error,
     },
-    /// It is no TOML.
+    /// It is not TOML.
     #[error("`{}` is not TOML", .path.display())]
     Toml {
-        /// The file.
         path: PathBuf,
         /// What is wrong, and where.
         source: Box<toml::de::Error>,
     },
-    /// A key is no flag.
+    /// A key is not a flag.
     #[error("`{}`: there is no flag --{key}; known: {known}", .path.display())]
     UnknownKey {
-        /// The file.
         path: PathBuf,
-        /// The key.
         key: String,
-        /// The flags that there are.
+        /// The known flags.
         known: String,
     },
     /// A value has the wrong kind.
     #[error("`{}`: {key} must be {expected}", .path.display())]
     WrongKind {
-        /// The file.
         path: PathBuf,
-        /// The key.
         key: String,
         /// What it must be.
         expected: &'static str,
@@ -75,7 +69,8 @@ pub fn parse<T: CommandFactory + FromArgMatches>(program: &str) -> T {
     or_exit(parse_from(std::env::args_os().collect(), Some(&default)))
 }
 
-/// The same once more, for a daemon that takes a configuration file that was changed while it runs.
+/// Parses again, for a daemon whose configuration file was changed while it runs. On an error the
+/// former configuration should stay in force.
 ///
 /// # Errors
 ///
@@ -98,26 +93,26 @@ fn or_exit<T>(parsed: Result<T, ParseError>) -> T {
         Ok(parsed) => parsed,
         Err(ParseError::Clap(error)) => error.exit(),
         Err(ParseError::Config(error)) => {
-            eprintln!("error: {}", model::report::report(&error));
+            eprintln!("error: {}", model::display::error_chain(&error));
             std::process::exit(i32::from(super::EXIT_MISUSE));
         }
     }
 }
 
-/// As [`parse`], for a program whose file has tables that are no flags: their keys are `keys`, and
-/// what they hold is given back.
+/// As [`parse`], for a program whose file has tables that are not flags: their keys are `keys`, and
+/// their values are returned.
 #[must_use]
-pub fn parse_beside<T: CommandFactory + FromArgMatches>(
+pub fn parse_with_tables<T: CommandFactory + FromArgMatches>(
     program: &str,
     keys: &[&str],
-) -> (T, Beside) {
+) -> (T, ExtraTables) {
     let default = Path::new("/etc").join(program).join("config.toml");
-    or_exit(parse_beside_from(std::env::args_os().collect(), Some(&default), keys))
+    or_exit(parse_with_tables_from(std::env::args_os().collect(), Some(&default), keys))
 }
 
-/// What a configuration file holds beside flags.
+/// The tables of a configuration file that are not flags.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Beside {
+pub struct ExtraTables {
     /// The file, if there is one.
     pub path: Option<PathBuf>,
     /// The keys that are no flags, with their values.
@@ -133,7 +128,7 @@ pub struct ConfigArgs {
     pub config: Option<PathBuf>,
 }
 
-/// Why the arguments of a program are not taken.
+/// Why the arguments of a program are not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
     /// The flags, from the command line or the file, are wrong.
@@ -145,10 +140,6 @@ pub enum ParseError {
 }
 
 /// As [`parse`], of `arguments` (the program first) and with another default file.
-///
-/// # Errors
-///
-/// [`ParseError`].
 pub fn parse_from<T: CommandFactory + FromArgMatches>(
     arguments: Vec<OsString>,
     default_file: Option<&Path>,
@@ -156,24 +147,16 @@ pub fn parse_from<T: CommandFactory + FromArgMatches>(
     parse_with(arguments, default_file, &[]).map(|(parsed, _)| parsed)
 }
 
-/// As [`parse_beside`], of `arguments` (the program first) and with another default file.
-///
-/// # Errors
-///
-/// [`ParseError`].
-pub fn parse_beside_from<T: CommandFactory + FromArgMatches>(
+/// As [`parse_with_tables`], of `arguments` (the program first) and with another default file.
+pub fn parse_with_tables_from<T: CommandFactory + FromArgMatches>(
     arguments: Vec<OsString>,
     default_file: Option<&Path>,
     keys: &[&str],
-) -> Result<(T, Beside), ParseError> {
+) -> Result<(T, ExtraTables), ParseError> {
     parse_with(arguments, default_file, keys)
 }
 
 /// As [`parse_tool`], of `arguments` (the tool first) and with another file.
-///
-/// # Errors
-///
-/// [`ParseError`].
 pub fn parse_tool_from<T: CommandFactory + FromArgMatches>(
     arguments: Vec<OsString>,
     file: Option<&Path>,
@@ -181,21 +164,21 @@ pub fn parse_tool_from<T: CommandFactory + FromArgMatches>(
     parse_with(arguments, file, &TOOLS_KEYS).map(|(parsed, _)| parsed)
 }
 
-/// `others`: keys that are accepted and given back if no flag has their name.
+/// `others` are keys that are accepted and returned if no flag has their name.
 fn parse_with<T: CommandFactory + FromArgMatches>(
     arguments: Vec<OsString>,
     default_file: Option<&Path>,
     others: &[&str],
-) -> Result<(T, Beside), ParseError> {
+) -> Result<(T, ExtraTables), ParseError> {
     let clap = |error| ParseError::Clap(Box::new(error));
-    // What the file may give is not required on the command line: this pass only looks around.
+    // The file may set required flags, so this pass ignores errors and only finds the file.
     let lenient = T::command().ignore_errors(true);
     let first = lenient.try_get_matches_from(arguments.clone()).map_err(clap)?;
     let named = first.try_get_one::<PathBuf>("config").ok().flatten().cloned();
     let path = match (named, default_file) {
         (Some(path), _) => path,
         (None, Some(path)) if may_be_there(path) => path.to_owned(),
-        (None, _) => return Ok((parse_strictly(arguments)?, Beside::default())),
+        (None, _) => return Ok((parse_strictly(arguments)?, ExtraTables::default())),
     };
     let mut command = T::command();
     command.build();
@@ -208,11 +191,11 @@ fn parse_with<T: CommandFactory + FromArgMatches>(
     let parsed = parse_strictly(all)?;
     let is_flag = |key: &str| command.get_arguments().any(|flag| flag.get_long() == Some(key));
     let table = table.into_iter().filter(|(key, _)| !is_flag(key)).collect();
-    Ok((parsed, Beside { path: Some(path), table }))
+    Ok((parsed, ExtraTables { path: Some(path), table }))
 }
 
-/// False only if nothing is at `path`. A link that leads nowhere, or a disk that gives an error, is
-/// no reason to go without what the file says.
+/// Returns false only if nothing is at `path`. A dangling link or a read error must not make the
+/// program ignore its configuration.
 fn may_be_there(path: &Path) -> bool {
     use io::ErrorKind::{NotADirectory, NotFound};
     match path.symlink_metadata() {
@@ -242,7 +225,7 @@ fn read(path: &Path) -> Result<toml::Table, ConfigError> {
         .map_err(|error| ConfigError::Toml { path: path.to_owned(), source: Box::new(error) })
 }
 
-/// The arguments that say what `table` says, but for flags that `given` has on its command line.
+/// Converts `table` to arguments, except for flags that `given` has from the command line.
 fn as_arguments(
     command: &Command,
     given: &ArgMatches,
@@ -355,7 +338,7 @@ mod tests {
                 flags.security.insecure
             ),
             Err(ParseError::Config(error)) => {
-                let error = model::report::report(&error);
+                let error = model::display::error_chain(&error);
                 error.split_once("config.toml`").unwrap().1.to_owned()
             }
             Err(ParseError::Clap(error)) => error.to_string(),
@@ -394,7 +377,7 @@ mod tests {
         let path = directory.path().join("config.toml");
         let line = || ["testd", "--data=/d"].map(OsString::from).to_vec();
         std::fs::write(&path, "shelves = 3\n[[source]]\nname = 'a'\n[[source]]\n").unwrap();
-        let parsed = parse_beside_from::<Flags>(line(), Some(&path), &["source"]);
+        let parsed = parse_with_tables_from::<Flags>(line(), Some(&path), &["source"]);
         let (flags, beside) = parsed.unwrap();
         assert_eq!(flags.shelves, 3);
         assert_eq!(beside.path, Some(path.clone()));
@@ -402,10 +385,10 @@ mod tests {
         assert_eq!((beside.table.len(), sources.len()), (1, 2));
         assert_eq!(sources[0]["name"].as_str(), Some("a"));
 
-        let (_, beside) = parse_beside_from::<Flags>(line(), None, &["source"]).unwrap();
-        assert_eq!(beside, Beside::default());
+        let (_, beside) = parse_with_tables_from::<Flags>(line(), None, &["source"]).unwrap();
+        assert_eq!(beside, ExtraTables::default());
         std::fs::write(&path, "[[sources]]\n").unwrap();
-        let error = parse_beside_from::<Flags>(line(), Some(&path), &["source"]).unwrap_err();
+        let error = parse_with_tables_from::<Flags>(line(), Some(&path), &["source"]).unwrap_err();
         assert!(error.to_string().contains("known: data, exclude, insecure, shelves, source"));
     }
 
@@ -438,7 +421,7 @@ mod tests {
                     format!("{dominator} {}", security.insecure)
                 }
                 Err(ParseError::Config(error)) => {
-                    let error = model::report::report(&error);
+                    let error = model::display::error_chain(&error);
                     error.split_once("config.toml`").unwrap().1.to_owned()
                 }
                 Err(ParseError::Clap(error)) => error.to_string(),
@@ -465,7 +448,7 @@ mod tests {
         let Err(ParseError::Config(error)) = result else { panic!("{result:?}") };
         let text = "cannot read configuration file `/nowhere/config.toml`: \
                     No such file or directory (os error 2)";
-        assert_eq!(model::report::report(&error), text);
+        assert_eq!(model::display::error_chain(&error), text);
         let line = ["testd", "--data=/"].map(OsString::from).to_vec();
         let none = parse_from::<Flags>(line, Some(Path::new("/nowhere/config.toml"))).unwrap();
         assert_eq!(none.config.config, None);

@@ -1,5 +1,5 @@
-//! What all daemons and tools do alike: security flags, configuration files, logging, listening and
-//! stopping.
+//! Common parts of all daemons and tools: security flags, configuration files, logging, listening
+//! and stopping.
 
 pub mod config;
 pub mod mdb_file;
@@ -8,10 +8,9 @@ mod run;
 mod security;
 
 pub use config::ConfigError;
-pub use run::stop_on_signals;
 pub use run::{
-    ListenError, LogArgs, LogFormat, exit, exit_on_error, listen, listen_text, raise_file_limit,
-    set_log_filter, start_logging,
+    ListenError, LogArgs, LogFormat, exit, exit_on_error, ignore_hangup, listen, listen_text,
+    raise_file_limit, set_log_filter, start_logging, stop_on_signals,
 };
 pub use security::{SecurityArgs, SecurityError};
 
@@ -27,14 +26,14 @@ pub const IMAGESERVER_PORT: u16 = 6971;
 /// The port of mdbd.
 pub const MDBD_PORT: u16 = 6973;
 
-/// The exit code when all was done.
+/// The exit code of success.
 pub const EXIT_DONE: u8 = 0;
 
-/// The exit code when what was asked for failed.
+/// The exit code of a failure.
 pub const EXIT_FAILED: u8 = 1;
 
-/// The exit code when flags or arguments are wrong.
+/// The exit code of wrong flags or arguments.
 pub const EXIT_MISUSE: u8 = 2;
 
-/// The exit code when a part was done.
+/// The exit code of a partial success.
 pub const EXIT_PARTLY: u8 = 3;

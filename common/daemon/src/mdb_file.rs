@@ -7,14 +7,13 @@ use model::mdb::{Machines, MdbError, parse};
 /// The largest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// A file that has no machine database.
+/// Why a file is not a machine database.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum FileError {
+pub enum MdbFileError {
     /// It cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// What the kernel said.
         #[source]
@@ -22,28 +21,20 @@ pub enum FileError {
     },
     /// It is too large.
     #[error("{} has more than {FILE_BYTES_MAX} bytes", path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It is something else than a file.
+    TooLarge { path: PathBuf },
+    /// It is not a regular file.
     #[error("{} is no regular file", path.display())]
-    Kind {
-        /// What it is called.
-        path: PathBuf,
-    },
-    /// It is no text.
+    Kind { path: PathBuf },
+    /// It is not UTF-8.
     #[error("{}: line {line} is not UTF-8", path.display())]
     Text {
-        /// The file.
         path: PathBuf,
-        /// The first line that is no text, from 1.
+        /// The first line that is not UTF-8, from 1.
         line: usize,
     },
-    /// It says something else.
+    /// It is not a valid machine database.
     #[error("{}", path.display())]
     Parse {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         #[source]
@@ -52,43 +43,31 @@ pub enum FileError {
 }
 
 /// Reads a machine database.
-///
-/// # Errors
-///
-/// [`FileError`].
-pub fn read(path: &Path) -> Result<Machines, FileError> {
-    let failed = |source| FileError::Read { path: path.to_owned(), source };
-    readable(path, &std::fs::metadata(path).map_err(failed)?)?;
-    machines(path, &std::fs::read(path).map_err(failed)?)
+pub fn read(path: &Path) -> Result<Machines, MdbFileError> {
+    let failed = |source| MdbFileError::Read { path: path.to_owned(), source };
+    check_readable(path, &std::fs::metadata(path).map_err(failed)?)?;
+    parse_machines(path, &std::fs::read(path).map_err(failed)?)
 }
 
-/// Checks that a file with this metadata can be read: that it is regular and not too large.
-///
-/// # Errors
-///
-/// [`FileError::Kind`] and [`FileError::TooLarge`].
-pub fn readable(path: &Path, metadata: &std::fs::Metadata) -> Result<(), FileError> {
+/// Checks that a file is regular and not too large.
+pub fn check_readable(path: &Path, metadata: &std::fs::Metadata) -> Result<(), MdbFileError> {
     // Reading a pipe would wait for ever.
     if !metadata.is_file() {
-        return Err(FileError::Kind { path: path.to_owned() });
+        return Err(MdbFileError::Kind { path: path.to_owned() });
     }
     if metadata.len() > FILE_BYTES_MAX {
-        return Err(FileError::TooLarge { path: path.to_owned() });
+        return Err(MdbFileError::TooLarge { path: path.to_owned() });
     }
     Ok(())
 }
 
 /// Parses `bytes`, the content of the file at `path`.
-///
-/// # Errors
-///
-/// [`FileError::Text`] and [`FileError::Parse`].
-pub fn machines(path: &Path, bytes: &[u8]) -> Result<Machines, FileError> {
+pub fn parse_machines(path: &Path, bytes: &[u8]) -> Result<Machines, MdbFileError> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
-        FileError::Text { path: path.to_owned(), line }
+        MdbFileError::Text { path: path.to_owned(), line }
     })?;
     // Some editors begin a file with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    parse(text).map_err(|source| FileError::Parse { path: path.to_owned(), source })
+    parse(text).map_err(|source| MdbFileError::Parse { path: path.to_owned(), source })
 }

@@ -1,8 +1,8 @@
-//! Runs an operator's program: gives it something to read, and takes what it prints.
+//! Runs an operator's program with an input, and returns its output.
 //!
-//! The program gets a process group of its own, which is killed as a whole when
-//! it takes too long or nobody waits for it any more. It must not leave anything in the background
-//! that holds its output: that is waited for.
+//! The program gets its own process group, which is killed when the program takes too long or its
+//! result is no longer awaited. It must not leave background processes that hold its output open:
+//! their end is awaited.
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
@@ -12,45 +12,40 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 
-/// How much is kept of the end of what it says on standard error, in bytes.
+/// How many bytes of the end of its standard error are kept.
 const COMPLAINT_BYTES_MAX: usize = 2 << 10;
 
-/// A command that gave nothing.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
     /// It cannot be started.
     #[error("cannot run {program}")]
     Start {
-        /// The program.
         program: String,
         /// What the kernel said.
         source: io::Error,
     },
-    /// It cannot be given anything to read, or its output cannot be read.
+    /// Its input cannot be written, or its output cannot be read.
     #[error("cannot talk with {program}")]
     Read {
-        /// The program.
         program: String,
         /// What the kernel said.
         source: io::Error,
     },
-    /// It prints too much.
+    /// Its output is too long.
     #[error("{program} prints more than {limit} bytes")]
     TooLarge {
-        /// The program.
         program: String,
-        /// How much it may print, in bytes.
+        /// The limit, in bytes.
         limit: usize,
     },
     /// It failed.
     #[error("{program}: {status}{}", last_words(complaint))]
     Failed {
-        /// The program.
         program: String,
-        /// How it ended.
         status: ExitStatus,
-        /// The last line that it wrote on standard error.
+        /// The last line of its standard error.
         complaint: String,
     },
 }
@@ -59,12 +54,9 @@ fn last_words(complaint: &str) -> String {
     if complaint.is_empty() { String::new() } else { format!(": {complaint}") }
 }
 
-/// What the program `line[0]` prints, with the other words as its arguments and `input` to read, at
-/// most `limit` bytes. It need not read. Kills it, and what it started, if it is dropped before.
-///
-/// # Errors
-///
-/// [`CommandError`].
+/// Runs the program `line[0]` with the other words as arguments and `input` as standard input,
+/// which it may ignore, and returns its output of at most `limit` bytes. If the future is dropped
+/// the program and its children are killed.
 pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u8>, CommandError> {
     let (program, arguments) = match line.split_first() {
         Some((program, arguments)) => (program.as_str(), arguments),
@@ -113,7 +105,7 @@ pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u
     }
     let complaint = String::from_utf8_lossy(&complaint);
     let last = complaint.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    let complaint = model::words::plain(last.trim(), COMPLAINT_BYTES_MAX);
+    let complaint = model::display::safe_text(last.trim(), COMPLAINT_BYTES_MAX);
     Err(CommandError::Failed { program: named(), status, complaint })
 }
 
@@ -131,7 +123,8 @@ async fn tail(mut stream: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     }
 }
 
-/// A command; its group is killed when this is dropped before the command was buried.
+/// A running command; its process group is killed if this is dropped before the command was waited
+/// for.
 struct Running(Child);
 
 impl Drop for Running {
@@ -147,7 +140,7 @@ impl Drop for Running {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use model::report::report;
+    use model::display::error_chain;
 
     use super::*;
 
@@ -155,7 +148,7 @@ mod tests {
         let line = ["/bin/sh", "-c", script].map(str::to_owned);
         match output(&line, b"read", 1_000).await {
             Ok(bytes) => Ok(String::from_utf8(bytes).unwrap()),
-            Err(error) => Err(report(&error)),
+            Err(error) => Err(error_chain(&error)),
         }
     }
 
@@ -184,7 +177,10 @@ mod tests {
         let large = shell("head -c 1001 /dev/zero").await;
         assert_eq!(large, Err("/bin/sh prints more than 1000 bytes".to_owned()));
         let error = output(&["/no/such".to_owned()], b"", 1).await.unwrap_err();
-        assert_eq!(report(&error), "cannot run /no/such: No such file or directory (os error 2)");
+        assert_eq!(
+            error_chain(&error),
+            "cannot run /no/such: No such file or directory (os error 2)"
+        );
     }
 
     #[tokio::test]

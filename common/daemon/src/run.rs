@@ -14,9 +14,9 @@ use super::EXIT_FAILED;
 use super::security::SecurityError;
 use rpc::tls::Security;
 
-/// How many connections may wait to be accepted, where the kernel allows it (`somaxconn`). A fleet
-/// that comes back after a power cut connects at one moment; what finds the queue full is dropped,
-/// or reset later.
+/// How many connections may wait to be accepted, if the kernel allows it (`somaxconn`). A fleet
+/// that returns after a power cut connects at once; connections beyond a full queue are dropped or
+/// reset.
 const QUEUE_MAX: u32 = 65_535;
 
 /// What a daemon logs to stderr, and how.
@@ -44,7 +44,7 @@ pub enum LogFormat {
 /// Logs to stderr, one line per event. The filter is a level (`error`, `warn`, `info`, `debug`,
 /// `trace`) or directives such as `info,subd=debug`. Only the first call of a process counts.
 ///
-/// Libraries that tell of every frame stay at `info` unless a directive names them: `h2=debug`.
+/// Libraries that log every frame stay at `info` unless a directive names them: `h2=debug`.
 ///
 /// # Errors
 ///
@@ -86,7 +86,7 @@ type SetFilter = Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Syn
 /// Changes the filter of the log that this process has started.
 static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 
-/// Logs by another filter from now on.
+/// Changes the filter of the log.
 ///
 /// # Errors
 ///
@@ -102,10 +102,10 @@ fn filter_of(filter: &str) -> Result<EnvFilter, String> {
         .map_err(|error| format!("`{filter}` is no log level: {error}"))
 }
 
-/// Libraries that tell of every frame at `debug`.
+/// Libraries that log every frame at `debug`.
 const CHATTY: [&str; 3] = ["h2", "hyper", "hyper_util"];
 
-/// `filter` with the chatty libraries at `info`, but for those that it names itself.
+/// Adds `info` for the [`CHATTY`] libraries that `filter` does not name.
 fn without_chatter(filter: &str) -> String {
     let given: Vec<&str> = filter.split(',').map(str::trim).collect();
     let is_loud = given.iter().any(|one| {
@@ -121,11 +121,11 @@ fn without_chatter(filter: &str) -> String {
     all
 }
 
-/// A token that is cancelled by SIGTERM and SIGINT. A second signal ends the process at once.
+/// Returns a token that SIGTERM and SIGINT cancel. A second signal ends the process at once.
 ///
 /// # Errors
 ///
-/// What the kernel says if signals cannot be caught.
+/// Fails if signals cannot be caught.
 pub fn stop_on_signals() -> io::Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -150,13 +150,20 @@ pub fn stop_on_signals() -> io::Result<CancellationToken> {
     Ok(stop)
 }
 
-/// Lets this process, and those it starts, open as many files and connections as its hard limit
-/// allows; gives that number. For daemons with thousands of peers or files, not for subd: what it
-/// starts would inherit the limit.
-///
-/// # Errors
-///
-/// What the kernel says.
+/// Logs each SIGHUP instead of being ended by it. For daemons that read no configuration again.
+pub fn ignore_hangup() -> io::Result<()> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            tracing::info!("SIGHUP is ignored: restart the daemon to change its flags");
+        }
+    });
+    Ok(())
+}
+
+/// Raises the limit of open files and connections to the hard limit, for this process and its
+/// children, and returns it. For daemons with thousands of peers or files, not for subd: its
+/// children would inherit the limit.
 pub fn raise_file_limit() -> io::Result<u64> {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
@@ -166,40 +173,31 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
-/// Why a daemon does not listen.
+/// Why a daemon cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// The address is none.
+    /// The address is invalid.
     #[error("`{text}` is no address to listen on: expected ADDR, :PORT or ADDR:PORT")]
-    Address {
-        /// What was written.
-        text: String,
-    },
+    Address { text: String },
     /// The host name has no address.
     #[error("cannot resolve `{text}`")]
     Resolve {
-        /// What was written.
         text: String,
         /// What the resolver said.
         source: io::Error,
     },
-    /// The port is taken, or not ours.
+    /// The port is in use, or not permitted.
     #[error("cannot listen on {address}")]
     Listen {
-        /// The address.
         address: SocketAddr,
         /// What the kernel said.
         source: io::Error,
     },
 }
 
-/// Listens on `address`. Port 0 takes a free one. Where the kernel has no IPv6, the unspecified
+/// Listens on `address`. Port 0 selects a free port. If the kernel has no IPv6, the unspecified
 /// IPv6 address means the IPv4 one.
-///
-/// # Errors
-///
-/// [`ListenError::Listen`].
 pub async fn listen(
     daemon: &str,
     security: &Security,
@@ -221,7 +219,7 @@ pub async fn listen(
     Ok(listener)
 }
 
-/// Listens with as long a queue as the kernel allows.
+/// Listens with the longest queue that the kernel allows.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
@@ -233,12 +231,8 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(QUEUE_MAX)
 }
 
-/// Listens on what an operator wrote: `ADDR:PORT`, `:PORT` (all addresses), `ADDR`, or nothing
+/// Listens on an address in text form: `ADDR:PORT`, `:PORT` (all addresses), `ADDR`, or nothing
 /// (all addresses, the default port).
-///
-/// # Errors
-///
-/// [`ListenError`].
 pub async fn listen_text(
     daemon: &str,
     security: &Security,
@@ -262,7 +256,7 @@ pub async fn listen_text(
     listen(daemon, security, address).await
 }
 
-/// Prints `error: ...` and the hints, and gives the exit code.
+/// Prints `error: ...` and the hints, and returns the exit code.
 pub fn exit(code: u8, error: &str, hints: &[&str]) -> ExitCode {
     let mut text = format!("error: {error}\n");
     for hint in hints {
@@ -273,14 +267,14 @@ pub fn exit(code: u8, error: &str, hints: &[&str]) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What a program's `main` gives back: prints an error with its causes. Wrong security flags are
-/// misuse, all else is a failure.
+/// Returns the result of `main`: prints an error with its causes. Wrong security flags are misuse,
+/// everything else is a failure.
 pub fn exit_on_error(result: Result<(), Box<dyn std::error::Error>>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => match error.downcast_ref::<SecurityError>() {
             Some(security) => security.exit(),
-            None => exit(EXIT_FAILED, &model::report::report(error.as_ref()), &[]),
+            None => exit(EXIT_FAILED, &model::display::error_chain(error.as_ref()), &[]),
         },
     }
 }
@@ -315,7 +309,7 @@ mod tests {
         let address = first.local_addr().unwrap();
         let error = listen("testd", &Security::Insecure, address).await.unwrap_err();
         let text = format!("cannot listen on {address}: Address already in use (os error 98)");
-        assert_eq!(model::report::report(&error), text);
+        assert_eq!(model::display::error_chain(&error), text);
     }
 
     #[tokio::test]

@@ -1,17 +1,17 @@
-//! The flags that say how connections are protected.
+//! The flags for the protection of connections.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::{EXIT_MISUSE, exit};
-use model::report::report;
+use model::display::error_chain;
 use rpc::tls::Security;
 use rpc::tls::TlsError;
 
-/// Where a daemon's certificates are if `--tls` does not say, and a tool's if its user has none.
+/// The default directory of certificates of daemons, and of tools whose user has none.
 const SYSTEM_DIR: &str = "/etc/dominator/tls";
 
-/// Where a tool's user has certificates, below the home directory.
+/// The directory of a user's certificates, below the home directory.
 const USER_DIR: &str = ".config/dominator/tls";
 
 /// How connections are protected.
@@ -45,21 +45,20 @@ pub enum SecurityError {
         dir.display()
     )]
     Absent {
-        /// The program.
         program: &'static str,
-        /// Where they should be.
+        /// The expected directory.
         dir: PathBuf,
     },
-    /// There are certificates that cannot be used.
-    #[error("{}", report(.0))]
+    /// The certificates cannot be used.
+    #[error("{}", error_chain(.0))]
     Unusable(TlsError),
-    /// A tool's certificate has ended.
+    /// The certificate of a tool has expired.
     #[error("{0}")]
     Ended(String),
 }
 
 impl SecurityError {
-    /// Prints it, with what to do about it, and gives the exit code.
+    /// Prints the error with hints, and returns the exit code.
     #[must_use]
     pub fn exit(&self) -> ExitCode {
         let hints = self.hints();
@@ -67,7 +66,7 @@ impl SecurityError {
         exit(EXIT_MISUSE, &self.to_string(), &hints)
     }
 
-    /// What to do about it.
+    /// Returns hints on what to do.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         match self {
@@ -106,12 +105,12 @@ impl SecurityError {
 }
 
 impl SecurityArgs {
-    /// How a daemon's connections are protected; warns loudly if they are not.
+    /// Opens the certificates of a daemon; logs a warning if connections are not protected.
     ///
     /// # Errors
     ///
     /// [`SecurityError`]; [`SecurityError::exit`] is for it.
-    pub fn of_daemon(&self, daemon: &'static str) -> Result<Security, SecurityError> {
+    pub fn for_daemon(&self, daemon: &'static str) -> Result<Security, SecurityError> {
         let security = self.open(daemon, &[PathBuf::from(SYSTEM_DIR)])?;
         if security.is_insecure() {
             tracing::warn!(
@@ -122,17 +121,17 @@ impl SecurityArgs {
         Ok(security)
     }
 
-    /// How a tool's connections are protected.
+    /// Opens the certificates of a tool. Fails if its certificate has expired.
     ///
     /// # Errors
     ///
     /// [`SecurityError`], also if the certificate has ended.
-    pub fn of_tool(&self, tool: &'static str) -> Result<Security, SecurityError> {
+    pub fn for_tool(&self, tool: &'static str) -> Result<Security, SecurityError> {
         let of_user = std::env::var_os("HOME").map(|home| Path::new(&home).join(USER_DIR));
         let places: Vec<_> = of_user.into_iter().chain([PathBuf::from(SYSTEM_DIR)]).collect();
         let security = self.open(tool, &places)?;
         if let Some(warning) = security.warning() {
-            if security.has_ended() {
+            if security.has_expired() {
                 return Err(SecurityError::Ended(warning));
             }
             eprintln!("warning: {warning}");
@@ -140,7 +139,7 @@ impl SecurityArgs {
         Ok(security)
     }
 
-    /// What `--tls` says, or else the first of `places` that holds anything.
+    /// Opens the directory of `--tls`, or else the first of `places` that exists.
     fn open(&self, program: &'static str, places: &[PathBuf]) -> Result<Security, SecurityError> {
         if self.insecure {
             return match &self.tls {

@@ -1,16 +1,17 @@
-//! How long to wait before the next try.
+//! How long to wait before a retry.
 //!
-//! Jitter is an argument: a number from 0 to 999 that the shell draws and the simulation computes.
+//! Jitter is an argument: a number from 0 to 999, which is random in production and computed in
+//! simulations.
 
 use core::time::Duration;
 
-/// `base` doubled for each failure after the first, at most `longest`.
+/// Doubles `base` for each failure after the first, up to `longest`.
 #[must_use]
 pub fn doubled(base: Duration, longest: Duration, failures: u32) -> Duration {
     base.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest)
 }
 
-/// `base`, 20 % less to 20 % more by `jitter`.
+/// Varies `base` by up to 20 % in both directions.
 #[must_use]
 pub fn jittered(base: Duration, jitter: u16) -> Duration {
     base * (800 + u32::from(jitter % 1_000) * 2 / 5) / 1_000

@@ -131,10 +131,6 @@ impl<'de> Deserialize<'de> for ByteText {
 }
 
 /// Serializes `bytes` as [`ByteText`] does.
-///
-/// # Errors
-///
-/// What the serializer says.
 pub fn serialize_bytes<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
     if serializer.is_human_readable() {
         serializer.serialize_str(&escape(bytes))

@@ -1,22 +1,39 @@
 //! Filters: which paths an image leaves to each machine.
 //!
 //! A line is a regular expression over path bytes, matched from the start of the path as
-//! `\A(?:LINE)` with `(?s-u)`; all lines are one automaton. A path is *kept* if it or a directory
+//! `\A(?:LINE)` with `(?s-u)`. A path is *kept* if it or a directory
 //! above it matches. Note that a line is not anchored at its end: `/etc/hosts` also keeps
 //! `/etc/hosts.allow`; write `/etc/hosts$` to mean the one file.
 
+mod literals;
+
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
-use regex_automata::meta::Regex;
+use regex_automata::hybrid::dfa::{Cache, DFA};
+use regex_automata::nfa::thompson::pikevm::PikeVM;
+use regex_automata::nfa::thompson::{self, NFA, WhichCaptures};
+use regex_automata::util::pool::Pool;
 use regex_automata::util::syntax;
 use regex_automata::{Anchored, Input, MatchKind};
 use serde::{Deserialize, Serialize};
 
+use self::literals::{Literals, Shape};
 use crate::path::TreePath;
 
-/// The most memory that one compiled set of patterns may take, in bytes.
-const AUTOMATON_BYTES_MAX: usize = 32 << 20;
+/// The most memory that the compiled lines of one filter may take, in bytes.
+const AUTOMATA_BYTES_MAX: usize = 32 << 20;
+
+/// The most memory that a thread caches while it matches an automaton, in bytes; more only for an
+/// automaton that cannot do with it, in proportion to its size.
+const MATCHING_BYTES_MAX: usize = 2 << 20;
+
+/// The longest line, in bytes. So much is compiled into one automaton.
+const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// How much of a line that is too long is shown.
+const SHOWN_CHARACTERS: usize = 80;
 
 /// The most lines of one filter.
 pub const LINES_MAX: usize = 10_000;
@@ -24,17 +41,16 @@ pub const LINES_MAX: usize = 10_000;
 /// A line of a filter, or a match line of a trigger, that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// A line is no regular expression.
+    /// The line cannot be parsed.
     #[error("line {line}: `{text}` is no regular expression: {why}")]
     Syntax {
         /// The number of the line, from 1.
         line: usize,
-        /// The line.
         text: String,
-        /// What the parser said.
+        /// The error of the parser.
         why: String,
     },
-    /// A line is `!`, which inverted the whole filter in the Go Dominator.
+    /// The line is `!`, which inverted the whole filter in the Go Dominator.
     #[error(
         "line {line}: `!` does not invert a filter here: list the paths that machines keep, or \
          give no filter to make a sparse image, which touches only its own paths"
@@ -43,19 +59,49 @@ pub enum PatternError {
         /// The number of the line, from 1.
         line: usize,
     },
-    /// The lines together need too large an automaton, or are too many.
-    #[error("the lines are too many or too complex: {why}")]
+    #[error("line {line}: there are more than {LINES_MAX} lines")]
+    TooMany {
+        /// The number of the first line that is too many, from 1.
+        line: usize,
+    },
+    /// The line is too long, or the lines up to this one need too much memory.
+    #[error("line {line}: `{text}` is too large, alone or with the lines before: {why}")]
     TooLarge {
-        /// What the compiler said.
+        /// The number of the line, from 1.
+        line: usize,
+        text: String,
+        /// The error of the compiler.
         why: String,
     },
 }
 
-/// A set of patterns over paths, compiled into one automaton. Cheap to clone.
+impl PatternError {
+    /// Replaces the number of the line by what `number` makes of it.
+    fn renumbered(mut self, number: impl FnOnce(usize) -> usize) -> Self {
+        match &mut self {
+            Self::Syntax { line, .. }
+            | Self::Inverted { line }
+            | Self::TooMany { line }
+            | Self::TooLarge { line, .. } => *line = number(*line),
+        }
+        self
+    }
+}
+
+/// A set of patterns over paths. Cheap to clone.
+///
+/// Most lines of real filters are a literal, `LITERAL.*` or `LITERAL$`: these are looked up in
+/// sorted
+/// lists. The others are compiled into one automaton. The memory of both is limited, and so is the
+/// memory of matching.
 #[derive(Clone)]
-pub struct Patterns {
-    lines: Arc<[String]>,
-    automaton: Option<Arc<Regex>>,
+pub struct Patterns(Arc<Compiled>);
+
+struct Compiled {
+    lines: Vec<String>,
+    literals: Literals,
+    /// The lines that are no literals.
+    automata: Vec<Automaton>,
 }
 
 impl Patterns {
@@ -67,102 +113,188 @@ impl Patterns {
     pub fn new<S: AsRef<str>>(lines: impl IntoIterator<Item = S>) -> Result<Self, PatternError> {
         let lines: Vec<String> = lines.into_iter().map(|line| line.as_ref().to_owned()).collect();
         if lines.len() > LINES_MAX {
-            return Err(PatternError::TooLarge { why: format!("more than {LINES_MAX} lines") });
+            return Err(PatternError::TooMany { line: LINES_MAX + 1 });
         }
         if let Some(index) = lines.iter().position(|line| line.trim() == "!") {
             return Err(PatternError::Inverted { line: index + 1 });
         }
-        let automaton = match compile(&lines) {
-            _ if lines.is_empty() => None,
-            Ok(automaton) => Some(Arc::new(automaton)),
-            Err(refusal) => return Err(fault_of(&lines, refusal)),
-        };
-        Ok(Self { lines: lines.into(), automaton })
+        let mut literals = Literals::default();
+        let mut automata = Automata::default();
+        for (index, line) in lines.iter().enumerate() {
+            let number = index + 1;
+            if line.len() > LINE_BYTES_MAX {
+                let why = format!("it is longer than {LINE_BYTES_MAX} bytes");
+                let text = line.chars().take(SHOWN_CHARACTERS).collect();
+                return Err(PatternError::TooLarge { line: number, text, why });
+            }
+            match Shape::of(&anchored(line)) {
+                Ok(Shape::Prefix(bytes)) => literals.add_prefix(bytes),
+                Ok(Shape::Whole(bytes)) => literals.add_whole(bytes),
+                Ok(Shape::Other) => automata.add(&lines, index)?,
+                Err(why) => {
+                    return Err(PatternError::Syntax { line: number, text: line.clone(), why });
+                }
+            }
+        }
+        literals.finish();
+        let automata = automata.finish(&lines)?;
+        Ok(Self(Arc::new(Compiled { lines, literals, automata })))
     }
 
     /// The lines as they were given.
     #[must_use]
     pub fn lines(&self) -> &[String] {
-        &self.lines
+        &self.0.lines
     }
 
     /// True if there are no lines.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.lines.is_empty()
+        self.0.lines.is_empty()
     }
 
     /// True if a line matches `path` itself; ancestors are not looked at.
     #[must_use]
     pub fn matches(&self, path: &TreePath) -> bool {
-        self.automaton.as_ref().is_some_and(|automaton| {
-            automaton.is_match(Input::new(path.as_bytes()).anchored(Anchored::Yes).earliest(true))
-        })
+        let path = path.as_bytes();
+        self.0.literals.matches(path)
+            || self.0.automata.iter().any(|automaton| automaton.is_match(path))
     }
 
     /// True if a line matches `path` or a directory above it (the root excepted).
     #[must_use]
     pub fn covers(&self, path: &TreePath) -> bool {
-        self.automaton.is_some()
+        !self.is_empty()
             && path.ancestors().any(|ancestor| !ancestor.is_root() && self.matches(&ancestor))
     }
 }
 
-/// Why there is no automaton.
-struct Refusal {
-    /// Which line is at fault, from 0, if it is one alone.
-    line: Option<usize>,
-    why: String,
+/// The whole expression for `line`.
+fn anchored(line: &str) -> String {
+    format!(r"\A(?:{line})")
 }
 
-/// The error for `lines`, which give no automaton. If they are too large together, each is compiled
-/// alone to see whether it is one, but no more of them than would fit into a few automata: whoever
-/// sends many large lines gains no time by it.
-fn fault_of(lines: &[String], refusal: Refusal) -> PatternError {
-    let of_line = |index: usize, why| {
-        let text = lines[index].clone();
-        PatternError::Syntax { line: index + 1, text, why }
+/// How lines are parsed: over bytes, and `.` matches every byte.
+fn syntax() -> syntax::Config {
+    syntax::Config::new().unicode(false).utf8(false).dot_matches_new_line(true)
+}
+
+/// Compiles lines, some at a time: the parsed form of a line may need 300 times the memory of its
+/// text.
+struct Automata {
+    done: Vec<Automaton>,
+    /// The indices of the lines that are compiled next, and the length of their texts.
+    next: Vec<usize>,
+    next_bytes: usize,
+    /// How much memory further automata may take.
+    bytes_left: usize,
+}
+
+impl Default for Automata {
+    fn default() -> Self {
+        let (done, next) = (Vec::new(), Vec::new());
+        Self { done, next, next_bytes: 0, bytes_left: AUTOMATA_BYTES_MAX }
+    }
+}
+
+impl Automata {
+    fn add(&mut self, lines: &[String], index: usize) -> Result<(), PatternError> {
+        if self.next_bytes + lines[index].len() > LINE_BYTES_MAX {
+            self.compile_next(lines)?;
+        }
+        self.next_bytes += lines[index].len();
+        self.next.push(index);
+        Ok(())
+    }
+
+    fn finish(mut self, lines: &[String]) -> Result<Vec<Automaton>, PatternError> {
+        self.compile_next(lines)?;
+        Ok(self.done)
+    }
+
+    fn compile_next(&mut self, lines: &[String]) -> Result<(), PatternError> {
+        self.next_bytes = 0;
+        let next = std::mem::take(&mut self.next);
+        if next.is_empty() {
+            return Ok(());
+        }
+        let expressions: Vec<String> = next.iter().map(|index| anchored(&lines[*index])).collect();
+        let automaton = Automaton::compile(&expressions, self.bytes_left).map_err(|why| {
+            let index = next[first_too_large(&expressions, self.bytes_left)];
+            PatternError::TooLarge { line: index + 1, text: lines[index].clone(), why }
+        })?;
+        self.bytes_left = self.bytes_left.saturating_sub(automaton.dfa.get_nfa().memory_usage());
+        self.done.push(automaton);
+        Ok(())
+    }
+}
+
+/// Returns the index of the expression with which those before need more than `bytes_left`.
+fn first_too_large(expressions: &[String], mut bytes_left: usize) -> usize {
+    let mut is_too_large = |expression: &String| match nfa_compiler(bytes_left).build(expression) {
+        Ok(nfa) => {
+            bytes_left = bytes_left.saturating_sub(nfa.memory_usage());
+            false
+        }
+        Err(_) => true,
     };
-    if let Some(index) = refusal.line {
-        return of_line(index, refusal.why);
-    }
-    let mut bytes = 0;
-    for (index, line) in lines.iter().enumerate() {
-        match compile(std::slice::from_ref(line)) {
-            Ok(automaton) => bytes += automaton.memory_usage(),
-            Err(refusal) => return of_line(index, refusal.why),
-        }
-        if bytes > 4 * AUTOMATON_BYTES_MAX {
-            break;
-        }
-    }
-    PatternError::TooLarge { why: refusal.why }
+    expressions.iter().position(&mut is_too_large).unwrap_or(expressions.len() - 1)
 }
 
-fn compile(lines: &[String]) -> Result<Regex, Refusal> {
-    let patterns: Vec<String> = lines.iter().map(|line| format!(r"\A(?:{line})")).collect();
-    Regex::builder()
-        .configure(
-            Regex::config()
-                .match_kind(MatchKind::All)
-                .utf8_empty(false)
-                .nfa_size_limit(Some(AUTOMATON_BYTES_MAX))
-                .onepass_size_limit(Some(AUTOMATON_BYTES_MAX)),
-        )
-        .syntax(syntax::Config::new().unicode(false).utf8(false).dot_matches_new_line(true))
-        .build_many(&patterns)
-        .map_err(|error| match error.syntax_error() {
-            Some(syntax) => {
-                let line = error.pattern().map(|pattern| pattern.as_usize());
-                Refusal { line, why: syntax.to_string() }
-            }
-            None => Refusal { line: None, why: error.to_string() },
-        })
+/// Compiles without captures, because the memory of matching grows with the states times the
+/// captures.
+fn nfa_compiler(bytes_max: usize) -> thompson::Compiler {
+    let config = thompson::Config::new()
+        .utf8(false)
+        .which_captures(WhichCaptures::None)
+        .nfa_size_limit(Some(bytes_max));
+    let mut compiler = NFA::compiler();
+    compiler.configure(config).syntax(syntax());
+    compiler
+}
+
+/// Lines compiled into one automaton, whose states are made while paths are matched.
+struct Automaton {
+    dfa: DFA,
+    /// A cache for each thread that matches now.
+    caches: Pool<Cache, Box<dyn Fn() -> Cache + Send + Sync + UnwindSafe + RefUnwindSafe>>,
+    /// For the paths for which `dfa` gives no answer, because a line looks for boundaries of words
+    /// in
+    /// Unicode.
+    vm: PikeVM,
+}
+
+impl Automaton {
+    /// Returns the error of the compiler if the automaton needs more than `bytes_max` bytes.
+    fn compile(expressions: &[String], bytes_max: usize) -> Result<Self, String> {
+        let nfa = nfa_compiler(bytes_max).build_many(expressions);
+        let nfa = nfa.map_err(|error| error.to_string())?;
+        let vm = PikeVM::new_from_nfa(nfa.clone()).map_err(|error| error.to_string())?;
+        let config = DFA::config()
+            .match_kind(MatchKind::All)
+            .unicode_word_boundary(true)
+            .cache_capacity(MATCHING_BYTES_MAX)
+            .skip_cache_capacity_check(true);
+        let dfa = DFA::builder().configure(config).build_from_nfa(nfa);
+        let dfa = dfa.map_err(|error| error.to_string())?;
+        let of_caches = dfa.clone();
+        let caches: Box<dyn Fn() -> Cache + Send + Sync + UnwindSafe + RefUnwindSafe> =
+            Box::new(move || of_caches.create_cache());
+        Ok(Self { dfa, caches: Pool::new(caches), vm })
+    }
+
+    fn is_match(&self, path: &[u8]) -> bool {
+        let input = Input::new(path).anchored(Anchored::Yes).earliest(true);
+        match self.dfa.try_search_fwd(&mut self.caches.get(), &input) {
+            Ok(found) => found.is_some(),
+            Err(_) => self.vm.is_match(&mut self.vm.create_cache(), input),
+        }
+    }
 }
 
 impl PartialEq for Patterns {
     fn eq(&self, other: &Self) -> bool {
-        self.lines == other.lines
+        self.0.lines == other.0.lines
     }
 }
 
@@ -170,13 +302,13 @@ impl Eq for Patterns {}
 
 impl fmt::Debug for Patterns {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_list().entries(self.lines.iter()).finish()
+        formatter.debug_list().entries(&self.0.lines).finish()
     }
 }
 
 impl Serialize for Patterns {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.lines.serialize(serializer)
+        self.0.lines.serialize(serializer)
     }
 }
 
@@ -187,7 +319,7 @@ impl<'de> Deserialize<'de> for Patterns {
     }
 }
 
-/// Which paths of a machine belong to the image at all. See the module's text.
+/// Which paths of a machine belong to the image at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter(Patterns);
 
@@ -215,14 +347,7 @@ impl Filter {
             .filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'))
             .collect();
         Self::new(numbered.iter().map(|(_, line)| line)).map_err(|error| {
-            let of_file = |line: usize| numbered.get(line - 1).map_or(line, |(number, _)| *number);
-            match error {
-                PatternError::Syntax { line, text, why } => {
-                    PatternError::Syntax { line: of_file(line), text, why }
-                }
-                PatternError::Inverted { line } => PatternError::Inverted { line: of_file(line) },
-                other @ PatternError::TooLarge { .. } => other,
-            }
+            error.renumbered(|line| numbered.get(line - 1).map_or(line, |(number, _)| *number))
         })
     }
 
@@ -248,6 +373,11 @@ impl Filter {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+    use regex_automata::meta::Regex;
+
     use super::*;
 
     fn path(text: &str) -> TreePath {
@@ -260,13 +390,85 @@ mod tests {
         let large = "(?:/[a-z]{1,500}){1,200}".to_owned();
         assert!(Patterns::new([&large]).is_ok());
         let error = Patterns::new(std::iter::repeat_n(&large, 1_000)).unwrap_err();
-        assert!(matches!(error, PatternError::TooLarge { .. }), "{error}");
+        assert!(matches!(error, PatternError::TooLarge { line: 2..=20, .. }), "{error}");
         let too_large = "(?:/[a-z]{1,500}){1,20000}".to_owned();
-        match Patterns::new(["/a", &too_large, "/b"]).unwrap_err() {
-            PatternError::Syntax { line, .. } => assert_eq!(line, 2),
+        match Patterns::new(["/a", "/a[bc]", &too_large, "/b"]).unwrap_err() {
+            PatternError::TooLarge { line, text, .. } => assert_eq!((line, text), (3, too_large)),
             error => panic!("{error}"),
         }
+        let long = "/a".repeat(LINE_BYTES_MAX);
+        let error = Patterns::new(["/a", &long]).unwrap_err();
+        assert!(matches!(error, PatternError::TooLarge { line: 2, .. }), "{error}");
+        let lines = vec!["/a"; LINES_MAX + 1];
+        let error = Patterns::new(lines).unwrap_err();
+        assert_eq!(error.to_string(), "line 10001: there are more than 10000 lines");
     }
+
+    #[test]
+    fn most_lines_need_no_automaton() {
+        let shape = |line: &str| Shape::of(&anchored(line)).unwrap();
+        let prefix = |text: &str| Shape::Prefix(text.into());
+        assert_eq!(shape("/var/log"), prefix("/var/log"));
+        assert_eq!(shape("/var/log/.*"), prefix("/var/log/"));
+        assert_eq!(shape("/var/log/.*$"), prefix("/var/log/"));
+        assert_eq!(shape(r"/etc/resolv\.conf$"), Shape::Whole("/etc/resolv.conf".into()));
+        assert_eq!(shape("(?:/a)(?:/b)"), prefix("/a/b"));
+        assert_eq!(shape(".*"), prefix(""));
+        assert_eq!(shape(""), prefix(""));
+        for other in
+            ["/a|/b", "/a)|(?:/b", "/a.+", "(?-s)/a.*", "(?m)/a$", "/a(?i)b", r"/a\b", "/a*"]
+        {
+            assert_eq!(shape(other), Shape::Other, "{other}");
+        }
+    }
+
+    #[test]
+    fn ten_thousand_lines_are_looked_up() {
+        let line = |number: usize| match number % 4 {
+            0 => format!("/var/lib/app{number}/.*"),
+            1 => format!("/etc/app{number}.conf$"),
+            2 => format!("/srv/app{number}/(?:cache|tmp)/"),
+            _ => format!("/opt/app{number}/[^/]*/state"),
+        };
+        let filter = Filter::new((0..LINES_MAX).map(line)).unwrap();
+        for number in (0..LINES_MAX).step_by(997) {
+            let (kept, other) = match number % 4 {
+                0 => (format!("/var/lib/app{number}/x"), format!("/var/lib/app{number}")),
+                1 => (format!("/etc/app{number}.conf/x"), format!("/etc/app{number}.conf2")),
+                2 => (format!("/srv/app{number}/tmp/x"), format!("/srv/app{number}/temp/x")),
+                _ => (format!("/opt/app{number}/x/state"), format!("/opt/app{number}/state")),
+            };
+            assert!(filter.keeps(&path(&kept)), "{kept}");
+            assert!(!filter.keeps(&path(&other)), "{other}");
+        }
+    }
+
+    proptest! {
+        /// Literals are looked up; that must give what one automaton of all lines gives.
+        #[test]
+        fn matches_what_one_automaton_matches(
+            lines in vec(vec(select(PARTS.to_vec()), 0..5), 1..6),
+            paths in vec("(/[abABé\n]{1,3}){1,3}", 1..20),
+        ) {
+            let lines: Vec<String> = lines.iter().map(|parts| parts.concat()).collect();
+            let expressions: Vec<String> = lines.iter().map(|line| anchored(line)).collect();
+            let all = Regex::builder().syntax(syntax()).build_many(&expressions);
+            let patterns = Patterns::new(&lines);
+            prop_assert_eq!(all.is_ok(), patterns.is_ok());
+            let (Ok(all), Ok(patterns)) = (all, patterns) else { return Ok(()) };
+            for path in &paths {
+                let expected = all.is_match(Input::new(path).anchored(Anchored::Yes));
+                prop_assert_eq!(
+                    patterns.matches(&path.parse().unwrap()), expected, "{:?} {}", &lines, path
+                );
+            }
+        }
+    }
+
+    /// What lines of filters are made of.
+    const PARTS: [&str; 15] = [
+        "/a", "/b", "/", "a", "b", ".", ".*", "$", "|", "(?i)", "(", ")", "[ab]", r"\b", r"(?u:\b)",
+    ];
 
     #[test]
     fn keeps_what_matches_and_what_lies_below() {
@@ -305,6 +507,6 @@ mod tests {
         let error = Filter::from_text("# comment\n!\n").unwrap_err();
         assert_eq!(error, PatternError::Inverted { line: 2 });
         let error = Filter::new(["/x{1000}{1000}{1000}"]).unwrap_err();
-        assert!(matches!(error, PatternError::Syntax { line: 1, .. }), "{error}");
+        assert!(matches!(error, PatternError::TooLarge { line: 1, .. }), "{error}");
     }
 }

@@ -1,7 +1,7 @@
-//! Images: a tree by digest, with the filter, triggers and notes that belong to it.
+//! Images: a tree by digest, with its filter, triggers and notes.
 //!
-//! An image has a part that can be signed ([`Content`]), which never changes and has a digest of
-//! its own, and a part outside it ([`Notes`]), which may.
+//! An image has a signed part ([`Content`]), which never changes and has its own digest, and an
+//! unsigned part ([`Notes`]), which may change.
 
 pub mod required;
 pub mod tags;
@@ -22,13 +22,13 @@ use crate::trigger::{TriggerError, Triggers};
 /// The format of [`Content`] that this release writes.
 pub const FORMAT: u32 = 1;
 
-/// The tag of an image that should not be used any more; its value may say what to use.
+/// The tag of an image that should no longer be used; its value may name a replacement.
 pub const DEPRECATED: &str = "deprecated";
 
 /// The longest image name, in bytes.
 pub const NAME_BYTES_MAX: usize = 1_024;
 
-/// A text that is no image name.
+/// Why a text is not an image name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageNameError {
     /// The name is empty.
@@ -47,7 +47,6 @@ pub enum ImageNameError {
         name: String,
         /// The component, escaped.
         component: String,
-        /// What is wrong with it.
         why: &'static str,
     },
 }
@@ -58,7 +57,7 @@ pub enum ImageNameError {
 pub struct ImageName(String);
 
 impl ImageName {
-    /// Takes `text` as a name; one leading slash is dropped.
+    /// Parses a name; one leading slash is dropped.
     ///
     /// # Errors
     ///
@@ -88,13 +87,12 @@ impl ImageName {
         Ok(Self(name.to_owned()))
     }
 
-    /// The name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The name of the directory that it is in; `None` if it is in none.
+    /// Returns the directory of the image; `None` if it is in none.
     #[must_use]
     pub fn directory(&self) -> Option<&str> {
         self.0.rsplit_once('/').map(|(directory, _)| directory)
@@ -140,10 +138,9 @@ impl fmt::Debug for ImageName {
     }
 }
 
-/// Says which filegen-server computes the content of a file.
+/// The filegen-server that computes the content of a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ComputedRule {
-    /// The file.
     pub path: TreePath,
     /// `host:port` of the filegen-server.
     pub source: String,
@@ -156,7 +153,7 @@ pub struct HealthCheck {
     pub command: Vec<String>,
     /// How long the check may take to pass, in seconds.
     pub within_seconds: u32,
-    /// Put the previous tree back if it does not pass.
+    /// True to undo the update if the check fails.
     pub undo: bool,
 }
 
@@ -175,7 +172,7 @@ impl HealthCheck {
     }
 }
 
-/// The part of an image that can be signed: it never changes.
+/// The signed part of an image, which never changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
     /// The format of this record: [`FORMAT`].
@@ -184,9 +181,8 @@ pub struct Content {
     pub name: ImageName,
     /// The digest of the tree; its algorithm is that of all digests in the tree.
     pub root: ObjectId,
-    /// What each machine keeps; `None` makes the image sparse.
+    /// The paths that each machine keeps; `None` makes the image sparse.
     pub filter: Option<Filter>,
-    /// What to act on when paths change.
     pub triggers: Triggers,
     /// The computed files of the tree, sorted by path.
     pub computed: Vec<ComputedRule>,
@@ -197,42 +193,37 @@ pub struct Content {
 /// One package that is installed in an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Package {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
     /// Its installed size, in bytes.
-    #[serde(with = "crate::wide")]
+    #[serde(with = "crate::json::large_number")]
     pub size_bytes: u64,
 }
 
 /// The part of an image that may change, and is not signed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
-    /// When the image goes away by itself; never if `None`.
+    /// When the image expires; `None` for never.
     pub expires_at: Option<Time>,
     /// Groups that may change or delete it.
     pub owner_groups: Vec<String>,
     /// Users that may change or delete it.
     pub owner_users: Vec<String>,
-    /// Free-form labels; `deprecated` has a meaning.
+    /// Labels; `deprecated` has a meaning.
     pub tags: BTreeMap<String, String>,
-    /// What is new.
     pub release_notes: Option<String>,
     /// The log of the build.
     pub build_log: Option<ObjectId>,
-    /// What is installed.
     pub packages: Vec<Package>,
     /// Who uploaded it. Set by the image server.
     pub created_by: String,
-    /// For whom.
     pub created_for: String,
     /// When it was uploaded. Set by the image server.
     pub created_on: Time,
     /// The image it was made from.
     pub source_image: Option<ImageName>,
-    /// Who vouches for it: at most [`crate::signing::SIGNATURES_MAX`]. The image server has seen
-    /// that they are about this image, and trusts nobody.
+    /// The signatures: at most [`crate::signing::SIGNATURES_MAX`]. The image server checks that
+    /// they are for this image, and not whether their keys are trusted.
     #[serde(default)]
     pub signatures: Vec<Signature>,
 }
@@ -240,13 +231,11 @@ pub struct Notes {
 /// An image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// What can be signed.
     pub content: Content,
-    /// What may change.
     pub notes: Notes,
 }
 
-/// An image that could never be what a machine has, or that this release cannot serve.
+/// Why an image is not accepted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
@@ -258,32 +247,20 @@ pub enum ImageError {
     },
     /// The tree has another digest than the image says.
     #[error("the image names tree {want}, its tree is {got}")]
-    Root {
-        /// What the image says.
-        want: ObjectId,
-        /// What the tree is.
-        got: ObjectId,
-    },
+    Root { want: ObjectId, got: ObjectId },
     /// The tree holds a path that its own filter leaves to the machines.
     #[error("{path} is in the image, but its filter leaves that path to the machines")]
-    Kept {
-        /// The path.
-        path: TreePath,
-    },
+    Kept { path: TreePath },
     /// The tree holds subd's own directory.
     #[error("{path} is in the image, but {SUBD_DIRECTORY} belongs to subd alone")]
-    Subd {
-        /// The path.
-        path: TreePath,
-    },
-    /// An entry has an extended attribute that the kernel gives to no entry of its kind.
+    Subd { path: TreePath },
+    /// An entry has an extended attribute that Linux refuses for its kind.
     #[error("{path} has the extended attribute {name}, which no {kind} can have")]
     Attribute {
-        /// The path.
         path: TreePath,
         /// The attribute, escaped.
         name: String,
-        /// What is at the path.
+        /// The kind of the entry.
         kind: &'static str,
     },
     /// The computed files of the tree are not those that the image lists.
@@ -295,21 +272,17 @@ pub enum ImageError {
     /// The triggers are bad.
     #[error("bad triggers")]
     Triggers {
-        /// Which one.
         #[source]
         source: TriggerError,
     },
     /// The health check names no program, or leaves it no time.
     #[error("bad health check: {why}")]
-    HealthCheck {
-        /// What is wrong with it.
-        why: &'static str,
-    },
+    HealthCheck { why: &'static str },
 }
 
 impl Content {
-    /// The digest of this part, over the encoding `image-1` of `docs/IMAGE-FORMAT.md`: what an
-    /// image is known and signed by.
+    /// Returns the digest over the encoding `image-1` of `docs/IMAGE-FORMAT.md`, which identifies
+    /// the image and is signed.
     #[must_use]
     pub fn digest(&self) -> ObjectId {
         let mut bytes = b"image-1\0".to_vec();
@@ -345,19 +318,19 @@ impl Content {
         self.root.algorithm().digest(&bytes)
     }
 
-    /// The algorithm of all digests of the image.
+    /// Returns the algorithm of all digests of the image.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         self.root.algorithm()
     }
 
-    /// True if machines keep everything that the image does not name.
+    /// Returns true if machines keep all paths that the image does not contain.
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         self.filter.is_none()
     }
 
-    /// How a sub must scan to be compared with this image, whose tree is `tree`.
+    /// Returns how a sub must scan to be compared with this image, whose tree is `tree`.
     #[must_use]
     pub fn scan_settings(&self, tree: &Tree) -> ScanSettings {
         let coverage = match &self.filter {

@@ -3,9 +3,9 @@
 //! A JSON array of objects, as in the founding design. Unknown fields are ignored; lines whose
 //! first characters are `#` or `//` are comments.
 
-mod edit;
+mod diff;
 
-pub use edit::{ChangedField, ChangedMachine, Edit};
+pub use diff::{ChangedField, ChangedMachine, MdbDiff};
 
 use core::net::IpAddr;
 use std::collections::BTreeMap;
@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::comments::without_comments;
 use crate::image::{ImageName, ImageNameError};
+use crate::json::without_comments;
 
-/// A machine database that cannot be used.
+/// Why a machine database is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum MdbError {
-    /// The text is no JSON, is cut short, or is no array.
+    /// The text is not JSON, is truncated, or is not an array.
     #[error(
         "the machine database is not valid: expected [{{\"Hostname\": \"web1\", \
          \"RequiredImage\": \"web.0\"}}, ...]"
@@ -29,25 +29,24 @@ pub enum MdbError {
         #[source]
         source: serde_json::Error,
     },
-    /// Some records are no machines. One wrong record is enough to refuse all: it may be the
-    /// trace of an edit that went wrong elsewhere too.
+    /// Some records are invalid. One invalid record is enough to refuse all: it may be the trace of
+    /// a faulty edit elsewhere.
     #[error("{}", sentence(records))]
     Records {
-        /// All of them, in the order of the text.
+        /// All invalid records, in the order of the text.
         records: Vec<BadRecord>,
     },
 }
 
-/// A record that is no machine.
+/// An invalid record.
 #[derive(Debug)]
 pub struct BadRecord {
     /// The line that the record begins in, from 1.
     pub line: usize,
-    /// What is wrong with it.
     pub why: RecordError,
 }
 
-/// What can be wrong with a record.
+/// Why a record is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// A field is missing or has a wrong type.
@@ -55,26 +54,21 @@ pub enum RecordError {
     Fields(String),
     /// It has no usable host name.
     #[error("`{hostname}` is no host name")]
-    Hostname {
-        /// What it says.
-        hostname: String,
-    },
-    /// Another machine has its host name.
+    Hostname { hostname: String },
+    /// Another machine has the same host name.
     #[error("host name {hostname} was given already, in line {first}")]
     Duplicate {
         /// The line that the first record with this name begins in, from 1.
         first: usize,
-        /// The name.
         hostname: String,
     },
-    /// It names an image by something that is no image name.
+    /// An image name in it is invalid.
     #[error("{hostname} has a bad {field}: {source}")]
     Image {
         /// Its host name.
         hostname: String,
         /// `RequiredImage` or `PlannedImage`.
         field: &'static str,
-        /// What is wrong with the name.
         source: ImageNameError,
     },
 }
@@ -92,25 +86,25 @@ fn sentence(records: &[BadRecord]) -> String {
     parts.join("; ")
 }
 
-/// One machine. No field is left out when it is encoded: bincode has no names of fields.
+/// One machine. All fields are encoded, because bincode has no names of fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Machine {
     /// The name of the machine, and the name its certificate must have.
     pub hostname: String,
-    /// Where to reach it, if the name does not tell.
+    /// The address, if the name cannot be resolved.
     #[serde(default)]
     pub ip_address: Option<IpAddr>,
     /// The port of its subd, if not the dominator's default.
     #[serde(default)]
     pub subd_port: Option<u16>,
-    /// The image it must have; without one the machine is only watched.
+    /// The required image; without one the machine is only monitored.
     #[serde(default)]
     pub required_image: String,
-    /// The image it will get next; its objects are fetched ahead.
+    /// The planned image, whose objects are prefetched.
     #[serde(default)]
     pub planned_image: String,
-    /// Leave the machine as it is.
+    /// True to disable updates of the machine.
     #[serde(default)]
     pub disable_updates: bool,
     /// Groups that may act on the machine.
@@ -119,7 +113,7 @@ pub struct Machine {
     /// Users that may act on the machine.
     #[serde(default)]
     pub owner_users: Vec<String>,
-    /// Where it stands, such as `nyc/rack4`.
+    /// The location, such as `nyc/rack4`.
     #[serde(default)]
     pub location: String,
     /// Free-form labels.
@@ -128,13 +122,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The image the machine must have, if the database names one.
+    /// Returns the required image, if any.
     #[must_use]
     pub fn required(&self) -> Option<ImageName> {
         ImageName::new(&self.required_image).ok()
     }
 
-    /// The image the machine will get next, if the database names one.
+    /// Returns the planned image, if any.
     #[must_use]
     pub fn planned(&self) -> Option<ImageName> {
         ImageName::new(&self.planned_image).ok()
@@ -144,7 +138,7 @@ impl Machine {
 /// All machines, by host name.
 pub type Machines = BTreeMap<String, Machine>;
 
-/// Reads a machine database.
+/// Parses a machine database.
 ///
 /// # Errors
 ///
@@ -158,7 +152,7 @@ pub fn parse(text: &str) -> Result<Machines, MdbError> {
     let mut bad = Vec::new();
     let (mut line, mut at) = (1, 0);
     for record in list {
-        // Where in the text it is: records are parts of it.
+        // The offset in the text, of which records are slices.
         let start = record.get().as_ptr().addr() - text.as_ptr().addr();
         line += text[at..start].bytes().filter(|&byte| byte == b'\n').count();
         at = start;
@@ -173,10 +167,10 @@ pub fn parse(text: &str) -> Result<Machines, MdbError> {
     if bad.is_empty() { Ok(machines) } else { Err(MdbError::Records { records: bad }) }
 }
 
-/// The machine of one record; `lines` has the lines of those before.
+/// Returns the machine of one record; `lines` has the lines of the previous ones.
 fn machine(record: &RawValue, lines: &BTreeMap<String, usize>) -> Result<Machine, RecordError> {
     let machine: Machine = serde_json::from_str(record.get()).map_err(|error| {
-        // Its line and column count from the start of the record, and would mislead.
+        // Its line and column count from the start of the record and would be misleading.
         let text = error.to_string();
         let end = text.rfind(" at line ").unwrap_or(text.len());
         RecordError::Fields(text[..end].to_owned())

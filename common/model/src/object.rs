@@ -1,7 +1,6 @@
-//! Object ids: which algorithm, and the digest of a file's content or of a directory's encoding.
+//! Object ids: the algorithm and the digest of a file's content or of a directory's encoding.
 
-pub mod set;
-
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -102,16 +101,10 @@ impl FromStr for Algorithm {
 pub enum ObjectIdError {
     /// The part before the colon is no known algorithm.
     #[error("unknown digest algorithm `{name}`: use blake3 or sha512")]
-    UnknownAlgorithm {
-        /// What was given.
-        name: String,
-    },
+    UnknownAlgorithm { name: String },
     /// There is no colon, or the digest has the wrong length or is no lower-case hexadecimal.
     #[error("`{text}` is not an object id: expected blake3:<64 hex> or sha512:<128 hex>")]
-    BadDigest {
-        /// What was given.
-        text: String,
-    },
+    BadDigest { text: String },
 }
 
 /// Names an object by the digest of its content.
@@ -263,6 +256,70 @@ impl Hasher {
     }
 }
 
+/// A sorted set of object ids. A lookup takes logarithmic time; many changes are made in one pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectSet {
+    blake3: Box<[[u8; 32]]>,
+    sha512: Box<[[u8; 64]]>,
+}
+
+impl ObjectSet {
+    /// Returns the number of ids.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blake3.len() + self.sha512.len()
+    }
+
+    /// Returns true if the set is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns true if `id` is in the set.
+    #[must_use]
+    pub fn contains(&self, id: &ObjectId) -> bool {
+        match id {
+            ObjectId::Blake3(digest) => self.blake3.binary_search(digest).is_ok(),
+            ObjectId::Sha512(digest) => self.sha512.binary_search(digest).is_ok(),
+        }
+    }
+
+    /// Returns the ids, sorted.
+    pub fn iter(&self) -> impl Iterator<Item = ObjectId> {
+        let blake3 = self.blake3.iter().copied().map(ObjectId::Blake3);
+        blake3.chain(self.sha512.iter().copied().map(ObjectId::Sha512))
+    }
+
+    /// Returns the set without `removed` and with `added`. An id in both is in the result.
+    #[must_use]
+    pub fn changed(&self, added: &[ObjectId], removed: &[ObjectId]) -> Self {
+        let removed: BTreeSet<&ObjectId> = removed.iter().collect();
+        let rest = self.iter().filter(|id| !removed.contains(id));
+        rest.chain(added.iter().copied()).collect()
+    }
+}
+
+impl FromIterator<ObjectId> for ObjectSet {
+    fn from_iter<Ids: IntoIterator<Item = ObjectId>>(ids: Ids) -> Self {
+        let (mut blake3, mut sha512) = (Vec::new(), Vec::new());
+        for id in ids {
+            match id {
+                ObjectId::Blake3(digest) => blake3.push(digest),
+                ObjectId::Sha512(digest) => sha512.push(digest),
+            }
+        }
+        Self { blake3: sorted(blake3), sha512: sorted(sha512) }
+    }
+}
+
+/// Sorts `digests`, and removes duplicates.
+fn sorted<Digest: Ord>(mut digests: Vec<Digest>) -> Box<[Digest]> {
+    digests.sort_unstable();
+    digests.dedup();
+    digests.into_boxed_slice()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,6 +342,43 @@ mod tests {
         let upper = format!("blake3:{}", "AB".repeat(32));
         for text in ["", "blake3", "blake3:", "blake3:ab", "md5:ab", upper.as_str(), "blake3:abc"] {
             assert!(text.parse::<ObjectId>().is_err(), "{text}");
+        }
+    }
+
+    use proptest::prelude::*;
+
+    fn id(number: u8) -> ObjectId {
+        let algorithm =
+            if number.is_multiple_of(3) { Algorithm::Sha512 } else { Algorithm::Blake3 };
+        algorithm.digest(&[number])
+    }
+
+    fn ids() -> impl Strategy<Value = Vec<ObjectId>> {
+        prop::collection::vec((0_u8..30).prop_map(id), 0..40)
+    }
+
+    fn listed(ids: impl IntoIterator<Item = ObjectId>) -> Vec<ObjectId> {
+        ids.into_iter().collect()
+    }
+
+    proptest! {
+        #[test]
+        fn it_holds_what_any_set_would(
+            first in ids(),
+            added in ids(),
+            removed in ids(),
+        ) {
+            let mut want: BTreeSet<ObjectId> = first.iter().copied().collect();
+            let set: ObjectSet = first.into_iter().collect();
+            prop_assert_eq!(listed(set.iter()), listed(want.iter().copied()));
+            let set = set.changed(&added, &removed);
+            want.retain(|id| !removed.contains(id));
+            want.extend(added);
+            prop_assert_eq!(listed(set.iter()), listed(want.iter().copied()));
+            prop_assert_eq!((set.len(), set.is_empty()), (want.len(), want.is_empty()));
+            for number in 0..30 {
+                prop_assert_eq!(set.contains(&id(number)), want.contains(&id(number)));
+            }
         }
     }
 }

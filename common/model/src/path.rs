@@ -34,7 +34,6 @@ pub enum PathError {
         path: String,
         /// The component, escaped.
         component: String,
-        /// What is wrong with it.
         why: &'static str,
     },
     /// The path has more components than [`DEPTH_MAX`].
@@ -45,7 +44,7 @@ pub enum PathError {
     },
 }
 
-/// Says what is wrong with `name` as the name of a directory entry, or `None` if it is one.
+/// Returns why `name` cannot be the name of a directory entry; `None` if it can.
 #[must_use]
 pub fn fault_of_name(name: &[u8]) -> Option<&'static str> {
     match name {
@@ -69,7 +68,7 @@ impl TreePath {
         Self(Box::from(b"/".as_slice()))
     }
 
-    /// Takes `bytes` as a path; a trailing slash is not accepted, except of the root itself.
+    /// Parses a path. Only the root may end with a slash.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
-//! Plans: what a sub must change so that its tree equals the one that is required.
+//! Plans: the operations that make the tree of a sub equal to the required one.
 //!
-//! [`diff`] makes a plan from two trees, [`apply()`] carries one out on a tree in memory, subd
-//! carries one out on a real file-system. A plan is a flat list of operations on paths, each with
-//! its reason, made to be read, sent, journalled and checked.
+//! [`diff`] makes a plan from two trees, [`apply()`] applies one to a tree in memory, subd carries
+//! one out on a real file-system. A plan is a flat list of operations on paths, each with its
+//! reason, which can be read, sent, journalled and checked.
 //!
 //! # Invariants
 //!
@@ -26,16 +26,15 @@ use crate::path::TreePath;
 use crate::tree::{Leaf, Node};
 
 pub use apply::{ApplyError, apply};
-pub use diff::{Have, plan};
+pub use diff::{ScannedTree, plan};
 
 /// One change of one path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
-    /// Where.
     pub path: TreePath,
     /// What is done.
     pub action: Action,
-    /// In what the path differs from what is required; never empty.
+    /// How the path differs from what is required; never empty.
     pub reason: Vec<Difference>,
 }
 
@@ -43,31 +42,31 @@ pub struct Operation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
-    /// Nothing is there; put this there. A directory is made empty: what it holds follows.
+    /// Creates this entry where nothing exists. A directory is created empty; its content follows.
     Create(Node),
-    /// Something is there; exchange it, in one step, for this.
+    /// Replaces the existing entry by this one, atomically.
     Replace {
-        /// What takes the place. Never a directory in place of a directory.
+        /// The new entry. Never a directory in place of a directory.
         node: Node,
-        /// If a directory makes way: all that it holds, in component order, so that nothing else
-        /// goes with it.
+        /// If a directory is replaced: all its content, in component order, so that nothing else is
+        /// removed with it.
         displaced: Vec<TreePath>,
     },
-    /// Set owner, mode, extended attributes, and of a file or special file its mtime, to those of
-    /// this node, leaving the inode and its content. Never of a symlink, nor of a file that has
-    /// or gets a set-id bit or capabilities: those are replaced.
+    /// Sets owner, mode and extended attributes, and of a file or special file its mtime, to those
+    /// of this node; inode and content stay. Never of a symlink, nor of a file that has or gets a
+    /// set-id bit or capabilities: those are replaced.
     Change(Node),
-    /// Take it away; a directory is empty by then.
+    /// Removes the entry; a directory is empty by then.
     Remove,
 }
 
-/// In what a path differs from what is required.
+/// How a path differs from what is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Difference {
-    /// It is not there.
+    /// It is missing.
     Missing,
-    /// It should not be there.
+    /// It should not exist.
     Extra,
     /// It is of another kind.
     Kind,
@@ -90,7 +89,7 @@ pub enum Difference {
 }
 
 impl Difference {
-    /// The word for reports.
+    /// Returns the name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -112,9 +111,7 @@ impl Difference {
 /// A path that must change and cannot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blocked {
-    /// The path.
     pub path: TreePath,
-    /// Why.
     pub why: Obstacle,
 }
 
@@ -164,7 +161,7 @@ pub enum Occupant {
 }
 
 impl Occupant {
-    /// The obstacle that it is for whatever would be moved with it.
+    /// Returns the obstacle for a path that holds it.
     #[must_use]
     pub fn obstacle(self) -> Obstacle {
         match self {
@@ -174,23 +171,23 @@ impl Occupant {
     }
 }
 
-/// What to change, in order, and what cannot be changed.
+/// The operations in order, and the paths that cannot be changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The operations, in the order in which they are carried out.
     pub operations: Vec<Operation>,
-    /// Paths that are in the way; a plan that has any must not be carried out.
+    /// Blocked paths; a plan that has any must not be carried out.
     pub blocked: Vec<Blocked>,
 }
 
 impl Plan {
-    /// True if there is nothing to change: the machine complies.
+    /// Returns true if there is nothing to change: the machine is synced.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty() && self.blocked.is_empty()
     }
 
-    /// The objects that new files need: id, size in bytes and how many files have it.
+    /// Returns the objects that new files need.
     #[must_use]
     pub fn objects(&self) -> BTreeMap<ObjectId, Need> {
         let mut needs: BTreeMap<ObjectId, Need> = BTreeMap::new();
@@ -207,7 +204,7 @@ impl Plan {
         needs
     }
 
-    /// How many paths the plan takes away, those inside replaced directories included.
+    /// Returns how many paths the plan removes, including those inside replaced directories.
     #[must_use]
     pub fn removals(&self) -> u64 {
         self.operations
@@ -220,7 +217,8 @@ impl Plan {
             .sum()
     }
 
-    /// The paths whose change may fire triggers: all but those that differ in mtime alone.
+    /// Returns the paths whose change may fire triggers: all except those that differ only in
+    /// mtime.
     pub fn changed_paths(&self) -> impl Iterator<Item = &TreePath> {
         self.operations.iter().filter(|operation| operation.reason != [Difference::Mtime]).flat_map(
             |operation| {
@@ -238,7 +236,7 @@ impl Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Need {
     /// Its length, in bytes.
-    #[serde(with = "crate::wide")]
+    #[serde(with = "crate::json::large_number")]
     pub size_bytes: u64,
     /// How many new files have it as their content.
     pub files: u32,

@@ -1,4 +1,4 @@
-//! Scope: what a scan looked at, so that trees are compared only where both were looked at.
+//! Scope: what a scan covered. Trees are compared only within the same scope.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +18,12 @@ pub const SUBD_DIRECTORY: &str = "/.subd";
 pub enum Coverage {
     /// Everything that the filter does not keep.
     Full(Filter),
-    /// These paths alone, for a sparse image: nothing else is looked at.
+    /// Only these paths, for a sparse image.
     Paths(BTreeSet<TreePath>),
 }
 
-/// Which attributes a scan records beside mode, owner, times, `user.*`, capabilities and ACLs.
+/// Which attributes a scan records in addition to mode, owner, times, `user.*`, capabilities and
+/// ACLs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attributes {
@@ -34,7 +35,7 @@ pub enum Attributes {
 }
 
 impl Attributes {
-    /// True if the extended attribute called `name` is managed.
+    /// Returns true if the extended attribute `name` is managed.
     #[must_use]
     pub fn manage(self, name: &[u8]) -> bool {
         match name {
@@ -46,7 +47,7 @@ impl Attributes {
         }
     }
 
-    /// What a tree needs: labels if any of its entries has one.
+    /// Returns the attributes of a tree: labels if any of its entries has one.
     #[must_use]
     pub fn of(tree: &Tree) -> Self {
         let labelled = tree.nodes().any(|(_, node)| {
@@ -57,7 +58,7 @@ impl Attributes {
     }
 }
 
-/// How a sub has to scan, as its dominator tells it.
+/// How a sub has to scan, as set by its dominator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanSettings {
     /// The algorithm of the required image.
@@ -69,7 +70,7 @@ pub struct ScanSettings {
 }
 
 impl Default for ScanSettings {
-    /// What a sub scans before anyone told it: everything, with the default algorithm.
+    /// Returns the settings before a dominator sets others: all paths, with the default algorithm.
     fn default() -> Self {
         let all = Filter::new::<&str>([]).expect("an empty filter has no bad line");
         Self {
@@ -85,7 +86,8 @@ impl Default for ScanSettings {
 pub struct Scope(pub ObjectId);
 
 impl Scope {
-    /// The scope of a scan under `settings`, less the local `exclusions`: lines of [`Patterns`].
+    /// Returns the scope of a scan under `settings`, without the local `exclusions`: lines of
+    /// [`Patterns`].
     #[must_use]
     pub fn of(settings: &ScanSettings, exclusions: &[String]) -> Self {
         // Length before content, so that no two different lists give the same bytes.
@@ -112,11 +114,7 @@ impl Scope {
     }
 }
 
-/// The part of `tree` that a scan under `exclusions` can see.
-///
-/// # Errors
-///
-/// As [`Tree::without`].
+/// Returns the part of `tree` that a scan under `exclusions` covers.
 pub fn visible(tree: &Tree, exclusions: &Patterns) -> Result<Tree, TreeError> {
     let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
     if exclusions.is_empty() && tree.get(&own).is_none() {

@@ -18,13 +18,13 @@ pub mod build;
 pub mod encode;
 pub mod node;
 pub mod text;
-pub mod times;
 
 use std::sync::Arc;
 
 pub use build::TreeBuilder;
-pub use node::{Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Xattrs};
-pub use times::Times;
+pub use node::{
+    Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision, Xattrs,
+};
 
 use crate::object::{Algorithm, ObjectId};
 use crate::path::{TreePath, fault_of_name};
@@ -34,7 +34,7 @@ use crate::path::{TreePath, fault_of_name};
 /// before anyone walks.
 pub const ENTRIES_MAX: u64 = 1 << 24;
 
-/// A tree that is not one.
+/// Why a tree is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
@@ -43,7 +43,6 @@ pub enum TreeError {
     BadName {
         /// The name, escaped.
         name: String,
-        /// What is wrong.
         why: &'static str,
     },
     /// Two entries of a directory have the same name, or they are out of order.
@@ -54,16 +53,10 @@ pub enum TreeError {
     },
     /// A path is given twice.
     #[error("{path} is given twice")]
-    Duplicate {
-        /// The path.
-        path: TreePath,
-    },
+    Duplicate { path: TreePath },
     /// The directory that should hold a path is missing or is no directory.
     #[error("{path} is in no directory")]
-    NoParent {
-        /// The path.
-        path: TreePath,
-    },
+    NoParent { path: TreePath },
     /// A hard link names no regular file of the tree.
     #[error("{path} is a hard link to {target}, which is no regular file of the tree")]
     BadLink {
@@ -88,13 +81,13 @@ pub enum TreeError {
         /// Which field.
         field: &'static str,
     },
-    /// A tree has more entries than anyone means to have.
+    /// The tree has too many entries.
     #[error("the tree has more than {ENTRIES_MAX} entries")]
     TooLarge,
     /// A tree is deeper than paths may be.
     #[error("the tree is deeper than {} directories", crate::path::DEPTH_MAX)]
     TooDeep,
-    /// The bytes are no encoding of a directory.
+    /// The bytes are not the encoding of a directory.
     #[error("bad directory encoding at byte {offset}: {what}")]
     Encoding {
         /// Where decoding stopped, in bytes.
@@ -102,18 +95,15 @@ pub enum TreeError {
         /// What was expected there.
         what: &'static str,
     },
-    /// A directory that another one names is not at hand.
+    /// A directory that another one names is missing.
     #[error("directory {digest} is missing")]
-    MissingDirectory {
-        /// Its digest.
-        digest: ObjectId,
-    },
-    /// A directory does not hash to the digest it was asked for by.
+    MissingDirectory { digest: ObjectId },
+    /// A directory does not have the requested digest.
     #[error("directory {want} was asked for, {got} came")]
     Digest {
-        /// The digest that was asked for.
+        /// The requested digest.
         want: ObjectId,
-        /// The digest of what came.
+        /// The actual digest.
         got: ObjectId,
     },
 }
@@ -154,7 +144,7 @@ impl std::fmt::Debug for Name {
     }
 }
 
-/// What a name in a directory stands for.
+/// An entry of a directory, without its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Child {
     /// A directory with all that it holds.
@@ -174,32 +164,32 @@ impl Child {
     }
 }
 
-/// A name and what it stands for.
+/// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The name, unique in its directory.
     pub name: Name,
-    /// What has that name.
+    /// The entry without its name.
     pub child: Child,
 }
 
-/// Sums over a directory and everything below it.
+/// Totals of a directory and everything below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Totals {
     /// Entries below the directory, directories counted, itself not.
-    #[serde(with = "crate::wide")]
+    #[serde(with = "crate::json::large_number")]
     pub entries: u64,
     /// Directories below it.
-    #[serde(with = "crate::wide")]
+    #[serde(with = "crate::json::large_number")]
     pub directories: u64,
     /// Sum of the sizes of its regular files, each group of hard links once, in bytes.
-    #[serde(with = "crate::wide")]
+    #[serde(with = "crate::json::large_number")]
     pub bytes: u64,
     /// Entries that are further names of a file (`Leaf::HardLink`).
-    #[serde(with = "crate::wide")]
+    #[serde(with = "crate::json::large_number")]
     pub hard_links: u64,
     /// Computed files whose content is not filled in.
-    #[serde(with = "crate::wide")]
+    #[serde(with = "crate::json::large_number")]
     pub computed: u64,
     /// Levels of directories below it.
     pub depth: u32,

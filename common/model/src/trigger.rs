@@ -104,9 +104,7 @@ pub enum TriggerError {
     Kind {
         /// Which one, from 1.
         number: usize,
-        /// Its service.
         service: String,
-        /// Its kind.
         kind: &'static str,
     },
     /// A trigger names no service, or one that is no service name.
@@ -122,7 +120,6 @@ pub enum TriggerError {
     NoMatchLines {
         /// Which one, from 1.
         number: usize,
-        /// Its service.
         service: String,
     },
     /// A match line is bad.
@@ -130,7 +127,6 @@ pub enum TriggerError {
     Pattern {
         /// Which one, from 1.
         number: usize,
-        /// Its service.
         service: String,
         /// What is wrong.
         #[source]
@@ -146,7 +142,7 @@ impl Triggers {
     ///
     /// [`TriggerError`], also for what [`Triggers::verify`] refuses.
     pub fn from_json(text: &str) -> Result<Self, TriggerError> {
-        let triggers: Self = serde_json::from_str(&crate::comments::without_comments(text))
+        let triggers: Self = serde_json::from_str(&crate::json::without_comments(text))
             .map_err(|source| TriggerError::Json { source })?;
         triggers.verify()?;
         Ok(triggers)

@@ -1,7 +1,7 @@
 //! Writes the audit log of a daemon ([`api::audit`]).
 //!
-//! One task writes, so that there is one order. It takes all that waits at one time in one write
-//! and one `fdatasync`, so that many callers at once cost little more than one.
+//! One task writes, so that there is one order. It writes all waiting records with one write and
+//! one `fdatasync`, so that many concurrent callers cost little more than one.
 
 mod files;
 
@@ -17,92 +17,82 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use tokio::sync::{mpsc, oneshot};
 
-pub use files::{Keep, Settings, files_of, read_line};
+pub use files::{AuditSettings, Retention, files_of, read_line};
 
-use api::audit::brief::{ARGUMENTS_BYTES_MAX, WHY_BYTES_MAX, short};
+use api::audit::call_details::{ARGUMENTS_BYTES_MAX, WHY_BYTES_MAX, escape_and_cut};
 use api::audit::quota::Quota;
-use api::audit::record::{Event, Head};
+use api::audit::record::{AuditEvent, ChainHead};
 use files::Files;
+use model::display::error_chain;
 use model::lock::locked;
-use model::report::report;
-use model::when::written;
+use model::time_parse;
 
-/// How many records may wait to be written; who has more waits.
+/// How many records may wait to be written; further callers wait.
 const WAITING_MAX: usize = 1_024;
 
 /// How many records are written at once.
 const BATCH_MAX: usize = 256;
 
-/// How often it is looked whether something is to be told.
+/// How often pending reports are checked.
 const TICK: Duration = Duration::from_secs(20);
 
 /// How often the head is logged while it changes.
-const TELL_HEAD_INTERVAL: Duration = Duration::from_secs(3_600);
+const LOG_HEAD_INTERVAL: Duration = Duration::from_secs(3_600);
 
-/// Where the audit log is, and how long it is kept.
+/// Flags of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct AuditArgs {
-    /// File of the audit log: every change, with who asked for it and what became of it. By
-    /// default it is audit/audit.log where this daemon keeps what it remembers. See it with
-    /// `domtool audit show`, and check it with `domtool audit verify`
+    /// File of the audit log, which records every change, who requested it and its outcome. The
+    /// default is audit/audit.log in the data directory of this daemon. Read it with `domtool audit
+    /// show`, and check it with `domtool audit verify`
     #[arg(long, value_name = "FILE", help_heading = "Audit log")]
     pub audit_log: Option<PathBuf>,
 
-    /// When another file is begun, in MiB
+    /// Size at which a new file is started, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 16, help_heading = "Audit log",
           value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub audit_max_size: u64,
 
-    /// How many of the files before are kept, such as 20; or for how long, such as 400d
-    #[arg(long, value_name = "FILES|DURATION", default_value = "20", value_parser = keep,
+    /// How many full files are kept, such as 20, or for how long, such as 400d
+    #[arg(long, value_name = "FILES|DURATION", default_value = "20", value_parser = parse_retention,
           help_heading = "Audit log")]
-    pub audit_keep: Keep,
+    pub audit_keep: Retention,
 }
 
-fn keep(text: &str) -> Result<Keep, String> {
+fn parse_retention(text: &str) -> Result<Retention, String> {
     let bad = |_| format!("`{text}` is neither a number of files nor a duration such as 400d");
     match text.parse() {
-        Ok(files) => Ok(Keep::Files(files)),
-        Err(_) => written::duration(text).map(Keep::For).map_err(bad),
+        Ok(files) => Ok(Retention::Files(files)),
+        Err(_) => time_parse::duration(text).map(Retention::For).map_err(bad),
     }
 }
 
 impl AuditArgs {
-    /// What they mean for a daemon that remembers things in `directory`.
+    /// Returns the settings of a daemon with the data directory `directory`.
     #[must_use]
-    pub fn settings(&self, directory: &Path) -> Settings {
+    pub fn settings(&self, directory: &Path) -> AuditSettings {
         let path = self.audit_log.clone().unwrap_or_else(|| directory.join("audit/audit.log"));
-        Settings { path, bytes_max: self.audit_max_size << 20, keep: self.audit_keep }
+        AuditSettings { path, bytes_max: self.audit_max_size << 20, keep: self.audit_keep }
     }
 }
 
-/// Why something is not in the audit log.
+/// Why the audit log cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuditError {
     /// It cannot be opened.
     #[error("cannot use the audit log `{}`", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    Open { path: PathBuf, source: io::Error },
     /// Another process writes it.
     #[error(
         "another process writes the audit log `{}`: give each daemon its own with --audit-log",
         path.display()
     )]
-    Locked {
-        /// The file.
-        path: PathBuf,
-    },
+    Locked { path: PathBuf },
     /// It cannot be written.
     #[error("cannot write the audit log `{}`: {text}", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
-        /// What the kernel said.
         text: String,
         /// True if there is no space.
         is_full: bool,
@@ -112,7 +102,7 @@ pub enum AuditError {
     Closed,
 }
 
-/// How the log is doing.
+/// The state of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditStatus {
     /// The file that is written.
@@ -120,14 +110,14 @@ pub struct AuditStatus {
     /// Its number.
     pub file: u64,
     /// The newest record.
-    pub head: Option<Head>,
-    /// Records that could not be written since the start.
+    pub head: Option<ChainHead>,
+    /// How many records could not be written since the start.
     pub missed: u64,
-    /// Why, if the last one could not.
+    /// The error of the last write, if it failed.
     pub error: Option<String>,
 }
 
-/// Where changes are recorded; nowhere, of a server that has no log. A clone is the same log.
+/// The audit log of a daemon; without one nothing is recorded. Clones share it.
 #[derive(Clone, Default)]
 pub struct AuditLog(Option<Arc<Inner>>);
 
@@ -142,16 +132,16 @@ struct Shared {
     started: Instant,
 }
 
-/// What the writer is to do, and who waits for it.
+/// A job for the writer, with the channel of the caller that waits.
 enum Job {
-    /// To say that the daemon has started.
+    /// Records that the daemon has started.
     Start(oneshot::Sender<()>),
-    Record(Event, Option<oneshot::Sender<Result<u64, Failure>>>),
-    /// To end.
+    Record(AuditEvent, Option<oneshot::Sender<Result<u64, Failure>>>),
+    /// Ends the writer.
     Close(oneshot::Sender<()>),
 }
 
-/// Why a write failed; each that waits for it is told.
+/// The error of a write, for all callers that wait for it.
 #[derive(Clone)]
 struct Failure {
     text: Arc<str>,
@@ -165,20 +155,16 @@ impl fmt::Debug for AuditLog {
 }
 
 impl AuditLog {
-    /// No log: nothing is recorded.
+    /// Returns a log that records nothing.
     #[must_use]
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// Opens the log of `daemon`, and records that it has started. On a disk that is full or
-    /// read-only it is as if it had become so later: the daemon can be asked, and what must be
-    /// recorded is refused until there is room.
-    ///
-    /// # Errors
-    ///
-    /// [`AuditError::Open`] and [`AuditError::Locked`].
-    pub async fn open(settings: Settings, daemon: &'static str) -> Result<Self, AuditError> {
+    /// Opens the log of `daemon`, and records its start. If the disk is full or read-only the
+    /// daemon starts and can be queried, and refuses what must be recorded until the disk is
+    /// writable.
+    pub async fn open(settings: AuditSettings, daemon: &'static str) -> Result<Self, AuditError> {
         let (path, known) = (settings.path.clone(), settings.clone());
         let opening = tokio::task::spawn_blocking(move || Files::open(known, daemon)).await;
         let opened = opening.map_err(|lost| AuditError::Open {
@@ -187,24 +173,28 @@ impl AuditLog {
         })?;
         let files = match opened {
             Ok(files) => Ok(files),
-            Err(AuditError::Open { path, source }) if may_pass(&source) => {
-                Err(report(&AuditError::Open { path, source }))
+            Err(AuditError::Open { path, source }) if is_temporary(&source) => {
+                Err(error_chain(&AuditError::Open { path, source }))
             }
             Err(error) => return Err(error),
         };
-        Ok(Self::begin(settings, daemon, files).await)
+        Ok(Self::start(settings, daemon, files).await)
     }
 
-    /// As [`AuditLog::open`], of a daemon that runs whatever is wrong with its log: until that is
-    /// mended, what must be recorded is refused.
-    pub async fn open_some_time(settings: Settings, daemon: &'static str) -> Self {
+    /// As [`AuditLog::open`], for a daemon that starts despite any error of its log: it refuses
+    /// what must be recorded until the error is fixed.
+    pub async fn open_or_retry(settings: AuditSettings, daemon: &'static str) -> Self {
         match Self::open(settings.clone(), daemon).await {
             Ok(log) => log,
-            Err(error) => Self::begin(settings, daemon, Err(report(&error))).await,
+            Err(error) => Self::start(settings, daemon, Err(error_chain(&error))).await,
         }
     }
 
-    async fn begin(settings: Settings, daemon: &'static str, files: Result<Files, String>) -> Self {
+    async fn start(
+        settings: AuditSettings,
+        daemon: &'static str,
+        files: Result<Files, String>,
+    ) -> Self {
         let (files, error) = match files {
             Ok(files) => (Some(files), None),
             Err(error) => {
@@ -220,44 +210,40 @@ impl AuditLog {
             started: Instant::now(),
         });
         let (jobs, receiver) = mpsc::channel(WAITING_MAX);
-        let (is_started, told, missed) = (false, None, 0);
+        let (is_started, logged, missed) = (false, None, 0);
         let known = Arc::clone(&shared);
-        let writer = Writer { files, settings, daemon, is_started, shared: known, told, missed };
+        let writer = Writer { files, settings, daemon, is_started, shared: known, logged, missed };
         tokio::spawn(writer.run(receiver));
         let log = Self(Some(Arc::new(Inner { jobs, shared })));
         let (done, written) = oneshot::channel();
         if log.0.as_ref().is_some_and(|inner| inner.jobs.try_send(Job::Start(done)).is_ok()) {
-            // That it could not be written has been logged by the writer.
+            // The writer has logged an error.
             let _written = written.await;
         }
-        log.tell_head();
+        log.log_head();
         log
     }
 
-    /// Records `event`, and waits until it is on the medium. Gives its number; 0 without a log.
-    ///
-    /// # Errors
-    ///
-    /// [`AuditError::Write`] or [`AuditError::Closed`].
-    pub async fn record(&self, event: Event) -> Result<u64, AuditError> {
+    /// Records `event`, and waits until it is on the medium. Returns its number; 0 without a log.
+    pub async fn record(&self, event: AuditEvent) -> Result<u64, AuditError> {
         let Some(inner) = &self.0 else { return Ok(0) };
         let (done, result) = oneshot::channel();
         inner.jobs.send(Job::Record(event, Some(done))).await.map_err(|_| inner.closed())?;
         inner.result(result.await)
     }
 
-    /// As [`AuditLog::record`], on a thread that may wait. What cannot be recorded is logged.
-    pub fn record_blocking(&self, event: Event) {
+    /// As [`AuditLog::record`], on a thread that may block. Errors are logged.
+    pub fn record_blocking(&self, event: AuditEvent) {
         let Some(inner) = &self.0 else { return };
         let (done, result) = oneshot::channel();
-        // That it could not be written has been logged by the writer.
+        // The writer has logged an error.
         if inner.jobs.blocking_send(Job::Record(event, Some(done))).is_ok() {
             let _written = result.blocking_recv();
         }
     }
 
-    /// Records `event` soon; nobody waits for it. It is lost, and logged, if too many wait.
-    pub fn record_soon(&self, event: Event) {
+    /// Records `event` without waiting. It is lost, and logged, if too many records wait.
+    pub fn record_soon(&self, event: AuditEvent) {
         let Some(inner) = &self.0 else { return };
         match inner.jobs.try_reserve() {
             Ok(place) => place.send(Job::Record(event, None)),
@@ -268,15 +254,16 @@ impl AuditLog {
         }
     }
 
-    /// Records that the daemon itself decides something, on a thread that may wait.
-    pub fn decided(&self, decision: &str, arguments: &str, why: &str) {
-        let (decision, arguments) = (decision.into(), short(arguments, ARGUMENTS_BYTES_MAX));
-        let why = short(why, WHY_BYTES_MAX);
-        self.record_blocking(Event::Decided { decision, arguments, why });
+    /// Records a decision of the daemon itself, on a thread that may block.
+    pub fn record_decision(&self, decision: &str, arguments: &str, why: &str) {
+        let (decision, arguments) =
+            (decision.into(), escape_and_cut(arguments, ARGUMENTS_BYTES_MAX));
+        let why = escape_and_cut(why, WHY_BYTES_MAX);
+        self.record_blocking(AuditEvent::Decided { decision, arguments, why });
     }
 
-    /// Counts a call of `user`, or of somebody without a certificate, that came to nothing; true
-    /// if it is to be recorded by itself.
+    /// Counts a failed call of `user`, or of a caller without a certificate. Returns true if it is
+    /// to be recorded.
     #[must_use]
     pub fn admits(&self, user: Option<&str>) -> bool {
         let Some(inner) = &self.0 else { return false };
@@ -286,47 +273,47 @@ impl AuditLog {
         locked(&inner.shared.quota).admit(user)
     }
 
-    /// True if no more such calls of `user` are recorded for now.
+    /// Returns true if no more such calls of `user` are recorded for now.
     #[must_use]
-    pub fn is_spent(&self, user: Option<&str>) -> bool {
+    pub fn is_exhausted(&self, user: Option<&str>) -> bool {
         let Some(inner) = &self.0 else { return false };
         for event in inner.shared.refused() {
             self.record_soon(event);
         }
-        locked(&inner.shared.quota).is_spent(user)
+        locked(&inner.shared.quota).is_exhausted(user)
     }
 
-    /// How it is doing; `None` without a log.
+    /// Returns the state; `None` without a log.
     #[must_use]
     pub fn status(&self) -> Option<AuditStatus> {
         self.0.as_ref().map(|inner| locked(&inner.shared.status).clone())
     }
 
-    /// Waits until all that was to be recorded so far is, closes the files, and logs the head: the
-    /// last thing that a daemon does with it.
+    /// Waits until all pending records are written, closes the files, and logs the head. A daemon
+    /// calls this last.
     pub async fn close(&self) {
         let Some(inner) = &self.0 else { return };
         let (done, result) = oneshot::channel();
         if inner.jobs.send(Job::Close(done)).await.is_ok() {
             let _closed = result.await;
         }
-        self.tell_head();
+        self.log_head();
     }
 
-    fn tell_head(&self) {
+    fn log_head(&self) {
         if let Some(AuditStatus { head: Some(head), path, .. }) = self.status() {
-            tell_head(&path, head);
+            log_head(&path, head);
         }
     }
 }
 
-/// So that the head of the log is known elsewhere, too.
-fn tell_head(path: &Path, head: Head) {
+/// Logs the head, so that it is known outside of the audit log.
+fn log_head(path: &Path, head: ChainHead) {
     tracing::info!(file = %path.display(), "the head of the audit log is {head}");
 }
 
 impl Inner {
-    /// Why nothing is written any more.
+    /// Returns why nothing is written any more.
     fn closed(&self) -> AuditError {
         let status = locked(&self.shared.status);
         match &status.error {
@@ -351,16 +338,16 @@ impl Inner {
 }
 
 impl Shared {
-    /// What is to be said of refused calls, once in a minute.
-    fn refused(&self) -> Vec<Event> {
+    /// Returns the counts of refused calls, once per minute.
+    fn refused(&self) -> Vec<AuditEvent> {
         let minute = self.started.elapsed().as_secs() / 60;
         let more = locked(&self.quota).tick(minute).into_iter();
-        more.map(|more| Event::DeniedMore { caller: more.caller, count: more.count }).collect()
+        more.map(|more| AuditEvent::DeniedMore { caller: more.caller, count: more.count }).collect()
     }
 }
 
-/// True if the disk may be as it was again: then it is tried again.
-fn may_pass(error: &io::Error) -> bool {
+/// Returns true for errors that may disappear, so that the log is opened again later.
+fn is_temporary(error: &io::Error) -> bool {
     is_full(error) || error.kind() == io::ErrorKind::ReadOnlyFilesystem
 }
 
@@ -368,18 +355,18 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// What writes.
+/// The task that writes the log.
 struct Writer {
-    /// `None` as long as they could not be opened.
+    /// `None` until they could be opened.
     files: Option<Files>,
-    settings: Settings,
+    settings: AuditSettings,
     daemon: &'static str,
-    /// That the daemon has started is in the log.
+    /// True if the start of the daemon is recorded.
     is_started: bool,
     shared: Arc<Shared>,
     /// The head that was logged last, and when.
-    told: Option<(Instant, Option<Head>)>,
-    /// How many records that could not be written are told of in the log.
+    logged: Option<(Instant, Option<ChainHead>)>,
+    /// How many of the missed records are reported in the log.
     missed: u64,
 }
 
@@ -394,7 +381,7 @@ impl Writer {
                 _ = ticks.tick() => {
                     let events = self.shared.refused().into_iter();
                     batch.extend(events.map(|event| Job::Record(event, None)));
-                    self.tell();
+                    self.log_head_if_due();
                 }
             }
             let (mut begun, mut ended, mut records) = (None, None, Vec::new());
@@ -412,28 +399,28 @@ impl Writer {
                     Err(error) => return tracing::error!("the audit log is lost: {error}"),
                 }
             }
-            // Whoever waited may have gone.
-            let _heard = begun.map(|done| done.send(()));
+            // The receiver may be gone.
+            let _delivered = begun.map(|done| done.send(()));
             if let Some(done) = ended {
-                // So that the files are free when that is heard.
+                // The files must be unlocked before the answer.
                 drop(self);
-                let _heard = done.send(());
+                let _delivered = done.send(());
                 return;
             }
         }
     }
 
     /// Logs the head from time to time.
-    fn tell(&mut self) {
+    fn log_head_if_due(&mut self) {
         let (head, now) = (self.files.as_ref().and_then(Files::head), Instant::now());
-        let is_due = self
-            .told
-            .is_none_or(|(at, told)| told != head && now.duration_since(at) >= TELL_HEAD_INTERVAL);
+        let is_due = self.logged.is_none_or(|(at, logged)| {
+            logged != head && now.duration_since(at) >= LOG_HEAD_INTERVAL
+        });
         if is_due {
-            if let (Some(head), Some(_)) = (head, self.told) {
-                tell_head(&locked(&self.shared.status).path, head);
+            if let (Some(head), Some(_)) = (head, self.logged) {
+                log_head(&locked(&self.shared.status).path, head);
             }
-            self.told = Some((now, head));
+            self.logged = Some((now, head));
         }
     }
 
@@ -444,11 +431,11 @@ impl Writer {
         };
         let mut events = Vec::new();
         if !self.is_started {
-            events.push(Event::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
+            events.push(AuditEvent::Started { version: env!("CARGO_PKG_VERSION").to_owned() });
         }
         if missed > self.missed {
             let text = text.clone().unwrap_or_else(|| "too many at one time".to_owned());
-            events.push(Event::Missed { count: missed - self.missed, text });
+            events.push(AuditEvent::Missed { count: missed - self.missed, text });
         }
         let offset = events.len() as u64;
         events.extend(batch.iter().map(|(event, _)| event.clone()));
@@ -480,27 +467,27 @@ impl Writer {
         drop(status);
         for (index, (_, done)) in (0..).zip(batch) {
             let answer = result.clone().map(|first| first + offset + index);
-            // Who does not wait any more need not know.
+            // The receiver may be gone.
             done.map(|done| done.send(answer));
         }
         self
     }
 
-    /// The files, which are opened if they could not be before.
+    /// Returns the files; opens them if that failed before.
     fn files(&mut self) -> Result<&mut Files, Failure> {
         let files = match self.files.take() {
             Some(files) => files,
             None => Files::open(self.settings.clone(), self.daemon).map_err(|error| Failure {
                 is_full: matches!(&error, AuditError::Open { source, .. } if is_full(source)),
-                text: report(&error).into(),
+                text: error_chain(&error).into(),
             })?,
         };
         Ok(self.files.insert(files))
     }
 }
 
-/// A record, and who waits for it.
-type Waiting = (Event, Option<oneshot::Sender<Result<u64, Failure>>>);
+/// A record, and the channel of its caller.
+type Waiting = (AuditEvent, Option<oneshot::Sender<Result<u64, Failure>>>);
 
 /// The metrics of a log.
 #[derive(Debug)]

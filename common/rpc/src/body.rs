@@ -1,5 +1,5 @@
-//! Bodies of HTTP messages: the one type that both sides send, reading with a limit, and whether
-//! they may be packed.
+//! Bodies of HTTP messages: their type on both sides, reading with a limit, and whether they may be
+//! packed.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -23,18 +23,18 @@ pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A body that is sent.
 pub(super) type Body = UnsyncBoxBody<Bytes, BoxError>;
 
-/// True if who sent these headers takes packed objects.
+/// Returns true if the sender of these headers accepts packed objects.
 pub(super) fn takes_packed(headers: &HeaderMap) -> bool {
     let mut values = headers.get_all(ACCEPT_ENCODING).iter();
     values.any(|value| value.to_str().is_ok_and(packing::is_accepted))
 }
 
-/// A body of bytes that are in memory.
+/// Returns a body of bytes in memory.
 pub(super) fn full(bytes: impl Into<Bytes>) -> Body {
     Full(bytes.into()).boxed_unsync()
 }
 
-/// Bytes in memory, given in slices: so it is known how much of them a peer has taken.
+/// Bytes in memory that are sent in slices, to know how much a peer has read.
 struct Full(Bytes);
 
 /// The longest slice, in bytes.
@@ -62,7 +62,7 @@ impl hyper::body::Body for Full {
     }
 }
 
-/// A body that is asked for one chunk after the other.
+/// Returns a body from a stream of chunks.
 pub(super) fn streamed<S>(stream: S) -> Body
 where
     S: Stream<Item = std::io::Result<Bytes>> + Send + 'static,
@@ -71,11 +71,11 @@ where
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Chunks shorter than this are joined with those that follow, in bytes: the size of a frame.
+/// Chunks shorter than this are joined with the next ones, in bytes: the size of a frame.
 const GATHERED_BYTES: usize = 16 << 10;
 
-/// Joins short chunks that are ready, so that they do not become a frame each: HTTP/2 takes a
-/// flood of tiny frames for an attack, and ends the connection.
+/// Joins short chunks that are ready, so that they do not become a frame each: HTTP/2 peers treat a
+/// flood of tiny frames as an attack and close the connection.
 fn gathered<S, E>(stream: S) -> impl Stream<Item = Result<Bytes, E>> + Send
 where
     S: Stream<Item = Result<Bytes, E>> + Send + 'static,
@@ -109,15 +109,12 @@ where
     })
 }
 
-/// Why a body was not read to its end.
+/// Why a body could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    /// It is longer than is accepted.
+    /// It is too long.
     #[error("a body of more than {limit} bytes")]
-    TooLarge {
-        /// What is accepted.
-        limit: usize,
-    },
+    TooLarge { limit: usize },
     /// The connection broke.
     #[error("the body was cut")]
     Cut(#[source] BoxError),
@@ -127,7 +124,7 @@ pub(super) enum ReadError {
         /// How long was waited.
         limit: Duration,
     },
-    /// The sender sends, but next to nothing.
+    /// The sender is too slow.
     #[error(
         "the body comes too slowly: it has to be whole, or {} more bytes of it have to come, \
          within {} s", MESSAGE_PACE_BYTES, PACE_WINDOW.as_secs()
@@ -135,9 +132,8 @@ pub(super) enum ReadError {
     Slow,
 }
 
-/// Reads `body`, which must not have more than `limit` bytes, and of which a part must come
-/// within each `stall`, and as much as `pace` asks for. A length that the sender claims is checked,
-/// and never allocated for.
+/// Reads `body` of at most `limit` bytes. A part must arrive within each `stall`, at the speed of
+/// `pace`. A length that the sender states is checked, and no memory is allocated for it.
 pub(super) async fn read<B>(
     mut body: B,
     limit: usize,

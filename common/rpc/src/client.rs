@@ -1,8 +1,8 @@
 //! Calls methods of another daemon.
 //!
-//! A [`Client`] keeps one HTTP/2 connection to one server, made when first needed and made again
-//! when it was lost; any number of calls run on it at the same time. Every call has a limit of
-//! time and of size. A call whose future is dropped is cancelled, at the server too.
+//! A [`Client`] has one HTTP/2 connection to one server, which is made when first needed and made
+//! again after it was lost. Any number of calls share it. Every call has a limit of time and of
+//! size. Dropping the future of a call cancels it, also at the server.
 
 mod connection;
 mod download;
@@ -38,19 +38,19 @@ use api::{PROTOCOL, PROTOCOL_HEADER, object_stream};
 use connection::Connection;
 use exchange::{Failure, Reply};
 
-/// How long a call may take if its caller does not say.
+/// The default time limit of a call.
 pub const CALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long an upload may make no progress, its reply included.
+/// How long an upload or its reply may make no progress.
 pub const UPLOAD_STALL_MAX: Duration = Duration::from_secs(120);
 
-/// The largest page that [`Client::get`] takes, in bytes.
+/// The largest page of [`Client::get`], in bytes.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// The longest text of a fault that is accepted, in bytes.
 const FAULT_BYTES_MAX: usize = 64 << 10;
 
-/// A client of one server. A clone shares its connection.
+/// A client of one server. Clones share its connection.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -59,9 +59,9 @@ pub struct Client {
 struct Inner {
     peer: Peer,
     security: Security,
-    /// True if objects may be packed on their way.
+    /// True if objects may be packed.
     packs: bool,
-    /// True if the server has said that it takes packed objects.
+    /// True if the server has announced that it accepts packed objects.
     is_packing_known: AtomicBool,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
 }
@@ -73,16 +73,16 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of `peer`; connects when first used. Objects are packed on their way
-    /// ([`super::packing`]), unless `peer` is this very machine, where nothing is gained by it.
-    /// The connection is protected by `security`.
+    /// Returns a client of `peer`, which connects when first used. Objects are packed
+    /// ([`super::packing`]) unless `peer` is this machine. The connection is protected by
+    /// `security`.
     #[must_use]
     pub fn new(peer: Peer, security: &Security) -> Self {
         let packs = !peer.is_local();
         Self::packing(peer, security, packs)
     }
 
-    /// As [`Client::new`], but objects are packed or not as `packs` says, wherever `peer` is.
+    /// As [`Client::new`], but `packs` decides whether objects are packed.
     #[must_use]
     pub fn packing(peer: Peer, security: &Security, packs: bool) -> Self {
         let security = security.clone();
@@ -91,40 +91,31 @@ impl Client {
         Self { inner: Arc::new(Inner { peer, security, packs, is_packing_known, connection }) }
     }
 
-    /// True if objects of an upload may be packed: the server has said in an earlier reply that it
-    /// takes them.
+    /// Returns true if objects of an upload may be packed: the server has announced in an earlier
+    /// reply that it accepts them.
     #[must_use]
     pub fn may_pack(&self) -> bool {
         self.inner.packs && self.inner.is_packing_known.load(Ordering::Relaxed)
     }
 
-    /// The server.
     #[must_use]
     pub fn peer(&self) -> &Peer {
         &self.inner.peer
     }
 
     /// Calls `M`, within [`CALL_LIMIT`].
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`].
     pub async fn call<M: Method>(&self, request: &M::Request) -> Result<M::Reply, CallError> {
         self.call_within::<M>(request, CALL_LIMIT).await
     }
 
-    /// Calls `M`, within `limit`, connecting included.
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`].
+    /// Calls `M`, within `limit`, which includes connecting.
     pub async fn call_within<M: Method>(
         &self,
         request: &M::Request,
         limit: Duration,
     ) -> Result<M::Reply, CallError> {
         let request = self.encoded::<M>(request)?;
-        // Made where it is awaited: a future that is handed over has a place on either side.
+        // The future is made where it is awaited: passing it would reserve its memory twice.
         let call = tokio::time::timeout(limit, async {
             let (response, _connection) = self.send(M::NAME, request).await?;
             let reply = self.accept(M::NAME, response).await?;
@@ -133,12 +124,8 @@ impl Client {
         call.await.unwrap_or_else(|_| Err(self.timed_out(M::NAME, limit)))
     }
 
-    /// Streams an object stream to `M`; `body` is asked for one chunk after the other. There is
-    /// no limit on the whole, but none of its parts may take [`UPLOAD_STALL_MAX`].
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`].
+    /// Sends an object stream to `M`; `body` is polled one chunk after the other. The whole has no
+    /// time limit, but each part must arrive within [`UPLOAD_STALL_MAX`].
     pub async fn upload<M: Method>(
         &self,
         body: impl Stream<Item = Result<Bytes, io::Error>> + Send + 'static,
@@ -178,11 +165,7 @@ impl Client {
         }
     }
 
-    /// Asks for objects; they come one after the other, their hashes not yet checked.
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`].
+    /// Requests objects. They arrive one after the other, with unverified hashes.
     pub async fn get_objects(
         &self,
         request: &GetObjectsRequest,
@@ -207,11 +190,7 @@ impl Client {
         self.within(method, CALL_LIMIT, call).await
     }
 
-    /// Gets a page: its status and its body, which must be small.
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`].
+    /// Gets a small page. Returns its status and body.
     pub async fn get(&self, path_and_query: &str) -> Result<(u16, Bytes), CallError> {
         let method = "GET";
         let request = Request::get(self.uri(path_and_query))
@@ -288,7 +267,7 @@ impl Client {
             return Ok(Arc::clone(connection));
         }
         *kept = None;
-        // Boxed, because every call has a place for it, and most connect to nothing.
+        // Boxed, because every call would reserve its memory, and few need to connect.
         let connection = Box::pin(Connection::open(&self.inner.peer, &self.inner.security))
             .await
             .map_err(|source| CallError::Connect { peer: self.name(), source })?;
@@ -305,7 +284,7 @@ impl Client {
         }
     }
 
-    /// Gives the response if it is one, and else the fault.
+    /// Returns the response, or the fault that it contains.
     async fn accept(
         &self,
         method: &'static str,

@@ -1,9 +1,9 @@
-//! Reads batches of objects as they arrive, and makes the chunks that a sender sends.
+//! Reads streams of objects, and makes the chunks that a sender sends.
 //!
-//! [`ObjectReader`] is a pull parser: nothing is read before it is asked for, and it never holds
-//! more than one chunk of the transport and one head. A stream that ends without its end mark
-//! was cut, and that is an error. Packed content is unpacked, at most one chunk ahead. The reader
-//! does not hash: whoever stores the content does.
+//! [`ObjectReader`] is a pull parser: it reads only on request, and holds at most one chunk of the
+//! transport and one head. A stream without its end mark was truncated, which is an error. Packed
+//! content is unpacked at most one chunk ahead. The reader does not hash: whoever stores the
+//! content does.
 
 use std::io;
 use std::time::Duration;
@@ -16,32 +16,26 @@ use tokio::time::Instant;
 use super::body::{Body, BoxError, streamed};
 use super::pace::{PACE_WINDOW, Pace, STREAM_PACE_BYTES};
 use super::packing::{CHUNK_HEAD_BYTES, ChunkHead, UnpackError, Unpacker};
-use api::object_stream::{Form, HEAD_BYTES_MAX, Head, HeadError};
+use api::object_stream::{ContentForm, HEAD_BYTES_MAX, HeadError, ObjectHead};
 use model::object::ObjectId;
 
 /// The longest pause between two chunks of a stream.
 pub const CHUNK_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// A stream of objects that cannot be read on.
+/// Why a stream of objects cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
     /// The transport failed.
     #[error("the object stream broke")]
-    Transport {
-        /// What it said.
-        source: BoxError,
-    },
+    Transport { source: BoxError },
     /// The stream ended before its end mark.
     #[error("the object stream was cut: {expected}")]
-    Cut {
-        /// What should have followed.
-        expected: &'static str,
-    },
+    Cut { expected: &'static str },
     /// Something follows the end mark.
     #[error("the object stream goes on after its end mark")]
     Trailing,
-    /// A head cannot be understood.
+    /// A head is invalid.
     #[error("the object stream is garbled")]
     Head {
         /// What is wrong with it.
@@ -54,31 +48,28 @@ pub enum StreamError {
         #[from]
         source: UnpackError,
     },
-    /// What came was too little for too long.
+    /// The stream is too slow.
     #[error(
         "the object stream is too slow: {STREAM_PACE_BYTES} bytes have to come within {} s",
         PACE_WINDOW.as_secs()
     )]
     Slow,
-    /// Nothing came for too long.
+    /// Nothing arrived for too long.
     #[error("the object stream stalled: nothing came for {} s", .limit.as_secs())]
-    Stalled {
-        /// How long was waited.
-        limit: Duration,
-    },
+    Stalled { limit: Duration },
 }
 
 /// Reads a stream of objects, one after the other.
 pub struct ObjectReader {
     body: Body,
-    /// The rest of the chunk that was read last.
+    /// The rest of the current chunk.
     chunk: Bytes,
-    /// What is still to come of the current object's content, in bytes.
+    /// How many bytes of the current object are still to be read.
     rest: u64,
-    /// How it comes.
-    form: Form,
+    /// The form of the current object.
+    form: ContentForm,
     unpacker: Unpacker,
-    /// What has come since somebody asked.
+    /// The bytes received since the last query.
     wire_bytes: u64,
     pace: Pace,
     ended: bool,
@@ -102,7 +93,7 @@ impl ObjectReader {
             body,
             chunk: Bytes::new(),
             rest: 0,
-            form: Form::Plain,
+            form: ContentForm::Plain,
             unpacker: Unpacker::default(),
             wire_bytes: 0,
             pace: Pace::new(STREAM_PACE_BYTES),
@@ -124,7 +115,7 @@ impl ObjectReader {
         self
     }
 
-    /// Reads a stream of chunks, such as one that is stored in a file.
+    /// Returns a reader of a stream of chunks, such as one from a file.
     pub fn of_stream<S>(stream: S) -> Self
     where
         S: Stream<Item = io::Result<Bytes>> + Send + 'static,
@@ -132,16 +123,16 @@ impl ObjectReader {
         Self::new(streamed(stream))
     }
 
-    /// Reads the head of the next frame; what was not read of the object before is skipped.
-    /// After [`Head::End`] it gives that again.
+    /// Reads the head of the next frame. Unread content of the current object is skipped. After
+    /// [`ObjectHead::End`] it is returned again.
     ///
     /// # Errors
     ///
     /// [`StreamError`] if the stream is cut, garbled or stalls.
-    pub async fn head(&mut self) -> Result<Head, StreamError> {
+    pub async fn head(&mut self) -> Result<ObjectHead, StreamError> {
         while self.chunk().await?.is_some() {}
         if self.ended {
-            return Ok(Head::End);
+            return Ok(ObjectHead::End);
         }
         let mut bytes: Vec<u8> = Vec::with_capacity(HEAD_BYTES_MAX);
         loop {
@@ -154,22 +145,25 @@ impl ObjectReader {
             let had = bytes.len();
             let take = (HEAD_BYTES_MAX - had).min(self.chunk.len());
             bytes.extend_from_slice(&self.chunk[..take]);
-            let decoded = Head::decode(&bytes).map_err(|source| StreamError::Head { source })?;
+            let decoded =
+                ObjectHead::decode(&bytes).map_err(|source| StreamError::Head { source })?;
             let Some((head, form, used)) = decoded else {
                 self.chunk.advance(take);
                 continue;
             };
             self.chunk.advance(used - had);
             match head {
-                Head::Object { size_bytes, .. } => (self.rest, self.form) = (size_bytes, form),
-                Head::Absent(_) => {}
-                Head::End => self.end().await?,
+                ObjectHead::Object { size_bytes, .. } => {
+                    (self.rest, self.form) = (size_bytes, form);
+                }
+                ObjectHead::Absent(_) => {}
+                ObjectHead::End => self.end().await?,
             }
             return Ok(head);
         }
     }
 
-    /// Reads a part of the current object's content; `None` at its end.
+    /// Reads a part of the current object's content. Returns `None` at its end.
     ///
     /// # Errors
     ///
@@ -179,18 +173,18 @@ impl ObjectReader {
             return Ok(None);
         }
         let part = match self.form {
-            Form::Plain => {
+            ContentForm::Plain => {
                 self.fill().await?;
                 let rest = usize::try_from(self.rest).unwrap_or(usize::MAX);
                 self.chunk.split_to(rest.min(self.chunk.len()))
             }
-            Form::Packed => self.unpacked().await?,
+            ContentForm::Packed => self.unpacked().await?,
         };
         self.rest -= part.len() as u64;
         Ok(Some(part))
     }
 
-    /// How many bytes have come over the wire since this was last asked. Packed content is longer.
+    /// Returns how many bytes were received since the last query. Unpacked content is longer.
     pub fn take_wire_bytes(&mut self) -> u64 {
         std::mem::take(&mut self.wire_bytes)
     }
@@ -207,7 +201,7 @@ impl ObjectReader {
         Ok(self.unpacker.unpack(head, &packed)?)
     }
 
-    /// The next `length` bytes: few enough that the caller would hold them in memory.
+    /// Reads the next `length` bytes into memory.
     async fn exactly(&mut self, length: usize) -> Result<Bytes, StreamError> {
         self.fill().await?;
         if self.chunk.len() >= length {
@@ -222,7 +216,7 @@ impl ObjectReader {
         Ok(bytes.freeze())
     }
 
-    /// Sees to it that there is something of the content of the current object to be read.
+    /// Makes sure that the current chunk is not empty.
     async fn fill(&mut self) -> Result<(), StreamError> {
         if self.chunk.is_empty() {
             self.chunk = self
@@ -243,7 +237,7 @@ impl ObjectReader {
         Ok(())
     }
 
-    /// The next chunk that is not empty; `None` at the end of the body.
+    /// Reads the next non-empty chunk. Returns `None` at the end of the body.
     async fn next(&mut self) -> Result<Option<Bytes>, StreamError> {
         loop {
             let begun = Instant::now();
@@ -264,16 +258,16 @@ impl ObjectReader {
     }
 }
 
-/// The bytes of `head`, for a sender.
+/// Encodes `head`, for a sender.
 #[must_use]
-pub fn head_bytes(head: &Head) -> Bytes {
+pub fn head_bytes(head: &ObjectHead) -> Bytes {
     let mut bytes = Vec::with_capacity(HEAD_BYTES_MAX);
     head.encode(&mut bytes);
     bytes.into()
 }
 
-/// The chunks of an object whose content is in memory.
+/// Returns the chunks of an object whose content is in memory.
 #[must_use]
 pub fn object_chunks(id: ObjectId, content: Bytes) -> [Bytes; 2] {
-    [head_bytes(&Head::Object { id, size_bytes: content.len() as u64 }), content]
+    [head_bytes(&ObjectHead::Object { id, size_bytes: content.len() as u64 }), content]
 }

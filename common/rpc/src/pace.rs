@@ -1,8 +1,8 @@
-//! How fast a peer must send at least.
+//! The lowest speed at which a peer must send.
 //!
-//! A pause that is too long ends what is read; but a peer that sends a byte from time to time makes
-//! no such pause. It is held to a number of bytes in each minute that was waited for it: time in
-//! which nobody reads, because what was read before is being written, is not its fault.
+//! Long pauses end a read; but a peer that sends a byte from time to time makes no long pause. So a
+//! peer must send a number of bytes in each minute of waiting for it. Time in which this side does
+//! not read, because it writes what was read before, does not count.
 // tidy: core
 
 use core::time::Duration;
@@ -10,14 +10,14 @@ use core::time::Duration;
 /// The time over which the speed is averaged.
 pub const PACE_WINDOW: Duration = Duration::from_secs(60);
 
-/// The least that a request of one piece must bring in each window, in bytes: less than
-/// that it must bring whole. Its memory is held while it comes.
+/// The fewest bytes of a unary request in each window, or the whole request if it is shorter. It
+/// takes memory while it arrives.
 pub const MESSAGE_PACE_BYTES: u64 = 4 << 20;
 
-/// The least that a stream of objects must bring in each window, in bytes.
+/// The fewest bytes of an object stream in each window.
 pub const STREAM_PACE_BYTES: u64 = 64 << 10;
 
-/// What came, and how long was waited for it.
+/// The received bytes, and the time of waiting for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     least_bytes: u64,
@@ -26,28 +26,28 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// A peer that must send so much in each [`PACE_WINDOW`].
+    /// Requires `least_bytes` in each [`PACE_WINDOW`].
     pub(super) fn new(least_bytes: u64) -> Self {
         Self { least_bytes, waited: Duration::ZERO, bytes: 0 }
     }
 
-    /// A peer that may be as slow as it is: something else ends the wait.
+    /// Requires nothing: something else limits the wait.
     pub(super) fn any() -> Self {
         Self::new(0)
     }
 
-    /// How long may be waited for what comes next.
+    /// Returns how long to wait for the next bytes.
     pub(super) fn left(&self) -> Duration {
         PACE_WINDOW.saturating_sub(self.waited)
     }
 
-    /// Notes that `bytes` have come after one more wait; false if the peer is too slow.
+    /// Notes that `bytes` have arrived after a wait. Returns false if the peer is too slow.
     pub(super) fn came(&mut self, bytes: usize, waited: Duration) -> bool {
         self.waited += waited;
         self.bytes = self.bytes.saturating_add(bytes as u64);
         let is_fast = self.bytes >= self.least_bytes;
         if is_fast {
-            // The next window begins early for whoever is fast: it can save up nothing.
+            // The next window begins early for a fast peer, so that it gains no credit.
             (self.waited, self.bytes) = (Duration::ZERO, 0);
         }
         is_fast || self.waited < PACE_WINDOW

@@ -1,7 +1,7 @@
-//! Packs the content of objects with zstd, a chunk at a time.
+//! Packs the content of objects with zstd, chunk by chunk.
 //!
-//! A packed object is a sequence of chunks, each of which can be unpacked by itself, so that a
-//! sender and a reader need memory for one of them, whatever the length of the object. A chunk is
+//! A packed object is a sequence of chunks that are packed separately, so that sender and reader
+//! need memory for one chunk, whatever the length of the object. A chunk is
 //!
 //! | bytes | what |
 //! |---|---|
@@ -9,10 +9,7 @@
 //! | 4 | length of what follows, little-endian: that of the content, or less |
 //! | | if shorter than the content: a zstd frame (RFC 8878); otherwise the content itself |
 //!
-//! A sender may leave any chunk as it is: what is compressed already gains nothing, and a
-//! processor that is busy has better things to do.
-//!
-//! Pure: the callers move the bytes.
+//! A sender may send any chunk unpacked, such as compressed content or when its processor is busy.
 // tidy: core
 
 use bytes::{BufMut, Bytes};
@@ -21,47 +18,46 @@ use zstd::bulk::{Compressor, Decompressor};
 /// The most content in one chunk, in bytes.
 pub const CHUNK_BYTES_MAX: usize = 128 << 10;
 
-/// The length of what stands before each chunk, in bytes.
+/// The length of the head of a chunk, in bytes.
 pub const CHUNK_HEAD_BYTES: usize = 8;
 
 /// Content that is shorter than this is not worth packing, in bytes.
 pub const CONTENT_BYTES_MIN: usize = 256;
 
-/// The name of this in the headers `accept-encoding` and `content-encoding`.
+/// The value of the headers `accept-encoding` and `content-encoding`.
 pub const ENCODING: &str = "zstd";
 
-/// The part of its length by which content must become shorter.
+/// The part of its length by which content must become shorter to be sent packed.
 const GAIN_PART: usize = 16;
 
-/// Bytes that are no chunk.
+/// Why bytes are not a chunk.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// The lengths of a chunk cannot be.
+    /// The lengths of a chunk are invalid.
     #[error(
         "a packed chunk is said to be {packed_bytes} bytes that stand for {content_bytes}, where \
          {rest_bytes} are missing"
     )]
     Lengths {
-        /// How long the content is said to be.
+        /// The stated length of the content.
         content_bytes: u32,
-        /// How long what follows is said to be.
+        /// The stated length of the packed content.
         packed_bytes: u32,
-        /// What is missing of the object.
+        /// The remaining length of the object.
         rest_bytes: u64,
     },
-    /// What follows is no zstd frame of this length.
+    /// The packed content is not a zstd frame of this length.
     #[error("a packed chunk of {content_bytes} bytes cannot be unpacked: {why}")]
     Garbled {
-        /// How long the content should be.
+        /// The stated length of the content.
         content_bytes: usize,
         /// What is wrong with it.
         why: String,
     },
 }
 
-/// True if the value of a header `accept-encoding` names [`ENCODING`], and not to refuse it
-/// (RFC 9110, 12.5.3).
+/// Returns true if the value of a header `accept-encoding` accepts [`ENCODING`] (RFC 9110, 12.5.3).
 #[must_use]
 pub fn is_accepted(value: &str) -> bool {
     value.split(',').any(|coding| {
@@ -73,17 +69,18 @@ pub fn is_accepted(value: &str) -> bool {
     })
 }
 
-/// What stands before a chunk.
+/// The head of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHead {
     /// The length of the content, in bytes.
     pub content_bytes: usize,
-    /// The length of what follows, in bytes. As long as the content, it is the content.
+    /// The length of what follows, in bytes. If it equals `content_bytes` the content is not
+    /// packed.
     pub packed_bytes: usize,
 }
 
 impl ChunkHead {
-    /// Reads what stands before a chunk of an object of which `rest_bytes` are missing.
+    /// Decodes the head of a chunk of an object with `rest_bytes` remaining.
     ///
     /// # Errors
     ///
@@ -102,15 +99,15 @@ impl ChunkHead {
         Ok(Self { content_bytes, packed_bytes })
     }
 
-    /// True if the content follows as it is.
+    /// Returns true if the content is not packed.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.content_bytes == self.packed_bytes
     }
 }
 
-/// Appends one chunk: `content`, at most [`CHUNK_BYTES_MAX`] of it and not empty, or what a
-/// [`Packer`] has made of it.
+/// Appends one chunk: `content`, which has 1 to [`CHUNK_BYTES_MAX`] bytes, or what a [`Packer`]
+/// made of it.
 pub fn append(out: &mut impl BufMut, content: &[u8], packed: Option<&[u8]>) {
     debug_assert!((1..=CHUNK_BYTES_MAX).contains(&content.len()));
     let bytes = packed.unwrap_or(content);
@@ -120,23 +117,23 @@ pub fn append(out: &mut impl BufMut, content: &[u8], packed: Option<&[u8]>) {
     out.put_slice(bytes);
 }
 
-/// Packs one chunk after the other. Takes about a megabyte, so senders share a few.
+/// Packs chunks. Takes about a megabyte of memory, so senders share a few.
 pub struct Packer {
     compressor: Compressor<'static>,
     packed: Vec<u8>,
 }
 
 impl Packer {
-    /// Packs with this level of zstd.
+    /// Returns a packer with a compression level of zstd.
     ///
     /// # Errors
     ///
-    /// If there is no memory for it.
+    /// Fails if there is not enough memory.
     pub fn new(level: i32) -> std::io::Result<Self> {
         Ok(Self { compressor: Compressor::new(level)?, packed: Vec::new() })
     }
 
-    /// The frame that `content` becomes; `None` if it gains too little.
+    /// Packs `content` into a frame. Returns `None` if it does not become much shorter.
     pub fn pack(&mut self, content: &[u8]) -> Option<&[u8]> {
         if content.len() < CONTENT_BYTES_MIN {
             return None;
@@ -145,29 +142,29 @@ impl Packer {
         self.packed.clear();
         self.packed.shrink_to(limit);
         self.packed.reserve_exact(limit);
-        // One that becomes longer than there is space fails.
+        // Compression fails if the result is longer than the buffer.
         let length = self.compressor.compress_to_buffer(content, &mut self.packed).ok()?;
         (length <= limit).then_some(&self.packed[..])
     }
 
-    /// As [`Packer::pack`], but a frame whatever it gains.
+    /// As [`Packer::pack`], but always returns a frame.
     ///
     /// # Errors
     ///
-    /// If there is no memory for it.
+    /// Fails if there is not enough memory.
     pub fn frame(&mut self, content: &[u8]) -> std::io::Result<Vec<u8>> {
         self.compressor.compress(content)
     }
 }
 
-/// Unpacks one chunk after the other.
+/// Unpacks chunks.
 #[derive(Default)]
 pub struct Unpacker {
     decompressor: Option<Decompressor<'static>>,
 }
 
 impl Unpacker {
-    /// The content of a chunk that is not plain.
+    /// Unpacks the content of a chunk.
     ///
     /// # Errors
     ///

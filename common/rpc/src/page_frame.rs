@@ -1,29 +1,27 @@
-//! The frame around every HTML page of a daemon, and tables for the inside.
+//! The frame of every HTML page of a daemon, and tables.
 //!
-//! Everything is escaped by the templates. Pages need no script, no other file and no network.
-
-use std::time::SystemTime;
+//! The templates escape everything. Pages need no script, no other file and no network.
 
 use askama::Template;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::tls::Security;
 
-/// The style of all pages. There is no other one, and no `style` of single elements.
+/// The style of all pages; elements have no `style` of their own.
 const STYLE: &str = include_str!("../templates/style.css");
 
-/// What the style is known by, as pages' Content-Security-Policy names it.
+/// The hash of the style in the Content-Security-Policy of pages.
 pub const STYLE_HASH: &str = "sha256-8c0U/hpTgC3+YKXCuRoPBHtmlYKB1Bem0P5OUYH4t4A=";
 
-/// Who may see the pages of a daemon.
+/// The flag for access to pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct PageArgs {
-    /// Show pages and metrics only to those who have a certificate. /healthz stays open to all
+    /// Show pages and metrics only to callers with a certificate. /healthz stays open to all
     #[arg(long, help_heading = "Security")]
     pub private_pages: bool,
 }
 
-/// What all pages of a daemon share.
+/// The common parts of a daemon's pages.
 #[derive(Clone, Debug)]
 pub struct Frame {
     daemon: &'static str,
@@ -32,8 +30,8 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The frame of `daemon`. A banner says if it runs without TLS, or if its certificate ends
-    /// soon.
+    /// Returns the frame of `daemon`. A banner warns if it runs without TLS, or if its certificate
+    /// expires soon.
     #[must_use]
     pub fn new(daemon: &'static str, security: &Security) -> Self {
         let link = |path: &str, text: &str| (path.to_owned(), text.to_owned());
@@ -55,7 +53,7 @@ impl Frame {
         self.daemon
     }
 
-    /// The HTML document with `body`, which is HTML already, under the heading `title`.
+    /// Returns an HTML document with the heading `title` and `body`, which is HTML.
     #[must_use]
     pub fn render(&self, title: &str, body: &str) -> String {
         let document = Document {
@@ -67,13 +65,12 @@ impl Frame {
             version: env!("CARGO_PKG_VERSION"),
             title,
             body,
-            now: jiff::Timestamp::try_from(SystemTime::now())
-                .map_or_else(|_| "an unknown time".to_owned(), |now| format!("{now:.0}")),
+            now: model::display::utc(system::clock::wall()),
         };
         document.render().expect("writing to a String cannot fail")
     }
 
-    /// A page that says what went wrong.
+    /// Returns an error page.
     #[must_use]
     pub fn error(&self, status: u16, text: &str) -> String {
         let title = match status {
@@ -110,12 +107,12 @@ struct ErrorText<'a> {
     text: &'a str,
 }
 
-/// How a cell is coloured.
+/// The colour of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// As it should be.
+    /// In order.
     Good,
-    /// Wants an operator.
+    /// Needs an operator.
     Bad,
     /// Under way.
     Busy,
@@ -139,22 +136,21 @@ impl Mark {
 pub enum Cell {
     /// The name of the row.
     Name(String),
-    /// Text.
     Text(String),
     /// A number, aligned to the right.
     Number(String),
     /// A link to a page of this server.
     Link {
-        /// Where it leads; escape names in it with [`path_escape`].
+        /// The target; escape names in it with [`path_escape`].
         path: String,
-        /// What is read.
+        /// The text.
         text: String,
     },
     /// Text with a colour.
     Mark {
         /// The colour.
         mark: Mark,
-        /// What is read.
+        /// The text.
         text: String,
     },
 }
@@ -166,13 +162,13 @@ struct Table<'a> {
     rows: &'a [Vec<Cell>],
 }
 
-/// A table as HTML; without a head if `head` is empty.
+/// Formats a table as HTML; without a head if `head` is empty.
 #[must_use]
 pub fn table(head: &[&str], rows: &[Vec<Cell>]) -> String {
     Table { head, rows }.render().expect("writing to a String cannot fail")
 }
 
-/// A table of names and values as HTML.
+/// Formats names and values as an HTML table.
 #[must_use]
 pub fn pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let rows: Vec<Vec<Cell>> = pairs

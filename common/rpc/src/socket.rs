@@ -1,4 +1,4 @@
-//! What is set on the socket of each connection, by both sides.
+//! Options of the sockets of all connections, on both sides.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
@@ -7,20 +7,19 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use tokio::net::TcpStream;
 
-/// After how long without a word the kernel asks whether the other machine is there.
+/// After which silence the kernel probes whether the other machine is there.
 const PROBE_AFTER: Duration = Duration::from_secs(20);
 
-/// How many seconds later than that at most. Ten thousand connections that were made within a
-/// second would be asked about within a second, and again and again: more than queues of packets
-/// hold, so that machines were given up that were there.
+/// The most seconds of a random delay of the first probe. Ten thousand connections that were made
+/// within a second would otherwise be probed within a second, again and again. That overflows
+/// packet queues, and live machines were given up.
 const PROBE_SPREAD_SECONDS: u64 = 20;
 
-/// How much later it asks again, and after how many questions it gives up.
+/// The interval of further probes, and after how many the kernel gives up.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 4;
 
-/// Sends small messages at once, and has the kernel find out when the other machine is gone: within
-/// 40 to 60 s.
+/// Sends small messages at once, and lets the kernel detect a lost machine within 40 to 60 s.
 pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut hasher = DefaultHasher::new();

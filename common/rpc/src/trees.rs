@@ -1,25 +1,25 @@
-//! Reads trees over the network, asking only for directories that nobody has given yet: for the
-//! dominator, and for tools that do on one machine what it does on all.
+//! Reads trees and images over the network, asking only for directories that are not known yet:
+//! for the dominator, and for tools that do on one machine what it does on all.
 
-pub mod image;
-pub mod store;
-
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use crate::client::{CallError, Client, StreamError};
-use api::object_server::{GetObjectsRequest, IDS_MAX};
-use api::object_stream::Head;
-use api::subd::{DIRECTORIES_MAX, GetDirectories, GetDirectoriesRequest};
-use model::object::ObjectId;
-use model::report::report;
-use model::tree::assembly::Assembly;
-use model::tree::encode::DIRECTORY_BYTES_MAX;
-use model::tree::{Tree, TreeError};
 use tokio::sync::Semaphore;
 
-use store::DirectoryStore;
+use crate::client::{CallError, Client, StreamError};
+use api::fault::FaultCode;
+use api::image_server::{GetImage, GetImageRequest};
+use api::object_server::{GetObjectsRequest, IDS_MAX};
+use api::object_stream::ObjectHead;
+use api::subd::{DIRECTORIES_MAX, GetDirectories, GetDirectoriesRequest};
+use model::display::error_chain;
+use model::image::required::RequiredImage;
+use model::image::{ImageError, ImageName};
+use model::object::ObjectId;
+use model::tree::assembly::Assembly;
+use model::tree::encode::DIRECTORY_BYTES_MAX;
+use model::tree::{Child, Directory, Tree, TreeError};
 
 /// The most bytes of directories of one tree that are read.
 const TREE_BYTES_MAX: usize = 1 << 30;
@@ -27,50 +27,44 @@ const TREE_BYTES_MAX: usize = 1 << 30;
 /// How long one answer of a sub may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// How many trees are read from subs at one time, so that a fleet that comes up all at once
-/// shares what the first have read.
+/// How many trees are read from subs at one time. When a whole fleet connects at once the others
+/// then share what the first have read.
 const READERS: usize = 64;
 
-/// How long a sub may keep one of the [`READERS`]' places: slow ones read on without.
+/// How long a sub may hold one of the [`READERS`] permits; slow ones continue without.
 const PLACE_LIMIT: Duration = Duration::from_secs(5);
 
-/// A tree that could not be read.
+/// Why a tree could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ReadError {
+pub enum TreeReadError {
     /// A call failed.
     #[error("cannot get directories")]
     Call {
-        /// Which, and why.
         #[source]
         source: CallError,
     },
     /// The stream of objects broke.
     #[error("cannot get directories")]
     Stream {
-        /// Why.
         #[source]
         source: StreamError,
     },
     /// The tree has changed meanwhile.
     #[error("the tree has changed while it was read")]
     Changed,
-    /// The other side gave nothing of what was asked for.
+    /// The reply contained no requested directory.
     #[error("directories were asked for, and none came")]
     Nothing,
     /// The image server does not have a directory.
     #[error("directory {digest} is not on the image server")]
-    Absent {
-        /// Which.
-        digest: ObjectId,
-    },
+    Absent { digest: ObjectId },
     /// The tree is larger than is accepted.
     #[error("the directories of the tree take more than {TREE_BYTES_MAX} bytes")]
     TooLarge,
-    /// What came is no tree.
+    /// The directories are not a valid tree.
     #[error("what came is no tree")]
     Tree {
-        /// Why.
         #[source]
         source: TreeError,
     },
@@ -79,18 +73,18 @@ pub enum ReadError {
     Stopping,
 }
 
-/// What reading trees needs beside the network.
+/// Reads trees, and shares directories between them.
 #[derive(Debug)]
-pub struct Reader {
-    /// All directories that are known.
+pub struct TreeReader {
+    /// All known directories.
     pub store: DirectoryStore,
-    /// Places for work that keeps a processor busy.
+    /// Permits for work that keeps a processor busy.
     pub processors: Arc<Semaphore>,
     places: Semaphore,
 }
 
-impl Reader {
-    /// A reader with an empty store, that keeps at most `processors` processors busy.
+impl TreeReader {
+    /// Returns a reader with an empty store that keeps at most `processors` processors busy.
     #[must_use]
     pub fn new(processors: usize) -> Self {
         Self {
@@ -100,35 +94,31 @@ impl Reader {
         }
     }
 
-    /// Runs `work`, which takes processor time, where it holds up nobody.
+    /// Runs `work`, which takes processor time, on a thread for blocking work.
     ///
     /// # Errors
     ///
-    /// [`ReadError::Stopping`] if the runtime goes away meanwhile.
+    /// [`TreeReadError::Stopping`] if the runtime goes away meanwhile.
     pub async fn compute<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, ReadError> {
+    ) -> Result<T, TreeReadError> {
         let place = Arc::clone(&self.processors).acquire_owned().await;
-        let place = place.map_err(|_| ReadError::Stopping)?;
+        let place = place.map_err(|_| TreeReadError::Stopping)?;
         let work = move || {
             let result = work();
             drop(place);
             result
         };
-        tokio::task::spawn_blocking(work).await.map_err(|_| ReadError::Stopping)
+        tokio::task::spawn_blocking(work).await.map_err(|_| TreeReadError::Stopping)
     }
 
     /// Reads the tree called `root` from a sub.
-    ///
-    /// # Errors
-    ///
-    /// [`ReadError`].
     pub async fn from_sub(
         self: &Arc<Self>,
         client: &Client,
         root: ObjectId,
-    ) -> Result<Tree, ReadError> {
+    ) -> Result<Tree, TreeReadError> {
         // Most machines have the tree of an image. Hard links lead anywhere in a tree, so one that
         // has some, and was known as a part of another, is looked at.
         if let Some(known) = self.store.get(&root).filter(|known| known.totals().hard_links == 0) {
@@ -152,24 +142,24 @@ impl Reader {
                 let reply = client
                     .call_within::<GetDirectories>(&request, ANSWER_LIMIT)
                     .await
-                    .map_err(|source| ReadError::Call { source })?;
+                    .map_err(|source| TreeReadError::Call { source })?;
                 if !reply.absent.is_empty() {
-                    return Err(ReadError::Changed);
+                    return Err(TreeReadError::Changed);
                 }
                 if reply.directories.is_empty() {
-                    return Err(ReadError::Nothing);
+                    return Err(TreeReadError::Nothing);
                 }
                 let batch: Vec<Vec<u8>> =
                     reply.directories.into_iter().map(|encoded| encoded.0.0).collect();
                 bytes_read += batch.iter().map(Vec::len).sum::<usize>();
                 if bytes_read > TREE_BYTES_MAX {
-                    return Err(ReadError::TooLarge);
+                    return Err(TreeReadError::TooLarge);
                 }
                 assembly = self.insert(assembly, batch).await?;
             }
         };
         let mut read = Box::pin(read);
-        let place = self.places.acquire().await.map_err(|_| ReadError::Stopping)?;
+        let place = self.places.acquire().await.map_err(|_| TreeReadError::Stopping)?;
         if let Ok(result) = tokio::time::timeout(PLACE_LIMIT, &mut read).await {
             return result;
         }
@@ -178,15 +168,11 @@ impl Reader {
     }
 
     /// Reads the tree called `root` from the image server.
-    ///
-    /// # Errors
-    ///
-    /// [`ReadError`].
     pub async fn from_image_server(
         self: &Arc<Self>,
         client: &Client,
         root: ObjectId,
-    ) -> Result<Tree, ReadError> {
+    ) -> Result<Tree, TreeReadError> {
         let mut assembly = Assembly::new(root, |digest| self.store.get(digest));
         let mut bytes_read = 0;
         loop {
@@ -204,23 +190,23 @@ impl Reader {
         self: &Arc<Self>,
         mut assembly: Assembly,
         batch: Vec<Vec<u8>>,
-    ) -> Result<Assembly, ReadError> {
+    ) -> Result<Assembly, TreeReadError> {
         let reader = Arc::clone(self);
         self.compute(move || {
             for bytes in batch {
                 assembly
                     .insert(bytes, |digest| reader.store.get(digest))
-                    .map_err(|source| ReadError::Tree { source })?;
+                    .map_err(|source| TreeReadError::Tree { source })?;
             }
             Ok(assembly)
         })
         .await?
     }
 
-    async fn finish(self: &Arc<Self>, assembly: Assembly) -> Result<Tree, ReadError> {
+    async fn finish(self: &Arc<Self>, assembly: Assembly) -> Result<Tree, TreeReadError> {
         let reader = Arc::clone(self);
         self.compute(move || {
-            let tree = assembly.finish().map_err(|source| ReadError::Tree { source })?;
+            let tree = assembly.finish().map_err(|source| TreeReadError::Tree { source })?;
             reader.store.share(&tree);
             Ok(tree)
         })
@@ -233,24 +219,24 @@ async fn objects(
     client: &Client,
     ids: Vec<ObjectId>,
     bytes_read: &mut usize,
-) -> Result<Vec<Vec<u8>>, ReadError> {
-    let stream = |source| ReadError::Stream { source };
+) -> Result<Vec<Vec<u8>>, TreeReadError> {
+    let stream = |source| TreeReadError::Stream { source };
     let mut awaited: BTreeSet<ObjectId> = ids.iter().copied().collect();
     let request = GetObjectsRequest { ids };
     let mut reader =
-        client.get_objects(&request).await.map_err(|source| ReadError::Call { source })?;
+        client.get_objects(&request).await.map_err(|source| TreeReadError::Call { source })?;
     let mut batch = Vec::new();
     loop {
         match reader.head().await.map_err(stream)? {
-            Head::End if batch.is_empty() => return Err(ReadError::Nothing),
-            Head::End => return Ok(batch),
-            Head::Absent(digest) => return Err(ReadError::Absent { digest }),
-            Head::Object { id, size_bytes } => {
+            ObjectHead::End if batch.is_empty() => return Err(TreeReadError::Nothing),
+            ObjectHead::End => return Ok(batch),
+            ObjectHead::Absent(digest) => return Err(TreeReadError::Absent { digest }),
+            ObjectHead::Object { id, size_bytes } => {
                 if !awaited.remove(&id) {
-                    return Err(ReadError::Nothing);
+                    return Err(TreeReadError::Nothing);
                 }
                 if size_bytes > DIRECTORY_BYTES_MAX as u64 {
-                    return Err(ReadError::TooLarge);
+                    return Err(TreeReadError::TooLarge);
                 }
                 let mut bytes = Vec::new();
                 while let Some(chunk) = reader.chunk().await.map_err(stream)? {
@@ -258,7 +244,7 @@ async fn objects(
                 }
                 *bytes_read += bytes.len();
                 if *bytes_read > TREE_BYTES_MAX {
-                    return Err(ReadError::TooLarge);
+                    return Err(TreeReadError::TooLarge);
                 }
                 batch.push(bytes);
             }
@@ -266,10 +252,176 @@ async fn objects(
     }
 }
 
-impl ReadError {
+impl TreeReadError {
     /// The error with all its causes, on one line.
     #[must_use]
     pub fn text(&self) -> String {
-        report(self)
+        error_chain(self)
+    }
+}
+
+/// The fewest directories at which dead ones are removed.
+const PURGE_MIN: usize = 4_096;
+
+/// All directories of all images and machines, each once. The store does not keep directories
+/// alive; it lets images and machines share them.
+#[derive(Debug, Default)]
+pub struct DirectoryStore {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    directories: BTreeMap<ObjectId, Weak<Directory>>,
+    purge_at: usize,
+}
+
+impl DirectoryStore {
+    /// Returns the directory with that digest, if it is alive.
+    #[must_use]
+    pub fn get(&self, digest: &ObjectId) -> Option<Arc<Directory>> {
+        let inner = self.inner.lock().expect("no holder panics");
+        inner.directories.get(digest)?.upgrade()
+    }
+
+    /// Adds all directories of `tree`. Does not descend into known ones.
+    pub fn share(&self, tree: &Tree) {
+        let mut inner = self.inner.lock().expect("no holder panics");
+        let mut stack = vec![tree.root()];
+        while let Some(directory) = stack.pop() {
+            let known = inner.directories.get(&directory.digest());
+            if known.is_some_and(|known| known.strong_count() > 0) {
+                continue;
+            }
+            inner.directories.insert(directory.digest(), Arc::downgrade(directory));
+            stack.extend(directory.entries().iter().filter_map(|entry| match &entry.child {
+                Child::Directory(below) => Some(below),
+                Child::Leaf(_) => None,
+            }));
+        }
+        if inner.directories.len() > inner.purge_at.max(PURGE_MIN) {
+            inner.directories.retain(|_, directory| directory.strong_count() > 0);
+            inner.purge_at = inner.directories.len() * 2;
+        }
+    }
+
+    /// Returns how many directories are alive.
+    #[must_use]
+    pub fn alive(&self) -> u64 {
+        let inner = self.inner.lock().expect("no holder panics");
+        let alive = inner.directories.values().filter(|known| known.strong_count() > 0);
+        alive.count() as u64
+    }
+}
+
+/// How much longer than it was asked to wait the image server may take to answer.
+const SLACK: Duration = Duration::from_secs(15);
+
+/// An image that is not at hand.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GetImageError {
+    /// It may come.
+    #[error("the image server has no image {name} yet")]
+    NotThere { name: ImageName },
+    /// It will never come.
+    #[error("the image {name} was deleted: its name is never used again")]
+    Gone { name: ImageName },
+    /// The call failed.
+    #[error("the image server does not give {name}")]
+    Call {
+        /// Which image.
+        name: ImageName,
+        #[source]
+        source: CallError,
+    },
+    /// The image server lies.
+    #[error("the image server gives {got} for {want}")]
+    OtherName {
+        /// What was asked for.
+        want: ImageName,
+        /// What came.
+        got: ImageName,
+    },
+    /// The tree cannot be read.
+    #[error("the tree of {name} cannot be read")]
+    Tree {
+        /// Of which image.
+        name: ImageName,
+        #[source]
+        source: TreeReadError,
+    },
+    /// No machine could ever equal it, or this release cannot serve it.
+    #[error("{name} cannot be used")]
+    Image {
+        name: ImageName,
+        #[source]
+        source: ImageError,
+    },
+}
+
+impl TreeReader {
+    /// Gets the image called `name` with its tree; an image that is not there is waited for by
+    /// the server, for `wait`.
+    pub async fn image(
+        self: &Arc<Self>,
+        client: &Client,
+        name: &ImageName,
+        wait: Duration,
+    ) -> Result<Arc<RequiredImage>, GetImageError> {
+        let name = name.clone();
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        let request = GetImageRequest { name: name.clone(), wait_ms };
+        let image = match client.call_within::<GetImage>(&request, wait + SLACK).await {
+            Ok(image) => image,
+            Err(error) => {
+                return Err(match error.code() {
+                    Some(FaultCode::NotFound) => GetImageError::NotThere { name },
+                    Some(FaultCode::Gone) => GetImageError::Gone { name },
+                    _ => GetImageError::Call { name, source: error },
+                });
+            }
+        };
+        let (content, signatures) = (image.content, image.notes.signatures);
+        if content.name != name {
+            return Err(GetImageError::OtherName { want: name, got: content.name });
+        }
+        let tree = self.from_image_server(client, content.root).await;
+        let tree = tree.map_err(|source| GetImageError::Tree { name: name.clone(), source })?;
+        let verified = self.compute(move || {
+            content.verify(&tree)?;
+            Ok(Arc::new(RequiredImage::new(content, tree).with_signatures(signatures)))
+        });
+        match verified.await {
+            Ok(Ok(image)) => Ok(image),
+            Ok(Err(source)) => Err(GetImageError::Image { name, source }),
+            Err(source) => Err(GetImageError::Tree { name, source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::object::Algorithm;
+    use model::tree::text::from_text;
+
+    #[test]
+    fn holds_nothing_that_nobody_else_holds() {
+        let store = DirectoryStore::default();
+        let tree = |text| from_text(Algorithm::Blake3, text).unwrap();
+        let one = tree("d 755 0:0 /a\nd 755 0:0 /a/b\nd 755 0:0 /c\n");
+        store.share(&one);
+        // The root, /a and the two empty directories, which are one.
+        assert_eq!(store.alive(), 3);
+        let two = tree("d 755 0:0 /a\nd 755 0:0 /a/b\n");
+        store.share(&two);
+        assert_eq!(store.alive(), 4);
+        assert_eq!(store.get(&one.digest()).unwrap().digest(), one.digest());
+        let digest = one.digest();
+        drop(one);
+        assert!(store.get(&digest).is_none());
+        drop(two);
+        assert_eq!(store.alive(), 0);
     }
 }

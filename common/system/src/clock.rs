@@ -1,27 +1,29 @@
 //! The time of day.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use model::time_parse;
 use model::tree::Time;
-use model::when::written;
+
+/// Returns the time since 1970 by the wall clock; zero if it stands before 1970.
+#[must_use]
+pub fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
 
 /// Returns the time of day; the epoch if the clock stands before 1970.
 #[must_use]
 pub fn wall() -> Time {
-    match SystemTime::now().duration_since(UNIX_EPOCH) {
-        Ok(since) => Time {
-            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            nanoseconds: since.subsec_nanos(),
-        },
-        Err(_) => Time::default(),
-    }
+    let since = since_epoch();
+    let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+    Time { seconds, nanoseconds: since.subsec_nanos() }
 }
 
-/// Reads a moment in the past, such as `12h` (ago) or `2030-01-31T18:30`; see [`written::past`].
+/// Reads a time in the past, such as `12h` (ago) or `2030-01-31T18:30`; see [`time_parse::past`].
 ///
 /// # Errors
 ///
-/// A text for people that says which forms are understood.
-pub fn past(text: &str) -> Result<Time, String> {
-    written::past(text, &jiff::Zoned::now())
+/// Names the accepted forms.
+pub fn parse_past(text: &str) -> Result<Time, String> {
+    time_parse::past(text, &jiff::Zoned::now())
 }

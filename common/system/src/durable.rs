@@ -1,20 +1,26 @@
-//! A value in memory whose copy on the medium is always as new.
+//! A value in memory with a copy on a medium.
 //!
-//! Changes are write-through: the new value is written first, and memory changes only when that
-//! succeeded. So whatever was acknowledged survives a restart, and after a failed write both memory
-//! and medium have the old value.
+//! Changes are write-through by default: the new value is written first, and memory changes only
+//! when that succeeded. So whatever was acknowledged survives a restart, and after a failed write
+//! both memory and medium have the old value.
 //!
-//! The calls block while the medium is written: an async caller runs them on a blocking thread.
+//! [`Durable::set_behind`] is write-behind: memory changes first, and [`Durable::save`] writes it
+//! later. It is for values whose last seconds may be lost, or which must be in force although the
+//! medium is full; each such use names its reason.
+//!
+//! The calls block while the medium is written, except `get`, `set_behind` and `is_saved`: an async
+//! caller runs them on a blocking thread.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use model::lock::locked;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Where the bytes of one value are kept.
+/// Stores the bytes of one value.
 pub trait Medium {
     /// Names the place, for errors: a path.
     fn place(&self) -> String;
@@ -48,6 +54,20 @@ impl<T: Serialize + DeserializeOwned> Codec<T> for Json {
     }
 }
 
+/// JSON over several lines, indented, without a line end after the last.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PrettyJson;
+
+impl<T: Serialize + DeserializeOwned> Codec<T> for PrettyJson {
+    fn encode(&self, value: &T) -> io::Result<Vec<u8>> {
+        Ok(serde_json::to_vec_pretty(value)?)
+    }
+
+    fn decode(&self, bytes: &[u8]) -> io::Result<T> {
+        Ok(serde_json::from_slice(bytes)?)
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DurableError {
@@ -72,15 +92,21 @@ pub enum DurableError {
     },
 }
 
-/// A value in memory, written through to `M`.
+#[derive(Debug)]
+struct Latest<T> {
+    value: Arc<T>,
+    /// False if the medium may have another value.
+    is_saved: bool,
+}
+
+/// A value in memory with a copy on the medium `M`.
 #[derive(Debug)]
 pub struct Durable<T, M, C = Json> {
     medium: M,
     codec: C,
-    value: Mutex<Arc<T>>,
-    /// Held while the medium is written. True after a failed write: the medium may then have a
-    /// value that memory has not.
-    is_unsure: Mutex<bool>,
+    latest: Mutex<Latest<T>>,
+    /// Held while the medium is written. Taken before `latest`.
+    writing: Mutex<()>,
 }
 
 impl<T, M> Durable<T, M>
@@ -90,7 +116,7 @@ where
 {
     /// Reads the value, as JSON. Returns `None` if it was never written.
     pub fn load(medium: M) -> Result<Option<Self>, DurableError> {
-        Self::load_as(medium, Json)
+        Ok(read(&medium, &Json)?.map(|value| Self::new(medium, Json, value)))
     }
 
     /// Reads the value, as JSON; the default one if it was never written. Writes nothing.
@@ -98,26 +124,29 @@ where
     where
         T: Default,
     {
-        let value = read(&medium, &Json)?.unwrap_or_default();
-        Ok(Self::new(medium, Json, value))
+        Self::load_or_default_as(medium, Json)
     }
 }
 
 impl<T: Clone + PartialEq, M: Medium, C: Codec<T>> Durable<T, M, C> {
     /// Takes `value` for what the medium has.
     pub fn new(medium: M, codec: C, value: T) -> Self {
-        let value = Mutex::new(Arc::new(value));
-        Self { medium, codec, value, is_unsure: Mutex::new(false) }
+        let latest = Latest { value: Arc::new(value), is_saved: true };
+        Self { medium, codec, latest: Mutex::new(latest), writing: Mutex::default() }
     }
 
-    /// Reads the value. Returns `None` if it was never written.
-    pub fn load_as(medium: M, codec: C) -> Result<Option<Self>, DurableError> {
-        Ok(read(&medium, &codec)?.map(|value| Self::new(medium, codec, value)))
+    /// Reads the value; the default one if it was never written. Writes nothing.
+    pub fn load_or_default_as(medium: M, codec: C) -> Result<Self, DurableError>
+    where
+        T: Default,
+    {
+        let value = read(&medium, &codec)?.unwrap_or_default();
+        Ok(Self::new(medium, codec, value))
     }
 
     /// Returns the value. Never waits for the medium.
     pub fn get(&self) -> Arc<T> {
-        Arc::clone(&lock(&self.value))
+        Arc::clone(&locked(&self.latest).value)
     }
 
     /// Writes `value`, and then puts it into memory.
@@ -128,30 +157,107 @@ impl<T: Clone + PartialEq, M: Medium, C: Codec<T>> Durable<T, M, C> {
     /// Writes the value that `change` makes of the latest, and then puts it into memory. Changes
     /// are made one after the other. Nothing is written if nothing changes.
     pub fn modify<R>(&self, change: impl FnOnce(&mut T) -> R) -> Result<R, DurableError> {
-        self.modify_through(change, |medium, bytes| medium.replace(bytes))
-    }
-
-    /// As [`Durable::modify`]; `write` writes the bytes to the medium, for those that write
-    /// something else in the same transaction.
-    pub fn modify_through<R>(
-        &self,
-        change: impl FnOnce(&mut T) -> R,
-        write: impl FnOnce(&M, &[u8]) -> io::Result<()>,
-    ) -> Result<R, DurableError> {
-        let mut is_unsure = lock(&self.is_unsure);
+        let _writing = locked(&self.writing);
         let old = self.get();
         let mut new = T::clone(&old);
         let result = change(&mut new);
-        if new == *old && !*is_unsure {
-            return Ok(result);
+        if new != *old || !self.is_saved() {
+            let write = |medium: &M, bytes: &[u8]| {
+                let failed = |source| DurableError::Write { place: medium.place(), source };
+                medium.replace(bytes).map_err(failed)
+            };
+            self.replace(&old, Arc::new(new), write)?;
         }
+        Ok(result)
+    }
+
+    /// As [`Durable::modify`], for a change that may be refused and for a writer that writes
+    /// something else in the same transaction: `write` is called even if the value stays the same,
+    /// but not after a refusal.
+    pub fn modify_through<R, E: From<DurableError>>(
+        &self,
+        change: impl FnOnce(&mut T) -> Result<R, E>,
+        write: impl FnOnce(&M, &[u8]) -> Result<(), E>,
+    ) -> Result<R, E> {
+        let _writing = locked(&self.writing);
+        let old = self.get();
+        let mut new = T::clone(&old);
+        let result = change(&mut new)?;
+        self.replace(&old, Arc::new(new), write)?;
+        Ok(result)
+    }
+
+    /// Writes `value`, and then puts it into memory; `write` as in [`Durable::modify_through`].
+    pub fn set_through<E: From<DurableError>>(
+        &self,
+        value: T,
+        write: impl FnOnce(&M, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let _writing = locked(&self.writing);
+        self.replace(&self.get(), Arc::new(value), write)
+    }
+
+    /// Puts `value` into memory at once; [`Durable::save`] is to write it. Returns false if there
+    /// is nothing to save.
+    pub fn set_behind(&self, value: T) -> bool {
+        let mut latest = locked(&self.latest);
+        latest.is_saved &= *latest.value == value;
+        latest.value = Arc::new(value);
+        !latest.is_saved
+    }
+
+    /// Changes memory at once; [`Durable::save`], or the next change, is to write it. Unlike
+    /// [`Durable::set_behind`] it waits for a write under way, and so loses no change.
+    pub fn modify_behind<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let _writing = locked(&self.writing);
+        let mut new = T::clone(&self.get());
+        let result = change(&mut new);
+        self.set_behind(new);
+        result
+    }
+
+    /// Notes that the medium may have another value: the next change writes, even if it changes
+    /// nothing.
+    pub fn doubt(&self) {
+        locked(&self.latest).is_saved = false;
+    }
+
+    /// Writes the latest value, if the medium may have another.
+    pub fn save(&self) -> Result<(), DurableError> {
+        self.modify(|_| {})
+    }
+
+    /// Writes the latest value in any case; `write` as in [`Durable::modify_through`].
+    pub fn save_through<E: From<DurableError>>(
+        &self,
+        write: impl FnOnce(&M, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.modify_through(|_| Ok(()), write)
+    }
+
+    /// True if the medium has the latest value.
+    pub fn is_saved(&self) -> bool {
+        locked(&self.latest).is_saved
+    }
+
+    /// Writes `new` and puts it in the place of `old`. A value that was set behind meanwhile is
+    /// newer: it stays, and is still to be saved.
+    fn replace<E: From<DurableError>>(
+        &self,
+        old: &Arc<T>,
+        new: Arc<T>,
+        write: impl FnOnce(&M, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let failed = |source| DurableError::Write { place: self.medium.place(), source };
         let bytes = self.codec.encode(&new).map_err(failed)?;
-        *is_unsure = true;
-        write(&self.medium, &bytes).map_err(failed)?;
-        *is_unsure = false;
-        *lock(&self.value) = Arc::new(new);
-        Ok(result)
+        // A write that fails may have changed the medium all the same.
+        locked(&self.latest).is_saved = false;
+        write(&self.medium, &bytes)?;
+        let mut latest = locked(&self.latest);
+        if Arc::ptr_eq(&latest.value, old) {
+            *latest = Latest { value: new, is_saved: true };
+        }
+        Ok(())
     }
 }
 
@@ -160,11 +266,6 @@ fn read<T>(medium: &impl Medium, codec: &impl Codec<T>) -> Result<Option<T>, Dur
     let Some(bytes) = medium.read().map_err(failed)? else { return Ok(None) };
     let damaged = |source| DurableError::Damaged { place: medium.place(), source };
     codec.decode(&bytes).map(Some).map_err(damaged)
-}
-
-/// A lock that was held during a panic is taken all the same: values are put in whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A file, replaced by way of a temporary file beside it.
@@ -301,6 +402,46 @@ mod tests {
         assert_eq!((text().as_str(), value.get().as_slice()), ("[1]\n", &[1][..]));
         let names: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
         assert_eq!(names.len(), 1, "{names:?}");
+    }
+
+    #[test]
+    fn a_value_that_is_set_behind_is_saved_later_and_is_not_lost_by_a_write_under_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("value");
+        let text = || std::fs::read_to_string(&path).unwrap();
+        let value: Durable<u32, _> = Durable::load_or_default(FileMedium::new(&path, 100)).unwrap();
+        assert!(!value.set_behind(0) && value.is_saved(), "nothing changed");
+        assert!(value.set_behind(1));
+        assert_eq!((*value.get(), value.is_saved(), path.exists()), (1, false, false));
+        value.save().unwrap();
+        assert_eq!((text().as_str(), value.is_saved()), ("1\n", true));
+
+        let failed = || Err::<(), _>(TestError::Io(io::ErrorKind::Other.into()));
+        let refused = value.modify_through(|_| failed(), |_, _| Ok(()));
+        assert!(matches!(refused, Err(TestError::Io(_))));
+        let write = |medium: &FileMedium, bytes: &[u8]| {
+            assert!(value.set_behind(3));
+            medium.replace(bytes).map_err(TestError::Io)
+        };
+        value.set_through(2, write).unwrap();
+        assert_eq!((*value.get(), text().as_str(), value.is_saved()), (3, "2\n", false));
+        value.save_through(|medium, bytes| medium.replace(bytes).map_err(TestError::Io)).unwrap();
+        assert_eq!((text().as_str(), value.is_saved()), ("3\n", true));
+        // It is written even if nothing changes: something else may be written with it.
+        value.save_through(|_, _| failed()).unwrap_err();
+        assert!(!value.is_saved());
+    }
+
+    #[derive(Debug)]
+    enum TestError {
+        Io(#[expect(dead_code, reason = "it is shown")] io::Error),
+        Durable(#[expect(dead_code, reason = "it is shown")] DurableError),
+    }
+
+    impl From<DurableError> for TestError {
+        fn from(error: DurableError) -> Self {
+            Self::Durable(error)
+        }
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! How to see that a file has changed, and that nobody is writing it just now.
+//! Detects changes of a file, and whether it may still be changing.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What changes when a file does.
+/// The identity, size and times of a file, which change when it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct FileStamp {
     device: u64,
     inode: u64,
     size_bytes: u64,
@@ -14,8 +14,8 @@ pub struct Stamp {
     ctime: (i64, i64),
 }
 
-impl Stamp {
-    /// The stamp of a file that has this metadata.
+impl FileStamp {
+    /// Returns the stamp of a file with this metadata.
     #[must_use]
     pub fn of(metadata: &Metadata) -> Self {
         Self {
@@ -27,9 +27,8 @@ impl Stamp {
         }
     }
 
-    /// True if the file changed longer than `settling` before `now`. One that changed later may
-    /// change again without a trace in its times, which the kernel counts in ticks, or may be in
-    /// the middle of a change.
+    /// Returns true if the file changed longer than `settling` before `now`. A later change may be
+    /// incomplete, or be followed by one with the same times, which the kernel counts in ticks.
     #[must_use]
     pub fn is_settled(self, settling: Duration, now: SystemTime) -> bool {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -51,14 +50,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, "one").unwrap();
-        let stamp = || Stamp::of(&std::fs::metadata(&path).unwrap());
+        let stamp = || FileStamp::of(&std::fs::metadata(&path).unwrap());
         let (first, settling) = (stamp(), Duration::from_millis(50));
         assert_eq!(stamp(), first);
         let (seconds, nanoseconds) = first.ctime;
         let changed = UNIX_EPOCH
             + Duration::from_secs(u64::try_from(seconds).unwrap())
             + Duration::from_nanos(u64::try_from(nanoseconds).unwrap());
-        // A clock that was put back says nothing about the file.
+        // A clock that was set back proves nothing about the file.
         let table = [(0, false), (50, false), (51, true)];
         for (milliseconds, is_settled) in table {
             let distance = Duration::from_millis(milliseconds);

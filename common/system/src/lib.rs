@@ -1,5 +1,5 @@
-//! What the shells ask of the operating system in one place: the time, random numbers, whether a
-//! file has changed, and values that survive a restart.
+//! Access to the operating system: the time, random numbers, changes of files, and values that
+//! survive a restart.
 
 pub mod clock;
 pub mod durable;

@@ -1,9 +1,15 @@
-//! Code that tests of several crates share. No program depends on it.
+//! Code that tests and benchmarks of several crates share. No program that is installed depends on
+//! it.
 
 #![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
+pub mod crash_points;
 mod eventually;
+pub mod power_cut;
 mod programs;
+pub mod random;
+pub mod strace;
+pub mod sub_model;
 
 pub use eventually::{eventually, eventually_async};
-pub use programs::{program, said};
+pub use programs::{exit_and_output, program};

@@ -1,4 +1,4 @@
-//! Programs of other crates of the workspace, and what they print.
+//! Programs of other crates of the workspace, and their output.
 
 use std::path::Path;
 use std::process::Output;
@@ -30,9 +30,9 @@ pub fn program(name: &str) -> String {
     program.into_os_string().into_string().unwrap()
 }
 
-/// Returns the exit code of a program, and what it printed on stdout and stderr.
+/// Returns the exit code, the stdout and the stderr of a program.
 #[must_use]
-pub fn said(output: &Output) -> (Option<i32>, String, String) {
+pub fn exit_and_output(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }

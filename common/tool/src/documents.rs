@@ -1,19 +1,19 @@
-//! Completions for shells and manual pages, made of what a program says of its flags.
+//! Shell completions and manual pages, generated from the flags of a program.
 //!
-//! All tools have the same two commands for that; they need no server. The pages of daemons, which
-//! have no commands, are written by [`write_pages`] alone.
+//! All tools have the same two commands for that; they need no server. Daemons have no such
+//! commands; [`write_pages`] writes their pages.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::CommandFactory;
-use clap_complete::aot::{Shell as Dialect, generate};
+use clap_complete::aot::{self, generate};
 
 use super::Output;
 use daemon::{EXIT_FAILED, exit};
 
-/// Shells that completions are made for.
+/// Shells with completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Shell {
     /// bash, with the package bash-completion
@@ -27,26 +27,26 @@ pub enum Shell {
 /// Commands that all tools have.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum Documents {
-    /// Print what a shell needs to complete commands, flags and their values
-    #[command(after_long_help = "Examples, each once, with TOOL for this program:\n  \
+    /// Print the script for a shell that completes commands, flags and values
+    #[command(after_long_help = "Examples, with the name of this program for TOOL:\n  \
         TOOL completions bash > ~/.local/share/bash-completion/completions/TOOL\n  \
         TOOL completions zsh > /usr/local/share/zsh/site-functions/_TOOL\n  \
         TOOL completions fish > ~/.config/fish/completions/TOOL.fish")]
     Completions {
-        /// The shell
+        /// Shell to complete in
         #[arg(value_enum)]
         shell: Shell,
     },
-    /// Write manual pages of this program and its commands into a directory
+    /// Write the manual pages of this program and its commands into a directory
     #[command(after_long_help = "Example: TOOL man /usr/local/share/man/man1")]
     Man {
-        /// The directory; it is made if it is not there
+        /// Directory; it is created if it does not exist
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
 }
 
-/// Carries `documents` out for the program whose flags are `T`.
+/// Runs `documents` for the program whose flags are `T`.
 #[must_use]
 pub fn run<T: CommandFactory>(documents: &Documents) -> ExitCode {
     match documents {
@@ -61,15 +61,15 @@ pub fn run<T: CommandFactory>(documents: &Documents) -> ExitCode {
     }
 }
 
-/// The script that completes the program whose flags are `T`.
+/// Returns the completion script of the program whose flags are `T`.
 #[must_use]
 pub fn completions<T: CommandFactory>(shell: Shell) -> String {
     let mut command = T::command();
     let name = command.get_name().to_owned();
     let dialect = match shell {
-        Shell::Bash => Dialect::Bash,
-        Shell::Zsh => Dialect::Zsh,
-        Shell::Fish => Dialect::Fish,
+        Shell::Bash => aot::Shell::Bash,
+        Shell::Zsh => aot::Shell::Zsh,
+        Shell::Fish => aot::Shell::Fish,
     };
     let mut script = Vec::new();
     generate(dialect, &mut command, name, &mut script);
@@ -81,7 +81,7 @@ pub fn completions<T: CommandFactory>(shell: Shell) -> String {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// If a file cannot be written.
 pub fn write_pages(command: clap::Command, directory: &Path) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     clap_mangen::generate_to(command, directory)

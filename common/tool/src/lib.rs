@@ -1,4 +1,4 @@
-//! What the tools of operators have in common. Data goes to stdout, talk to stderr.
+//! What operators' tools have in common. Data goes to stdout, messages to stderr.
 
 pub mod documents;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use daemon::{EXIT_DONE, EXIT_FAILED, exit};
 
-/// How data is printed.
+/// Output format of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// Aligned columns and lines, for people
@@ -19,15 +19,25 @@ pub enum Format {
     Json,
 }
 
-/// Of a command that compares: the two differ.
+impl Format {
+    /// Returns `value` as JSON, or the text that `table` makes of it.
+    pub fn render<T: Serialize>(self, value: &T, table: impl FnOnce(&T) -> String) -> String {
+        match self {
+            Self::Table => table(value),
+            Self::Json => json(value),
+        }
+    }
+}
+
+/// Exit code of a command that compared and found a difference.
 pub const EXIT_DIFFERENT: u8 = 3;
 
-/// What a command gives back.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// The data.
+    /// Data for stdout.
     pub text: String,
-    /// What the program exits with.
+    /// Exit code.
     pub code: u8,
 }
 
@@ -38,7 +48,7 @@ impl From<String> for Output {
 }
 
 impl Output {
-    /// Prints the data, and gives the exit code.
+    /// Prints the data and returns the exit code.
     #[must_use]
     pub fn print(&self) -> ExitCode {
         match std::io::stdout().write_all(self.text.as_bytes()) {
@@ -50,15 +60,15 @@ impl Output {
     }
 }
 
-/// A reply as JSON, with a line feed at its end.
+/// Returns `value` as indented JSON that ends with a line feed.
 ///
 /// # Panics
 ///
-/// If it has keys that are no texts, which no reply has.
+/// If a map in `value` has keys that are not strings.
 #[must_use]
 pub fn json(value: &impl Serialize) -> String {
-    let mut text = serde_json::to_string_pretty(value)
-        .expect("replies are plain structures, with texts as keys");
+    let mut text =
+        serde_json::to_string_pretty(value).expect("replies are structures with string keys");
     text.push('\n');
     text
 }

@@ -1,13 +1,13 @@
-//! Who calls, and who owns things.
+//! Callers with their powers, and owners.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// The most bytes that the names of all owners of one thing may have together.
+/// The most bytes that the names of all owners of one item may have together.
 pub const OWNERS_BYTES_MAX: usize = 4_096;
 
-/// Patterns of the methods that a caller may call whatever they are about.
+/// Patterns of the methods that a caller may call, whoever owns what the call is about.
 ///
 /// A pattern is `Service.Method`; in each half `*` stands for any characters, so that
 /// `ImageServer.*` is all of the image server, and `*.*` is everything.
@@ -15,24 +15,24 @@ pub const OWNERS_BYTES_MAX: usize = 4_096;
 pub struct Powers(Vec<String>);
 
 impl Powers {
-    /// Those of `patterns`. A text that is no pattern gives no power.
+    /// Returns the powers of `patterns`. A text that is not a pattern gives no power.
     #[must_use]
     pub fn new<Text: Into<String>>(patterns: impl IntoIterator<Item = Text>) -> Self {
         Self(patterns.into_iter().map(Into::into).collect())
     }
 
-    /// Every power there is.
+    /// Returns all powers.
     #[must_use]
     pub fn all() -> Self {
         Self::new(["*.*"])
     }
 
-    /// The patterns, as they were given.
+    /// Returns the patterns, as they were given.
     pub fn patterns(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }
 
-    /// True if a pattern matches `method`, which is `Service.Method`.
+    /// Returns true if a pattern matches `method`, which is `Service.Method`.
     #[must_use]
     pub fn has(&self, method: &str) -> bool {
         let Some((service, name)) = method.split_once('.') else { return false };
@@ -45,11 +45,12 @@ impl Powers {
     }
 }
 
-/// True if `pattern`, in which `*` stands for any bytes, matches all of `text`. Takes no longer
-/// than the product of their lengths, whatever the pattern is.
+/// Returns true if `pattern`, in which `*` stands for any bytes, matches all of `text`. Takes at
+/// most as many steps as the product of their lengths.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at_pattern, mut at_text) = (0, 0);
-    // Behind the last star, and where the text went on when it stood for as little as it could.
+    // The position after the last star, and where the text continues if the star stands for as
+    // little as possible.
     let mut star: Option<(usize, usize)> = None;
     while at_text < text.len() {
         match pattern.get(at_pattern) {
@@ -71,41 +72,40 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     pattern[at_pattern..].iter().all(|byte| *byte == b'*')
 }
 
-/// Who calls, as far as the wire knows.
+/// A caller, as its certificate describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// The name of the user; `None` for somebody whom no authority vouches for.
+    /// The name of the user; `None` without a certificate of a trusted authority.
     pub user: Option<String>,
     /// The groups that the user is in.
     pub groups: BTreeSet<String>,
-    /// What the user may do whoever owns what it is about.
+    /// The methods that the user may call, whoever owns what the call is about.
     pub powers: Powers,
-    /// The methods that the authority may vouch for that vouches for the user; `None` for all.
+    /// The methods that the user's authority may vouch for; `None` for all.
     pub zone: Option<Powers>,
 }
 
 impl Identity {
-    /// Whoever calls a server that runs with `--insecure`: nobody that it knows, who may do
-    /// everything.
+    /// Returns the caller of a server that runs with `--insecure`: unknown, with all powers.
     #[must_use]
     pub fn insecure() -> Self {
         Self { powers: Powers::all(), ..Self::default() }
     }
 }
 
-/// Who owns something.
+/// The owners of an image, directory or machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owners {
-    /// All who are in one of these groups do.
+    /// Every member of one of these groups is an owner.
     pub groups: BTreeSet<String>,
-    /// These users do.
+    /// These users are owners.
     pub users: BTreeSet<String>,
 }
 
-/// Owners that are not allowed.
+/// Why owners are not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OwnersError {
-    /// A name cannot be one.
+    /// A name is not allowed.
     #[error("`{name}` is no name of an owner: {why}")]
     Name {
         /// The name, escaped.
@@ -113,19 +113,16 @@ pub enum OwnersError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// There are too many.
+    /// The names are too long.
     #[error(
         "the names of all owners of one thing have at most {OWNERS_BYTES_MAX} bytes together, \
          these have {bytes}: make a group of them"
     )]
-    TooLong {
-        /// How long they are together, in bytes.
-        bytes: usize,
-    },
+    TooLong { bytes: usize },
 }
 
 impl Owners {
-    /// Those of `groups` and `users`.
+    /// Returns these groups and users.
     pub fn new<Text: Into<String>>(
         groups: impl IntoIterator<Item = Text>,
         users: impl IntoIterator<Item = Text>,
@@ -134,13 +131,13 @@ impl Owners {
         Self { groups, users: users.into_iter().map(Into::into).collect() }
     }
 
-    /// True if nobody owns it.
+    /// Returns true if there are no owners.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty() && self.users.is_empty()
     }
 
-    /// True if `identity` is one of them.
+    /// Returns true if `identity` is an owner.
     #[must_use]
     pub fn include(&self, identity: &Identity) -> bool {
         identity.user.as_ref().is_some_and(|user| {
@@ -149,11 +146,7 @@ impl Owners {
         })
     }
 
-    /// Refuses names that cannot be shown or told from others, and too many of them.
-    ///
-    /// # Errors
-    ///
-    /// [`OwnersError`].
+    /// Refuses names that cannot be displayed or that look like others, and too many names.
     pub fn verify(&self) -> Result<(), OwnersError> {
         let mut bytes = 0;
         for name in self.groups.iter().chain(&self.users) {
@@ -173,7 +166,7 @@ impl Owners {
         if bytes > OWNERS_BYTES_MAX { Err(OwnersError::TooLong { bytes }) } else { Ok(()) }
     }
 
-    /// The owners in words: `groups web, dba; user alice`; `nobody` if there are none.
+    /// Describes the owners: `groups web, dba; user alice`; `nobody` if there are none.
     #[must_use]
     pub fn in_words(&self) -> String {
         let list = |what: &str, names: &BTreeSet<String>| {

@@ -1,28 +1,28 @@
-//! How many calls that came to nothing are recorded one by one.
+//! Limits how many failed and refused calls are recorded one by one.
 //!
-//! Whoever may do nothing here can still call. So that they cannot fill the log, or push out of it
-//! what others did, only some such calls of each user and minute are recorded; the others are
-//! counted, and the count is recorded when the minute is over. Callers without a certificate share
-//! one count, because addresses cost nothing.
+//! Callers without any power can still call. So that they cannot fill the log or push other records
+//! out of it, only some such calls are recorded for each user and minute. The others are counted,
+//! and the count is recorded when the minute is over. Callers without a certificate share one
+//! count, because addresses cost nothing.
 
 use std::collections::BTreeMap;
 
-/// How many of one user are recorded in one minute.
+/// How many calls of one user are recorded in one minute.
 pub const PER_MINUTE: u32 = 10;
 
-/// How many of all callers without a certificate are recorded in one minute.
+/// How many calls of all callers without a certificate are recorded in one minute.
 pub const STRANGERS_PER_MINUTE: u32 = 20;
 
-/// How many users are told apart; the others share a count. Each has a certificate of its own.
+/// How many users have a count of their own; the others share one.
 pub const USERS_MAX: usize = 1_000;
 
-/// What all users beyond [`USERS_MAX`] are called.
+/// The caller that is recorded for users beyond [`USERS_MAX`].
 pub const OTHERS: &str = "other users";
 
-/// What callers without a certificate are called.
+/// The caller that is recorded for callers without a certificate.
 pub const STRANGERS: &str = "callers without a certificate";
 
-/// Counts calls.
+/// Counts the calls of the current minute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
     minute: u64,
@@ -31,17 +31,15 @@ pub struct Quota {
     strangers: u32,
 }
 
-/// Calls that were not recorded one by one.
+/// Calls of one caller that were not recorded one by one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct More {
-    /// Whose.
+pub struct Unrecorded {
     pub caller: String,
-    /// How many.
     pub count: u32,
 }
 
 impl Quota {
-    /// Counts a call of `user`, or of somebody without a certificate; true if it is to be
+    /// Counts a call of `user`, or of a caller without a certificate. Returns true if it is to be
     /// recorded.
     pub fn admit(&mut self, user: Option<&str>) -> bool {
         let is_known = |user| self.users.contains_key(user) || self.users.len() < USERS_MAX;
@@ -56,9 +54,9 @@ impl Quota {
         *count <= most
     }
 
-    /// True if no more calls of `user` are recorded in this minute.
+    /// Returns true if no more calls of `user` are recorded in this minute.
     #[must_use]
-    pub fn is_spent(&self, user: Option<&str>) -> bool {
+    pub fn is_exhausted(&self, user: Option<&str>) -> bool {
         match user {
             None => self.strangers >= STRANGERS_PER_MINUTE,
             Some(user) => match self.users.get(user) {
@@ -68,9 +66,9 @@ impl Quota {
         }
     }
 
-    /// Takes note of the time, as minutes since some moment. When a minute has passed, gives what
-    /// was counted in it and not recorded.
-    pub fn tick(&mut self, minute: u64) -> Vec<More> {
+    /// Sets the current minute, counted from any start. When a minute has passed, returns the calls
+    /// that were counted in it and not recorded.
+    pub fn tick(&mut self, minute: u64) -> Vec<Unrecorded> {
         if minute == self.minute {
             return Vec::new();
         }
@@ -84,7 +82,7 @@ impl Quota {
         users
             .chain(shared)
             .filter(|(_, count, most)| count > most)
-            .map(|(caller, count, most)| More { caller, count: count - most })
+            .map(|(caller, count, most)| Unrecorded { caller, count: count - most })
             .collect()
     }
 }

@@ -2,15 +2,17 @@
 
 use proptest::prelude::*;
 
-use super::brief::{ARGUMENTS_BYTES_MAX, Brief, short};
-use super::quota::{More, OTHERS, PER_MINUTE, Quota, STRANGERS, STRANGERS_PER_MINUTE, USERS_MAX};
+use super::call_details::{ARGUMENTS_BYTES_MAX, CallDetails, escape_and_cut};
+use super::quota::{
+    OTHERS, PER_MINUTE, Quota, STRANGERS, STRANGERS_PER_MINUTE, USERS_MAX, Unrecorded,
+};
 use super::record::*;
 use super::verify::*;
 use model::tree::Time;
 
-fn decided(number: u64) -> Event {
+fn decided(number: u64) -> AuditEvent {
     let (decision, arguments) = ("expire-image".to_owned(), format!("image=web/{number}"));
-    Event::Decided { decision, arguments, why: String::new() }
+    AuditEvent::Decided { decision, arguments, why: String::new() }
 }
 
 /// The files of a log, each as lines.
@@ -22,7 +24,7 @@ fn log(counts: &[u64]) -> Files {
     let at = |seconds: u64| Time { seconds: seconds.cast_signed(), nanoseconds: 5_000 };
     let mut number = 0;
     let mut file = |(index, count): (usize, &u64)| {
-        let mut lines = vec![chain.append(at(number), Event::File { file: index as u64 + 1 })];
+        let mut lines = vec![chain.append(at(number), AuditEvent::File { file: index as u64 + 1 })];
         for _ in 0..*count {
             number += 1;
             lines.push(chain.append(at(number), decided(number)));
@@ -32,7 +34,7 @@ fn log(counts: &[u64]) -> Files {
     counts.iter().enumerate().map(&mut file).collect()
 }
 
-fn verify(files: &Files, expected: &[&str]) -> Report {
+fn verify(files: &Files, expected: &[&str]) -> ChainReport {
     let expected = expected.iter().map(|text| text.parse().unwrap()).collect();
     let mut verifier = Verifier::new(expected);
     for (index, lines) in files.iter().enumerate() {
@@ -48,16 +50,16 @@ fn troubles(files: &Files) -> Vec<String> {
     verify(files, &[]).troubles.iter().map(ToString::to_string).collect()
 }
 
-fn head_of(line: &str) -> Head {
-    open(line.trim_end().as_bytes()).unwrap().head
+fn head_of(line: &str) -> ChainHead {
+    check_line(line.trim_end().as_bytes()).unwrap().head
 }
 
 /// Writes all records from this one on anew, as somebody can who knows the form.
-fn rewrite(files: &mut Files, from: u64, change: impl Fn(&mut Event)) {
+fn rewrite(files: &mut Files, from: u64, change: impl Fn(&mut AuditEvent)) {
     let mut chain: Option<Chain> = None;
     let mut before = None;
     for line in files.iter_mut().flatten() {
-        let sealed = open(line.trim_end().as_bytes()).unwrap();
+        let sealed = check_line(line.trim_end().as_bytes()).unwrap();
         let sequence = sealed.head.sequence;
         if sequence >= from {
             let chain = chain.get_or_insert_with(|| Chain::new("testd", before));
@@ -75,7 +77,7 @@ fn rewrite(files: &mut Files, from: u64, change: impl Fn(&mut Event)) {
 fn a_record_is_a_line_of_json_that_anybody_can_hash() {
     let mut chain = Chain::new("imageserver", None);
     let time = Time { seconds: 1_700_000_000, nanoseconds: 123_456_789 };
-    let act = Act {
+    let act = AuditedCall {
         user: Some("alice".to_owned()),
         groups: "web".to_owned(),
         address: "10.0.0.7:41234".to_owned(),
@@ -84,13 +86,13 @@ fn a_record_is_a_line_of_json_that_anybody_can_hash() {
         why: "old".to_owned(),
         who: String::new(),
     };
-    let lines = chain.append(time, Event::Begun(act))
+    let lines = chain.append(time, AuditEvent::Begun(act))
         + &chain.append(
             time,
-            Event::Ended {
+            AuditEvent::Ended {
                 of: 1,
                 method: "ImageServer.DeleteImage".to_owned(),
-                outcome: Outcome::Failed,
+                outcome: CallOutcome::Failed,
                 text: "it is in use".to_owned(),
             },
         );
@@ -99,27 +101,27 @@ fn a_record_is_a_line_of_json_that_anybody_can_hash() {
 
 #[test]
 fn every_record_can_be_read_again() {
-    let act = Act { user: Some("\u{202e}\"\\".to_owned()), ..Act::default() };
+    let act = AuditedCall { user: Some("\u{202e}\"\\".to_owned()), ..AuditedCall::default() };
     let events = [
-        Event::File { file: 1 },
-        Event::Started { version: "0.1.0".to_owned() },
-        Event::Torn { bytes: 3, digest: Hash::of(b"abc"), text: "abc".to_owned() },
-        Event::Begun(act.clone()),
-        Event::Ended {
+        AuditEvent::File { file: 1 },
+        AuditEvent::Started { version: "0.1.0".to_owned() },
+        AuditEvent::Torn { bytes: 3, digest: Hash::of(b"abc"), text: "abc".to_owned() },
+        AuditEvent::Begun(act.clone()),
+        AuditEvent::Ended {
             of: 4,
             method: "A.B".to_owned(),
-            outcome: Outcome::Left,
+            outcome: CallOutcome::Left,
             text: "x".to_owned(),
         },
-        Event::Denied { act, text: "no".to_owned() },
-        Event::DeniedMore { caller: "10.0.0.1".to_owned(), count: 512 },
+        AuditEvent::Denied { act, text: "no".to_owned() },
+        AuditEvent::DeniedMore { caller: "10.0.0.1".to_owned(), count: 512 },
         decided(1),
-        Event::Missed { count: 2, text: "no space".to_owned() },
+        AuditEvent::Missed { count: 2, text: "no space".to_owned() },
     ];
     let mut chain = Chain::new("testd", None);
     for event in events {
         let line = chain.append(Time { seconds: 0, nanoseconds: 0 }, event.clone());
-        let sealed = open(line.trim_end().as_bytes()).unwrap();
+        let sealed = check_line(line.trim_end().as_bytes()).unwrap();
         assert_eq!(Some(sealed.head), chain.head());
         assert_eq!(sealed.record.unwrap().event, event);
     }
@@ -129,11 +131,16 @@ fn every_record_can_be_read_again() {
 fn a_whole_log_is_whole() {
     let files = log(&[2, 0, 3]);
     let head = head_of(files[2].last().unwrap());
-    let expected =
-        Report { files: 3, records: 8, first: Some(1), head: Some(head), ..Report::default() };
+    let expected = ChainReport {
+        files: 3,
+        records: 8,
+        first: Some(1),
+        head: Some(head),
+        ..ChainReport::default()
+    };
     let remembered = head_of(&files[0][1]).to_string();
     assert_eq!(verify(&files, &[&remembered, &head.to_string()[..15]]), expected);
-    assert_eq!(verify(&Vec::new(), &[]), Report::default());
+    assert_eq!(verify(&Vec::new(), &[]), ChainReport::default());
 }
 
 #[test]
@@ -227,13 +234,14 @@ fn what_a_chain_cannot_tell_a_remembered_head_does() {
     assert_eq!(text(&anew), [expected]);
 
     let mut chain = Chain::new("testd", Some(head_of(&whole[1][2])));
-    let later = vec![chain.append(Time { seconds: 9, nanoseconds: 0 }, Event::File { file: 3 })];
+    let later =
+        vec![chain.append(Time { seconds: 9, nanoseconds: 0 }, AuditEvent::File { file: 3 })];
     let expected =
         format!("log.1: record {remembered} that was remembered is older than these files");
     assert_eq!(text(&vec![later]), [expected]);
     assert!(text(&whole).is_empty());
     for bad in ["6", "6:", "6:0123", "x:0123456789ab", "6:0123456789ag"] {
-        assert!(bad.parse::<Expected>().is_err(), "{bad}");
+        assert!(bad.parse::<ExpectedHead>().is_err(), "{bad}");
     }
 }
 
@@ -255,7 +263,7 @@ fn what_a_crash_leaves_is_a_remark() {
     files[0][3].push('\n');
     let digest = Hash::of(files[0][3].as_bytes());
     let bytes = files[0][3].len() as u64;
-    let event = Event::Torn { bytes, digest, text: torn.to_owned() };
+    let event = AuditEvent::Torn { bytes, digest, text: torn.to_owned() };
     files[0].push(chain.append(Time { seconds: 9, nanoseconds: 0 }, event));
     let told = "log.1, line 5, record 4: the 18 bytes before it are no record, as a crash leaves \
                 them: the daemon found them so when it started";
@@ -274,7 +282,7 @@ fn what_a_crash_leaves_is_a_remark() {
 
 #[test]
 fn texts_of_callers_are_harmless_and_short() {
-    let brief = Brief::default()
+    let brief = CallDetails::default()
         .with("host", "web 1")
         .with("image", "a\nb\u{1b}[2J\u{202e}")
         .with("empty", "")
@@ -288,34 +296,34 @@ fn texts_of_callers_are_harmless_and_short() {
                     name=\"a\\\" force=\\\"true\" hosts=a,b ids=\"1,2,3,4,5,... (9 in all)\"";
     assert_eq!(brief.arguments, expected);
     assert_eq!((brief.why.as_str(), brief.who.as_str()), ("it's \"meant\"\\t", "alice"));
-    let long = Brief::default().with("a", "ü".repeat(10_000)).with("b", 1);
+    let long = CallDetails::default().with("a", "ü".repeat(10_000)).with("b", 1);
     assert!(long.arguments.len() <= ARGUMENTS_BYTES_MAX && long.arguments.ends_with(" ..."));
-    assert_eq!(short("Zürich and more", 7), "Zü ...");
+    assert_eq!(escape_and_cut("Zürich and more", 7), "Zü ...");
 }
 
 #[test]
 fn refusals_beyond_a_few_are_counted() {
-    let more = |caller: &str, count| More { caller: caller.to_owned(), count };
+    let more = |caller: &str, count| Unrecorded { caller: caller.to_owned(), count };
     let mut quota = Quota::default();
     assert_eq!(quota.tick(1), []);
     let mallory = Some("mallory");
     let recorded = (0..PER_MINUTE + 512).filter(|_| quota.admit(mallory)).count();
     assert_eq!(recorded as u32, PER_MINUTE);
     let bob = Some("bob");
-    assert!(quota.admit(bob) && quota.is_spent(mallory) && !quota.is_spent(bob));
+    assert!(quota.admit(bob) && quota.is_exhausted(mallory) && !quota.is_exhausted(bob));
     assert_eq!(quota.tick(1), []);
     assert_eq!(quota.tick(2), [more("mallory", 512)]);
-    assert!(!quota.is_spent(mallory) && quota.admit(mallory));
+    assert!(!quota.is_exhausted(mallory) && quota.admit(mallory));
 
     // Many users, and those who have no name, of whom a network has any number.
     let mut quota = Quota::default();
     let users = (0..10_000).filter(|number| quota.admit(Some(&number.to_string()))).count();
     assert_eq!(users, USERS_MAX + PER_MINUTE as usize);
-    assert!(quota.is_spent(Some("never seen")) && !quota.is_spent(Some("7")));
-    assert!(!quota.is_spent(None));
+    assert!(quota.is_exhausted(Some("never seen")) && !quota.is_exhausted(Some("7")));
+    assert!(!quota.is_exhausted(None));
     let strangers = (0..10_000).filter(|_| quota.admit(None)).count();
     assert_eq!(strangers as u32, STRANGERS_PER_MINUTE);
-    assert!(quota.is_spent(None) && !quota.is_spent(Some("7")));
+    assert!(quota.is_exhausted(None) && !quota.is_exhausted(Some("7")));
     let told =
         [more(OTHERS, 10_000 - users as u32), more(STRANGERS, 10_000 - STRANGERS_PER_MINUTE)];
     assert_eq!(quota.tick(9), told);

@@ -1,27 +1,28 @@
 //! Finds where the chain of an audit log is broken.
 //!
-//! What it cannot find: records cut off at the end, and a chain that was written anew from some
-//! record on. Both show only against a head that was remembered elsewhere ([`Expected`]).
+//! It cannot find records that were cut off at the end, nor a chain that was rewritten from some
+//! record on. Both show only in a comparison with a head that was noted elsewhere
+//! ([`ExpectedHead`]).
 
 use core::fmt;
 use core::str::FromStr;
 
-use super::record::{Event, Hash, Head, LineError, Sealed, open};
+use super::record::{AuditEvent, ChainHead, CheckedLine, Hash, LineError, check_line};
 
-/// The most findings that are kept; more are counted.
+/// The most findings that are reported; more are counted.
 pub const FINDINGS_MAX: usize = 100;
 
-/// The fewest digits of a hash that tell it from others.
+/// The fewest digits of a hash that identify it.
 const DIGITS_MIN: usize = 12;
 
-/// A head that was seen before: `SEQUENCE:HASH`, of which the first digits are enough.
+/// A head that was noted before: `SEQUENCE:HASH`; the first digits of the hash are enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedHead {
     sequence: u64,
     digits: String,
 }
 
-impl FromStr for Expected {
+impl FromStr for ExpectedHead {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -36,63 +37,58 @@ impl FromStr for Expected {
     }
 }
 
-impl fmt::Display for Expected {
+impl fmt::Display for ExpectedHead {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}:{}", self.sequence, self.digits)
     }
 }
 
-/// What is wrong in one place.
+/// One fault of the chain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Trouble {
-    /// A line is no record.
+pub enum ChainFault {
+    /// A line is not a record.
     #[error("{0}")]
     Line(LineError),
-    /// Records are not there.
+    /// Records are missing.
     #[error("{} before it", missing(*from, *to))]
-    Missing {
-        /// The first of them.
-        from: u64,
-        /// The last of them.
-        to: u64,
-    },
-    /// The record before is not the one that this one was written after.
+    Missing { from: u64, to: u64 },
+    /// The previous record is not the one that this record was written after.
     #[error("the record before it is not the one that it was written after")]
     Relinked,
-    /// It stands behind a later one.
+    /// The record follows a later one.
     #[error("it stands behind record {after}: it was moved, added or repeated")]
     OutOfOrder {
         /// The record before it.
         after: u64,
     },
-    /// A file does not begin as files do.
+    /// A file does not begin with a record `file`.
     #[error(
         "the file does not begin with the line that begins files: what was before it is missing"
     )]
     Headless,
-    /// A file without a line.
+    /// A file is empty.
     #[error("the file is empty")]
     Empty,
-    /// The line that begins a file stands within one.
+    /// A record `file` is in the middle of a file.
     #[error("another file begins here, within this one")]
     Inner,
-    /// Another record than was seen.
+    /// A record differs from what was noted.
     #[error("it is not the record that was remembered as {expected}: the log was written anew")]
     Other {
-        /// What was remembered.
-        expected: Expected,
+        /// What was noted.
+        expected: ExpectedHead,
     },
-    /// A record that was seen is not there.
+    /// A noted record is missing at the end.
     #[error("the log ends before record {expected} that was remembered: its end was cut off")]
     Cut {
-        /// What was remembered.
-        expected: Expected,
+        /// What was noted.
+        expected: ExpectedHead,
     },
-    /// A record that was seen is in files that are not.
+    /// A noted record is older than all files.
     #[error("record {expected} that was remembered is older than these files")]
     Older {
-        /// What was remembered.
-        expected: Expected,
+        /// What was noted.
+        expected: ExpectedHead,
     },
 }
 
@@ -104,16 +100,14 @@ fn missing(from: u64, to: u64) -> String {
     }
 }
 
-/// Something that was found, and where.
+/// A finding, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding<T> {
-    /// The file.
     pub file: String,
-    /// The line, from 1 on; 0 for the whole file.
+    /// The line, from 1; 0 for the whole file.
     pub line: u64,
     /// The number of the record, if it can be read.
     pub sequence: Option<u64>,
-    /// What it is.
     pub what: T,
 }
 
@@ -130,60 +124,53 @@ impl<T: fmt::Display> fmt::Display for Finding<T> {
     }
 }
 
-/// Something that may be as it should, and that people should know.
+/// A finding that may be in order, but that people should know of.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Remark {
-    /// The files before are not among those given.
+    /// Earlier files are not among those given.
     #[error("the records before it are in files that are not here, as when they were too old")]
     Begins,
-    /// A crash left something, and the daemon said so.
+    /// A crash left bytes, and the daemon recorded it.
     #[error(
         "the {bytes} bytes before it are no record, as a crash leaves them: the daemon found them \
          so when it started"
     )]
-    Torn {
-        /// How much.
-        bytes: u64,
-    },
-    /// The last line is not whole.
+    Torn { bytes: u64 },
+    /// The last line is incomplete.
     #[error("the last line is not whole: it is being written, or a crash cut it off")]
     Unfinished,
     /// Records could not be written.
     #[error("{count} records before it could not be written; the daemon's own log has them")]
-    Missed {
-        /// How many.
-        count: u64,
-    },
+    Missed { count: u64 },
 }
 
-/// What was found in a log.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// How many files there were.
+pub struct ChainReport {
+    /// How many files were read.
     pub files: u64,
-    /// How many records whose hash is right.
+    /// How many records have the right hash.
     pub records: u64,
-    /// The number of the first.
+    /// The number of the first record.
     pub first: Option<u64>,
-    /// The last.
-    pub head: Option<Head>,
-    /// What is broken: the first [`FINDINGS_MAX`].
-    pub troubles: Vec<Finding<Trouble>>,
-    /// How many more there are.
+    /// The last record.
+    pub head: Option<ChainHead>,
+    /// The first [`FINDINGS_MAX`] faults.
+    pub troubles: Vec<Finding<ChainFault>>,
+    /// How many more faults there are.
     pub more: u64,
-    /// What is worth knowing.
     pub remarks: Vec<Finding<Remark>>,
 }
 
-impl Report {
-    /// True if nothing is broken.
+impl ChainReport {
+    /// Returns true if nothing is broken.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.troubles.is_empty()
     }
 }
 
-/// Lines that are no records, until it is known what they are.
+/// Lines that are not records, until the next record explains them.
 struct Junk {
     hasher: blake3::Hasher,
     bytes: u64,
@@ -191,13 +178,13 @@ struct Junk {
     is_unfinished: bool,
 }
 
-/// Takes the files of a log, in their order, line by line.
+/// Verifies the files of a log, in their order, line by line.
 pub struct Verifier {
-    expected: Vec<Expected>,
-    report: Report,
+    expected: Vec<ExpectedHead>,
+    report: ChainReport,
     file: String,
     line: u64,
-    head: Option<Head>,
+    head: Option<ChainHead>,
     junk: Option<Junk>,
 }
 
@@ -208,14 +195,14 @@ impl fmt::Debug for Verifier {
 }
 
 impl Verifier {
-    /// Begins; the log is to have the records that are `expected`.
+    /// Starts a verification of a log that must have the `expected` records.
     #[must_use]
-    pub fn new(expected: Vec<Expected>) -> Self {
-        let (report, file) = (Report::default(), String::new());
+    pub fn new(expected: Vec<ExpectedHead>) -> Self {
+        let (report, file) = (ChainReport::default(), String::new());
         Self { expected, report, file, line: 0, head: None, junk: None }
     }
 
-    /// The next file begins.
+    /// Starts the next file.
     pub fn file(&mut self, name: &str) {
         self.end(false);
         self.report.files += 1;
@@ -223,11 +210,11 @@ impl Verifier {
         self.line = 0;
     }
 
-    /// The next line of it, with its line feed if it has one.
+    /// Checks the next line of the file, with its line feed if it has one.
     pub fn line(&mut self, line: &[u8]) {
         self.line += 1;
         let whole = line.strip_suffix(b"\n");
-        let opened = whole.map_or(Err(LineError::Torn), open);
+        let opened = whole.map_or(Err(LineError::Torn), check_line);
         match opened {
             Ok(sealed) => self.record(&sealed),
             Err(error) => {
@@ -241,7 +228,7 @@ impl Verifier {
                 junk.bytes += line.len() as u64;
                 junk.is_unfinished = whole.is_none();
                 if let LineError::Changed { head: Some(head) } = &error {
-                    // What follows is held against what it was.
+                    // What follows is compared with what it claims to be.
                     self.head = Some(*head);
                 }
                 if junk.lines.len() < FINDINGS_MAX {
@@ -253,29 +240,30 @@ impl Verifier {
         }
     }
 
-    /// What was found.
+    /// Returns the result.
     #[must_use]
-    pub fn finish(mut self) -> Report {
+    pub fn finish(mut self) -> ChainReport {
         self.end(true);
         let head = self.head;
         for expected in core::mem::take(&mut self.expected) {
             self.line = 0;
             let is_cut = head.is_none_or(|head| head.sequence < expected.sequence);
             let trouble =
-                if is_cut { Trouble::Cut { expected } } else { Trouble::Older { expected } };
+                if is_cut { ChainFault::Cut { expected } } else { ChainFault::Older { expected } };
             self.trouble(None, trouble);
         }
         self.report
     }
 
-    fn record(&mut self, sealed: &Sealed) {
-        let Sealed { head, previous, record } = sealed;
+    fn record(&mut self, sealed: &CheckedLine) {
+        let CheckedLine { head, previous, record } = sealed;
         self.settle(Some(sealed), false);
-        let begins = matches!(record, Some(record) if matches!(record.event, Event::File { .. }));
+        let begins =
+            matches!(record, Some(record) if matches!(record.event, AuditEvent::File { .. }));
         match (self.line, begins) {
-            (1, false) => self.trouble(Some(head.sequence), Trouble::Headless),
+            (1, false) => self.trouble(Some(head.sequence), ChainFault::Headless),
             (1, true) | (_, false) => {}
-            (_, true) => self.trouble(Some(head.sequence), Trouble::Inner),
+            (_, true) => self.trouble(Some(head.sequence), ChainFault::Inner),
         }
         let trouble = match self.head {
             None if head.sequence == 1 && *previous == Hash::NONE => None,
@@ -286,17 +274,18 @@ impl Verifier {
                 None
             }
             Some(before) if head.sequence <= before.sequence => {
-                Some(Trouble::OutOfOrder { after: before.sequence })
+                Some(ChainFault::OutOfOrder { after: before.sequence })
             }
             Some(before) if head.sequence > before.sequence + 1 => {
-                Some(Trouble::Missing { from: before.sequence + 1, to: head.sequence - 1 })
+                Some(ChainFault::Missing { from: before.sequence + 1, to: head.sequence - 1 })
             }
-            Some(before) => (before.hash != *previous).then_some(Trouble::Relinked),
+            Some(before) => (before.hash != *previous).then_some(ChainFault::Relinked),
         };
         if let Some(trouble) = trouble {
             self.trouble(Some(head.sequence), trouble);
         }
-        if let Some(Event::Missed { count, .. }) = record.as_ref().map(|record| &record.event) {
+        if let Some(AuditEvent::Missed { count, .. }) = record.as_ref().map(|record| &record.event)
+        {
             self.remark(head.sequence, Remark::Missed { count: *count });
         }
         self.compare(*head);
@@ -306,34 +295,34 @@ impl Verifier {
         self.report.head = Some(*head);
     }
 
-    /// The file that was begun last ends; nothing is written to it any more unless it is the last.
+    /// Ends the current file. Only the last file is still written to.
     fn end(&mut self, is_last: bool) {
         if self.report.files > 0 && self.line == 0 {
-            self.trouble(None, Trouble::Empty);
+            self.trouble(None, ChainFault::Empty);
         }
         self.settle(None, is_last);
     }
 
-    /// Holds a record against what is remembered of it.
-    fn compare(&mut self, head: Head) {
+    /// Compares a record with what was noted of it.
+    fn compare(&mut self, head: ChainHead) {
         let (of_it, rest): (Vec<_>, Vec<_>) = core::mem::take(&mut self.expected)
             .into_iter()
             .partition(|expected| expected.sequence == head.sequence);
         self.expected = rest;
         for expected in of_it {
             if !head.hash.to_string().starts_with(&expected.digits) {
-                self.trouble(Some(head.sequence), Trouble::Other { expected });
+                self.trouble(Some(head.sequence), ChainFault::Other { expected });
             }
         }
     }
 
-    /// Says what the lines were that are no records. `next` is the record behind them; `is_last`
+    /// Reports the pending lines that are not records. `next` is the record after them; `is_last`
     /// is true if nothing follows at all.
-    fn settle(&mut self, next: Option<&Sealed>, is_last: bool) {
+    fn settle(&mut self, next: Option<&CheckedLine>, is_last: bool) {
         let Some(junk) = self.junk.take() else { return };
         let event = next.and_then(|next| next.record.as_ref()).map(|record| &record.event);
         let is_told = match event {
-            Some(Event::Torn { bytes, digest, .. }) => {
+            Some(AuditEvent::Torn { bytes, digest, .. }) => {
                 *bytes == junk.bytes
                     && digest.to_string() == junk.hasher.finalize().to_hex().as_str()
             }
@@ -350,17 +339,17 @@ impl Verifier {
                 LineError::Torn if is_told => {}
                 LineError::Torn if is_last => self.remark_at(None, Remark::Unfinished),
                 LineError::Changed { head } => {
-                    // No crash leaves a whole record that is another one than was hashed.
+                    // No crash leaves a complete record with another content than was hashed.
                     let sequence = head.map(|head| head.sequence);
-                    self.trouble(sequence, Trouble::Line(LineError::Changed { head }));
+                    self.trouble(sequence, ChainFault::Line(LineError::Changed { head }));
                 }
-                error => self.trouble(None, Trouble::Line(error)),
+                error => self.trouble(None, ChainFault::Line(error)),
             }
         }
         self.line = at;
     }
 
-    fn trouble(&mut self, sequence: Option<u64>, what: Trouble) {
+    fn trouble(&mut self, sequence: Option<u64>, what: ChainFault) {
         if self.report.troubles.len() >= FINDINGS_MAX {
             self.report.more += 1;
             return;

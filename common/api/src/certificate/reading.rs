@@ -1,7 +1,7 @@
 //! Reads a certificate.
 //!
-//! Whoever can connect can send one, before any authority has vouched for it: nothing is believed
-//! of its form, and what could deceive whoever reads a log or a page is refused.
+//! Any peer that can connect can send one before it is verified. So its form is not trusted, and
+//! names that could deceive readers of a log or a page are refused.
 
 use core::net::IpAddr;
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ impl Certificate {
     ///
     /// # Errors
     ///
-    /// [`CertificateError`], whatever the bytes are.
+    /// Fails for invalid bytes, and never panics.
     pub fn read(der: &[u8]) -> Result<Self, CertificateError> {
         if der.len() > CERTIFICATE_BYTES_MAX {
             return Err(CertificateError::TooLong { bytes: der.len() });
@@ -59,12 +59,12 @@ impl Certificate {
     }
 }
 
-/// True if `text` has the form of a pattern of `Service.Method`: two words of ASCII letters,
-/// digits and `*`, each beginning with a capital letter or `*`.
+/// Returns true if `text` has the form of a pattern of `Service.Method`: two words of ASCII
+/// letters, digits and `*`, each beginning with a capital letter or `*`.
 ///
-/// A common name that is the name of a host must not become a power. A host name has no `*` but at
-/// its beginning, and is hardly ever written with capitals; were it, then as a pattern it would
-/// match a service that has the name of the host, and there is none.
+/// The name of a host in the common name must not become a power. A host name has a `*` only at its
+/// beginning and is rarely written with capitals; as a pattern it would match only a service with
+/// the name of the host, and there is none.
 #[must_use]
 pub fn is_pattern(text: &str) -> bool {
     let is_word = |word: &str| {
@@ -76,9 +76,9 @@ pub fn is_pattern(text: &str) -> bool {
 
 /// The subject alternative names that can be used.
 struct Names {
-    /// Those of hosts.
+    /// The names and addresses of hosts.
     hosts: Vec<String>,
-    /// The first that is text, be it of a host or not.
+    /// The first name that is text, of a host or not.
     first: Option<String>,
 }
 
@@ -90,7 +90,7 @@ fn is_authority(x509: &X509Certificate<'_>) -> Result<bool, CertificateError> {
     Ok(constraints.is_some_and(|constraints| constraints.value.ca))
 }
 
-/// Who the holder is.
+/// Returns the identity of the holder.
 fn identity(
     x509: &X509Certificate<'_>,
     is_authority: bool,
@@ -128,7 +128,7 @@ fn identity(
     })
 }
 
-/// The strings of the extension `oid`; `None` if there is no such extension.
+/// Returns the strings of the extension `oid`; `None` without that extension.
 fn list(
     x509: &X509Certificate<'_>,
     oid: &[u64],
@@ -182,7 +182,7 @@ fn text_of<'a>(attribute: &'a AttributeTypeAndValue<'_>) -> Result<&'a [u8], Cer
     Ok(text.as_bytes())
 }
 
-/// The common name of the issuer, for people to read only: nothing is decided upon it.
+/// Returns the common name of the issuer, for display only.
 fn issuer(issuer: &X509Name<'_>) -> String {
     let last = issuer.iter_common_name().last();
     last.map(|attribute| escape_short_bytes(attribute.as_slice())).unwrap_or_default()
@@ -238,7 +238,7 @@ fn address(bytes: &[u8]) -> Option<String> {
 
 fn serial(bytes: &[u8]) -> Result<String, CertificateError> {
     let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
-    // A serial number of nothing but zeros keeps one.
+    // A serial number of only zeros keeps one of them.
     let bytes = &bytes[zeros.min(bytes.len().saturating_sub(1))..];
     if bytes.len() > 32 {
         return Err(CertificateError::Part {
@@ -249,7 +249,7 @@ fn serial(bytes: &[u8]) -> Result<String, CertificateError> {
     Ok(hex(bytes))
 }
 
-/// A name that is shown to people and compared with others.
+/// Checks a name that is displayed and compared with others.
 fn name(part: &'static str, bytes: &[u8]) -> Result<String, CertificateError> {
     match (name_fault(bytes), String::from_utf8(bytes.to_vec())) {
         (None, Ok(text)) => Ok(text),
@@ -263,7 +263,7 @@ fn name(part: &'static str, bytes: &[u8]) -> Result<String, CertificateError> {
 
 const NOT_UTF8: &str = "it is not UTF-8";
 
-/// What keeps `bytes` from being a name; `None` if they can be one.
+/// Returns why `bytes` cannot be a name; `None` if they can.
 #[must_use]
 pub fn name_fault(bytes: &[u8]) -> Option<&'static str> {
     match std::str::from_utf8(bytes) {
@@ -279,7 +279,7 @@ pub fn name_fault(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// True for what makes two names that differ look alike.
+/// Returns true for characters that make different names look alike.
 fn is_unseen(character: char) -> bool {
     matches!(character,
         '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
@@ -291,7 +291,7 @@ fn escape_short(text: &str) -> String {
 }
 
 fn escape_short_bytes(bytes: &[u8]) -> String {
-    // An unseen character is not escaped by `escape`, but hidden from whoever reads.
+    // `escape` does not escape invisible characters.
     let text = escape(&bytes[..bytes.len().min(4 * NAME_BYTES_MAX)]).replace(is_unseen, "\u{fffd}");
     match text.char_indices().nth(SHOWN_MAX) {
         Some((at, _)) => format!("{}...", &text[..at]),

@@ -1,8 +1,8 @@
-//! What operators ask about what happened: changes of machines, and orders.
+//! The event history: changes of machines, and orders.
 
 use serde::{Deserialize, Serialize};
 
-use crate::subd::Outcome;
+use crate::subd::UpdateOutcome;
 use crate::{
     access::Access,
     method::{Effect, Method},
@@ -16,7 +16,7 @@ use model::tree::{Node, Time};
 /// The most events of one reply.
 pub const EVENTS_MAX: u32 = 1_000;
 
-/// The most values that a request may give for one filter.
+/// The most values of one filter.
 pub const FILTERS_MAX: usize = 64;
 
 /// The longest value of a filter, in bytes.
@@ -28,18 +28,16 @@ pub const PIECE_BYTES_MAX: u32 = 4 << 20;
 /// Why a path was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Reason {
-    /// The machine had left its image: the image that it had before says nothing else of the path
-    /// than the one that it got.
+pub enum ChangeReason {
+    /// The machine had drifted: its former image requires the same of the path as the new one.
     Drift,
-    /// Another image: the two say different things of the path, or the former is not known.
+    /// The image changed: the two images differ at the path, or the former one is not known.
     Image,
-    /// It is a computed file of the image.
+    /// The path is a computed file of the image.
     Computed,
 }
 
-impl Reason {
-    /// All of them.
+impl ChangeReason {
     pub const ALL: [Self; 3] = [Self::Drift, Self::Image, Self::Computed];
 
     /// The word that scripts match.
@@ -53,22 +51,21 @@ impl Reason {
     }
 }
 
-/// The kinds of events.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
-    /// A machine has another status.
+    /// The status of a machine changed.
     Status,
     /// An update was ordered.
     Update,
-    /// A path was changed by an update.
+    /// An update changed a path.
     Change,
     /// An operator gave an order.
     Order,
 }
 
 impl EventKind {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Status, Self::Update, Self::Change, Self::Order];
 
     /// The word that scripts match.
@@ -86,18 +83,18 @@ impl EventKind {
 /// What was done to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Operation {
-    /// Nothing was there before.
+pub enum PathOperation {
+    /// The path did not exist.
     Create,
-    /// Something else took its place.
+    /// The entry was replaced by another one.
     Replace,
-    /// Its owner, mode, attributes or time were set.
+    /// The owner, mode, attributes or time were set.
     Change,
-    /// It was taken away.
+    /// The entry was removed.
     Remove,
 }
 
-impl Operation {
+impl PathOperation {
     /// The word that scripts match.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -110,110 +107,99 @@ impl Operation {
     }
 }
 
-/// One path that was ordered to be changed.
+/// An ordered change of one path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathChange {
-    /// Where.
     pub path: TreePath,
-    /// What is done.
-    pub operation: Operation,
-    /// Why.
-    pub reason: Reason,
-    /// In what the path differed from what is required.
+    pub operation: PathOperation,
+    pub reason: ChangeReason,
+    /// How the path differed from what is required.
     pub differs: Vec<Difference>,
-    /// What was there, as the last scan saw it; `None` if nothing was.
+    /// The entry before, according to the last scan; `None` if there was none.
     pub old: Option<Node>,
-    /// What is there from then on; `None` if nothing is.
+    /// The entry afterwards; `None` if there is none.
     pub new: Option<Node>,
 }
 
 /// An update that was ordered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UpdateFacts {
-    /// The id by which the sub knows it.
-    #[serde(with = "model::wide")]
+pub struct UpdateSummary {
+    /// The id of the update at the sub.
+    #[serde(with = "model::json::large_number")]
     pub update_id: u64,
-    /// The image that it brings.
+    /// The new image.
     pub image: String,
-    /// The image of the update before it; empty if none is known.
+    /// The image of the previous update; empty if unknown.
     pub former: String,
-    /// How many paths it changes because of drift.
+    /// How many paths are changed because of drift.
     pub drift: u32,
-    /// How many because of another image.
+    /// How many paths are changed because the image changed.
     pub of_image: u32,
-    /// How many computed files it changes.
+    /// How many computed files are changed.
     pub computed: u32,
-    /// How it ended; `None` while that is not known, which it may never be: the machine may have
-    /// gone away, or got another update, before it told.
-    pub outcome: Option<Outcome>,
-    /// When that was recorded.
+    /// How it ended; `None` while that is not known. It stays unknown if the machine was removed or
+    /// got another update before it reported the end.
+    pub outcome: Option<UpdateOutcome>,
+    /// When the end was recorded.
     pub ended: Option<Time>,
 }
 
-/// What happened.
+/// What happened, by kind of event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
-    /// The machine has another status.
+pub enum EventDetails {
+    /// The status of the machine changed.
     Status {
-        /// Its name, as in `docs/OPERATING.md`; a text, because an old record may have one that is
-        /// not used any more.
+        /// The name of the status. A text, because an old record may hold a status that no longer
+        /// exists.
         status: String,
-        /// In words.
+        /// Explains the status.
         detail: String,
     },
-    /// An update was ordered; it was recorded before the machine was told.
-    Update(UpdateFacts),
-    /// A path was ordered to be changed.
-    Change {
-        /// By which update.
-        update: UpdateFacts,
-        /// How.
-        change: Box<PathChange>,
-    },
-    /// An operator gave an order; it was recorded before it was acted on.
+    /// An update was ordered. It is recorded before it is sent to the machine.
+    Update(UpdateSummary),
+    /// The change of a path was ordered.
+    Change { update: UpdateSummary, change: Box<PathChange> },
+    /// An operator gave an order. It is recorded before it takes effect.
     Order {
-        /// The command.
         verb: String,
-        /// Who gave it.
         who: String,
-        /// Why; empty if nobody said.
+        /// The reason; empty if none was given.
         why: String,
     },
     /// Changes of status could not be recorded.
     Gap {
-        /// How many.
-        #[serde(with = "model::wide")]
+        #[serde(with = "model::json::large_number")]
         lost: u64,
     },
 }
 
-/// Something that happened.
+/// One event of the history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
-    /// Where it is in the list of all events.
-    pub at: Position,
-    /// When it was recorded, by the clock of the dominator.
+pub struct HistoryEvent {
+    /// The position in the history.
+    pub at: EventPosition,
+    /// When it was recorded, by the dominator's clock.
     pub time: Time,
-    /// The machine; of an order whatever it was about; empty for the whole fleet.
+    /// The machine, or what an order is about; empty for the whole fleet.
     pub about: String,
-    /// What happened.
-    pub what: What,
+    /// What happened, by kind of event.
+    pub what: EventDetails,
 }
 
-/// The place of an event in the list of all: the later, the larger.
+/// The position of an event in the history; later events have larger ones.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
-pub struct Position {
-    /// Counts records.
-    #[serde(with = "model::wide")]
+pub struct EventPosition {
+    /// The number of the record.
+    #[serde(with = "model::json::large_number")]
     pub number: u64,
-    /// Counts the paths of one update.
+    /// The number of the path within one update.
     pub part: u32,
 }
 
-/// Gives events, the newest first.
+/// Returns events, newest first.
 pub enum ListEvents {}
 
 /// See [`ListEvents`]. Each list may have at most [`FILTERS_MAX`] values of [`FILTER_BYTES_MAX`];
@@ -221,41 +207,40 @@ pub enum ListEvents {}
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListEventsRequest {
-    /// Patterns of what events are about, in which `*` stands for anything and `?` for one
-    /// character. An order about several machines, or about a pattern of such, is about each; one
-    /// about the whole fleet or a tag is about none.
+    /// Patterns of what events are about, in which `*` stands for any characters and `?` for one.
+    /// An order about several machines or about a pattern matches each of them; an order about the
+    /// whole fleet or a tag matches none.
     pub hosts: Vec<String>,
-    /// Paths, or patterns of paths, in which `*` stands for anything but a slash and `**` for
-    /// anything: only [`What::Change`] matches.
+    /// Paths, or patterns of paths in which `*` stands for any characters except a slash and `**`
+    /// for any characters. Only [`EventDetails::Change`] matches.
     pub paths: Vec<String>,
-    /// Only changes for one of these reasons; without paths, only updates that have such.
-    pub reasons: Vec<Reason>,
-    /// Kinds of events. If empty: changes if there are paths, else all but changes.
+    /// Only changes for one of these reasons; without paths, only updates that have such changes.
+    pub reasons: Vec<ChangeReason>,
+    /// Kinds of events. If empty: changes if `paths` is set, else all kinds except changes.
     pub kinds: Vec<EventKind>,
-    /// Only updates to one of these images, or to one below these.
+    /// Only updates to one of these images, or to images below these.
     pub images: Vec<String>,
-    /// Only orders by one of these.
+    /// Only orders by one of these users.
     pub who: Vec<String>,
-    /// Only events that were recorded then or later.
+    /// Only events that were recorded at or after this time.
     pub since: Option<Time>,
-    /// Only events that were recorded then or before.
+    /// Only events that were recorded at or before this time.
     pub until: Option<Time>,
-    /// Only events before this place: where the last reply ended.
-    pub before: Option<Position>,
-    /// How many at most; never more than [`EVENTS_MAX`]; 0 for as many as may be.
+    /// Only events before this position: where the last reply ended.
+    pub before: Option<EventPosition>,
+    /// The most events; 0 for [`EVENTS_MAX`], which is the upper limit.
     pub limit: u32,
-    /// Only events of records that were made after this one: what is new since then.
-    pub after: Option<Position>,
+    /// Only events of records after this one.
+    pub after: Option<EventPosition>,
 }
 
-/// See [`ListEvents`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListEventsReply {
-    /// The events, the newest first.
-    pub events: Vec<Event>,
-    /// Set if there may be more: what to give as `before`. A reply may have no events and still
-    /// have this, because each looks at a limited number of records.
-    pub next: Option<Position>,
+    /// The events, newest first.
+    pub events: Vec<HistoryEvent>,
+    /// Set if there may be more: the next value of `before`. It may be set in a reply without
+    /// events, because each call reads a limited number of records.
+    pub next: Option<EventPosition>,
 }
 
 impl Method for ListEvents {
@@ -267,37 +252,35 @@ impl Method for ListEvents {
     type Reply = ListEventsReply;
 }
 
-/// Makes a copy of the dominator's database, and gives it piece by piece. A dominator that is
-/// started on the copy starts with updates disabled.
+/// Copies the dominator's database, and returns the copy in pieces. A dominator that is started on
+/// the copy starts with updates disabled.
 pub enum Backup {}
 
-/// See [`Backup`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BackupRequest {
-    /// The copy that pieces are asked of; 0 makes a new one, and forgets the last.
-    #[serde(with = "model::wide")]
+    /// The id of the copy to read; 0 makes a new copy and deletes the last.
+    #[serde(with = "model::json::large_number")]
     pub id: u64,
-    /// Where the piece starts, in bytes.
-    #[serde(with = "model::wide")]
+    /// The offset of the piece, in bytes.
+    #[serde(with = "model::json::large_number")]
     pub offset: u64,
     /// Who says so, as long as no certificate tells.
     pub who: String,
 }
 
-/// See [`Backup`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackupReply {
-    /// The copy.
-    #[serde(with = "model::wide")]
+    /// The id of the copy.
+    #[serde(with = "model::json::large_number")]
     pub id: u64,
-    /// Its length, in bytes.
-    #[serde(with = "model::wide")]
+    /// The length of the copy.
+    #[serde(with = "model::json::large_number")]
     pub size_bytes: u64,
     /// The digest of the whole copy.
     pub digest: ObjectId,
-    /// The piece: at most [`PIECE_BYTES_MAX`] bytes; none at the end, upon which the dominator
-    /// forgets the copy.
+    /// The piece: at most [`PIECE_BYTES_MAX`] bytes; empty at the end, after which the dominator
+    /// deletes the copy.
     pub bytes: ByteText,
 }
 

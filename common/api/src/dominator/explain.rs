@@ -1,4 +1,4 @@
-//! Why a machine is as it is, and what comes next.
+//! Explains the status of one machine, and what comes next.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,52 +12,44 @@ use crate::{
 use model::object::ObjectId;
 use model::tree::Time;
 
-/// Explains one machine.
+/// Explains the status of one machine.
 pub enum Explain {}
 
-/// See [`Explain`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExplainRequest {
     /// Its name in the machine database.
     pub hostname: String,
 }
 
-/// See [`Explain`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// The machine.
     pub hostname: String,
-    /// What it is doing, or what it waits for.
     pub status: Status,
-    /// The same in words.
+    /// Details of the status.
     pub detail: String,
-    /// Since when.
     pub since: Time,
     /// What the status means.
     pub means: String,
-    /// What it has.
-    pub has: Has,
-    /// What it must have.
-    pub must_have: MustHave,
-    /// In what it differs, by the last comparison; `None` if it has not been compared.
-    pub differs: Option<Differs>,
+    pub has: ActualState,
+    pub must_have: RequiredState,
+    /// The differences by the last comparison; `None` if there was none yet.
+    pub differs: Option<DifferenceSummary>,
     /// Set while an operator has paused its updates.
     pub paused: Option<UpdatePause>,
-    /// What was decided last: when, which status, and why; the newest first.
+    /// The last decisions: time, status and reason, newest first.
     pub decided: Vec<(Time, Status, String)>,
-    /// What it waits for.
     pub waits_for: String,
-    /// What is done next, and what sets it off.
+    /// What is done next, and what starts it.
     pub next: String,
-    /// When that is done at the latest, if a time is known.
+    /// The latest time for that, if known.
     pub next_at: Option<Time>,
-    /// What an operator may do.
-    pub may: Vec<Remedy>,
+    /// What an operator can do.
+    pub may: Vec<Suggestion>,
 }
 
-/// What a machine has.
+/// The state of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Has {
+pub struct ActualState {
     /// The image of the last update that was done; empty if none.
     pub image: String,
     /// The digest of its tree, if it was scanned.
@@ -70,67 +62,65 @@ pub struct Has {
     pub last_synced: Option<Time>,
 }
 
-/// Who says which image a machine must have.
+/// Where the required image of a machine comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageSource {
-    /// Its record in the machine database.
+    /// The record in the machine database.
     Record,
     /// The default for machines whose record names none.
     Default(DefaultImage),
-    /// Nobody.
     Nobody,
 }
 
-/// What a machine must have.
+/// The state that a machine must have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MustHave {
+pub struct RequiredState {
     /// The image; empty if none.
     pub image: String,
-    /// Who says so.
     pub source: ImageSource,
-    /// The digest of the image, if it is at hand.
+    /// The digest of the image, if it was read.
     pub digest: Option<ObjectId>,
-    /// The digest of its tree, if it is at hand.
+    /// The digest of the image's tree, if it was read.
     pub root: Option<ObjectId>,
-    /// Why it is not at hand.
+    /// Why the image could not be read.
     pub missing: Option<String>,
     /// The image that it will get next; empty if none.
     pub planned: String,
-    /// Its record says that its updates are disabled.
+    /// True if the record disables updates.
     pub disable_updates: bool,
 }
 
-/// In what a machine differs from its image.
+/// How a machine differs from its image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Differs {
+pub struct DifferenceSummary {
     /// How many paths are to be changed.
     pub operations: u32,
-    /// What is to be done, and to how many paths: `create`, `replace`, `change`, `remove`.
+    /// How many paths are changed by each operation: `create`, `replace`, `change`, `remove`.
     pub actions: Vec<(String, u32)>,
-    /// In what they differ, and how many of them.
+    /// How many paths differ in what.
     pub reasons: Vec<(String, u32)>,
-    /// The first of them, with what is wrong with each.
+    /// The first of the paths, with their differences.
     pub paths: Vec<String>,
-    /// Paths that cannot be changed, and why.
+    /// Paths that cannot be changed, with the reasons.
     pub blocked: Vec<String>,
-    /// Why it must not be done without an operator's word.
+    /// Why the update is unsafe.
     pub dangers: Vec<String>,
-    /// True if an operator has given it.
+    /// True if an operator permitted the unsafe update.
     pub is_cleared: bool,
     /// Objects that it still has to fetch.
     pub missing_objects: u32,
     /// Their length together, in bytes.
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     pub missing_bytes: u64,
 }
 
-/// Something that an operator may do.
+/// Something that an operator can do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Remedy {
-    /// The command; empty if there is none for it.
+pub struct Suggestion {
+    /// The command; empty if there is none.
     pub command: String,
-    /// What it does, or what else is to be done.
+    /// What the command does, or what else to do.
     pub what: String,
 }
 

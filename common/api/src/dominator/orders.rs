@@ -1,17 +1,16 @@
-//! Orders about machines: pause and go on, disturb in spite of a refusal, update now and watch, and
-//! the image of those that the machine database gives none.
+//! Orders about machines and images: pause and resume updates, override refusals, update at once
+//! and watch, the default image, and budgets.
 
 use serde::{Deserialize, Serialize};
 
 use super::Status;
-use crate::audit::brief::Brief;
-use crate::{
-    access::Access,
-    method::{Effect, Method},
-};
+use crate::Done;
+use crate::access::Access;
+use crate::audit::call_details::CallDetails;
+use crate::method::{Effect, Method};
+use model::display::{rough_duration, utc};
 use model::image::ImageName;
 use model::tree::Time;
-use model::when::{lasting, moment};
 
 /// The longest reason of a pause, in bytes.
 pub const PAUSE_REASON_BYTES_MAX: usize = 1_000;
@@ -22,69 +21,65 @@ pub const PAUSE_SECONDS_MAX: u64 = 366 * 24 * 3_600;
 /// The most names or patterns of machines in one order.
 pub const PATTERNS_MAX: usize = 10_000;
 
-/// True if the text is a pattern, of host names or paths, and not just a name.
+/// Returns true if `text` is a pattern of host names or paths, and not a plain name.
 #[must_use]
 pub fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '[', '{', '\\'])
 }
 
-/// That an operator has paused the updates of a machine.
+/// A pause of a machine's updates by an operator.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UpdatePause {
-    /// Until when, by the dominator's clock.
+    /// When it ends, by the dominator's clock.
     pub until: Time,
-    /// Why.
     pub reason: String,
-    /// Who said so.
+    /// Who ordered it.
     pub who: String,
-    /// Since when, by the dominator's clock.
+    /// When it began, by the dominator's clock.
     pub since: Time,
 }
 
 impl UpdatePause {
-    /// True if it is in force at this time of day. It is if the clock is set back before its end,
-    /// too.
+    /// Returns true if it is in force at `now`. A clock that is set back before its end leaves it
+    /// in force.
     #[must_use]
     pub fn holds(&self, now: Time) -> bool {
         now < self.until
     }
 }
 
-/// Pauses the updates of machines, also over a restart of the dominator: when this has returned,
-/// no Commit is sent to them until the time has come. Objects are still fetched. An earlier pause
-/// is replaced; those of machines that leave the machine database are forgotten.
+/// Pauses the updates of machines, also across restarts of the dominator: after this call has
+/// returned, no Commit is sent to them until the pause ends. Objects are still fetched. A new pause
+/// replaces an earlier one; pauses of machines that leave the machine database are deleted.
 pub enum PauseUpdates {}
 
 /// When a pause ends, by the dominator's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PauseEnd {
-    /// At this time of day.
+    /// At this time.
     At(Time),
-    /// So many seconds from now.
-    After(#[serde(with = "model::wide")] u64),
+    /// After this many seconds.
+    After(#[serde(with = "model::json::large_number")] u64),
 }
 
-/// See [`PauseUpdates`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PauseUpdatesRequest {
-    /// Names of machines, or patterns in which `*` stands for anything and `?` for one character:
-    /// 1 to [`PATTERNS_MAX`]. Each must mean a machine of the machine database.
+    /// Names of machines, or patterns in which `*` stands for any characters and `?` for one: 1 to
+    /// [`PATTERNS_MAX`]. Each must match a machine of the machine database.
     pub hosts: Vec<String>,
-    /// Until when: at most [`PAUSE_SECONDS_MAX`] from now.
+    /// When the pause ends: at most [`PAUSE_SECONDS_MAX`] from now.
     pub end: PauseEnd,
-    /// Why: at most [`PAUSE_REASON_BYTES_MAX`].
+    /// The reason: at most [`PAUSE_REASON_BYTES_MAX`].
     pub reason: String,
-    /// Who says so, as long as no certificate tells.
+    /// Who asks, if the call has no certificate.
     pub who: String,
 }
 
-/// See [`PauseUpdates`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PauseUpdatesReply {
-    /// The machines that are paused by this, sorted.
+    /// The paused machines, sorted.
     pub hostnames: Vec<String>,
-    /// Until when.
     pub until: Time,
 }
 
@@ -96,12 +91,12 @@ impl Method for PauseUpdates {
     type Request = PauseUpdatesRequest;
     type Reply = PauseUpdatesReply;
 
-    fn brief(request: &Self::Request) -> Brief {
+    fn audit_details(request: &Self::Request) -> CallDetails {
         let end = match request.end {
-            PauseEnd::At(time) => moment(time),
-            PauseEnd::After(seconds) => lasting(seconds),
+            PauseEnd::At(time) => utc(time),
+            PauseEnd::After(seconds) => rough_duration(seconds),
         };
-        Brief::default()
+        CallDetails::default()
             .with_list("hosts", &request.hosts)
             .with("end", end)
             .why(&request.reason)
@@ -112,22 +107,20 @@ impl Method for PauseUpdates {
 /// Ends pauses before their time.
 pub enum ResumeUpdates {}
 
-/// See [`ResumeUpdates`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResumeUpdatesRequest {
-    /// Names of machines, or patterns, as of [`PauseUpdatesRequest`].
+    /// Names of machines, or patterns, as in [`PauseUpdatesRequest`].
     pub hosts: Vec<String>,
-    /// Who says so, as long as no certificate tells.
+    /// Who asks, if the call has no certificate.
     pub who: String,
-    /// Why; may be empty.
+    /// The reason; may be empty.
     #[serde(default)]
     pub why: String,
 }
 
-/// See [`ResumeUpdates`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResumeUpdatesReply {
-    /// Those of them that were paused, sorted.
+    /// Those machines that were paused, sorted.
     pub hostnames: Vec<String>,
 }
 
@@ -139,23 +132,24 @@ impl Method for ResumeUpdates {
     type Request = ResumeUpdatesRequest;
     type Reply = ResumeUpdatesReply;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with_list("hosts", &request.hosts).why(&request.why).who(&request.who)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with_list("hosts", &request.hosts)
+            .why(&request.why)
+            .who(&request.who)
     }
 }
 
-/// Has the pending update of one machine made even if the machine does not want to be disturbed:
-/// this plan, once.
+/// Permits the pending update of one machine even if its disruption command refuses: this plan,
+/// once.
 pub enum ForceDisruptiveUpdate {}
 
-/// See [`ForceDisruptiveUpdate`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForceDisruptiveUpdateRequest {
-    /// The machine.
     pub hostname: String,
-    /// Why; must not be empty.
+    /// The reason; must not be empty.
     pub reason: String,
-    /// Who says so, as long as no certificate tells.
+    /// Who asks, if the call has no certificate.
     pub who: String,
 }
 
@@ -166,24 +160,25 @@ impl Method for ForceDisruptiveUpdate {
     type Request = ForceDisruptiveUpdateRequest;
     type Reply = super::Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("host", &request.hostname).why(&request.reason).who(&request.who)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with("host", &request.hostname)
+            .why(&request.reason)
+            .who(&request.who)
     }
 }
 
-/// Has one machine polled and scanned at once, what failed there tried again, and whatever is then
-/// to be done, done before that of others. It passes no brake, no pause and no safety shutoff.
-/// [`WatchSub`] tells how it goes.
+/// Polls and scans one machine at once, retries what failed there, and gives its update priority
+/// over others. It overrides no brake, no pause and no safety shutoff. [`WatchSub`] reports the
+/// progress.
 pub enum FastUpdate {}
 
-/// See [`FastUpdate`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FastUpdateRequest {
-    /// The machine.
     pub hostname: String,
-    /// Who says so, as long as no certificate tells.
+    /// Who asks, if the call has no certificate.
     pub who: String,
-    /// Why; may be empty.
+    /// The reason; may be empty.
     #[serde(default)]
     pub why: String,
 }
@@ -195,44 +190,39 @@ impl Method for FastUpdate {
     type Request = FastUpdateRequest;
     type Reply = super::Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("host", &request.hostname).why(&request.why).who(&request.who)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("host", &request.hostname).why(&request.why).who(&request.who)
     }
 }
 
-/// Tells the status of one machine when it has changed.
+/// Returns the status of one machine when it has changed.
 pub enum WatchSub {}
 
 /// The longest wait of [`WatchSub`], in milliseconds.
 pub const WATCH_WAIT_MS_MAX: u32 = 60_000;
 
-/// See [`WatchSub`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchSubRequest {
-    /// The machine.
     pub hostname: String,
-    /// The version that the caller knows; 0 to be told at once.
-    #[serde(with = "model::wide")]
+    /// The version that the caller knows; 0 to get an answer at once.
+    #[serde(with = "model::json::large_number")]
     pub have: u64,
-    /// How long to wait for another one, in milliseconds: at most [`WATCH_WAIT_MS_MAX`].
+    /// How long to wait for another version, in milliseconds: at most [`WATCH_WAIT_MS_MAX`].
     pub wait_ms: u32,
 }
 
-/// See [`WatchSub`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchSubReply {
-    /// The machine.
     pub hostname: String,
-    /// Another one than before if any of the following has changed.
-    #[serde(with = "model::wide")]
+    /// A version that changes with any of the following fields.
+    #[serde(with = "model::json::large_number")]
     pub version: u64,
-    /// What it is doing.
     pub status: Status,
-    /// The same in words.
+    /// Details of the status.
     pub detail: String,
-    /// Since when it has this status.
     pub since: Time,
-    /// False while a scan is awaited that [`FastUpdate`] asked for: the status may be out of date.
+    /// False while a scan that [`FastUpdate`] requested is not complete: the status may be
+    /// outdated.
     pub is_current: bool,
 }
 
@@ -245,8 +235,8 @@ impl Method for WatchSub {
 }
 
 impl Status {
-    /// True if a machine with this status goes on by itself and soon, or may do so at any time:
-    /// whoever watches an update has not seen its end.
+    /// Returns true if a machine with this status may change it by itself soon: whoever watches an
+    /// update has not seen its end.
     #[must_use]
     pub fn is_under_way(self) -> bool {
         match self {
@@ -284,36 +274,32 @@ impl Status {
 /// The image of machines whose record names none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefaultImage {
-    /// The image.
     pub image: ImageName,
-    /// Who said so.
+    /// Who ordered it.
     pub who: String,
-    /// When.
     pub since: Time,
 }
 
-/// Gives machines without a `RequiredImage` this image, also over a restart of the dominator; or
-/// leaves them alone again.
+/// Sets or removes the image of machines without a `RequiredImage`, also across restarts of the
+/// dominator.
 pub enum SetDefaultImage {}
 
-/// See [`SetDefaultImage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetDefaultImageRequest {
-    /// The image; `None` to have no default.
+    /// The image; `None` for no default.
     pub image: Option<ImageName>,
-    /// The order is refused if it would give more machines than that another image to become.
+    /// Refuses the order if it would change the required image of more machines than this.
     pub machines_max: u32,
-    /// Who says so, as long as no certificate tells.
+    /// Who asks, if the call has no certificate.
     pub who: String,
-    /// Why; may be empty.
+    /// The reason; may be empty.
     #[serde(default)]
     pub why: String,
 }
 
-/// See [`SetDefaultImage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetDefaultImageReply {
-    /// How many machines the machine database gives no image.
+    /// How many machines have no image in the machine database.
     pub machines: u32,
 }
 
@@ -324,11 +310,106 @@ impl Method for SetDefaultImage {
     type Request = SetDefaultImageRequest;
     type Reply = SetDefaultImageReply;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default()
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
             .with_some("image", request.image.as_ref())
             .with("machines-max", request.machines_max)
             .why(&request.why)
             .who(&request.who)
+    }
+}
+
+/// Confirms that the host that answers for a `wrong-machine` is the right one: it was reinstalled,
+/// or shares its name or machine id with others for a reason.
+pub enum Trust {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrustRequest {
+    /// The name in the machine database.
+    pub hostname: String,
+    /// The reason; must not be empty.
+    pub why: String,
+    /// Who asks, if the call has no certificate.
+    pub who: String,
+}
+
+impl Method for Trust {
+    const NAME: &'static str = "Dominator.Trust";
+    const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = TrustRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("host", &request.hostname).why(&request.why).who(&request.who)
+    }
+}
+
+/// One limit, and how much of it is used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitUse {
+    /// The flag that sets it, such as `--max-updating nyc=10%`.
+    pub limit: String,
+    /// How many machines may be updated at once.
+    pub places: u32,
+    /// How many of these places are reserved for repairs; 0 if there is only one place.
+    pub for_repairs: u32,
+    /// Repairs under way.
+    pub repairs: u32,
+    /// Rollouts under way.
+    pub rollouts: u32,
+    /// Waiting machines that this limit counts.
+    pub waiting: u32,
+}
+
+/// An image to which updates were stopped, because they failed too often.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoppedImage {
+    pub image: ImageName,
+    /// Describes how often they failed.
+    pub why: String,
+    pub since: Time,
+}
+
+/// Updates under way, waiting machines, and stopped images.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BudgetReport {
+    /// Machines that are being updated, or may be.
+    pub under_way: u32,
+    /// Machines that wait for their turn to be updated.
+    pub waiting: u32,
+    /// Machines that wait for the network budget.
+    pub fetches_waiting: u32,
+    /// How many bytes they will fetch.
+    #[serde(with = "model::json::large_number")]
+    pub bytes_waiting: u64,
+    /// The limits that have counted machines, those with most waiting machines first; at most a
+    /// hundred.
+    pub limits: Vec<LimitUse>,
+    /// Stopped images, sorted by name.
+    pub stopped: Vec<StoppedImage>,
+}
+
+/// Resumes updates to a stopped image, and resets its count of failures.
+pub enum ResumeImage {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResumeImageRequest {
+    pub image: ImageName,
+    /// The reason; must not be empty.
+    pub why: String,
+    /// Who asks, if the call has no certificate.
+    pub who: String,
+}
+
+impl Method for ResumeImage {
+    const NAME: &'static str = "Dominator.ResumeImage";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = ResumeImageRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("image", &request.image).why(&request.why).who(&request.who)
     }
 }

@@ -1,10 +1,10 @@
-//! What operators ask before they order: what would be done to one machine, or under a whole
-//! machine database that is not in force. None of these changes anything, anywhere.
+//! Previews: what would be done to one machine, or under a machine database that is not in force.
+//! None of these methods changes anything.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Brake, Status};
-use crate::planning::preview::{Preview, Summary};
+use crate::planning::preview::{PlanSummary, Preview};
 use crate::{
     access::Access,
     method::{Effect, Method},
@@ -12,25 +12,21 @@ use crate::{
 use model::image::ImageName;
 use model::mdb::Machine;
 
-/// Tells what an update of one machine would do.
+/// Returns what an update of one machine would do.
 pub enum PlanMachine {}
 
-/// See [`PlanMachine`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanMachineRequest {
-    /// The machine.
     pub hostname: String,
-    /// The image; if `None`, the one that the machine database names, or else the default.
+    /// The image; `None` for the required image of the machine.
     pub image: Option<ImageName>,
 }
 
-/// See [`PlanMachine`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanMachineReply {
-    /// What would be done.
     pub preview: Preview,
-    /// Why it would not be done now, as statuses with words; what is in the plan itself, such as
-    /// blocked paths, aside.
+    /// Why it would not be done now, as statuses with explanations. Obstacles that the plan itself
+    /// shows, such as blocked paths, are not repeated.
     pub waits: Vec<(Status, String)>,
 }
 
@@ -43,87 +39,83 @@ impl Method for PlanMachine {
     type Reply = PlanMachineReply;
 }
 
-/// Tells what would be done to machines if these were their records.
+/// Returns what would be done to machines with these records.
 pub enum PlanMachines {}
 
 /// The most machines in one request.
 pub const MACHINES_MAX: usize = 1_000;
 
-/// See [`PlanMachines`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanMachinesRequest {
     /// The records: at most [`MACHINES_MAX`].
     pub machines: Vec<Machine>,
 }
 
-/// See [`PlanMachines`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanMachinesReply {
-    /// The updates that differ from each other.
-    pub updates: Vec<Summary>,
-    /// The first of the machines that were asked for, at least one: the caller asks again for
-    /// those that are not told, because that would have taken too long.
+    /// The distinct updates.
+    pub updates: Vec<PlanSummary>,
+    /// The first of the requested machines, at least one. If the request would take too long the
+    /// reply omits the rest, and the caller asks again for those.
     pub machines: Vec<MachinePlan>,
 }
 
 /// What would be done to one machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachinePlan {
-    /// The machine.
     pub hostname: String,
-    /// What would be done.
-    pub outlook: Outlook,
-    /// Why it would not be done now, as statuses with words.
+    pub outlook: PlanOutcome,
+    /// Why it would not be done now, as statuses with explanations. Obstacles that the plan itself
+    /// shows, such as blocked paths, are not repeated.
     pub waits: Vec<(Status, String)>,
 }
 
 /// What would be done to a machine, if that is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outlook {
-    /// It has this update.
+pub enum PlanOutcome {
+    /// It would get this update.
     Update {
-        /// Which of the updates in the reply.
+        /// The index of the update in the reply.
         update: u32,
-        /// Objects that it would fetch.
+        /// How many objects it would fetch.
         fetch_objects: u32,
-        /// Their bytes.
-        #[serde(with = "model::wide")]
+        #[serde(with = "model::json::large_number")]
         fetch_bytes: u64,
     },
     /// No plan can be made for it.
     Unknown {
-        /// Why, for programs.
-        gap: Gap,
-        /// Why, in words.
+        /// The reason, for programs.
+        gap: NoPlanReason,
+        /// The reason, for people.
         why: String,
     },
 }
 
-/// What is missing for a plan.
+/// Why no plan can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Gap {
+pub enum NoPlanReason {
     /// The record names no image, and there is no default: nothing would be done.
     ImageUndefined,
     /// The image server does not have the image, or not all of it.
     ImageMissing,
-    /// The machine is not looked after yet.
+    /// The machine is not managed yet.
     NewMachine,
-    /// The record gives the machine another address: nobody has looked what is there.
+    /// The record has another address, which was not polled yet.
     OtherAddress,
     /// The machine does not answer.
     NotReached,
     /// The machine has not scanned its tree yet, or the scan cannot be read.
     NotScanned,
-    /// The machine does not scan as the image asks: before the update it would be told to.
+    /// The machine must scan with other settings first.
     OtherScan,
-    /// No plan can be made of what is known.
+    /// No plan can be made from the scan.
     Impossible,
 }
 
-impl Gap {
-    /// The word that scripts match.
+impl NoPlanReason {
+    /// Returns the name in JSON and commands.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -149,26 +141,24 @@ impl Method for PlanMachines {
     type Reply = PlanMachinesReply;
 }
 
-/// Tells what a machine database would change of the one in force, and whether it would be held.
+/// Returns what a machine database would change in the one in force, and whether it would be held.
 pub enum CheckMdb {}
 
-/// See [`CheckMdb`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckMdbRequest {
-    /// All machines of it.
     pub machines: Vec<Machine>,
 }
 
 /// See [`CheckMdb`]; host names are sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckMdbReply {
-    /// Why it would be held until an operator accepts it, if it would.
+    /// Why it would be held until an operator accepts it; `None` if it would not.
     pub held: Option<String>,
     /// The brake, if it is on.
     pub brake: Option<Brake>,
-    /// Machines that only it has.
+    /// Machines that are only in the new one.
     pub added: Vec<String>,
-    /// Machines that it lacks: the dominator would let go of them, and leave them as they are.
+    /// Machines that are missing in the new one: the dominator would stop managing them.
     pub removed: Vec<String>,
     /// Machines whose records differ.
     pub changed: Vec<String>,

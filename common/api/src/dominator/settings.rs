@@ -1,16 +1,16 @@
-//! What subs may take of their machines, as operators say it for the fleet, for machines with a
+//! How much of their machines subs may use: set by operators for the fleet, for machines with a
 //! tag, or for one machine.
 //!
-//! Of the values that are given for a machine, the one for the host counts before those for its
-//! tags, and these before the one for the fleet. Of several tags of a machine, the one whose name
-//! comes first in the alphabet counts, and of one name `NAME=VALUE` before `NAME`.
+//! For a machine, the value of its host has priority over those of its tags, and these over the
+//! value of the fleet. Among the tags of a machine, the tag whose name sorts first has priority,
+//! and `NAME=VALUE` over `NAME`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::TagFilter;
-use crate::audit::brief::Brief;
+use crate::audit::call_details::CallDetails;
 use crate::subd::{Limits, LimitsReport};
 use crate::{
     access::Access,
@@ -22,22 +22,21 @@ use model::tree::Time;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
-    /// Of one core, for the content and media passes.
+    /// Processor time of the content and media passes, of one core.
     CpuPercent,
-    /// Of the device's speed, for reading it.
+    /// Reads from the device, of its speed.
     ScanPercent,
-    /// Of the device's speed, for writing what is fetched.
+    /// Writes of fetched content, of the device's speed.
     WritePercent,
-    /// Of the network's speed, for fetching.
+    /// Fetches, of the network's speed.
     NetworkPercent,
 }
 
 impl Limit {
-    /// All of them.
     pub const ALL: [Self; 4] =
         [Self::CpuPercent, Self::ScanPercent, Self::WritePercent, Self::NetworkPercent];
 
-    /// The word for it in commands and JSON.
+    /// Returns the name in commands and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -48,7 +47,7 @@ impl Limit {
         }
     }
 
-    /// Its value among `limits`.
+    /// Returns its value in `limits`.
     #[must_use]
     pub fn of(self, limits: &Limits) -> Option<u8> {
         match self {
@@ -59,7 +58,7 @@ impl Limit {
         }
     }
 
-    /// Its place among `limits`.
+    /// Returns a reference to its value in `limits`.
     pub fn of_mut(self, limits: &mut Limits) -> &mut Option<u8> {
         match self {
             Self::CpuPercent => &mut limits.cpu_percent,
@@ -70,7 +69,7 @@ impl Limit {
     }
 }
 
-/// What a value is given for.
+/// The machines that a value applies to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
@@ -95,48 +94,40 @@ impl std::fmt::Display for Level {
     }
 }
 
-/// A value, and who gave it.
+/// A value, and who set it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setting {
     /// The value, in per cent: 1 to 100.
     pub percent: u8,
-    /// Who gave it.
+    /// Who set it.
     pub who: String,
-    /// Why.
     pub why: String,
-    /// When.
     pub since: Time,
 }
 
-/// The values that are given for one level.
+/// The values that are set for one level.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LevelSettings {
-    /// The level.
     pub level: Level,
-    /// The values.
     pub values: BTreeMap<Limit, Setting>,
 }
 
-/// Gives values for a level, or takes some back. Kept over restarts.
+/// Sets or unsets values of a level. They persist across restarts.
 pub enum SetSubConfiguration {}
 
-/// See [`SetSubConfiguration`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetSubConfigurationRequest {
-    /// The level.
     pub level: Level,
-    /// The new values, 1 to 100; `None` takes one back.
+    /// The new values, 1 to 100; `None` unsets one.
     pub values: BTreeMap<Limit, Option<u8>>,
-    /// Why.
     pub why: String,
     /// Who says so, as long as no certificate tells.
     pub who: String,
 }
 
-/// See [`SetSubConfiguration`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetSubConfigurationReply {
-    /// How many machines of the database in force the level is about.
+    /// How many machines of the machine database in force the level includes.
     pub machines: u32,
 }
 
@@ -147,12 +138,12 @@ impl Method for SetSubConfiguration {
     type Request = SetSubConfigurationRequest;
     type Reply = SetSubConfigurationReply;
 
-    fn brief(request: &Self::Request) -> Brief {
+    fn audit_details(request: &Self::Request) -> CallDetails {
         let value = |(limit, value): (&Limit, &Option<u8>)| match value {
             Some(value) => format!("{}={value}", limit.name()),
             None => format!("{}=unset", limit.name()),
         };
-        Brief::default()
+        CallDetails::default()
             .with("level", &request.level)
             .with_list("values", request.values.iter().map(value))
             .why(&request.why)
@@ -160,38 +151,35 @@ impl Method for SetSubConfiguration {
     }
 }
 
-/// Tells the values that are given, for all levels or as they concern one machine.
+/// Returns the values of all levels, or those that apply to one machine.
 pub enum GetSubConfiguration {}
 
-/// See [`GetSubConfiguration`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetSubConfigurationRequest {
-    /// The machine; all levels are told if `None`.
+    /// The machine; `None` for all levels.
     pub hostname: Option<String>,
 }
 
-/// See [`GetSubConfiguration`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetSubConfigurationReply {
-    /// The levels that have values: fleet, tags, hosts. For a machine those that are about it, the
-    /// one that counts most first.
+    /// The levels that have values: fleet, tags, hosts. For a machine the levels that include it,
+    /// by descending priority.
     pub levels: Vec<LevelSettings>,
-    /// How it is with the machine that was asked for.
+    /// The configuration of the requested machine.
     pub machine: Option<MachineConfiguration>,
 }
 
 /// The limits of one machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineConfiguration {
-    /// The machine.
     pub hostname: String,
-    /// What follows from all levels: what its sub is to be told.
+    /// The resulting limits, which are sent to its sub.
     pub wanted: Limits,
-    /// Which level each value comes from.
+    /// The level that each value comes from.
     pub from: BTreeMap<Limit, Level>,
-    /// What its sub was told, and what its own configuration allows at most, by the last poll.
+    /// The limits that its sub last reported.
     pub reported: Option<LimitsReport>,
-    /// Why it could not be told, if the last try failed.
+    /// Why the limits could not be sent, if the last try failed.
     pub trouble: Option<String>,
 }
 

@@ -1,60 +1,38 @@
-//! `ImageServer.Collect`: removes objects that nothing needs.
+//! `ImageServer`: removes objects that nothing needs, and estimates what an image takes.
 
 use serde::{Deserialize, Serialize};
 
-use crate::audit::brief::Brief;
-use crate::{
-    access::Access,
-    method::{Effect, Method},
-};
+use crate::access::Access;
+use crate::audit::call_details::CallDetails;
+use crate::method::{Effect, Method};
+use model::image::ImageName;
 
-/// Removes objects that no image needs and no lease holds, those first that were stored first.
-/// Answers when that is done, which may take minutes.
+/// Removes objects that no image needs and no lease holds, oldest first. Answers when that is done,
+/// which may take minutes.
 pub enum Collect {}
 
-/// See [`Collect`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectRequest {
-    /// Say what could be removed, and remove nothing.
+    /// Only reports what could be removed.
     pub dry_run: bool,
-    /// Stop when this much space is free that was not before; 0 for all that can be removed.
-    #[serde(with = "model::wide")]
+    /// Stops after this much space was freed; 0 to remove all.
+    #[serde(with = "model::json::large_number")]
     pub bytes: u64,
 }
 
-/// So many objects, and the space that they take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Amount {
-    /// How many.
-    #[serde(with = "model::wide")]
-    pub objects: u64,
-    /// What they take on the medium, in bytes.
-    #[serde(with = "model::wide")]
-    pub bytes: u64,
-}
-
-impl Amount {
-    /// Counts one more object, which takes so many bytes.
-    pub fn count(&mut self, bytes: u64) {
-        self.objects += 1;
-        self.bytes += bytes;
-    }
-}
-
-/// See [`Collect`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectReply {
-    /// How many images were looked through.
-    #[serde(with = "model::wide")]
+    /// How many images were read.
+    #[serde(with = "model::json::large_number")]
     pub images: u64,
-    /// Objects that no image needs, before any was removed.
-    pub unneeded: Amount,
-    /// Those of them that leases held.
-    pub leased: Amount,
-    /// Those of them that were removed; with `dry_run`, that would have been.
-    pub removed: Amount,
-    /// With `dry_run`: for how much longer nothing at all is removed, in seconds.
-    #[serde(with = "model::wide")]
+    /// Objects that no image needs, before any is removed.
+    pub unneeded: ObjectTotals,
+    /// Those of them that leases hold.
+    pub leased: ObjectTotals,
+    /// Those of them that were removed; with `dry_run`, that would be removed.
+    pub removed: ObjectTotals,
+    /// With `dry_run`: for how much longer nothing is removed, in seconds.
+    #[serde(with = "model::json::large_number")]
     pub held_seconds: u64,
 }
 
@@ -65,7 +43,51 @@ impl Method for Collect {
     type Request = CollectRequest;
     type Reply = CollectReply;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("dry-run", request.dry_run).with("bytes", request.bytes)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("dry-run", request.dry_run).with("bytes", request.bytes)
     }
+}
+
+/// Reports how many objects only this image needs. Reads all images, which may take minutes.
+pub enum EstimateImage {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EstimateImageRequest {
+    pub name: ImageName,
+}
+
+/// A number of objects with their total size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectTotals {
+    /// How many objects: contents of files, directories, and the log of the build.
+    #[serde(with = "model::json::large_number")]
+    pub objects: u64,
+    /// Their total size, in bytes.
+    #[serde(with = "model::json::large_number")]
+    pub bytes: u64,
+}
+
+impl ObjectTotals {
+    /// Adds an object of `bytes` bytes.
+    pub fn count(&mut self, bytes: u64) {
+        self.objects += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EstimateImageReply {
+    /// Objects that only this image needs. A collection removes them after the image was deleted,
+    /// unless a lease holds them.
+    pub own: ObjectTotals,
+    /// Objects that other images need too.
+    pub shared: ObjectTotals,
+}
+
+impl Method for EstimateImage {
+    const NAME: &'static str = "ImageServer.EstimateImage";
+    const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
+    type Request = EstimateImageRequest;
+    type Reply = EstimateImageReply;
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Done;
 use crate::access::Owners;
-use crate::audit::brief::Brief;
+use crate::audit::call_details::CallDetails;
 use crate::{
     access::Access,
     method::{Effect, Method},
@@ -12,26 +12,23 @@ use crate::{
 use model::image::ImageName;
 use model::tree::Time;
 
-/// Makes a directory, or makes one that is there only by the names of images one that has owners.
+/// Makes a directory. A directory that exists only because images are in it gets owners by this.
 pub enum MakeDirectory {}
 
-/// See [`MakeDirectory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MakeDirectoryRequest {
-    /// Its name.
     pub name: ImageName,
-    /// Make those above it too that are missing, and do nothing if it was made before.
+    /// Makes missing directories above it too, and does nothing if it was made before.
     pub parents: bool,
-    /// Who owns it; `None` for those who own the one above it.
+    /// The owners; `None` for those of the directory above.
     pub owners: Option<Owners>,
 }
 
-/// See [`MakeDirectory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MakeDirectoryReply {
-    /// What was made, the outermost first.
+    /// The directories that were made, the outermost first.
     pub made: Vec<ImageName>,
-    /// Who owns the directory now.
+    /// The owners of the directory.
     pub owners: Owners,
 }
 
@@ -42,21 +39,18 @@ impl Method for MakeDirectory {
     type Request = MakeDirectoryRequest;
     type Reply = MakeDirectoryReply;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default()
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
             .with("directory", &request.name)
             .with_some("owners", request.owners.as_ref().map(Owners::in_words))
     }
 }
 
-/// Removes a directory in which there is neither an image nor a directory. Names of images that
-/// were deleted stay used.
+/// Removes an empty directory. Names of deleted images in it remain unusable.
 pub enum RemoveDirectory {}
 
-/// See [`RemoveDirectory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveDirectoryRequest {
-    /// Its name.
     pub name: ImageName,
 }
 
@@ -67,20 +61,19 @@ impl Method for RemoveDirectory {
     type Request = RemoveDirectoryRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("directory", &request.name)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("directory", &request.name)
     }
 }
 
-/// Gives a directory to others.
+/// Replaces the owners of a directory.
 pub enum ChangeOwner {}
 
-/// See [`ChangeOwner`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeOwnerRequest {
     /// The directory.
     pub name: ImageName,
-    /// Who owns it from now on.
+    /// The new owners.
     pub owners: Owners,
 }
 
@@ -91,48 +84,46 @@ impl Method for ChangeOwner {
     type Request = ChangeOwnerRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("directory", &request.name).with("owners", request.owners.in_words())
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with("directory", &request.name)
+            .with("owners", request.owners.in_words())
     }
 }
 
-/// Lists directories, each before those in it.
+/// Lists directories, each before those below it.
 pub enum ListDirectories {}
 
-/// See [`ListDirectories`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListDirectoriesRequest {
     /// Only this directory and those below it.
     pub below: Option<ImageName>,
-    /// Only those that come after this one; for the next page.
+    /// Only directories after this one; for the next page.
     pub after: Option<ImageName>,
 }
 
 /// One directory in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectorySummary {
-    /// Its name.
     pub name: ImageName,
-    /// When it was made; `None` if it is there only by the names of images.
+    /// When it was made; `None` if it exists only because images are in it.
     pub made_on: Option<Time>,
-    /// Who owns it: its own owners, or if it was never made those of the nearest one above that
-    /// was.
+    /// Its own owners, or if it was never made those of the nearest directory above that was.
     pub owners: Owners,
-    /// How many images are in it, those further below not counted.
+    /// How many images are directly in it.
     pub images: u64,
     /// How many images are in it and below.
     pub images_below: u64,
-    /// The length of all files of these images, in bytes; what they share counts for each.
-    #[serde(with = "model::wide")]
+    /// The total length of the files of these images, in bytes; shared files count for each.
+    #[serde(with = "model::json::large_number")]
     pub bytes_below: u64,
 }
 
-/// See [`ListDirectories`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListDirectoriesReply {
     /// The directories, sorted by component.
     pub directories: Vec<DirectorySummary>,
-    /// True if there are more after the last of these.
+    /// True if there are more after these.
     pub more: bool,
 }
 

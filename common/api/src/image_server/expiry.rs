@@ -1,32 +1,27 @@
-//! `ImageServer`: when images go away by themselves.
+//! `ImageServer`: when images expire, and which are in use and cannot.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
-use crate::audit::brief::Brief;
-use crate::{
-    access::Access,
-    method::{Effect, Method},
-};
+use crate::access::Access;
+use crate::audit::call_details::CallDetails;
+use crate::method::{Effect, Method};
 use model::image::ImageName;
 use model::tree::Time;
 
-/// Lets an image stay for longer, or for ever. An image never goes earlier than it was said to.
+/// Postpones the expiry of an image, or removes it. An expiry is never brought forward.
 pub enum ChangeExpiry {}
 
-/// See [`ChangeExpiry`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeExpiryRequest {
-    /// Its name.
     pub name: ImageName,
-    /// In how many seconds from now on it goes; `None` for never.
+    /// In how many seconds it expires; `None` for never.
     pub expires_in_seconds: Option<u32>,
 }
 
-/// See [`ChangeExpiry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeExpiryReply {
-    /// When it goes, by the server's clock; `None` for never.
+    /// When it expires, by the server's clock; `None` for never.
     pub expires_at: Option<Time>,
 }
 
@@ -37,8 +32,8 @@ impl Method for ChangeExpiry {
     type Request = ChangeExpiryRequest;
     type Reply = ChangeExpiryReply;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default()
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
             .with("image", &request.name)
             .with_some("expires-in-seconds", request.expires_in_seconds)
     }
@@ -47,12 +42,11 @@ impl Method for ChangeExpiry {
 /// Confirms that the server's clock is right although it jumped: images expire again.
 pub enum AcceptClock {}
 
-/// See [`AcceptClock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptClockReply {
-    /// What the clock shows.
+    /// The time of the server's clock.
     pub now: Time,
-    /// By how many seconds it had jumped; 0 if it was trusted.
+    /// By how many seconds the clock had jumped; 0 if it was trusted.
     pub jumped_seconds: i64,
 }
 
@@ -62,4 +56,36 @@ impl Method for AcceptClock {
     const EFFECT: Effect = Effect::Changes;
     type Request = Done;
     type Reply = AcceptClockReply;
+}
+
+/// The most images that one holder may hold.
+pub const NAMES_MAX: usize = 10_000;
+
+/// The longest time for which one request holds images, in seconds.
+pub const HOLD_SECONDS_MAX: u32 = 24 * 3_600;
+
+/// The longest name of a holder, in bytes.
+pub const HOLDER_BYTES_MAX: usize = 256;
+
+/// Holds the required and planned images of a dominator's machines. A held image does not expire,
+/// and is deleted only by force. Each request of a holder replaces its previous one.
+pub enum HoldImages {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldImagesRequest {
+    /// The holder, for people: a host name and port.
+    pub holder: String,
+    /// The images: at most [`NAMES_MAX`].
+    pub names: Vec<ImageName>,
+    /// For how long they are held, in seconds: at most [`HOLD_SECONDS_MAX`].
+    pub seconds: u32,
+}
+
+impl Method for HoldImages {
+    const NAME: &'static str = "ImageServer.HoldImages";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    const REQUEST_BYTES_MAX: usize = 16 << 20;
+    type Request = HoldImagesRequest;
+    type Reply = Done;
 }

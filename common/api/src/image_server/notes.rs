@@ -1,30 +1,28 @@
-//! `ImageServer`: copies of images under other names, tags, and the latest of several.
+//! `ImageServer`: copies of images, tags, signatures, and the latest image of a directory.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use super::AddImageReply;
-use crate::audit::brief::Brief;
-use crate::{
-    access::Access,
-    method::{Effect, Method},
-};
+use crate::access::Access;
+use crate::audit::call_details::CallDetails;
+use crate::method::{Effect, Method};
 use model::image::ImageName;
 use model::image::tags::Tags;
+use model::signing::Signature;
 
-/// Makes an image with another name of the tree, the filter, the triggers and the notes of one that
-/// is there, except for its owners, its expiry and the tag `deprecated`.
+/// Adds an image under another name, with the tree, the filter, the triggers and the notes of an
+/// existing one, except for its owners, its expiry and the tag `deprecated`.
 pub enum CopyImage {}
 
-/// See [`CopyImage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyImageRequest {
-    /// The image that is there.
+    /// The existing image.
     pub from: ImageName,
-    /// The name of the new one.
+    /// The name of the new image.
     pub to: ImageName,
-    /// In how many seconds from now on the new one goes; `None` for never.
+    /// In how many seconds the new image expires; `None` for never.
     pub expires_in_seconds: Option<u32>,
 }
 
@@ -35,29 +33,26 @@ impl Method for CopyImage {
     type Request = CopyImageRequest;
     type Reply = AddImageReply;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("from", &request.from).with("to", &request.to)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("from", &request.from).with("to", &request.to)
     }
 }
 
 /// Sets and removes tags of an image.
 pub enum ChangeTags {}
 
-/// See [`ChangeTags`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeTagsRequest {
-    /// Its name.
     pub name: ImageName,
     /// Tags to set.
     pub set: Tags,
-    /// Names of tags to remove, which must be there.
+    /// Names of tags to remove, which must exist.
     pub remove: BTreeSet<String>,
 }
 
-/// See [`ChangeTags`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeTagsReply {
-    /// All tags that the image has now.
+    /// All tags of the image afterwards.
     pub tags: Tags,
 }
 
@@ -68,30 +63,28 @@ impl Method for ChangeTags {
     type Request = ChangeTagsRequest;
     type Reply = ChangeTagsReply;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default()
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
             .with("image", &request.name)
             .with_list("set", request.set.iter().map(|(name, value)| format!("{name}={value}")))
             .with_list("remove", &request.remove)
     }
 }
 
-/// Finds the image of a directory that was added last.
+/// Finds the newest image in a directory.
 pub enum FindLatestImage {}
 
-/// See [`FindLatestImage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindLatestImageRequest {
-    /// The directory: the name of the image less its last component. Not what is below.
+    /// The directory; images in directories below it do not count.
     pub directory: ImageName,
     /// Only images that have these tags.
     pub tags: Tags,
 }
 
-/// See [`FindLatestImage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindLatestImageReply {
-    /// Its name; `None` if there is no such image.
+    /// The name of the image; `None` if there is none.
     pub name: Option<ImageName>,
 }
 
@@ -101,4 +94,38 @@ impl Method for FindLatestImage {
     const EFFECT: Effect = Effect::Tells;
     type Request = FindLatestImageRequest;
     type Reply = FindLatestImageReply;
+}
+
+/// Adds signatures to an image, and removes some. An image has one signature of each key; a new one
+/// replaces the former.
+pub enum ChangeSignatures {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeSignaturesRequest {
+    pub name: ImageName,
+    /// Signatures to add. Each must be for this image.
+    pub add: Vec<Signature>,
+    /// Fingerprints of keys (`SHA256:...`) whose signatures are removed first; they must exist.
+    pub remove: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeSignaturesReply {
+    /// All signatures of the image afterwards.
+    pub signatures: Vec<Signature>,
+}
+
+impl Method for ChangeSignatures {
+    const NAME: &'static str = "ImageServer.ChangeSignatures";
+    const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = ChangeSignaturesRequest;
+    type Reply = ChangeSignaturesReply;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with("image", &request.name)
+            .with("add", request.add.len())
+            .with_list("remove", &request.remove)
+    }
 }

@@ -1,8 +1,9 @@
-//! `ImageServer`: how a replica follows its master, and how changes travel up to it.
+//! `ImageServer`: how a replica follows its master, and forwards changes to it.
 //!
-//! A replica first gets a list of all images that its master has or had, page by page, then waits
-//! for changes. It ends an image only when the master says that this very image has ended: what a
-//! list does not name is left alone. The directories of images come as a whole ([`directories`]).
+//! A replica first reads a list of all images that its master has or had, page by page, then waits
+//! for changes. It deletes an image only when the master reports that this very image has ended;
+//! images missing in the list are left alone. Directories are replicated as a whole
+//! ([`directories`]).
 
 pub mod directories;
 
@@ -17,11 +18,13 @@ use super::directories::{
     RemoveDirectory, RemoveDirectoryRequest,
 };
 use super::expiry::{ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest};
-use super::notes::{ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest};
-use super::signatures::{ChangeSignatures, ChangeSignaturesReply, ChangeSignaturesRequest};
+use super::notes::{
+    ChangeSignatures, ChangeSignaturesReply, ChangeSignaturesRequest, ChangeTags, ChangeTagsReply,
+    ChangeTagsRequest, CopyImage, CopyImageRequest,
+};
 use super::{AddImage, AddImageReply, AddImageRequest, DeleteImage, DeleteImageRequest};
 use crate::Done;
-use crate::audit::brief::Brief;
+use crate::audit::call_details::CallDetails;
 use crate::{
     access::Access,
     method::{Effect, Method},
@@ -36,10 +39,11 @@ pub const SERVERS_MAX: usize = 64;
 /// The most changes in one reply.
 pub const CHANGES_MAX: usize = 1_000;
 
-/// The longest address of a server that is told to another, in bytes.
+/// The longest address of a server in a request, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 300;
 
-/// Which store a server has: 32 hexadecimal digits, made by chance when the store was made.
+/// Identifies the store of a server: 32 random hexadecimal digits, generated when the store was
+/// made.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ServerId(String);
@@ -80,76 +84,72 @@ impl std::fmt::Display for ServerId {
     }
 }
 
-/// How far changes were followed.
+/// A position in the changes of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cursor {
-    /// Random for each start of a server, so that no other run is taken for this one.
-    #[serde(with = "model::wide")]
+    /// Random for each start of a server.
+    #[serde(with = "model::json::large_number")]
     pub instance: u64,
     /// Grows with each change.
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     pub sequence: u64,
 }
 
-/// What a replica asks for.
+/// What a replica requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Position {
+pub enum ReplicationPosition {
     /// The first page of the list.
     Start,
-    /// The next page of a list that this run of the master began; of another run the first one.
+    /// The next page of a list. If the master was restarted since its first page, the first page.
     After {
         /// [`Cursor::instance`] of the first page.
-        #[serde(with = "model::wide")]
+        #[serde(with = "model::json::large_number")]
         instance: u64,
         /// The last name of the page before.
         name: ImageName,
     },
-    /// What has changed since; or the first page of the list if that is not known any more.
+    /// The changes since then; the first page of the list if they are no longer known.
     Since(Cursor),
 }
 
-/// What a replica says of itself.
+/// The state of a replica, as it reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaReport {
-    /// Its store.
     pub server: ServerId,
-    /// The port on which it answers; its address is the one that it calls from.
+    /// The port on which it listens. Its address is the source address of the call.
     pub port: u16,
-    /// Whether it has all that it wants, as far as it knows.
+    /// True if it has all images that it wants.
     pub is_level: bool,
-    /// Images that it has still to get or to change.
-    #[serde(with = "model::wide")]
+    /// Images that are still to be fetched or changed.
+    #[serde(with = "model::json::large_number")]
     pub images_behind: u64,
 }
 
-/// Lists what has become of all images, then waits for changes.
+/// Lists all images, present and ended, then waits for changes.
 pub enum GetImageUpdates {}
 
-/// See [`GetImageUpdates`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetImageUpdatesRequest {
-    /// From where on.
-    pub position: Position,
+    pub position: ReplicationPosition,
     /// How long to wait for a change, in milliseconds: at most 60,000.
     pub wait_ms: u32,
-    /// Who asks.
     pub replica: ReplicaReport,
-    /// The version of the master's directories that it was told last: another one is news.
+    /// The version of the directories that the replica has; another version ends the wait.
     pub directories: Option<DirectoriesVersion>,
 }
 
 /// How an image ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ended {
+pub enum ImageEnd {
     /// It was deleted.
     Deleted,
-    /// Its time had come.
+    /// It expired.
     Expired,
 }
 
-impl Ended {
-    /// As a participle.
+impl ImageEnd {
+    /// Returns the name in texts.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -159,36 +159,34 @@ impl Ended {
     }
 }
 
-/// What is to be known of a name. Later releases have other kinds of changes.
+/// The state of a name. Later releases may have other kinds of changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Change {
-    /// There is an image of that name.
+pub enum ImageChange {
+    /// An image of this name exists.
     Image {
-        /// Its name.
         name: ImageName,
         /// The digest of its content.
         digest: ObjectId,
-        /// A digest of its notes, except for when it expires.
+        /// The digest of its notes, without the expiry.
         notes: ObjectId,
         /// When it expires.
         expires_at: Option<Time>,
-        /// The length of all its files, in bytes.
-        #[serde(with = "model::wide")]
+        /// The total length of its files.
+        #[serde(with = "model::json::large_number")]
         bytes: u64,
     },
-    /// There was one, and its name is never used again.
+    /// An image of this name has ended. The name is never used again.
     Ended {
-        /// Its name.
         name: ImageName,
         /// How it ended.
-        how: Ended,
-        /// The digest of its content, if that is known.
+        how: ImageEnd,
+        /// The digest of its content, if known.
         digest: Option<ObjectId>,
     },
 }
 
-impl Change {
-    /// Whose change it is.
+impl ImageChange {
+    /// Returns the name of the image.
     #[must_use]
     pub fn name(&self) -> &ImageName {
         match self {
@@ -197,22 +195,19 @@ impl Change {
     }
 }
 
-/// See [`GetImageUpdates`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetImageUpdatesReply {
-    /// The store of the server.
     pub server: ServerId,
-    /// The stores of its master, of that one's master, and so on; at most [`SERVERS_MAX`].
+    /// The stores of its master, of the master's master, and so on; at most [`SERVERS_MAX`].
     pub upstream: Vec<ServerId>,
-    /// How far these changes go; of a page of a list, when it was made.
+    /// The position after these changes; of a list, when its page was made.
     pub cursor: Cursor,
     /// True if this is a page of the list, sorted by name.
     pub is_list: bool,
     /// The changes: at most [`CHANGES_MAX`].
-    pub changes: Vec<Change>,
-    /// True if there are more after these.
+    pub changes: Vec<ImageChange>,
     pub more: bool,
-    /// The version of the directories; `None` if none was ever made, or what was cannot be used.
+    /// The version of the directories; `None` if none was ever made, or the record cannot be used.
     pub directories: Option<DirectoriesVersion>,
 }
 
@@ -228,16 +223,16 @@ impl Method for GetImageUpdates {
 /// A method whose calls a replica forwards to its master, which decides.
 pub trait ForwardedMethod: Method {
     /// Returns the request as the body of [`Forward`].
-    fn write(request: Self::Request) -> Write;
+    fn write(request: Self::Request) -> ForwardedWrite;
 
     /// Returns the reply to the caller of the replica; `None` if `written` is that of another
     /// method.
-    fn reply(written: Written) -> Option<Self::Reply>;
+    fn reply(written: WriteReply) -> Option<Self::Reply>;
 }
 
-/// Makes [`Write`] and all that depends on the method, from one line for each method: the variant
-/// and its body, the method, the image or directory that is changed, what happened to it, and the
-/// reply that [`Written`] stands for. The order of the lines is the encoding.
+/// Makes [`ForwardedWrite`] and everything that depends on the method, from one line for each
+/// method: the variant and its body, the method, the changed image or directory, the log text, and
+/// the reply for a [`WriteReply`]. The order of the lines is the encoding.
 macro_rules! forwarded_methods {
     ($(
         $variant:ident($body:ty) = $method:ty, $request:ident => $name:expr, $done:literal,
@@ -245,11 +240,11 @@ macro_rules! forwarded_methods {
     )+) => {
         /// The request of a forwarded method. The objects of a new image are on the master already.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-        pub enum Write {
+        pub enum ForwardedWrite {
             $($variant($body),)+
         }
 
-        impl Write {
+        impl ForwardedWrite {
             /// Returns the name of the method.
             #[must_use]
             pub fn method(&self) -> &'static str {
@@ -274,19 +269,19 @@ macro_rules! forwarded_methods {
                 }
             }
 
-            fn brief(&self) -> Brief {
+            fn audit_details(&self) -> CallDetails {
                 match self {
-                    $(Self::$variant(request) => <$method>::brief(request),)+
+                    $(Self::$variant(request) => <$method>::audit_details(request),)+
                 }
             }
         }
 
         $(impl ForwardedMethod for $method {
-            fn write(request: Self::Request) -> Write {
-                Write::$variant(request.into())
+            fn write(request: Self::Request) -> ForwardedWrite {
+                ForwardedWrite::$variant(request.into())
             }
 
-            fn reply(written: Written) -> Option<Self::Reply> {
+            fn reply(written: WriteReply) -> Option<Self::Reply> {
                 match written {
                     $written => Some($reply),
                     _ => None,
@@ -298,78 +293,74 @@ macro_rules! forwarded_methods {
 
 forwarded_methods! {
     Add(Box<AddImageRequest>) = AddImage, add => &add.content.name, "added",
-        Written::Image(image) => AddImageReply { digest: image.content.digest() };
+        WriteReply::Image(image) => AddImageReply { digest: image.content.digest() };
     Delete(DeleteImageRequest) = DeleteImage, delete => &delete.name, "deleted",
-        Written::Deleted => Done {};
+        WriteReply::Deleted => Done {};
     Copy(CopyImageRequest) = CopyImage, copy => &copy.to, "copied",
-        Written::Image(image) => AddImageReply { digest: image.content.digest() };
+        WriteReply::Image(image) => AddImageReply { digest: image.content.digest() };
     Tags(ChangeTagsRequest) = ChangeTags, change => &change.name, "changed tags",
-        Written::Tags(reply) => reply;
+        WriteReply::Tags(reply) => reply;
     Expiry(ChangeExpiryRequest) = ChangeExpiry, change => &change.name, "changed an expiry",
-        Written::Expiry(reply) => reply;
+        WriteReply::Expiry(reply) => reply;
     MakeDirectory(MakeDirectoryRequest) = MakeDirectory, make => &make.name, "made a directory",
-        Written::Made(reply) => reply;
+        WriteReply::Made(reply) => reply;
     RemoveDirectory(RemoveDirectoryRequest) = RemoveDirectory, remove => &remove.name,
         "removed a directory",
-        Written::Directories => Done {};
+        WriteReply::Directories => Done {};
     ChangeOwner(ChangeOwnerRequest) = ChangeOwner, change => &change.name, "changed the owners",
-        Written::Directories => Done {};
+        WriteReply::Directories => Done {};
     Signatures(ChangeSignaturesRequest) = ChangeSignatures, change => &change.name,
         "changed signatures",
-        Written::Signatures(reply) => reply;
+        WriteReply::Signatures(reply) => reply;
 }
 
-/// The result of a [`Write`].
+/// The result of a [`ForwardedWrite`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Written {
-    /// Of [`Write::Add`] and [`Write::Copy`]: the image as it is now.
+pub enum WriteReply {
+    /// Of [`ForwardedWrite::Add`] and [`ForwardedWrite::Copy`]: the image as it is now.
     Image(Box<Image>),
     Deleted,
     Tags(ChangeTagsReply),
     Expiry(ChangeExpiryReply),
     Made(MakeDirectoryReply),
-    /// Of [`Write::RemoveDirectory`] and [`Write::ChangeOwner`].
+    /// Of [`ForwardedWrite::RemoveDirectory`] and [`ForwardedWrite::ChangeOwner`].
     Directories,
     Signatures(ChangeSignaturesReply),
 }
 
-/// Who asked a replica for a change, by its word.
+/// The caller who requested a change, as reported by the replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct ForwardOrigin {
     /// An address and port.
     pub address: String,
-    /// The name of the user, if an authority vouches for it.
+    /// The user, if it has a certificate.
     pub user: Option<String>,
     /// The groups that the user is in.
     pub groups: BTreeSet<String>,
-    /// Whether the user may make such a change, whoever owns the image.
+    /// True if the user has the power for the method.
     pub has_power: bool,
 }
 
-/// Carries a change up to the server that decides on it. For replicas only: they answer for who
-/// the caller is.
+/// Forwards a change to the server that decides on it. Only for replicas, which vouch for the
+/// identity of the caller.
 pub enum Forward {}
 
-/// See [`Forward`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardRequest {
     /// The stores of the replicas that it has passed through, the first one first: at most
     /// [`SERVERS_MAX`].
     pub path: Vec<ServerId>,
-    /// Who asked the first of them.
-    pub origin: Origin,
-    /// What for.
-    pub write: Write,
+    /// The caller of the first replica.
+    pub origin: ForwardOrigin,
+    pub write: ForwardedWrite,
 }
 
-/// See [`Forward`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardReply {
-    /// What came of it.
-    pub written: Written,
-    /// Who follows changes up to here has it.
+    pub written: WriteReply,
+    /// The position that includes the change.
     pub cursor: Cursor,
-    /// The version of the directories, with what came of it.
+    /// The version of the directories that includes the change.
     pub directories: Option<DirectoriesVersion>,
 }
 
@@ -382,36 +373,36 @@ impl Method for Forward {
     type Request = ForwardRequest;
     type Reply = ForwardReply;
 
-    fn brief(request: &Self::Request) -> Brief {
-        let Origin { address, user, .. } = &request.origin;
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        let ForwardOrigin { address, user, .. } = &request.origin;
         let user = user.as_deref().unwrap_or("somebody");
         request
             .write
-            .brief()
+            .audit_details()
             .with("write", request.write.method())
             .who(&format!("{user} at {address}"))
     }
 }
 
-/// Says how far behind its master a server is, and which replicas it has.
+/// Returns how far a server is behind its master, and its replicas.
 pub enum GetReplication {}
 
-/// How a replica stands with its master.
+/// The state of the connection from a replica to its master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Link {
+pub enum LinkState {
     /// It has not answered yet.
     Connecting,
     /// It answers.
     Connected,
     /// It does not answer any more.
     Broken,
-    /// The server is its own master, over others or not: nothing is followed.
+    /// The server is its own master, directly or through others. Nothing is replicated.
     Loop,
 }
 
-impl Link {
-    /// The word of it.
+impl LinkState {
+    /// Returns the name in JSON and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -423,26 +414,26 @@ impl Link {
     }
 }
 
-/// Why an image is not as the master has it, and will not be by itself.
+/// Why an image differs from the master's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Trouble {
-    /// There is another image of that name here.
+pub enum ReplicationTrouble {
+    /// Another image of this name exists here.
     Conflict,
-    /// An image of that name has ended here, and the master has one.
+    /// The image has ended here, and exists on the master.
     EndedHere,
-    /// The master has ended another image of that name than the one that is here.
+    /// The master has ended another image of this name.
     EndedOther,
-    /// The master has ended it, but it is in use here and stays until it is not.
+    /// The image has ended on the master, but is in use here.
     Held,
     /// Its record is damaged here.
     Damaged,
-    /// It could not be fetched or changed; it is tried again.
+    /// It could not be fetched or changed; it is retried.
     Failing,
 }
 
-impl Trouble {
-    /// The word of it.
+impl ReplicationTrouble {
+    /// Returns the name in JSON and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -456,92 +447,84 @@ impl Trouble {
     }
 }
 
-/// One image with which there is trouble.
+/// An image that differs from the master's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TroubledImage {
-    /// Its name.
     pub name: ImageName,
-    /// What kind of trouble.
-    pub trouble: Trouble,
-    /// What it is, and what may be done.
+    pub trouble: ReplicationTrouble,
+    /// Describes the problem and what to do.
     pub text: String,
 }
 
-/// The most troubled images, and others, that are named.
+/// The most images that a list in the reply names.
 pub const NAMED_MAX: usize = 1_000;
 
-/// How a replica stands.
+/// The state of replication from the master.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MasterState {
-    /// Where the master is.
+    /// The address of the master.
     pub address: String,
-    /// Its store, if that is known.
+    /// The store of the master, if known.
     pub server: Option<ServerId>,
-    /// The stores of its master, of that one's master, and so on.
+    /// The stores of its master, of the master's master, and so on.
     pub upstream: Vec<ServerId>,
-    /// Whether it answers.
-    pub link: Link,
-    /// Since when.
+    /// Whether the master answers.
+    pub link: LinkState,
     pub since: Time,
-    /// Whether all is here that the master has and the patterns name.
+    /// True if all images of the master that match the patterns are here.
     pub is_level: bool,
-    /// When that was last so.
+    /// When that was last true.
     pub level_at: Option<Time>,
     /// Images that are still to be fetched or changed.
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     pub images_behind: u64,
-    /// The most bytes that are still to be fetched for them.
-    #[serde(with = "model::wide")]
+    /// An upper bound of the bytes to be fetched for them.
+    #[serde(with = "model::json::large_number")]
     pub bytes_left: u64,
-    /// What went wrong last, and when.
+    /// The last error, and when it happened.
     pub last_error: Option<(Time, String)>,
-    /// Patterns of names of which one must match, unless there are none.
+    /// Only images whose name matches one of these patterns are replicated; all if empty.
     pub include: Vec<String>,
-    /// Patterns of names of which none may match.
+    /// Images whose name matches one of these patterns are not replicated.
     pub exclude: Vec<String>,
-    /// Whether images stay that have ended on the master.
+    /// True if images that have ended on the master are kept.
     pub is_archive: bool,
-    /// Images with which there is trouble, sorted by name: at most [`NAMED_MAX`].
+    /// Images that differ from the master's, sorted by name: at most [`NAMED_MAX`].
     pub troubles: Vec<TroubledImage>,
-    /// How many there are.
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     pub troubles_total: u64,
-    /// Images that the master never had or has lost, sorted by name: at most [`NAMED_MAX`].
+    /// Images that the master does not know, sorted by name: at most [`NAMED_MAX`].
     pub only_here: Vec<ImageName>,
-    /// How many there are.
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     pub only_here_total: u64,
-    /// Images that are here, and that the patterns do not name.
-    #[serde(with = "model::wide")]
+    /// Images here that the patterns exclude.
+    #[serde(with = "model::json::large_number")]
     pub not_followed: u64,
-    /// Why the directories are not those of the master; `None` if they are, or will be at once.
+    /// Why the directories differ from the master's; `None` if they are equal or about to be.
     pub directories: Option<TroubledDirectories>,
 }
 
 /// A replica, as its master knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaState {
-    /// Its store.
     pub server: ServerId,
-    /// Where it is.
+    /// The address of the replica.
     pub address: String,
-    /// When it last asked.
+    /// When it last called.
     pub seen: Time,
-    /// Whether it asks just now.
+    /// True if a call of it is waiting.
     pub is_connected: bool,
-    /// What it said of itself.
+    /// As it last reported.
     pub is_level: bool,
-    /// What it said of itself.
-    #[serde(with = "model::wide")]
+    /// As it last reported.
+    #[serde(with = "model::json::large_number")]
     pub images_behind: u64,
 }
 
-/// See [`GetReplication`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetReplicationReply {
-    /// The store of this server.
     pub server: ServerId,
-    /// How it follows its master; `None` if it has none.
+    /// The state of replication; `None` without a master.
     pub master: Option<MasterState>,
     /// Its replicas, sorted by address.
     pub replicas: Vec<ReplicaState>,
@@ -556,17 +539,15 @@ impl Method for GetReplication {
     type Reply = GetReplicationReply;
 }
 
-/// Takes an image away from a replica, and from nowhere else: one that conflicts with the
-/// master's, that the patterns do not name, or that the master has not got. It leaves no mark: an
-/// image of that name may come from the master.
+/// Removes an image from this replica only: one that conflicts with the master's, that the patterns
+/// exclude, or that the master does not have. No tombstone is left: an image of this name may be
+/// replicated later.
 pub enum DropCopy {}
 
-/// See [`DropCopy`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DropCopyRequest {
-    /// Its name.
     pub name: ImageName,
-    /// Even if it is in use.
+    /// Removes it even if it is in use.
     pub force: bool,
 }
 
@@ -577,7 +558,7 @@ impl Method for DropCopy {
     type Request = DropCopyRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("image", &request.name).with("force", request.force)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("image", &request.name).with("force", request.force)
     }
 }

@@ -1,7 +1,7 @@
-//! What an update would do, told before it is made: to paths, to services, and what it would fetch.
+//! Preview of an update: what it would do to paths and services, and what it would fetch.
 //!
-//! It is made of the plan that the update would carry out, and by the decision about services that
-//! subd makes ([`model::trigger::services`]), so that whoever asks first is told what will be done.
+//! It uses the plan that the update would carry out, and the same decision about services as subd
+//! ([`model::trigger::services`]).
 
 use core::fmt::Write as _;
 use std::collections::BTreeMap;
@@ -9,35 +9,34 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::planning::Planned;
+use model::display::{counted, size};
 use model::image::ImageName;
 use model::image::required::RequiredImage;
-use model::object::ObjectId;
-use model::object::set::ObjectSet;
+use model::object::{ObjectId, ObjectSet};
 use model::path::TreePath;
 use model::plan::{Action, Blocked, Difference, Plan};
 use model::trigger::Triggers;
-use model::trigger::services::{OWN_SERVICE, ServiceCall, ServiceCalls, service_calls};
-use model::words::{counted, size};
+use model::trigger::services::{SUBD_SERVICE, ServiceCall, ServiceCalls, service_calls};
 
-/// How many blocked paths a [`Summary`] names.
+/// How many blocked paths a [`PlanSummary`] names.
 pub const BLOCKED_NAMED: usize = 20;
 
-/// How many operations a plan has, by what they do and by why.
+/// How many operations a plan has, by kind and by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Changes {
-    /// Paths that are put where nothing is.
+pub struct ChangeCounts {
+    /// Paths that are created.
     pub create: u32,
-    /// Paths that are exchanged.
+    /// Paths that are replaced.
     pub replace: u32,
     /// Paths whose attributes are set.
     pub change: u32,
-    /// Paths that are taken away, those inside replaced directories aside.
+    /// Paths that are removed, not counting those inside replaced directories.
     pub remove: u32,
-    /// In what so many paths differ; one path may differ in several things.
+    /// How many paths differ in what; one path may have several differences.
     pub reasons: BTreeMap<Difference, u32>,
 }
 
-impl Changes {
+impl ChangeCounts {
     /// Counts the operations of `plan`.
     #[must_use]
     pub fn of(plan: &Plan) -> Self {
@@ -57,13 +56,13 @@ impl Changes {
         changes
     }
 
-    /// How many operations there are.
+    /// Returns how many operations there are.
     #[must_use]
     pub fn count(&self) -> u64 {
         [self.create, self.replace, self.change, self.remove].into_iter().map(u64::from).sum()
     }
 
-    /// The counts that are not zero: `create 1, remove 2`.
+    /// Formats the counts that are not zero: `create 1, remove 2`.
     #[must_use]
     pub fn kinds(&self) -> String {
         let kinds = [
@@ -75,7 +74,7 @@ impl Changes {
         listed(kinds.into_iter().filter(|(_, count)| *count > 0))
     }
 
-    /// The reasons: `missing 1, extra 2`.
+    /// Formats the reasons: `missing 1, extra 2`.
     #[must_use]
     pub fn reasons(&self) -> String {
         listed(self.reasons.iter().map(|(reason, count)| (reason.name(), *count)))
@@ -87,52 +86,50 @@ fn listed<'a>(counts: impl Iterator<Item = (&'a str, u32)>) -> String {
     words.join(", ")
 }
 
-/// What is known of the image that a machine was last updated to: what its triggers name is
-/// stopped too.
+/// The image that a machine was last updated to. Services that its triggers name are stopped too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Former {
-    /// Its name; `None` if the machine was never updated to one.
+pub struct FormerImage {
+    /// The name; `None` if the machine was never updated.
     pub image: Option<ImageName>,
-    /// Its triggers; none if they are not known.
+    /// The triggers; none if they are not known.
     pub triggers: Triggers,
-    /// Why they are not known, if they are not.
+    /// Why the triggers are not known, if so.
     pub unknown: Option<String>,
 }
 
-/// What an update would do, without each single path.
+/// What an update would do, without single paths.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summary {
-    /// The image.
+pub struct PlanSummary {
     pub image: ImageName,
-    /// The image that the machine was last updated to; `None` if to none.
+    /// The former image; `None` if the machine was never updated.
     pub from: Option<ImageName>,
     /// True if nothing would change.
     pub same: bool,
     /// How many paths would change, and why.
-    pub changes: Changes,
-    /// The first paths that are in the way: at most [`BLOCKED_NAMED`]. If there are any, the
-    /// update would not be made.
+    pub changes: ChangeCounts,
+    /// The first blocked paths: at most [`BLOCKED_NAMED`]. If there are any, the update would not
+    /// be made.
     pub blocked: Vec<Blocked>,
-    /// Why the update would be unsafe; if there is a reason, it would wait for an operator.
+    /// Why the update would be unsafe. If there is a reason, it would wait for an operator.
     pub dangers: Vec<String>,
     /// What would be done to services.
     pub services: ServiceCalls,
-    /// Why the triggers of the former image are not known: services that only they name are not
-    /// among those above.
+    /// Why the triggers of the former image are not known. Services that only they name are then
+    /// missing in `services`.
     pub former_unknown: Option<String>,
 }
 
-impl Summary {
-    /// What `planned` would do with a machine that has the image `former`. Takes time in proportion
-    /// to the operations of the plan and the triggers.
+impl PlanSummary {
+    /// Summarizes what `planned` would do to a machine that has the image `former`. Takes time in
+    /// proportion to the operations of the plan and the triggers.
     #[must_use]
-    pub fn of(image: &RequiredImage, planned: &Planned, former: &Former) -> Self {
+    pub fn of(image: &RequiredImage, planned: &Planned, former: &FormerImage) -> Self {
         let plan = &planned.plan;
         Self {
             image: image.name().clone(),
             from: former.image.clone(),
             same: plan.is_empty(),
-            changes: Changes::of(plan),
+            changes: ChangeCounts::of(plan),
             blocked: plan.blocked.iter().take(BLOCKED_NAMED).cloned().collect(),
             dangers: planned.dangers.clone(),
             services: services(plan, &former.triggers, &image.content.triggers),
@@ -141,45 +138,43 @@ impl Summary {
     }
 }
 
-/// An update that is not made, for one machine.
+/// What an update of one machine would do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Preview {
-    /// The image.
     pub image: ImageName,
-    /// The image that the machine was last updated to; `None` if to none.
+    /// The former image; `None` if the machine was never updated.
     pub from: Option<ImageName>,
     /// True if nothing would change.
     pub same: bool,
     /// How many paths would change, and why.
-    pub changes: Changes,
-    /// What would change, and what is in the way.
+    pub changes: ChangeCounts,
+    /// The operations and blocked paths.
     pub plan: Plan,
     /// Why the update would be unsafe.
     pub dangers: Vec<String>,
     /// What would be done to services.
     pub services: ServiceCalls,
-    /// Why the triggers of the former image are not known: services that only they name are not
-    /// among those above.
+    /// Why the triggers of the former image are not known. Services that only they name are then
+    /// missing in `services`.
     pub former_unknown: Option<String>,
     /// Objects that would be fetched.
     pub fetch_objects: u32,
-    /// Their bytes.
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     pub fetch_bytes: u64,
 }
 
 impl Preview {
-    /// What `planned` would do with a machine that has `cached` objects and the image `former`.
+    /// Previews `planned` for a machine that has `cached` objects and the image `former`.
     #[must_use]
     pub fn new(
         image: &RequiredImage,
         planned: &Planned,
         cached: &ObjectSet,
-        former: &Former,
+        former: &FormerImage,
     ) -> Self {
-        let Summary { image, from, same, changes, dangers, services, former_unknown, .. } =
-            Summary::of(image, planned, former);
-        let (fetch_objects, fetch_bytes) = Lack::of(planned).beside(planned, cached);
+        let PlanSummary { image, from, same, changes, dangers, services, former_unknown, .. } =
+            PlanSummary::of(image, planned, former);
+        let (fetch_objects, fetch_bytes) = FetchTotals::of(planned).beside(planned, cached);
         let plan = Plan::clone(&planned.plan);
         Self {
             image,
@@ -195,7 +190,7 @@ impl Preview {
         }
     }
 
-    /// The whole as lines for people.
+    /// Formats the preview for people, one line for each operation.
     #[must_use]
     pub fn text(&self) -> String {
         if self.same {
@@ -212,7 +207,7 @@ impl Preview {
         for danger in &self.dangers {
             line(format!("UNSAFE {danger}"));
         }
-        lines_of(&self.services).into_iter().for_each(&mut line);
+        service_lines(&self.services).into_iter().for_each(&mut line);
         if let Some(why) = &self.former_unknown {
             line(unknown_line(self.from.as_ref(), why));
         }
@@ -227,15 +222,15 @@ impl Preview {
     }
 }
 
-/// What a machine whose cache is empty would fetch for a plan. Counted once for many machines.
+/// What a machine with an empty cache would fetch for a plan. Computed once for many machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lack {
+pub struct FetchTotals {
     objects: u32,
     bytes: u64,
 }
 
-impl Lack {
-    /// All that `planned` needs.
+impl FetchTotals {
+    /// Counts all objects that `planned` needs.
     #[must_use]
     pub fn of(planned: &Planned) -> Self {
         planned.needs.values().fold(Self::default(), |lack, need| Self {
@@ -244,8 +239,8 @@ impl Lack {
         })
     }
 
-    /// The objects and bytes that `planned`, whose lack this is, needs beside those that are
-    /// `cached`. Takes time in proportion to the smaller of the two.
+    /// Returns the objects and bytes that `planned` needs and `cached` lacks; `self` must be the
+    /// totals of `planned`. Takes time in proportion to the smaller of the two.
     #[must_use]
     pub fn beside(self, planned: &Planned, cached: &ObjectSet) -> (u32, u64) {
         let needs = &planned.needs;
@@ -267,18 +262,18 @@ impl Lack {
 /// What would be done to services.
 fn services(plan: &Plan, old: &Triggers, new: &Triggers) -> ServiceCalls {
     let paths: Vec<&TreePath> = plan.changed_paths().collect();
-    service_calls(old, new, paths.iter().copied(), OWN_SERVICE)
+    service_calls(old, new, paths.iter().copied(), SUBD_SERVICE)
 }
 
-/// What is not known because the triggers of the former image are not.
+/// Warns that the triggers of the former image are not known.
 fn unknown_line(from: Option<&ImageName>, why: &str) -> String {
     let from = from.map_or("its last image", ImageName::as_str);
     format!("NOT KNOWN: the triggers of {from}: {why}; services that only they name are not told")
 }
 
-/// What would be done to services, as lines.
+/// Formats what would be done to services, as lines.
 #[must_use]
-pub fn lines_of(calls: &ServiceCalls) -> Vec<String> {
+pub fn service_lines(calls: &ServiceCalls) -> Vec<String> {
     let line = |when: &str, call: &ServiceCall| {
         format!("{when} the change: {} {}", call.verb.name(), call.service)
     };
@@ -286,7 +281,7 @@ pub fn lines_of(calls: &ServiceCalls) -> Vec<String> {
     let after = calls.after.iter().map(|call| line("after", call));
     let mut lines: Vec<String> = before.chain(after).collect();
     if calls.own {
-        lines.push(format!("at the end: restart {OWN_SERVICE}"));
+        lines.push(format!("at the end: restart {SUBD_SERVICE}"));
     }
     if calls.reboot {
         lines.push("at the end: reboot the machine".to_owned());

@@ -1,34 +1,34 @@
-//! What subd may take of the machine, and what it takes.
+//! How much of the machine subd may use and uses, and alarms.
 
 use serde::{Deserialize, Serialize};
 
-/// Ceilings, each in per cent. `None` leaves the machine's own ceiling as it is; a value above that
-/// changes nothing, because over the wire ceilings can only be lowered.
+/// Limits, each in per cent. `None` leaves the machine's own limit in force. A value above that has
+/// no effect, because remote limits can only be lower.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
-    /// Of one core, for the content and media passes: 1 to 100.
+    /// Processor time of the content and media passes, of one core: 1 to 100.
     pub cpu_percent: Option<u8>,
-    /// Of the speed at which the device of the root can be read, for reading it: 1 to 100.
+    /// Reads from the device of the root, of its read speed: 1 to 100.
     pub scan_percent: Option<u8>,
-    /// Of that same speed, for writing what is fetched: 1 to 100.
+    /// Writes of fetched content, of the same speed: 1 to 100.
     pub write_percent: Option<u8>,
-    /// Of the speed of the network, for fetching: 1 to 100.
+    /// Fetches, of the speed of the network: 1 to 100.
     pub network_percent: Option<u8>,
 }
 
-/// What a sub was told to take at most, and what the machine's own configuration allows at most.
+/// The limits of a sub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LimitsReport {
-    /// The limits that came over the wire last, as they came.
+    /// The limits that the dominator set, unchanged.
     pub told: Limits,
-    /// The machine's own ceilings.
+    /// The machine's own limits.
     pub ceilings: Limits,
 }
 
 impl LimitsReport {
-    /// The limits in force: of each two the lower.
+    /// Returns the limits in force: the lower of each two.
     #[must_use]
     pub fn in_force(&self) -> Limits {
         let of = |told: Option<u8>, ceiling: Option<u8>| match (told, ceiling) {
@@ -45,41 +45,41 @@ impl LimitsReport {
     }
 }
 
-/// One ceiling that is in force, and what is used of it.
+/// A limit in force, and how much of it is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
-    /// The most in a second; 0 if there is no ceiling.
-    #[serde(with = "model::wide")]
+pub struct ResourceUse {
+    /// The most per second; 0 for no limit.
+    #[serde(with = "model::json::large_number")]
     pub limit: u64,
-    /// What was used in a second, on average over the last minute.
-    #[serde(with = "model::wide")]
+    /// The use per second, averaged over the last minute.
+    #[serde(with = "model::json::large_number")]
     pub used: u64,
 }
 
-/// What subd takes of the machine.
+/// How much of the machine subd uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
     /// Processor time of the passes, in microseconds of one core.
-    pub cpu: Share,
+    pub cpu: ResourceUse,
     /// Bytes read from the device of the root.
-    pub scan: Share,
+    pub scan: ResourceUse,
     /// Bytes of fetched files written.
-    pub write: Share,
+    pub write: ResourceUse,
     /// Bytes fetched over the network.
-    pub network: Share,
+    pub network: ResourceUse,
 }
 
-/// Something that an operator should know, and that may go away by itself.
+/// A fault that an operator should know of, and that may disappear by itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Alarm {
     /// The root is mounted read-only: nothing can be repaired.
     ReadOnly,
-    /// A file that was written as a trial could not be: what the kernel said.
+    /// A test file could not be written, with the error.
     WriteFailed(String),
-    /// A pass has not come to its end for two of its periods: which one, and what it is at.
+    /// A pass has not ended for two of its periods: its name and its position.
     ScannerStalled(String),
-    /// The journal of an update cannot be closed: why. The update is retried.
+    /// The journal of an update cannot be closed, with the reason. The update is retried.
     JournalStuck(String),
 }
 
@@ -87,7 +87,7 @@ impl Alarm {
     /// The kinds of alarm, sorted.
     pub const KINDS: [&str; 4] = ["journal-stuck", "read-only", "scanner-stalled", "write-failed"];
 
-    /// The kind of the alarm, as JSON and metrics know it.
+    /// Returns the kind in JSON and metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -106,7 +106,7 @@ impl std::fmt::Display for Alarm {
             Self::WriteFailed(why) => write!(formatter, "the root cannot be written: {why}"),
             Self::ScannerStalled(what) => write!(formatter, "the scanner stalls: {what}"),
             Self::JournalStuck(why) => {
-                write!(formatter, "an update can neither be finished nor put back: {why}")
+                write!(formatter, "an update can neither be finished nor rolled back: {why}")
             }
         }
     }

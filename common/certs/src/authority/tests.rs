@@ -31,10 +31,10 @@ fn request() -> Request {
     }
 }
 
-/// A certificate as openssl prints it, without what differs each time.
+/// Returns a certificate as openssl prints it, without what differs each time.
 fn printed(directory: &Path, file: &str) -> String {
     let text = openssl(directory, &["x509", "-in", file, "-noout", "-text"]).unwrap();
-    let mut kept = Vec::new();
+    let mut lines = Vec::new();
     for line in text.lines() {
         let is_bytes = |line: &str| {
             let line = line.trim();
@@ -44,7 +44,7 @@ fn printed(directory: &Path, file: &str) -> String {
             _ if is_bytes(line) => continue,
             text if text.starts_with("Not ") => continue,
             text if text.starts_with("DirName") => continue,
-            _ => kept.push(
+            _ => lines.push(
                 line.trim_end()
                     .replace(" = ", "=")
                     .replace("    ", " ")
@@ -52,7 +52,7 @@ fn printed(directory: &Path, file: &str) -> String {
             ),
         }
     }
-    kept.join("\n") + "\n"
+    lines.join("\n") + "\n"
 }
 
 #[test]
@@ -177,8 +177,8 @@ fn openssl_reads_and_verifies_what_is_made() {
     let error = below.create_intermediate(&options).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "Example zone is an intermediate authority itself, and may make no other: use the \
-         directory of its root"
+        "Example zone is an intermediate authority, which cannot make other authorities: use \
+         the directory of its root"
     );
 }
 
@@ -224,7 +224,7 @@ fn times_are_within_those_of_the_authority() {
         start: Some(start),
         ..AuthorityOptions::default()
     };
-    let start = now() - 86_400;
+    let start = wall().seconds - 86_400;
     let short = Authority::create(&options(start, 10)).unwrap();
     let end = |request: Request| short.issue(&request).map(|issued| issued.certificate.not_after);
     let plain = || Request { name: "web1".into(), ..Request::default() };
@@ -237,19 +237,15 @@ fn times_are_within_those_of_the_authority() {
     };
     assert_eq!(
         error(&over, plain()),
-        "no certificate can be made any more: the authority has ended on 1970-01-11T00:00:00Z; \
-         make another one"
+        "the authority expired on 1970-01-11T00:00:00Z: make another one"
     );
     let table = [
-        (Request { lifetime: Duration::ZERO, ..plain() }, "it has no lifetime"),
-        (
-            Request { lifetime: Duration::MAX, ..plain() },
-            "its lifetime is longer than a hundred years",
-        ),
+        (Request { lifetime: Duration::ZERO, ..plain() }, "the lifetime is zero"),
+        (Request { lifetime: Duration::MAX, ..plain() }, "the lifetime exceeds a hundred years"),
         (Request { start: Some(-1), ..plain() }, "it begins before 1970 or ends after 9999"),
     ];
     for (request, why) in table {
-        let want = format!("no certificate can be made for this time: {why}");
+        let want = format!("invalid validity of a certificate: {why}");
         assert_eq!(error(&short, request), want);
     }
 }
@@ -260,7 +256,7 @@ fn what_others_could_not_read_is_refused() {
     let plain = || Request { name: "web1".into(), ..Request::default() };
     let host = |host: &str| Request { hosts: vec![host.into()], ..plain() };
     let letters =
-        "the name of a host has letters, digits, hyphens and dots; write xn--... for others";
+        "a host name has letters, digits, hyphens and dots; write other letters as xn--...";
     let long = "x".repeat(257);
     let table = [
         (Request { name: String::new(), ..plain() }, "", "the name of the holder", "it is empty"),
@@ -268,7 +264,7 @@ fn what_others_could_not_read_is_refused() {
             Request { name: "a,b".into(), ..plain() },
             "a,b",
             "the name of the holder",
-            "it holds a comma",
+            "it has a comma",
         ),
         (
             Request { name: " a".into(), ..plain() },
@@ -288,12 +284,12 @@ fn what_others_could_not_read_is_refused() {
             "the name of the holder",
             "it is longer than 256 bytes",
         ),
-        (Request { groups: vec!["a,b".into()], ..plain() }, "a,b", "a group", "it holds a comma"),
+        (Request { groups: vec!["a,b".into()], ..plain() }, "a,b", "a group", "it has a comma"),
         (
             Request { powers: Some(vec!["*".into()]), ..plain() },
             "*",
             "a power",
-            "it is no pattern of Service.Method",
+            "it is not a pattern of Service.Method",
         ),
         (host(""), "", "a host", "it is empty"),
         (host("a b"), "a b", "a host", letters),
@@ -323,7 +319,7 @@ fn openssl_sees_what_is_revoked() {
         serial: certificates[1].serial.clone(),
         name: "bad".into(),
         reason: Reason::KeyCompromise,
-        revoked_at: now() - 60,
+        revoked_at: wall().seconds - 60,
         key: None,
     };
     std::fs::write(path.join("ca.pem"), authority.ca_pem()).unwrap();

@@ -23,7 +23,7 @@ fn der_of(issued: &Issued) -> Vec<u8> {
 fn an_authority_is_made_once_and_only_for_its_owner() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ca");
-    Register::make(&path, authority()).unwrap();
+    Register::create(&path, authority()).unwrap();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&path), mode(&path.join("ca.key"))), (0o700, 0o600));
     let names = |path: &Path| {
@@ -34,11 +34,9 @@ fn an_authority_is_made_once_and_only_for_its_owner() {
         names
     };
     assert_eq!(names(&path), ["ca.key", "ca.pem"]);
-    let again = Register::make(&path, authority()).unwrap_err().to_string();
-    let want = format!(
-        "{} is there already: an authority is never overwritten",
-        path.join("ca.key").display()
-    );
+    let again = Register::create(&path, authority()).unwrap_err().to_string();
+    let want =
+        format!("{} exists: an authority is never overwritten", path.join("ca.key").display());
     assert_eq!(again, want);
     let empty = directory.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
@@ -51,7 +49,7 @@ fn an_authority_is_made_once_and_only_for_its_owner() {
         name: "Zone".into(),
         ..AuthorityOptions::default()
     });
-    let made = Register::make(&empty, below.unwrap()).unwrap();
+    let made = Register::create(&empty, below.unwrap()).unwrap();
     assert_eq!(names(&empty), ["ca.key", "ca.pem", "chain.pem"]);
     let opened = Register::open(&empty).unwrap();
     assert_eq!(opened.authority().certificate(), made.authority().certificate());
@@ -70,8 +68,8 @@ fn what_was_killed_while_it_was_put_in_place_is_made_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     std::fs::create_dir(path.join("ca.pem")).unwrap();
-    let error = Register::make(path, below()).unwrap_err();
-    assert!(matches!(error, RegisterError::Place(_) | RegisterError::File(_)), "{error:?}");
+    let error = Register::create(path, below()).unwrap_err();
+    assert!(matches!(error, RegisterError::Files(_) | RegisterError::Io(_)), "{error:?}");
     assert_eq!(["chain.pem", "ca.key"].map(|name| path.join(name).exists()), [true, false]);
     std::fs::remove_dir(path.join("ca.pem")).unwrap();
     // What a kill leaves, after each of the files.
@@ -83,7 +81,7 @@ fn what_was_killed_while_it_was_put_in_place_is_made_again() {
             }
             let error = Register::open(path).unwrap_err();
             assert!(matches!(error, RegisterError::None { .. }), "{error:?}");
-            let made = Register::make(path, again).unwrap();
+            let made = Register::create(path, again).unwrap();
             let opened = Register::open(path).unwrap();
             assert_eq!(opened.authority().certificate(), made.authority().certificate());
             assert!(!path.join(".ca.key.new").exists());
@@ -92,13 +90,13 @@ fn what_was_killed_while_it_was_put_in_place_is_made_again() {
     }
     // One whose key is kept elsewhere, and the directory of a daemon, are not overwritten.
     let table = [
-        ("issued.jsonl", "is there already: an authority is never overwritten"),
-        ("key.pem", "is there: make the authority in a directory of its own"),
+        ("issued.jsonl", "exists: an authority is never overwritten"),
+        ("key.pem", "exists: make the authority in a directory of its own"),
     ];
     for (name, why) in table {
         let file = path.join(name);
         std::fs::write(&file, "").unwrap();
-        let refused = Register::make(path, authority()).unwrap_err().to_string();
+        let refused = Register::create(path, authority()).unwrap_err().to_string();
         assert_eq!(refused, format!("{} {why}", file.display()));
         std::fs::remove_file(&file).unwrap();
     }
@@ -108,7 +106,7 @@ fn what_was_killed_while_it_was_put_in_place_is_made_again() {
 fn what_several_issue_and_revoke_at_once_is_all_on_record() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ca");
-    Register::make(&path, authority()).unwrap();
+    Register::create(&path, authority()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let path = &path;
@@ -119,7 +117,7 @@ fn what_several_issue_and_revoke_at_once_is_all_on_record() {
                     let held = register.lock().unwrap();
                     let issued = held.issue(&request(&name), None).unwrap();
                     drop(held);
-                    let revoked = [Meant::of(&issued.certificate)];
+                    let revoked = [RevocationTarget::from_certificate(&issued.certificate)];
                     let done = register.lock().unwrap().revoke(&revoked, Reason::Superseded);
                     assert_eq!(done.unwrap().new.len(), 1);
                 }
@@ -149,7 +147,7 @@ fn what_several_issue_and_revoke_at_once_is_all_on_record() {
 fn each_list_has_a_higher_number_and_all_that_is_revoked() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ca");
-    let register = Register::make(&path, authority()).unwrap();
+    let register = Register::create(&path, authority()).unwrap();
     let held = register.lock().unwrap();
     let mut ders = Vec::new();
     // Which of all that were issued are in the list.
@@ -166,7 +164,7 @@ fn each_list_has_a_higher_number_and_all_that_is_revoked() {
         let issued = held.issue(&request(name), None).unwrap();
         ders.push(der_of(&issued));
         serials.push(issued.certificate.serial.clone());
-        let meant = Meant::of(&issued.certificate);
+        let meant = RevocationTarget::from_certificate(&issued.certificate);
         let done = held.revoke(&[meant.clone(), meant], Reason::KeyCompromise).unwrap();
         assert_eq!((done.new.len(), done.count), (1, serials.len()));
         assert_eq!(listed(&ders), want(&ders));
@@ -180,8 +178,12 @@ fn each_list_has_a_higher_number_and_all_that_is_revoked() {
             Some(junk) => std::fs::write(path.join("crl.pem"), junk).unwrap(),
             None => std::fs::remove_file(path.join("crl.pem")).unwrap(),
         }
-        let meant = |serial: &String| Meant { serial: serial.clone(), name: "x".into(), key: None };
-        let all: Vec<Meant> = serials.iter().map(meant).collect();
+        let meant = |serial: &String| RevocationTarget {
+            serial: serial.clone(),
+            name: "x".into(),
+            key: None,
+        };
+        let all: Vec<RevocationTarget> = serials.iter().map(meant).collect();
         let done = held.revoke(&all, Reason::Superseded).unwrap();
         let nothing = Revoked { new: Vec::new(), count: 3, path: path.join("crl.pem") };
         assert_eq!(done, nothing);
@@ -193,7 +195,7 @@ fn each_list_has_a_higher_number_and_all_that_is_revoked() {
     std::fs::write(&revoked, &text[..text.len() - 2]).unwrap();
     assert_eq!(held.revoked().unwrap().len(), 2);
     std::fs::write(&revoked, "junk\n").unwrap();
-    let error = model::report::report(&held.revoke(&[], Reason::Superseded).unwrap_err());
-    let want = format!("{}: line 1 cannot be read: ", revoked.display());
+    let error = model::display::error_chain(&held.revoke(&[], Reason::Superseded).unwrap_err());
+    let want = format!("cannot read {}: invalid line 1: ", revoked.display());
     assert!(error.starts_with(&want), "{error}");
 }

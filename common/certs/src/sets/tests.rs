@@ -8,7 +8,7 @@ use super::*;
 fn each_pattern_of_a_set_matches_methods() {
     for set in Set::ALL {
         for power in set.powers() {
-            assert_eq!(pattern(&power), Ok(power.clone()), "{set:?}");
+            assert_eq!(parse_pattern(&power), Ok(power.clone()), "{set:?}");
         }
     }
 }
@@ -156,7 +156,7 @@ fn only_patterns_that_match_are_taken() {
         ("Subd.Poll", Ok("Subd.Poll")),
         (
             "Subd.poll",
-            Err("`Subd.poll` is no pattern of methods: write Service.Method, with * for any \
+            Err("`Subd.poll` is not a pattern of methods: write Service.Method, with * for any \
                  letters, such as 'Dominator.*', or '*' for everything"),
         ),
         (
@@ -171,7 +171,7 @@ fn only_patterns_that_match_are_taken() {
         ("Nothing.Like", Err("`Nothing.Like` matches no method")),
     ];
     for (text, want) in table {
-        let got = pattern(text).map_err(|error| error.to_string());
+        let got = parse_pattern(text).map_err(|error| error.to_string());
         assert_eq!(got, want.map(str::to_owned).map_err(str::to_owned), "{text}");
     }
     assert_eq!(allowed(["ObjectServer.*"]).len(), 3);

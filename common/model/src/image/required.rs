@@ -1,7 +1,7 @@
 //! The tree that a machine must have.
 //!
-//! It is the tree of its image, less what the machine's own exclusions hide from its scan.
-//! Computed files that nobody filled in stay what they are, and make the plan `blocked`.
+//! It is the tree of its image without the machine's own exclusions. Computed files that were not
+//! filled in block the plan.
 
 use crate::filter::Patterns;
 use crate::image::{Content, ImageName};
@@ -14,45 +14,39 @@ use crate::tree::{Tree, TreeError};
 /// An image with its tree, ready to compare machines with.
 #[derive(Clone, Debug)]
 pub struct RequiredImage {
-    /// The digest of the image's content: what the image is known by.
+    /// The digest of the image's content, which identifies the image.
     pub digest: ObjectId,
     /// Name, filter, triggers.
     pub content: Content,
-    /// The tree.
     pub tree: Tree,
     /// How a sub must scan to be compared with it.
     pub scan: ScanSettings,
-    /// Who vouches for it: not verified here, because only machines know whom they trust.
+    /// The signatures, unverified, because only machines know which keys they trust.
     pub signatures: Vec<Signature>,
 }
 
 impl RequiredImage {
-    /// Puts an image and its tree together; the caller has verified that they belong together.
+    /// Combines an image and its tree, which the caller has verified to match.
     #[must_use]
     pub fn new(content: Content, tree: Tree) -> Self {
         let scan = content.scan_settings(&tree);
         Self { digest: content.digest(), content, tree, scan, signatures: Vec::new() }
     }
 
-    /// The same image with these signatures. Too many of them, or too long ones, are none.
+    /// Returns the image with these signatures; without any if they are too many or too long.
     #[must_use]
     pub fn with_signatures(self, signatures: Vec<Signature>) -> Self {
         let signatures = if are_bounded(&signatures) { signatures } else { Vec::new() };
         Self { signatures, ..self }
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(&self) -> &ImageName {
         &self.content.name
     }
 }
 
-/// The tree that a machine with these `exclusions` must have to comply with `image`.
-///
-/// # Errors
-///
-/// What [`visible`] refuses.
+/// Returns the tree that a machine with these `exclusions` must have to be synced with `image`.
 pub fn required_tree(image: &RequiredImage, exclusions: &Patterns) -> Result<Tree, TreeError> {
     visible(&image.tree, exclusions)
 }

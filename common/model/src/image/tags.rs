@@ -18,7 +18,7 @@ pub enum TagsError {
         /// Its name, escaped.
         name: String,
     },
-    /// A tag would play tricks with a terminal.
+    /// A tag holds a control character, which could manipulate a terminal.
     #[error("the tag `{name}` holds a control character")]
     Control {
         /// Its name, escaped.
@@ -26,23 +26,13 @@ pub enum TagsError {
     },
     /// There are too many.
     #[error("the tags of an image have at most {TAGS_BYTES_MAX} bytes, these have {bytes}")]
-    TooLong {
-        /// How long they are together, in bytes.
-        bytes: usize,
-    },
-    /// A tag is to be removed that is not there.
+    TooLong { bytes: usize },
+    /// A tag to be removed does not exist.
     #[error("there is no tag `{name}`")]
-    NotThere {
-        /// Its name.
-        name: String,
-    },
+    NotThere { name: String },
 }
 
-/// Refuses tags that are too long, or that cannot be shown or named.
-///
-/// # Errors
-///
-/// [`TagsError`].
+/// Refuses tags that are too long, or that cannot be displayed or selected.
 pub fn verify(tags: &Tags) -> Result<(), TagsError> {
     let mut bytes = 0;
     for (name, value) in tags {
@@ -58,12 +48,12 @@ pub fn verify(tags: &Tags) -> Result<(), TagsError> {
     if bytes > TAGS_BYTES_MAX { Err(TagsError::TooLong { bytes }) } else { Ok(()) }
 }
 
-/// What `tags` are with those of `set`, and without those of `remove`.
+/// Returns `tags` with those of `set`, and without those of `remove`.
 ///
 /// # Errors
 ///
-/// [`TagsError`], if one that is to be removed is not there, or as [`verify`].
-pub fn changed(tags: &Tags, set: Tags, remove: &BTreeSet<String>) -> Result<Tags, TagsError> {
+/// Fails if a tag to be removed does not exist, or as [`verify`].
+pub fn apply_changes(tags: &Tags, set: Tags, remove: &BTreeSet<String>) -> Result<Tags, TagsError> {
     let mut tags = tags.clone();
     for name in remove {
         if tags.remove(name).is_none() {
@@ -75,9 +65,9 @@ pub fn changed(tags: &Tags, set: Tags, remove: &BTreeSet<String>) -> Result<Tags
     Ok(tags)
 }
 
-/// True if `tags` have all that are `wanted`, with these values.
+/// Returns true if `tags` contain all `wanted` tags with their values.
 #[must_use]
-pub fn have(tags: &Tags, wanted: &Tags) -> bool {
+pub fn contain_all(tags: &Tags, wanted: &Tags) -> bool {
     wanted.iter().all(|(name, value)| tags.get(name) == Some(value))
 }
 
@@ -115,12 +105,15 @@ mod tests {
         let before = tags(&[("a", "1"), ("b", "2")]);
         let remove = |name: &str| BTreeSet::from([name.to_owned()]);
         let set = tags(&[("a", "3"), ("c", "4")]);
-        let after = changed(&before, set, &remove("b"));
+        let after = apply_changes(&before, set, &remove("b"));
         assert_eq!(after, Ok(tags(&[("a", "3"), ("c", "4")])));
         let missing = TagsError::NotThere { name: "x".to_owned() };
-        assert_eq!(changed(&before, tags(&[]), &remove("x")), Err(missing));
-        assert!(changed(&before, tags(&[("", "")]), &BTreeSet::new()).is_err());
-        assert!(have(&before, &tags(&[("a", "1")])) && have(&before, &tags(&[])));
-        assert!(!have(&before, &tags(&[("a", "2")])) && !have(&before, &tags(&[("c", "1")])));
+        assert_eq!(apply_changes(&before, tags(&[]), &remove("x")), Err(missing));
+        assert!(apply_changes(&before, tags(&[("", "")]), &BTreeSet::new()).is_err());
+        assert!(contain_all(&before, &tags(&[("a", "1")])) && contain_all(&before, &tags(&[])));
+        assert!(
+            !contain_all(&before, &tags(&[("a", "2")]))
+                && !contain_all(&before, &tags(&[("c", "1")]))
+        );
     }
 }

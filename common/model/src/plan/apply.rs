@@ -1,7 +1,7 @@
-//! Carries a plan out on a tree in memory.
+//! Applies a plan to a tree in memory.
 //!
-//! This is what subd does to a real file-system, as a function. It is as strict as the real thing
-//! must be: an operation that does not fit what is there is an error, never a guess.
+//! This is a model of what subd does to a real file-system, and as strict: an operation that does
+//! not fit the tree is an error.
 
 use std::collections::BTreeMap;
 
@@ -9,46 +9,30 @@ use super::{Action, Plan};
 use crate::path::TreePath;
 use crate::tree::{File, Leaf, Metadata, Node, Tree, TreeBuilder, TreeError};
 
-/// A plan that does not fit the tree.
+/// Why a plan does not fit the tree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
     /// The plan names paths that cannot be changed.
     #[error("the plan is blocked at {path}")]
-    Blocked {
-        /// The first of them.
-        path: TreePath,
-    },
-    /// Something is where nothing should be.
+    Blocked { path: TreePath },
+    /// An entry exists where none should.
     #[error("{path} exists already")]
-    Exists {
-        /// The path.
-        path: TreePath,
-    },
-    /// Nothing is where something should be.
+    Exists { path: TreePath },
+    /// An entry is missing.
     #[error("{path} does not exist")]
-    Missing {
-        /// The path.
-        path: TreePath,
-    },
+    Missing { path: TreePath },
     /// The directory that should hold the path is no directory.
     #[error("{path} is in no directory")]
-    NoParent {
-        /// The path.
-        path: TreePath,
-    },
-    /// What is there is of another kind than the operation expects.
+    NoParent { path: TreePath },
+    /// An entry has another kind than the operation expects.
     #[error("{path} is of another kind than the operation expects")]
-    Kind {
-        /// The path.
-        path: TreePath,
-    },
+    Kind { path: TreePath },
     /// A directory is removed or replaced that holds something the plan does not name.
     #[error("directory {path} holds {entry}, which the plan does not name")]
     NotEmpty {
         /// The directory.
         path: TreePath,
-        /// What it holds.
         entry: TreePath,
     },
     /// A hard link names no regular file.
@@ -62,13 +46,12 @@ pub enum ApplyError {
     /// The result is no tree.
     #[error("the result is no tree")]
     Tree {
-        /// Why.
         #[source]
         source: TreeError,
     },
 }
 
-/// A tree as a file-system has it: names, and files that several names may share.
+/// A tree like in a file-system: names, and files that several names may share.
 struct World {
     slots: BTreeMap<TreePath, Slot>,
     files: Vec<File>,
@@ -130,7 +113,7 @@ impl World {
         })
     }
 
-    /// What lies below `path`, in component order.
+    /// Returns the paths below `path`, in component order.
     fn below(&self, path: &TreePath) -> impl Iterator<Item = &TreePath> {
         self.slots
             .range(path.clone()..)

@@ -1,4 +1,4 @@
-//! Compares what a sub has with what it must have, and plans the change.
+//! Compares the tree of a sub with the required one, and plans the change.
 //!
 //! One ordered walk over both trees. Sub-trees of equal digest are skipped, unless they hold hard
 //! links: whether a link is right depends on what becomes of its file elsewhere.
@@ -15,12 +15,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan, order};
 use crate::path::TreePath;
 use crate::tree::{
-    Child, Directory, Entry, File, Leaf, Metadata, Node, Special, Symlink, Time, Times, Tree,
+    Child, Directory, Entry, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision,
+    Tree,
 };
 
-/// What a sub has.
+/// The scanned tree of a sub.
 #[derive(Clone, Copy, Debug)]
-pub struct Have<'have> {
+pub struct ScannedTree<'have> {
     /// The last complete scan.
     pub tree: &'have Tree,
     /// Directories of the tree that directly hold content outside the scope.
@@ -30,8 +31,8 @@ pub struct Have<'have> {
     pub externally_linked: &'have BTreeSet<TreePath>,
     /// Paths of the tree that the kernel uses.
     pub occupied: &'have BTreeMap<TreePath, Occupant>,
-    /// What the file-system of the tree keeps of a time that is set.
-    pub times: Times,
+    /// The precision of times on the file-system.
+    pub times: TimePrecision,
 }
 
 /// Computes the operations that turn `have` into `want`.
@@ -43,7 +44,7 @@ pub struct Have<'have> {
 ///
 /// Takes one pass over the directories that differ or hold hard links.
 #[must_use]
-pub fn plan(have: &Have<'_>, want: &Tree) -> Plan {
+pub fn plan(have: &ScannedTree<'_>, want: &Tree) -> Plan {
     let mut planner = Planner {
         have: *have,
         want,
@@ -107,7 +108,7 @@ enum Fate {
 }
 
 struct Planner<'plan> {
-    have: Have<'plan>,
+    have: ScannedTree<'plan>,
     want: &'plan Tree,
     have_links: Links,
     want_links: Links,
@@ -430,7 +431,7 @@ fn differences_of_metadata(have: &Metadata, want: &Metadata) -> Vec<Difference> 
     found
 }
 
-fn differences_of_files(have: &File, want: &File, times: Times) -> Vec<Difference> {
+fn differences_of_files(have: &File, want: &File, times: TimePrecision) -> Vec<Difference> {
     let mut found = Vec::new();
     if (have.object, have.size_bytes) != (want.object, want.size_bytes) {
         found.push(Difference::Content);
@@ -443,8 +444,8 @@ fn differences_of_files(have: &File, want: &File, times: Times) -> Vec<Differenc
 }
 
 /// True if setting `want` would make another time of `have`.
-fn differs_in_time(have: Time, want: Time, times: Times) -> bool {
-    have != want && have != times.kept(want)
+fn differs_in_time(have: Time, want: Time, times: TimePrecision) -> bool {
+    have != want && have != times.rounded(want)
 }
 
 fn differences_of_symlinks(have: &Symlink, want: &Symlink) -> Vec<Difference> {
@@ -455,7 +456,11 @@ fn differences_of_symlinks(have: &Symlink, want: &Symlink) -> Vec<Difference> {
     found
 }
 
-fn differences_of_specials(have: &Special, want: &Special, times: Times) -> Vec<Difference> {
+fn differences_of_specials(
+    have: &Special,
+    want: &Special,
+    times: TimePrecision,
+) -> Vec<Difference> {
     if std::mem::discriminant(&have.device) != std::mem::discriminant(&want.device) {
         return vec![Difference::Kind];
     }

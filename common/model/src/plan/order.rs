@@ -1,7 +1,7 @@
-//! Orders what a plan puts in place: libraries before executables, boot files last.
+//! Orders the new and changed entries of a plan: libraries before executables, boot files last.
 //!
-//! While an update is under way programs start and load libraries. A new library that is there
-//! before the program that needs it does no harm; the other way round the program fails.
+//! Programs may start and load libraries during an update. A new library before its program does no
+//! harm; in the other order the program fails.
 
 use std::collections::BTreeMap;
 

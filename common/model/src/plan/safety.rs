@@ -1,16 +1,16 @@
-//! What makes an update too dangerous to be carried out without an operator's word.
+//! Finds updates that are too dangerous without an operator's permission.
 //!
-//! The wrong image, an image made from a half-mounted disk, or an image that forgot the agent:
-//! each would be carried out faithfully on the whole fleet.
+//! The wrong image, an image made from a half-mounted disk, or an image without the agent would
+//! otherwise be installed on the whole fleet.
 
 use crate::path::TreePath;
 use crate::plan::Plan;
 use crate::tree::{Child, Tree};
 
-/// Machines with fewer scanned entries than this are being installed: they may lose and gain all.
+/// Machines with fewer scanned entries than this are being installed: everything may change.
 pub const ENTRIES_MIN: u64 = 100;
 
-/// What a machine must not lose: if it has one of a group's paths it must keep one of them.
+/// Groups of paths: if a machine has one path of a group it must keep one of them.
 const VITAL: [(&str, &[&str]); 4] = [
     (
         "the running subd",
@@ -44,8 +44,8 @@ const VITAL: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// Says why carrying out `plan`, which turns `have` into `want`, would be unsafe; empty if it is
-/// safe. `sparse`: the image says nothing of paths that it does not name.
+/// Returns why `plan`, which turns `have` into `want`, is unsafe; empty if it is safe. `sparse` is
+/// true if the image keeps all paths that it does not contain.
 #[must_use]
 pub fn dangers(have: &Tree, want: &Tree, plan: &Plan, sparse: bool) -> Vec<String> {
     let mut dangers = Vec::new();

@@ -5,22 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
-use super::{Action, Difference, Have, Occupant, Plan, apply, plan};
+use super::{Action, Difference, Occupant, Plan, ScannedTree, apply, plan};
 use crate::object::Algorithm;
 use crate::path::TreePath;
 use crate::tree::tests::generate::{similar_trees, trees};
 use crate::tree::text::{from_text, to_text};
-use crate::tree::{Child, Leaf, Node, Times, Tree, TreeBuilder};
+use crate::tree::{Child, Leaf, Node, TimePrecision, Tree, TreeBuilder};
 
 /// The single place that calls the planner.
 fn run(have: &Tree, want: &Tree, kept: &BTreeSet<TreePath>, external: &BTreeSet<TreePath>) -> Plan {
     let occupied = BTreeMap::new();
-    let have = Have {
+    let have = ScannedTree {
         tree: have,
         kept_directories: kept,
         externally_linked: external,
         occupied: &occupied,
-        times: Times::default(),
+        times: TimePrecision::default(),
     };
     plan(&have, want)
 }
@@ -302,12 +302,12 @@ fn what_the_kernel_uses_is_neither_replaced_nor_removed() {
     let want = tree("d 700 0:0 /proc\nl 0:0 /was -> proc");
     let occupied = ["/extra/mnt", "/proc", "/was/mnt"]
         .map(|path| (path.parse().unwrap(), Occupant::MountPoint));
-    let have = Have {
+    let have = ScannedTree {
         tree: &have,
         kept_directories: &nothing(),
         externally_linked: &nothing(),
         occupied: &occupied.into(),
-        times: Times::default(),
+        times: TimePrecision::default(),
     };
     let plan = plan(&have, &want);
     let operations: Vec<String> = plan.operations.iter().map(ToString::to_string).collect();
@@ -335,9 +335,9 @@ fn a_time_that_the_file_system_rounds_is_no_difference() {
     };
     let want = tree(&(file("a", "5.9") + &file("b", "5.9") + &file("c", "6.0")));
     let have = tree(&(file("a", "5.0") + &file("b", "4.0") + &file("c", "6.0")));
-    let times = Times { granularity_ns: 1_000_000_000, ..Times::default() };
+    let times = TimePrecision { granularity_ns: 1_000_000_000, ..TimePrecision::default() };
     let (nothing, occupied) = (nothing(), BTreeMap::new());
-    let have = Have {
+    let have = ScannedTree {
         tree: &have,
         kept_directories: &nothing,
         externally_linked: &nothing,

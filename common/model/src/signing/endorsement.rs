@@ -3,50 +3,49 @@
 //! # Invariants
 //!
 //! * A key counts once, however many signatures it has made.
-//! * How new an image is, is said by the threshold, too: [`Endorsed::signed`] is the latest moment
-//!   that so many keys as are needed have signed at or after. So fewer keys than that, in the
-//!   wrong hands, make no image newer than it is.
+//! * The threshold also decides how new an image is: [`Endorsed::signed`] is the latest time at or
+//!   after which enough keys have signed. So fewer stolen keys than that cannot make an image look
+//!   newer.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::keys::{KeyStatus, TrustedKeys};
 use super::signature::{SIGNATURES_MAX, Signature};
+use crate::display::{error_chain, utc};
 use crate::image::ImageName;
 use crate::object::ObjectId;
-use crate::report::report;
 use crate::tree::Time;
-use crate::when::moment;
 
-/// How far the clocks of who signs and of a machine may be apart, in seconds. A statement that
-/// seems to come from further ahead is refused: it would make all honest ones old.
-pub const CLOCK_APART_MAX: u64 = 24 * 3_600;
+/// The largest accepted difference between the clock of a signer and that of a machine, in seconds.
+/// A statement from further ahead is refused: it would make all honest ones look old.
+pub const CLOCK_SKEW_SECONDS_MAX: u64 = 24 * 3_600;
 
-/// What must be so for an image to be endorsed.
+/// The conditions under which an image is endorsed.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a> {
-    /// Whose signatures count.
+    /// The keys whose signatures count.
     pub keys: &'a TrustedKeys,
-    /// How many different ones are needed; at least one.
+    /// How many different keys are needed; at least one.
     pub needed: u32,
     /// The machine's clock, in seconds after 1970-01-01 UTC.
     pub now: u64,
-    /// A moment that is known to have passed, whatever the clock says.
+    /// A time that is known to have passed, whatever the clock shows.
     pub passed: u64,
-    /// Count statements that have expired, too: the machine has this image already.
+    /// Accepts expired statements too, because the machine already has this image.
     pub even_expired: bool,
 }
 
-/// An image that enough keys stand behind.
+/// An image with enough trusted signatures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endorsed {
-    /// How new it is: see the module's text.
+    /// How new it is; see the module.
     pub signed: u64,
     /// The fingerprints of the keys that count, sorted.
     pub keys: Vec<String>,
 }
 
-/// An image that too few keys stand behind.
+/// An image with too few trusted signatures.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{image} has {found} of {needed} signatures that count{}", in_words(.remarks))]
 pub struct Unendorsed {
@@ -54,7 +53,7 @@ pub struct Unendorsed {
     pub image: ImageName,
     /// How many different keys must sign.
     pub needed: u32,
-    /// How many have.
+    /// How many have signed.
     pub found: u32,
     /// Why other signatures do not count.
     pub remarks: Vec<String>,
@@ -69,14 +68,14 @@ fn in_words(remarks: &[String]) -> String {
 }
 
 fn shown(seconds: u64) -> String {
-    moment(Time { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 })
+    utc(Time { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 })
 }
 
-/// Says whether enough keys stand behind the image of that name and digest.
+/// Checks whether enough trusted keys have signed the image of that name and digest.
 ///
 /// # Errors
 ///
-/// [`Unendorsed`] says of each signature why it does not count.
+/// Says of each signature why it does not count.
 pub fn endorse(
     image: &ImageName,
     digest: &ObjectId,
@@ -107,14 +106,14 @@ pub fn endorse(
     }
 }
 
-/// The key that made a signature that counts, and when; or why it does not.
+/// Returns the key and the time of a valid signature, or why it does not count.
 fn judge(
     image: &ImageName,
     digest: &ObjectId,
     signature: &Signature,
     policy: &Policy<'_>,
 ) -> Result<(String, u64), String> {
-    let checked = signature.check_for(image, digest).map_err(|error| report(&error))?;
+    let checked = signature.check_for(image, digest).map_err(|error| error_chain(&error))?;
     let key = checked.fingerprint();
     match policy.keys.status(checked.key(), image) {
         KeyStatus::Unknown => return Err(format!("{key} is not trusted")),
@@ -122,7 +121,7 @@ fn judge(
         KeyStatus::Trusted => {}
     }
     let statement = &checked.statement;
-    if statement.signed > policy.now.saturating_add(CLOCK_APART_MAX) {
+    if statement.signed > policy.now.saturating_add(CLOCK_SKEW_SECONDS_MAX) {
         let (signed, now) = (shown(statement.signed), shown(policy.now));
         return Err(format!(
             "{key} seems to have signed at {signed}, and the clock of the machine shows {now}"

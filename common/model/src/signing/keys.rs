@@ -18,12 +18,12 @@ pub const KEYS_MAX: usize = 256;
 /// The longest text, in bytes.
 pub const TEXT_BYTES_MAX: usize = 256 << 10;
 
-/// A key that is trusted.
+/// A trusted key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TrustedKey {
     key: PublicKey,
     comment: String,
-    /// What it may sign; everything if `None`.
+    /// The images that it may sign; all if `None`.
     images: Option<Vec<String>>,
 }
 
@@ -40,14 +40,14 @@ impl TrustedKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustedKeys(Vec<TrustedKey>);
 
-/// A text that is no list of trusted keys.
+/// Why a text is not a list of trusted keys.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeysError {
-    /// A line is no key.
+    /// A line is not a key.
     #[error("line {number}: {why}")]
     Line {
-        /// Which, from 1 on.
+        /// The number of the line, from 1.
         number: usize,
         /// What is wrong with it.
         why: String,
@@ -65,19 +65,19 @@ pub enum KeysError {
     },
 }
 
-/// What a trusted key says to one image.
+/// Whether a key is trusted for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyStatus {
-    /// It is trusted for it.
+    /// It is trusted for the image.
     Trusted,
     /// It is trusted, but not for images of that name.
     OtherImages,
-    /// Nobody trusts it.
+    /// It is not trusted.
     Unknown,
 }
 
 impl TrustedKeys {
-    /// Reads the text, of which `needed` keys must sign an image.
+    /// Parses the text; `needed` of its keys must sign an image.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl TrustedKeys {
         self.0.is_empty()
     }
 
-    /// What `key` says to images of that name.
+    /// Returns whether `key` is trusted for images of that name.
     pub(super) fn status(&self, key: &PublicKey, image: &ImageName) -> KeyStatus {
         match self.0.iter().find(|trusted| trusted.key == *key) {
             None => KeyStatus::Unknown,
@@ -129,7 +129,7 @@ impl TrustedKeys {
         }
     }
 
-    /// Their fingerprints and comments, for people.
+    /// Returns the fingerprints and comments, for people.
     pub fn names(&self) -> impl Iterator<Item = (String, &str)> {
         self.0.iter().map(|trusted| (trusted.key.fingerprint(), trusted.comment.as_str()))
     }

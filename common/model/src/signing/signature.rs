@@ -1,4 +1,4 @@
-//! One signature: a statement, and what `ssh-keygen -Y sign` makes of it.
+//! One signature: a statement, and its signature by `ssh-keygen -Y sign`.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ pub const SIGNATURES_MAX: usize = 16;
 /// The longest signature, in bytes. One of ed25519 has about 320.
 pub const SIGNATURE_BYTES_MAX: usize = 2_048;
 
-/// A statement that somebody signed.
+/// A signed statement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
     /// The text that is signed.
@@ -22,11 +22,11 @@ pub struct Signature {
     pub signature: String,
 }
 
-/// A signature that says nothing.
+/// Why a signature is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SignatureError {
-    /// It is no statement that is signed.
+    /// The signed text is not a statement.
     #[error("what is signed is no statement on an image")]
     Statement {
         /// What is wrong with it.
@@ -39,7 +39,7 @@ pub enum SignatureError {
         /// Its length, in bytes.
         length: usize,
     },
-    /// It is no signature of OpenSSH.
+    /// It is not a signature of OpenSSH.
     #[error("it is no signature by an ssh-ed25519 key, as `ssh-keygen -Y sign` makes it: {why}")]
     Format {
         /// What is wrong.
@@ -47,16 +47,10 @@ pub enum SignatureError {
     },
     /// It is by a key of another kind.
     #[error("it is by a key of the kind {kind}: only {KEY_TYPE} counts")]
-    Kind {
-        /// Which.
-        kind: String,
-    },
+    Kind { kind: String },
     /// It was made for another purpose.
     #[error("it was made for `{namespace}`, not for `{NAMESPACE}`")]
-    Namespace {
-        /// For which.
-        namespace: String,
-    },
+    Namespace { namespace: String },
     /// The key did not sign this text.
     #[error("the key {key} did not sign this statement")]
     Wrong {
@@ -65,15 +59,10 @@ pub enum SignatureError {
     },
     /// It is about another image.
     #[error("it is about the image {image} with the digest {digest}")]
-    OtherImage {
-        /// The name that it has.
-        image: ImageName,
-        /// The digest that it has.
-        digest: ObjectId,
-    },
+    OtherImage { image: ImageName, digest: ObjectId },
 }
 
-/// What a signature says, and by which key. Whether that key is trusted is not said.
+/// A verified statement with its key, which may not be trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
     /// What is signed.
@@ -96,11 +85,7 @@ impl Checked {
 }
 
 impl Signature {
-    /// Reads it, and verifies that the key that it names has signed the statement.
-    ///
-    /// # Errors
-    ///
-    /// [`SignatureError`].
+    /// Parses the signature, and verifies that its key has signed the statement.
     pub fn check(&self) -> Result<Checked, SignatureError> {
         let statement: Statement =
             self.statement.parse().map_err(|source| SignatureError::Statement { source })?;
@@ -124,10 +109,6 @@ impl Signature {
     }
 
     /// As [`Signature::check`], and refuses one that is not about this image.
-    ///
-    /// # Errors
-    ///
-    /// [`SignatureError`].
     pub fn check_for(
         &self,
         image: &ImageName,
@@ -142,20 +123,19 @@ impl Signature {
     }
 }
 
-/// Signatures that an image cannot have.
+/// Why signatures are not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SignaturesError {
-    /// One says nothing of this image.
+    /// A signature is not for this image.
     #[error("signature {number} is refused")]
     Bad {
-        /// Which, from 1 on.
+        /// The number of the signature, from 1.
         number: usize,
-        /// Why.
         #[source]
         source: SignatureError,
     },
-    /// One is older than what is there of the same key.
+    /// A signature is older than the existing one of the same key.
     #[error("a signature by {key} is there that is newer than this")]
     Older {
         /// The fingerprint of the key.
@@ -167,7 +147,7 @@ pub enum SignaturesError {
          FINGERPRINT` takes one away"
     )]
     TooMany,
-    /// One is to be removed that is not there.
+    /// A signature to be removed does not exist.
     #[error("there is no signature by {key}")]
     NotThere {
         /// The fingerprint.
@@ -175,12 +155,8 @@ pub enum SignaturesError {
     },
 }
 
-/// The signatures of an image when those by the keys `remove` are taken from `have` and `add` is
-/// added. Each key has one: a later one takes the place of the former.
-///
-/// # Errors
-///
-/// [`SignaturesError`].
+/// Returns the signatures `have` without those of the keys `remove`, and with `add`. An image has
+/// one signature of each key; a new one replaces the former.
 pub fn changed(
     have: &[Signature],
     add: &[Signature],
@@ -189,7 +165,7 @@ pub fn changed(
 ) -> Result<Vec<Signature>, SignaturesError> {
     let mut all: Vec<(Checked, Signature)> = Vec::new();
     for signature in have {
-        // What is on the disk was checked when it came; what does not count any more may go.
+        // Stored signatures were checked when they were added; invalid ones may be removed.
         if let Ok(checked) = signature.check_for(image, digest) {
             all.push((checked, signature.clone()));
         }
@@ -223,8 +199,8 @@ pub fn changed(
     Ok(all.into_iter().map(|(_, signature)| signature).collect())
 }
 
-/// True if what is to be read is short enough to be looked at: for callers that take signatures
-/// from somebody.
+/// Returns true if the signatures are few and short enough to be parsed: for callers that get
+/// signatures from others.
 #[must_use]
 pub fn are_bounded(signatures: &[Signature]) -> bool {
     signatures.len() <= SIGNATURES_MAX

@@ -8,8 +8,8 @@
 //! expires never
 //! ```
 //!
-//! Five lines, each with a newline at its end. There is one text for each statement: any other
-//! spelling is refused, so that nobody can be shown another text than was signed.
+//! Five lines, each with a newline at its end. Each statement has exactly one text: any other
+//! spelling is refused, so that the displayed text is the signed one.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub const NAMESPACE: &str = "dominator-image-v1";
 /// The longest statement, in bytes.
 pub const STATEMENT_BYTES_MAX: usize = 2_048;
 
-/// The latest moment that a statement can name: the end of the year 9999.
+/// The latest time in a statement: the end of the year 9999.
 const SECONDS_MAX: u64 = 253_402_300_799;
 
 /// What is signed.
@@ -36,11 +36,12 @@ pub struct Statement {
     /// When it was signed, in seconds after 1970-01-01 UTC. Of two images the one that was signed
     /// later is the newer one.
     pub signed: u64,
-    /// From when on the statement moves no machine to the image any more; `None` for never.
+    /// When the statement expires: then it no longer permits updates to the image; `None` for
+    /// never.
     pub expires: Option<u64>,
 }
 
-/// A text that is no statement.
+/// Why a text is not a statement.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StatementError {
@@ -50,15 +51,14 @@ pub enum StatementError {
         /// Its length, in bytes.
         length: usize,
     },
-    /// A line is not what it should be.
+    /// A line is invalid.
     #[error("line {number} of the statement is not `{expected}`")]
     Line {
-        /// Which line, from 1 on.
+        /// The number of the line, from 1.
         number: usize,
-        /// What it should be.
         expected: &'static str,
     },
-    /// It means something, but is not spelled as it must be.
+    /// It is a statement in another spelling.
     #[error("the statement is not spelled as this release does it")]
     Spelling,
     /// It expires before it was signed.

@@ -42,7 +42,6 @@ pub enum TextError {
     /// The lines make no tree.
     #[error("the lines make no tree")]
     Tree {
-        /// Why.
         #[source]
         source: TreeError,
     },
@@ -193,19 +192,22 @@ fn node_of(line: &str) -> Result<(TreePath, Node), &'static str> {
             _ => {}
         }
     }
-    let mut attributes = Vec::new();
-    for attribute in words {
-        let (key, value) = attribute.split_once('=').ok_or("extended attribute")?;
-        let key = unescape(key).map_err(|_| "extended attribute")?;
-        attributes.push((key, unescape(value).map_err(|_| "extended attribute")?));
-    }
-    let xattrs: Xattrs = attributes.into_iter().collect();
+    let xattrs = xattrs_of(words)?;
     match node.metadata_mut() {
         Some(metadata) => metadata.xattrs = xattrs,
         None if xattrs.is_empty() => {}
         None => return Err("extended attribute of a hard link"),
     }
     Ok((path, node))
+}
+
+/// Reads words of the form `KEY=VALUE`.
+fn xattrs_of<'line>(words: impl Iterator<Item = &'line str>) -> Result<Xattrs, &'static str> {
+    let pair_of = |word: &str| {
+        let (key, value) = word.split_once('=')?;
+        Some((unescape(key).ok()?, unescape(value).ok()?))
+    };
+    words.map(|word| pair_of(word).ok_or("extended attribute")).collect()
 }
 
 fn path_of(word: &str) -> Option<TreePath> {

@@ -1,5 +1,5 @@
-//! Decides what is done to which services around an update: for subd, which does it, and for those
-//! who tell beforehand what it would do.
+//! Decides which services are stopped, started and reloaded around an update: for subd, which does
+//! it, and for previews.
 //!
 //! The triggers of the old and of the new image are taken together: a service is concerned if a
 //! trigger of either that names it fires. Those concerned are stopped before the tree changes; what
@@ -37,26 +37,26 @@ use super::{REBOOT, Trigger, Triggers, compare_versions};
 use crate::path::TreePath;
 
 /// The name of subd's own service, unless a machine gives it another.
-pub const OWN_SERVICE: &str = "subd";
+pub const SUBD_SERVICE: &str = "subd";
 
 /// What is done to a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verb {
-    /// Stop it, before the change.
+pub enum ServiceVerb {
+    /// Stops it, before the change.
     Stop,
-    /// Start it, after the change.
+    /// Starts it, after the change.
     Start,
-    /// Make it read its configuration again.
+    /// Makes it read its configuration again.
     Reload,
-    /// Stop and start it at once: only for subd itself.
+    /// Stops and starts it at once: only for subd itself.
     Restart,
     /// Reboot the machine.
     Reboot,
 }
 
-impl Verb {
-    /// The word, as commands and reports know it.
+impl ServiceVerb {
+    /// Returns the name in commands and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -69,37 +69,35 @@ impl Verb {
     }
 }
 
-/// One thing to do to one service.
+/// One action on one service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceCall {
-    /// The service.
     pub service: String,
-    /// What to do.
-    pub verb: Verb,
-    /// True if nothing is wrong when it fails.
+    pub verb: ServiceVerb,
+    /// True if a failure is ignored.
     #[serde(default)]
     pub may_fail: bool,
 }
 
 impl ServiceCall {
-    /// A call that must succeed.
+    /// Returns a call that must succeed.
     #[must_use]
-    pub fn new(service: &str, verb: Verb) -> Self {
+    pub fn new(service: &str, verb: ServiceVerb) -> Self {
         Self { service: service.to_owned(), verb, may_fail: false }
     }
 }
 
-/// What to do around an update, each list in order.
+/// The actions around an update, each list in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceCalls {
     /// Before the tree changes.
     pub before: Vec<ServiceCall>,
     /// After it changed.
     pub after: Vec<ServiceCall>,
-    /// After all that, when the update is over and noted: restart subd itself.
+    /// True if subd itself is restarted after all that, when the update is complete and recorded.
     #[serde(default)]
     pub own: bool,
-    /// At the very end, if nothing failed: reboot.
+    /// True if the machine is rebooted at the end, if nothing failed.
     pub reboot: bool,
     /// True if any of it disturbs the machine's users, as a reboot always does.
     #[serde(default)]
@@ -107,15 +105,15 @@ pub struct ServiceCalls {
 }
 
 impl ServiceCalls {
-    /// What undoes the calls before the change, if the change did not happen.
+    /// Returns the calls that undo those before the change, if the change was not made.
     #[must_use]
     pub fn restart(&self) -> Vec<ServiceCall> {
-        let start = |call: &ServiceCall| ServiceCall { verb: Verb::Start, ..call.clone() };
+        let start = |call: &ServiceCall| ServiceCall { verb: ServiceVerb::Start, ..call.clone() };
         self.before.iter().map(start).collect()
     }
 
-    /// What is to be done if nobody knows how far the change came: everything that was stopped
-    /// runs again, and everything that the change was for has heard of it. Nothing is rebooted.
+    /// Returns the calls for a change that was interrupted at an unknown point: everything that was
+    /// stopped is started, and everything that the change was for is reloaded. Nothing is rebooted.
     #[must_use]
     pub fn resume(&self) -> Vec<ServiceCall> {
         let mut calls = self.restart();
@@ -128,13 +126,13 @@ impl ServiceCalls {
         calls
     }
 
-    /// What is done around the way back, if the change happened and is not wanted after all: what
-    /// was started is stopped and what was stopped is started, and who has heard of the change
-    /// hears of its end. After an update with a reboot the way back needs one too.
+    /// Returns the calls around the undo of a change: what was started is stopped, what was stopped
+    /// is started, and what was reloaded is reloaded again. If the update rebooted the undo does
+    /// too.
     #[must_use]
     pub fn undo(&self) -> Self {
-        let is_start = |call: &&ServiceCall| call.verb == Verb::Start;
-        let stop = |call: &ServiceCall| ServiceCall { verb: Verb::Stop, ..call.clone() };
+        let is_start = |call: &&ServiceCall| call.verb == ServiceVerb::Start;
+        let stop = |call: &ServiceCall| ServiceCall { verb: ServiceVerb::Stop, ..call.clone() };
         let back = Self {
             own: self.own,
             reboot: self.reboot,
@@ -171,7 +169,8 @@ pub fn service_calls<'path>(
     let is_driven = |service: &&str| *service != REBOOT && !is_own(service, own);
     if reboot {
         let starts = new_fired.iter().filter(|trigger| trigger.do_reboot).map(service);
-        let starts = starts.filter(is_driven).map(|service| ServiceCall::new(service, Verb::Start));
+        let starts =
+            starts.filter(is_driven).map(|service| ServiceCall::new(service, ServiceVerb::Start));
         push_each_once(&mut calls.after, starts);
         return calls;
     }
@@ -182,10 +181,12 @@ pub fn service_calls<'path>(
     let concerned = in_order(fired().filter(|trigger| is_driven(&service(trigger))), new);
     let stops = concerned.iter().filter(|service| restarted.contains(*service)).map(|service| {
         let may_fail = !of_old.contains(service);
-        ServiceCall { may_fail, ..ServiceCall::new(service, Verb::Stop) }
+        ServiceCall { may_fail, ..ServiceCall::new(service, ServiceVerb::Stop) }
     });
     push_each_once(&mut calls.before, stops);
-    let verb = |service| if restarted.contains(service) { Verb::Start } else { Verb::Reload };
+    let verb = |service| {
+        if restarted.contains(service) { ServiceVerb::Start } else { ServiceVerb::Reload }
+    };
     let known = concerned.iter().filter(|service| of_new.contains(*service));
     push_each_once(&mut calls.after, known.map(|service| ServiceCall::new(service, verb(service))));
     calls

@@ -1,99 +1,98 @@
 //! The files of an audit log.
 //!
-//! `audit.log` is the one that is written; when it is full it becomes `audit.log.0000001` and so
-//! on, with the number that its first line has. A file appears under its name only with its first
-//! line in it. What a crash left of a line stays where it is: a record behind it says what it is.
+//! `audit.log` is written. When it is full it is renamed to `audit.log.0000001` and so on, with the
+//! number in its first line. A file appears under its name only after its first line was written.
+//! The rest of an incomplete line after a crash is kept, and the next record describes it.
 //!
-//! Between two writes the file is open for reading alone: a file-system under which a daemon runs
-//! can be remounted read-only.
+//! Between writes the file is open only for reading, so that its file-system can be remounted
+//! read-only while the daemon runs.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, UNIX_EPOCH};
 
 use super::AuditError;
-use api::audit::brief::short;
-use api::audit::record::{Chain, Event, Hash, Head, LINE_BYTES_MAX, open as open_line};
-use model::tree::Time;
+use api::audit::call_details::escape_and_cut;
+use api::audit::record::{AuditEvent, Chain, ChainHead, Hash, LINE_BYTES_MAX, check_line};
+use system::clock::{since_epoch, wall};
 
-/// How much is shown of what is no record, in bytes.
+/// How many bytes of an incomplete record are quoted.
 const TORN_TEXT_BYTES_MAX: usize = 200;
 
-/// How many files are removed for their age when another one is begun.
+/// How many files are removed for their age at each rotation.
 const DROPPED_MAX: u64 = 2;
 
 /// The fewest digits of the number in the name of a file that is full.
 const NUMBER_DIGITS: usize = 7;
 
-/// Which files that are full are kept.
+/// Which full files are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// The last so many.
+pub enum Retention {
+    /// This many of the last files.
     Files(u64),
-    /// Those to which something was written within this time.
+    /// Files that were written to within this time.
     For(Duration),
 }
 
-/// Where a log is, and how large it may become.
+/// The location and size of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct AuditSettings {
     /// The file that is written.
     pub path: PathBuf,
-    /// When another file is begun, in bytes.
+    /// The size at which a new file is started, in bytes.
     pub bytes_max: u64,
-    /// How long files are kept that are full.
-    pub keep: Keep,
+    /// Which full files are kept.
+    pub keep: Retention,
 }
 
-/// The files, of which no other process writes one.
+/// The files of a log, locked against other processes.
 #[derive(Debug)]
 pub(super) struct Files {
-    settings: Settings,
-    /// The one that is written, locked.
+    settings: AuditSettings,
+    /// The current file, locked.
     held: File,
-    /// The length of what is whole, in bytes.
+    /// The length of the complete records, in bytes.
     length: u64,
     /// The number of the file.
     number: u64,
     chain: Chain,
-    /// Something may stand behind what is whole.
+    /// True if bytes may follow the complete records.
     is_torn: bool,
-    /// Another file cannot be begun: that was said.
+    /// True if the error of a failed rotation was logged.
     is_stuck: bool,
-    /// What the next records say first: which files were removed.
-    owed: Vec<Event>,
+    /// Events to write before the next records: removed files.
+    pending: Vec<AuditEvent>,
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Default)]
 struct Scan {
     /// Its last record.
-    head: Option<Head>,
-    /// Its number.
+    head: Option<ChainHead>,
     number: Option<u64>,
-    /// Where the last record ends, in bytes.
+    /// The end of the last record, in bytes.
     whole_bytes: u64,
     /// Its length, in bytes.
     length: u64,
-    /// The last record lacks its line feed, and nothing else.
+    /// True if only the line feed of the last record is missing.
     lacks_end: bool,
 }
 
 impl Files {
-    /// Opens the log of `daemon`, makes it if it is not there, and says in it what a crash left.
-    pub(super) fn open(settings: Settings, daemon: &str) -> Result<Self, AuditError> {
+    /// Opens the log of `daemon`, creates it if necessary, and records what a crash left.
+    pub(super) fn open(settings: AuditSettings, daemon: &str) -> Result<Self, AuditError> {
         let path = settings.path.clone();
         let failed = |source| AuditError::Open { path: path.clone(), source };
         std::fs::create_dir_all(parent(&path)).map_err(failed)?;
-        // It has nothing but its first line, and is no part of the chain yet.
-        match std::fs::remove_file(fresh(&path)) {
+        // It has only its first line, and is not part of the chain yet.
+        match std::fs::remove_file(temporary(&path)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        let full = full(&path).map_err(failed)?;
-        let (held, scan) = match hold(&path) {
+        let full = full_files(&path).map_err(failed)?;
+        let (held, scan) = match open_to_lock(&path) {
             Ok(held) => {
                 lock(&held, &path)?;
                 let scan = scan(&path).map_err(failed)?;
@@ -113,7 +112,7 @@ impl Files {
         let mut chain = Chain::new(daemon, head);
         let Some(held) = held else {
             let (held, length) = begin(&path, &mut chain, number).map_err(failed)?;
-            std::fs::rename(fresh(&path), &path).map_err(failed)?;
+            std::fs::rename(temporary(&path), &path).map_err(failed)?;
             sync_directory(&path).map_err(failed)?;
             return Ok(Self::new(settings, held, length, number, chain));
         };
@@ -123,20 +122,20 @@ impl Files {
             files.writable().and_then(end).map_err(failed)?;
             files.length += 1;
         } else if scan.length == 0 {
-            files.append(vec![Event::File { file: number }]).map_err(failed)?;
+            files.append(vec![AuditEvent::File { file: number }]).map_err(failed)?;
         } else if scan.whole_bytes < scan.length {
-            files.tell_torn(scan.whole_bytes).map_err(failed)?;
+            files.record_torn(scan.whole_bytes).map_err(failed)?;
         }
         Ok(files)
     }
 
-    fn new(settings: Settings, held: File, length: u64, number: u64, chain: Chain) -> Self {
-        let (is_torn, is_stuck, owed) = (false, false, Vec::new());
-        Self { settings, held, length, number, chain, is_torn, is_stuck, owed }
+    fn new(settings: AuditSettings, held: File, length: u64, number: u64, chain: Chain) -> Self {
+        let (is_torn, is_stuck, pending) = (false, false, Vec::new());
+        Self { settings, held, length, number, chain, is_torn, is_stuck, pending }
     }
 
-    /// Says what stands behind the last record.
-    fn tell_torn(&mut self, whole_bytes: u64) -> io::Result<()> {
+    /// Records the bytes after the last record.
+    fn record_torn(&mut self, whole_bytes: u64) -> io::Result<()> {
         let path = &self.settings.path;
         let mut reader = File::open(path)?;
         reader.seek(SeekFrom::Start(whole_bytes))?;
@@ -153,16 +152,13 @@ impl Files {
             "the end of the audit log is no record, as a crash leaves it; it is kept, and recorded"
         );
         let start = &junk[..junk.len().min(TORN_TEXT_BYTES_MAX)];
-        let text = short(&String::from_utf8_lossy(start), TORN_TEXT_BYTES_MAX);
-        self.append(vec![Event::Torn { bytes, digest: Hash::of(&junk), text }]).map(drop)
+        let text = escape_and_cut(&String::from_utf8_lossy(start), TORN_TEXT_BYTES_MAX);
+        self.append(vec![AuditEvent::Torn { bytes, digest: Hash::of(&junk), text }]).map(drop)
     }
 
-    /// Adds records; they are on the medium when this returns. Gives the number of the first.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel says; none of them is in the log then.
-    pub(super) fn append(&mut self, events: Vec<Event>) -> io::Result<u64> {
+    /// Appends records, and syncs them to the medium. Returns the number of the first. After an
+    /// error none of them is in the log.
+    pub(super) fn append(&mut self, events: Vec<AuditEvent>) -> io::Result<u64> {
         if self.is_torn {
             self.writable()?.set_len(self.length)?;
             self.is_torn = false;
@@ -171,7 +167,7 @@ impl Files {
             match self.rotate() {
                 Ok(()) => {
                     self.is_stuck = false;
-                    self.owed.extend(self.drop_old());
+                    self.pending.extend(self.drop_old());
                 }
                 Err(error) if !self.is_stuck => {
                     self.is_stuck = true;
@@ -181,9 +177,9 @@ impl Files {
             }
         }
         let mut chain = self.chain.clone();
-        let now = now();
+        let now = wall();
         let mut text = String::new();
-        for event in self.owed.clone() {
+        for event in self.pending.clone() {
             text.push_str(&chain.append(now, event));
         }
         let first = chain.head().map_or(1, |head| head.sequence + 1);
@@ -193,17 +189,17 @@ impl Files {
         let mut file = self.writable()?;
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
         if let Err(error) = written {
-            // What is not whole must not stand before what comes later.
+            // An incomplete record must not precede later ones.
             self.is_torn = file.set_len(self.length).is_err();
             return Err(error);
         }
         self.length += text.len() as u64;
         self.chain = chain;
-        self.owed.clear();
+        self.pending.clear();
         Ok(first)
     }
 
-    /// The file that is written, for one write.
+    /// Opens the current file for one write.
     fn writable(&self) -> io::Result<File> {
         let path = &self.settings.path;
         let file = append_to(path, false)?;
@@ -215,7 +211,7 @@ impl Files {
         Ok(file)
     }
 
-    /// Begins another file.
+    /// Starts a new file.
     fn rotate(&mut self) -> io::Result<()> {
         let path = &self.settings.path;
         let mut chain = self.chain.clone();
@@ -227,24 +223,23 @@ impl Files {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
         std::fs::rename(path, &aside)?;
-        if let Err(error) = std::fs::rename(fresh(path), path) {
+        if let Err(error) = std::fs::rename(temporary(path), path) {
             std::fs::rename(&aside, path)?;
             return Err(error);
         }
         let synced = sync_directory(path);
         (self.held, self.length, self.number, self.chain) = (held, length, number, chain);
         if let Err(error) = synced {
-            // After a power cut the file before may be the newest that is found. What is missing
-            // then is missed.
+            // After a power cut the previous file may be the newest, and later records are missing.
             tracing::error!(%error, "another file of the audit log may not be on the medium");
         }
         Ok(())
     }
 
-    /// Removes files that are not kept any longer. Gives what is to be said of them.
-    fn drop_old(&self) -> Vec<Event> {
+    /// Removes files that are no longer kept. Returns the events to record.
+    fn drop_old(&self) -> Vec<AuditEvent> {
         let path = &self.settings.path;
-        let files = match full(path) {
+        let files = match full_files(path) {
             Ok(files) => files,
             Err(error) => {
                 tracing::error!(%error, "old files of the audit log are not looked for");
@@ -253,13 +248,14 @@ impl Files {
         };
         let count = files.len() as u64;
         let is_old = |index: u64, path: &Path| match self.settings.keep {
-            Keep::Files(kept) => index + kept < count,
+            Retention::Files(kept) => index + kept < count,
             // A clock that jumps must not empty the log.
-            Keep::For(_) if index >= DROPPED_MAX => false,
-            Keep::For(time) => {
-                let written = path.metadata().and_then(|metadata| metadata.modified());
-                let age = written.map(|at| SystemTime::now().duration_since(at));
-                matches!(age, Ok(Ok(age)) if age > time)
+            Retention::For(_) if index >= DROPPED_MAX => false,
+            Retention::For(time) => {
+                let modified = path.metadata().and_then(|metadata| metadata.modified());
+                let written = modified.ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+                let age = written.and_then(|written| since_epoch().checked_sub(written));
+                age.is_some_and(|age| age > time)
             }
         };
         let mut events = Vec::new();
@@ -268,9 +264,9 @@ impl Files {
                 continue;
             }
             match std::fs::remove_file(path) {
-                Ok(()) => events.push(Event::Decided {
+                Ok(()) => events.push(AuditEvent::Decided {
                     decision: "remove-audit-file".to_owned(),
-                    arguments: format!("file={}", short(&path.display().to_string(), 400)),
+                    arguments: format!("file={}", escape_and_cut(&path.display().to_string(), 400)),
                     why: "older than what is kept".to_owned(),
                 }),
                 Err(error) => tracing::error!(
@@ -281,7 +277,7 @@ impl Files {
         events
     }
 
-    pub(super) fn head(&self) -> Option<Head> {
+    pub(super) fn head(&self) -> Option<ChainHead> {
         self.chain.head()
     }
 
@@ -290,32 +286,28 @@ impl Files {
     }
 }
 
-/// The files of the log at `path` that are there, the oldest first.
+/// Returns the existing files of the log at `path`, oldest first.
 ///
 /// # Errors
 ///
-/// What the kernel says; that there is none is no error.
+/// A missing log is not an error.
 pub fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = full(path)?.into_iter().map(|(_, path)| path).collect();
+    let mut files: Vec<PathBuf> = full_files(path)?.into_iter().map(|(_, path)| path).collect();
     if path.try_exists()? {
         files.push(path.to_owned());
     }
     Ok(files)
 }
 
-/// Reads the next line of a log into `line`, with its line feed; of what is longer than a record
-/// can be, the next part. Gives how long it is; 0 at the end.
-///
-/// # Errors
-///
-/// What the kernel says.
+/// Reads the next line of a log into `line`, with its line feed; of a line longer than a record,
+/// the next part. Returns its length; 0 at the end.
 pub fn read_line(reader: &mut impl io::BufRead, line: &mut Vec<u8>) -> io::Result<usize> {
     line.clear();
     reader.by_ref().take(LINE_BYTES_MAX as u64).read_until(b'\n', line)
 }
 
-/// The files that are full, by their numbers.
-fn full(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+/// Returns the full files with their numbers.
+fn full_files(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let Some(name) = path.file_name() else { return Ok(Vec::new()) };
     let name = format!("{}.", name.to_string_lossy());
     let mut files = Vec::new();
@@ -347,8 +339,8 @@ fn numbered(path: &Path, number: u64) -> PathBuf {
     with_suffix(path, &format!(".{number:0NUMBER_DIGITS$}"))
 }
 
-/// Where a file is made before it gets its name.
-fn fresh(path: &Path) -> PathBuf {
+/// The name of a new file before it is complete.
+fn temporary(path: &Path) -> PathBuf {
     with_suffix(path, ".new")
 }
 
@@ -365,8 +357,8 @@ fn append_to(path: &Path, is_new: bool) -> io::Result<File> {
     options.open(path)
 }
 
-/// Opens what a lock is taken of.
-fn hold(path: &Path) -> io::Result<File> {
+/// Opens a file to lock it.
+fn open_to_lock(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(path)
 }
 
@@ -380,17 +372,17 @@ fn lock(file: &File, path: &Path) -> Result<(), AuditError> {
     }
 }
 
-/// Makes a file with its first line, under a name that is not its own yet.
+/// Makes a file with its first line, under a temporary name.
 fn begin(path: &Path, chain: &mut Chain, number: u64) -> io::Result<(File, u64)> {
-    let fresh = fresh(path);
-    match std::fs::remove_file(&fresh) {
+    let temporary = temporary(path);
+    match std::fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = append_to(&fresh, true)?;
-    let held = hold(&fresh)?;
+    let mut file = append_to(&temporary, true)?;
+    let held = open_to_lock(&temporary)?;
     held.try_lock()?;
-    let line = chain.append(now(), Event::File { file: number });
+    let line = chain.append(wall(), AuditEvent::File { file: number });
     file.write_all(line.as_bytes())?;
     file.sync_all()?;
     Ok((held, line.len() as u64))
@@ -400,7 +392,7 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(parent(path))?.sync_all()
 }
 
-/// Looks for the last record of a file.
+/// Finds the last record of a file.
 fn scan(path: &Path) -> io::Result<Scan> {
     let mut reader = BufReader::new(File::open(path)?);
     let mut scan = Scan::default();
@@ -415,22 +407,11 @@ fn scan(path: &Path) -> io::Result<Scan> {
         let whole = line.strip_suffix(b"\n");
         scan.lacks_end = whole.is_none();
         let whole = whole.unwrap_or(&line);
-        let Ok(sealed) = open_line(whole) else { continue };
+        let Ok(sealed) = check_line(whole) else { continue };
         scan.whole_bytes = scan.length;
         scan.head = Some(sealed.head);
-        if let Some(Event::File { file }) = sealed.record.map(|record| record.event) {
+        if let Some(AuditEvent::File { file }) = sealed.record.map(|record| record.event) {
             scan.number.get_or_insert(file);
         }
-    }
-}
-
-/// What the clock shows.
-pub(super) fn now() -> Time {
-    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => Time {
-            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            nanoseconds: since.subsec_nanos(),
-        },
-        Err(_) => Time { seconds: 0, nanoseconds: 0 },
     }
 }

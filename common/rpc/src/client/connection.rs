@@ -13,14 +13,14 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::super::body::Body;
-use super::super::tls::{PeerSession, Security};
 use super::exchange::{Failure, Reply, exchange};
-use super::keep_alive::{Heard, silence};
+use super::keep_alive::{LastHeard, silence};
 use super::peer::Peer;
-use model::report::report;
+use crate::body::Body;
+use crate::tls::{PeerSession, Security};
+use model::display::error_chain;
 
-/// How long a connection may take to come about, all addresses of the host together.
+/// How long connecting may take, for all addresses of the host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Names that are resolved at one time. Each holds a thread of the pool that all blocking work of
@@ -29,29 +29,29 @@ const LOOKUPS: usize = 128;
 
 static LOOKUP_PLACES: Semaphore = Semaphore::const_new(LOOKUPS);
 
-/// The most that a server may send ahead on one stream, in bytes.
+/// The flow-control window of one stream, in bytes.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// The most that a server may send ahead on all streams, in bytes. Larger than one stream's, so
-/// that objects that nobody reads do not hold up calls.
+/// The flow-control window of a connection, in bytes. Larger than that of one stream, so that
+/// unread objects do not delay calls.
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
-/// The most that waits to be sent on one stream, in bytes.
+/// The most bytes that wait to be sent on one stream.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
 /// A connection. It ends when this is dropped.
 ///
-/// Made with h2, which is what hyper makes HTTP/2 with: hyper's client puts a queue of 32 requests,
-/// one more task, and a task for each call around it. For ten thousand subs, of which each is asked
-/// one thing all the time, these are 140 MB.
+/// Uses h2 directly, which hyper is based on: hyper's client adds a queue of 32 requests, one more
+/// task, and a task for each call. For ten thousand subs with one permanent call each that takes
+/// 140 MB.
 pub(super) struct Connection {
     sender: SendRequest<Bytes>,
-    heard: Arc<Heard>,
+    heard: Arc<LastHeard>,
     task: AbortOnDropHandle<()>,
 }
 
 impl Connection {
-    /// Connects to `peer`, and makes sure that it is `peer`.
+    /// Connects to `peer`, and verifies its identity.
     pub(super) async fn open(peer: &Peer, security: &Security) -> io::Result<Self> {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 10 s");
         let name = peer.to_string();
@@ -68,8 +68,7 @@ impl Connection {
         tokio::time::timeout(CONNECT_TIMEOUT, open).await.map_err(|_| late())?
     }
 
-    /// Speaks to the server called `name`, which is at the other end of `stream`, as long as it
-    /// stands as it does.
+    /// Starts HTTP/2 with the server `name` on `stream`, as long as its session is valid.
     async fn over(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         name: String,
@@ -79,14 +78,14 @@ impl Connection {
             .enable_push(false)
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .max_frame_size(super::super::FRAME_BYTES_MAX)
-            .max_header_list_size(super::super::HEADER_BYTES_MAX)
+            .max_frame_size(crate::FRAME_BYTES_MAX)
+            .max_header_list_size(crate::HEADER_BYTES_MAX)
             .max_send_buffer_size(SEND_BUFFER_BYTES)
             .handshake(stream)
             .await
             .map_err(io::Error::other)?;
         let pings = connection.ping_pong().ok_or_else(|| io::Error::other("no pings"))?;
-        let heard = Arc::new(Heard::new());
+        let heard = Arc::new(LastHeard::new());
         let listening = Arc::clone(&heard);
         let lost = async {
             match session {
@@ -94,12 +93,12 @@ impl Connection {
                 None => std::future::pending().await,
             }
         };
-        // Boxed, because each layer of a task has a place for it.
+        // Boxed, because each layer of a task would reserve its memory.
         let task = Box::pin(async move {
             tokio::select! {
                 why = lost => tracing::info!("connection to {name} cut: {why}"),
                 result = &mut connection => if let Err(error) = result {
-                    tracing::debug!("connection to {name}: {}", report(&error));
+                    tracing::debug!("connection to {name}: {}", error_chain(&error));
                 },
                 () = silence(pings, &listening) => {
                     tracing::debug!("connection to {name}: a ping was not answered");
@@ -109,7 +108,7 @@ impl Connection {
         Ok(Self { sender, heard, task: AbortOnDropHandle::new(tokio::spawn(task)) })
     }
 
-    /// True if it has ended.
+    /// Returns true if the connection has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.task.is_finished()
     }
@@ -120,7 +119,7 @@ impl Connection {
     }
 }
 
-/// Makes the stream of bytes to `peer`.
+/// Makes the TCP connection to `peer`.
 async fn connect(peer: &Peer) -> io::Result<TcpStream> {
     let addresses: Vec<SocketAddr> = match peer.address {
         Some(address) => vec![SocketAddr::new(address, peer.port)],
@@ -130,7 +129,7 @@ async fn connect(peer: &Peer) -> io::Result<TcpStream> {
     for address in addresses {
         match TcpStream::connect(address).await {
             Ok(stream) => {
-                super::super::socket::prepare(&stream)?;
+                crate::socket::prepare(&stream)?;
                 return Ok(stream);
             }
             Err(error) => last = error,
@@ -139,8 +138,8 @@ async fn connect(peer: &Peer) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Asks the system's resolver. Its thread keeps the place until it has answered, however long
-/// the caller waits.
+/// Asks the system's resolver. Its thread keeps the permit until it has answered, however long the
+/// caller waits.
 async fn resolve(peer: &Peer) -> io::Result<Vec<SocketAddr>> {
     let place = LOOKUP_PLACES.acquire().await.map_err(io::Error::other)?;
     let (host, port) = (peer.host.clone(), peer.port);
@@ -153,8 +152,8 @@ async fn resolve(peer: &Peer) -> io::Result<Vec<SocketAddr>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::body::full;
     use super::*;
+    use crate::body::full;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
     use tokio::time::Instant;
 

@@ -1,7 +1,7 @@
-//! Gets a page of any length from one of its bytes on, as it arrives.
+//! Downloads a page of any length, starting at any byte.
 //!
-//! What the server says of the part is told as it is, and not compared with what was asked for:
-//! who stores the bytes decides what to do about a server that sends others.
+//! The range that the server states is returned unchanged and not compared with the request: the
+//! caller, who stores the bytes, decides about a server that sends others.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 use hyper::{HeaderMap, Request, StatusCode};
 use tokio::time::Instant;
 
-use super::super::body;
-use super::super::object_reader::{CHUNK_WAIT_MAX, StreamError};
-use super::super::pace::{Pace, STREAM_PACE_BYTES};
 use super::connection::Connection;
 use super::exchange::Reply;
 use super::{CALL_LIMIT, CallError, Client};
+use crate::body;
+use crate::object_reader::{CHUNK_WAIT_MAX, StreamError};
+use crate::pace::{Pace, STREAM_PACE_BYTES};
 use api::fault::{Fault, FaultCode};
 
-/// Which part of a whole a server says that it sends.
+/// The range that a server states to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it: the range was not honoured. The length in bytes, if the server says it.
+    /// Everything: the range was ignored. The length in bytes, if stated.
     Whole(Option<u64>),
     /// From the first byte to before the end.
     Part {
@@ -30,10 +30,10 @@ pub enum Extent {
         first: u64,
         /// The byte after the last.
         end: u64,
-        /// The length of the whole, in bytes, if the server says it.
+        /// The total length, in bytes, if stated.
         total_bytes: Option<u64>,
     },
-    /// A part, but nobody can tell which one.
+    /// An unknown part.
     Unclear,
 }
 
@@ -52,18 +52,18 @@ impl std::fmt::Debug for Download {
 }
 
 impl Download {
-    /// What the server says that it sends.
+    /// Returns the range that the server states.
     #[must_use]
     pub fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// The next bytes, at least one; `None` at the end.
+    /// Returns the next bytes, at least one; `None` at the end.
     ///
     /// # Errors
     ///
-    /// [`StreamError`] if the connection breaks, the body has another length than the server has
-    /// said, or nothing comes for [`CHUNK_WAIT_MAX`].
+    /// Fails if the connection breaks, the body does not have the stated length, or nothing arrives
+    /// for [`CHUNK_WAIT_MAX`].
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, StreamError> {
         loop {
             let begun = Instant::now();
@@ -86,11 +86,11 @@ impl Download {
 }
 
 impl Client {
-    /// Asks for the page from byte `first` on; `None` if the server does not have it.
+    /// Requests the page from byte `first` on. Returns `None` if it does not exist.
     ///
     /// # Errors
     ///
-    /// [`CallError`]; a server that is too busy for it is a fault with `Unavailable`.
+    /// A server that is too busy answers a fault with `Unavailable`.
     pub async fn download(&self, path: &str, first: u64) -> Result<Option<Download>, CallError> {
         let method = "GET";
         let request = Request::get(self.uri(path))
@@ -125,7 +125,7 @@ fn extent_of(headers: &HeaderMap) -> Extent {
     value.and_then(parse).unwrap_or(Extent::Unclear)
 }
 
-/// Reads the value of the header `Content-Range` of an answer with status 206.
+/// Parses the header `Content-Range` of a response with status 206.
 fn parse(value: &str) -> Option<Extent> {
     let number = |text: &str| -> Option<u64> {
         text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?

@@ -6,93 +6,51 @@ use std::time::Duration;
 use api::codec::CodecError;
 use api::fault::{Fault, FaultCode};
 
-/// A call that gave no reply. Each names the server and the method.
+/// Why a call failed. Each variant names the server and the method.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// The server cannot be reached.
     #[error("cannot connect to {peer}")]
-    Connect {
-        /// The server.
-        peer: String,
-        /// What the kernel or the resolver said.
-        source: io::Error,
-    },
+    Connect { peer: String, source: io::Error },
     /// There was no reply in time.
     #[error("{method} at {peer}: no reply within {limit:?}")]
-    TimedOut {
-        /// The method.
-        method: &'static str,
-        /// The server.
-        peer: String,
-        /// How long was waited.
-        limit: Duration,
-    },
+    TimedOut { method: &'static str, peer: String, limit: Duration },
     /// The connection broke.
     #[error("{method} at {peer}: the connection was lost")]
-    Lost {
-        /// The method.
-        method: &'static str,
-        /// The server.
-        peer: String,
-        /// What the transport said.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// What answers is no daemon of this product.
+    Lost { method: &'static str, peer: String, source: Box<dyn std::error::Error + Send + Sync> },
+    /// The peer is not a daemon of this product.
     #[error("{method} at {peer}: {what}")]
     Protocol {
-        /// The method.
         method: &'static str,
-        /// The server.
         peer: String,
-        /// What came instead of a reply.
+        /// What the peer sent instead of a reply.
         what: String,
     },
     /// The request cannot be encoded or the reply cannot be decoded.
     #[error("{method} at {peer}")]
-    Codec {
-        /// The method.
-        method: &'static str,
-        /// The server.
-        peer: String,
-        /// What is wrong.
-        source: CodecError,
-    },
-    /// What was to be uploaded could not be read.
+    Codec { method: &'static str, peer: String, source: CodecError },
+    /// The content of an upload could not be read.
     #[error("{method} to {peer}: cannot read what is to be sent")]
-    Source {
-        /// The method.
-        method: &'static str,
-        /// The server.
-        peer: String,
-        /// What the source said.
-        source: io::Error,
-    },
-    /// The server refused, or failed.
+    Source { method: &'static str, peer: String, source: io::Error },
+    /// The server refused the call, or failed.
     #[error("{method} at {peer}")]
-    Fault {
-        /// The method.
-        method: &'static str,
-        /// The server.
-        peer: String,
-        /// What it answered.
-        source: Fault,
-    },
+    Fault { method: &'static str, peer: String, source: Fault },
 }
 
 /// What the caller should do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// Try again, after a pause: the cause may pass by itself.
+    /// Retry after a pause: the cause may disappear by itself.
     Wait,
-    /// Try another server: this one is not to be trusted for now.
+    /// Use another server: this one does not work correctly for now.
     Switch,
-    /// Tell the operator: nothing will change by itself.
+    /// Report to the operator: the cause does not disappear by itself.
     Report,
 }
 
 impl CallError {
-    /// What the server answered, if it did.
+    /// Returns the fault, if the server answered one.
     #[must_use]
     pub fn fault(&self) -> Option<&Fault> {
         match self {
@@ -101,13 +59,13 @@ impl CallError {
         }
     }
 
-    /// The code of [`CallError::fault`].
+    /// Returns the code of [`CallError::fault`].
     #[must_use]
     pub fn code(&self) -> Option<FaultCode> {
         self.fault().map(|fault| fault.code)
     }
 
-    /// What to do about it.
+    /// Returns what to do about the error.
     #[must_use]
     pub fn remedy(&self) -> Remedy {
         match self {

@@ -13,23 +13,23 @@ use hyper::body::{Body as _, Frame, SizeHint};
 use hyper::header::{CONTENT_LENGTH, HeaderValue};
 use hyper::{Request, Response};
 
-use super::super::body::{Body, BoxError};
-use super::keep_alive::Heard;
+use super::keep_alive::LastHeard;
+use crate::body::{Body, BoxError};
 
-/// A request that has no response.
+/// Why a request got no response.
 pub(super) enum Failure {
-    /// Nothing of it was sent: here it is again. The connection had ended.
+    /// The connection had ended and nothing was sent; returns the request.
     Unsent(Box<Request<Body>>),
     /// The connection broke, or the body could not be read.
     Lost(BoxError),
 }
 
-/// Sends `request`; gives the response when its head has come. A response that comes before the
-/// whole body was sent is a refusal: the rest is not sent.
+/// Sends `request`, and returns the response when its head has arrived. A response that arrives
+/// before the whole body was sent is a refusal: the rest is not sent.
 pub(super) async fn exchange(
     mut sender: SendRequest<Bytes>,
     request: Request<Body>,
-    heard: &Arc<Heard>,
+    heard: &Arc<LastHeard>,
 ) -> Result<Response<Reply>, Failure> {
     let (response, sending) = {
         let (mut head, body) = request.into_parts();
@@ -66,8 +66,8 @@ pub(super) async fn exchange(
     Ok(Response::from_parts(head, Reply { stream, length, heard: Arc::clone(heard) }))
 }
 
-/// Sends `body`, no faster than the server takes it. That the server does not want the rest of it
-/// is no error here: its response says why.
+/// Sends `body`, as fast as the server accepts it. If the server refuses the rest that is not an
+/// error here: its response explains it.
 async fn send(mut body: Body, mut stream: SendStream<Bytes>) -> Result<(), BoxError> {
     while let Some(frame) = body.frame().await {
         let frame = frame.inspect_err(|_| stream.send_reset(Reason::CANCEL))?;
@@ -94,13 +94,12 @@ async fn send(mut body: Body, mut stream: SendStream<Bytes>) -> Result<(), BoxEr
     Ok(())
 }
 
-/// The body of a response, as it arrives. A response that is not read on is cancelled when this is
-/// dropped.
+/// The body of a response, as it arrives. Dropping it before its end cancels the response.
 pub(super) struct Reply {
     stream: RecvStream,
-    /// What the server says, in bytes.
+    /// The stated length, in bytes.
     length: Option<u64>,
-    heard: Arc<Heard>,
+    heard: Arc<LastHeard>,
 }
 
 impl hyper::body::Body for Reply {
@@ -114,7 +113,7 @@ impl hyper::body::Body for Reply {
         let next = match ready!(self.stream.poll_data(context)) {
             Some(Ok(data)) => {
                 self.heard.note();
-                // Nothing waits for bytes that the caller has.
+                // Flow control: the caller has these bytes.
                 self.stream.flow_control().release_capacity(data.len()).map(|()| data)
             }
             Some(Err(error)) => Err(error),
@@ -122,7 +121,8 @@ impl hyper::body::Body for Reply {
         };
         Poll::Ready(match next {
             Ok(data) => Some(Ok(Frame::data(data))),
-            // A server that wants no more of the request has said all it says (RFC 9113, 8.1).
+            // A server that refuses the rest of the request has sent its complete response (RFC
+            // 9113, 8.1).
             Err(error) if error.is_reset() && error.reason() == Some(Reason::NO_ERROR) => None,
             Err(error) => Some(Err(error)),
         })
@@ -139,9 +139,9 @@ impl hyper::body::Body for Reply {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::body::{self, streamed};
-    use super::super::super::pace::Pace;
     use super::*;
+    use crate::body::{self, streamed};
+    use crate::pace::Pace;
     use futures_util::StreamExt as _;
     use h2::server::SendResponse;
     use std::time::Duration;
@@ -176,14 +176,14 @@ mod tests {
         tokio::spawn(connection);
         let endless = futures_util::stream::repeat_with(|| Ok(Bytes::from_static(CHUNK)));
         let request = Request::post("http://host/").body(streamed(endless)).unwrap();
-        (exchange(sender, request, &Arc::new(Heard::new())).await, received)
+        (exchange(sender, request, &Arc::new(LastHeard::new())).await, received)
     }
 
     async fn body_of(response: Result<Response<Reply>, Failure>) -> Result<Bytes, String> {
         let Ok(response) = response else { return Err("no response".to_owned()) };
         let read =
             body::read(response.into_body(), 100, Duration::from_secs(60), Pace::any()).await;
-        read.map_err(|error| model::report::report(&error))
+        read.map_err(|error| model::display::error_chain(&error))
     }
 
     #[tokio::test]
@@ -236,7 +236,7 @@ mod tests {
         tokio::spawn(connection);
         let chunks = futures_util::stream::repeat_with(|| Ok(Bytes::from_static(CHUNK))).take(32);
         let request = Request::post("http://host/").body(streamed(chunks)).unwrap();
-        let response = exchange(sender, request, &Arc::new(Heard::new())).await;
+        let response = exchange(sender, request, &Arc::new(LastHeard::new())).await;
         assert_eq!(body_of(response).await, Ok(Bytes::from((1 << 20).to_string())));
     }
 }

@@ -1,4 +1,4 @@
-//! Where a server is: what an operator writes as `host:port`.
+//! The address of a server: `host:port`.
 // tidy: core
 
 use core::fmt;
@@ -7,26 +7,23 @@ use core::net::{IpAddr, Ipv6Addr};
 /// A server, by name, and optionally the address to reach it at.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peer {
-    /// The name that the server must prove to have; a name or an address, without brackets.
+    /// The name that the server's certificate must have; a name or an address, without brackets.
     pub host: String,
-    /// Its port.
     pub port: u16,
-    /// Where to dial, if not where the name leads.
+    /// The address to connect to, instead of that of the name.
     pub address: Option<IpAddr>,
 }
 
-/// A text that is no `host:port`.
+/// Why a text is not a `host:port`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not HOST or HOST:PORT: {why}")]
 pub struct PeerError {
-    /// What was written.
     pub text: String,
-    /// What is wrong with it.
     pub why: &'static str,
 }
 
 impl Peer {
-    /// Reads `host`, `host:port`, an IPv4 or IPv6 address, or `[address]:port`.
+    /// Parses `host`, `host:port`, an IPv4 or IPv6 address, or `[address]:port`.
     ///
     /// # Errors
     ///
@@ -64,13 +61,13 @@ impl Peer {
         Ok(Self { host: host.to_owned(), port, address: None })
     }
 
-    /// The same, to be dialled at `address`.
+    /// Returns the same server, connected to at `address`.
     #[must_use]
     pub fn at(self, address: Option<IpAddr>) -> Self {
         Self { address, ..self }
     }
 
-    /// True if this is the very machine on which it is asked.
+    /// Returns true if the server is on this machine.
     #[must_use]
     pub fn is_local(&self) -> bool {
         match self.address.or_else(|| self.host.parse().ok()) {

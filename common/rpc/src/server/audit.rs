@@ -1,41 +1,25 @@
-//! Records calls that change something, around their handlers.
+//! Records calls that change something, before and after their handlers.
 //!
-//! That a call begins is on the medium before its handler is asked, so that nothing is changed that
-//! is not on record, and how it ended before its caller is answered.
+//! The beginning of a call is on the medium before its handler runs, so that every change is
+//! recorded; the end is on the medium before the caller is answered.
 
 use std::sync::{Arc, OnceLock};
 
-use super::page::Page;
-use super::{Caller, PageHandler, Routes};
-use crate::audit_log::{AuditCollector, AuditError, AuditLog, AuditStatus};
+use super::caller::Caller;
+use crate::audit_log::{AuditError, AuditLog, AuditStatus};
 use crate::page_frame::{html_escape, pairs};
-use api::audit::brief::{Brief, WHO_BYTES_MAX, WHY_BYTES_MAX, short};
-use api::audit::record::{Act, Event, Outcome};
+use api::audit::call_details::{CallDetails, WHO_BYTES_MAX, WHY_BYTES_MAX, escape_and_cut};
+use api::audit::record::{AuditEvent, AuditedCall, CallOutcome};
 use api::fault::{Fault, FaultCode};
 use api::method::{Effect, Method};
-use model::report::report;
+use model::display::error_chain;
 
-/// Where the calls of a router are recorded, once that is known.
+/// The audit log of a router, once it is set.
 #[derive(Clone, Default)]
 pub(super) struct Recorder(Arc<OnceLock<AuditLog>>);
 
-/// Has `routes` record in `log`.
-pub(super) fn attach(routes: &mut Routes, log: &AuditLog) {
-    if routes.recorder.0.set(log.clone()).is_err() {
-        tracing::error!("a server has two audit logs: only the first is written");
-        return;
-    }
-    let (collected, shown) = (AuditCollector(log.clone()), log.clone());
-    routes.metrics.registry().register_collector(Box::new(collected));
-    let frame = routes.frame.clone();
-    let handler: PageHandler = Arc::new(move |_| {
-        let html = frame.render("Audit log", &page(shown.status().as_ref()));
-        Box::pin(async move { Ok(Page::Html(html)) })
-    });
-    routes.pages.insert("/audit", handler);
-}
-
-fn page(status: Option<&AuditStatus>) -> String {
+/// Returns the page that shows how the log is doing.
+pub(super) fn page(status: Option<&AuditStatus>) -> String {
     let Some(status) = status else {
         return "<p>This daemon records nothing.</p>".to_owned();
     };
@@ -58,15 +42,20 @@ fn page(status: Option<&AuditStatus>) -> String {
 }
 
 impl Recorder {
-    /// A call of `M`, which its handler has not seen yet. An upload has no request.
+    /// Records in `log` from now on. Returns false if a log was set before.
+    pub(super) fn set(&self, log: &AuditLog) -> bool {
+        self.0.set(log.clone()).is_ok()
+    }
+
+    /// Describes a call of `M` before its handler runs. An upload has no request.
     pub(super) fn call<M: Method>(&self, caller: &Caller, request: Option<&M::Request>) -> Call {
         let log = match M::EFFECT {
             Effect::Tells => None,
             Effect::Changes | Effect::Relieves => self.0.get(),
         };
         Call(log.map(|log| {
-            let brief = request.map(M::brief).unwrap_or_default();
-            Recorded::new(log, caller, M::NAME, M::EFFECT, brief)
+            let details = request.map(M::audit_details).unwrap_or_default();
+            RecordedCall::new(log, caller, M::NAME, M::EFFECT, details)
         }))
     }
 
@@ -77,94 +66,105 @@ impl Recorder {
         }
         let Some(log) = self.0.get() else { return };
         if log.admits(caller.identity.user.as_deref()) {
-            let Recorded { act, .. } = Recorded::new(log, caller, method, effect, Brief::default());
-            log.record_soon(Event::Denied { act, text: short(&fault.message, WHY_BYTES_MAX) });
+            let RecordedCall { act, .. } =
+                RecordedCall::new(log, caller, method, effect, CallDetails::default());
+            log.record_soon(AuditEvent::Denied {
+                act,
+                text: escape_and_cut(&fault.message, WHY_BYTES_MAX),
+            });
         }
     }
 }
 
 /// A call, before it is carried out.
-pub(super) struct Call(Option<Recorded>);
+pub(super) struct Call(Option<RecordedCall>);
 
-struct Recorded {
+struct RecordedCall {
     log: AuditLog,
-    act: Act,
+    act: AuditedCall,
     has_power: bool,
     effect: Effect,
 }
 
 impl Call {
-    /// Carries the call out with `handler`, on record if it changes anything.
+    /// Runs `handler`, and records the call if it changes anything.
     pub(super) async fn carried_out<T, Fut>(self, handler: impl FnOnce() -> Fut) -> Result<T, Fault>
     where
         Fut: Future<Output = Result<T, Fault>>,
     {
         let Self(Some(recorded)) = self else { return handler().await };
-        let Recorded { log, act, has_power, effect } = recorded;
+        let RecordedCall { log, act, has_power, effect } = recorded;
         let method = act.method.clone();
-        // So that nobody without the power fills the log, or pushes out of it what others did.
-        // What is carried out is on record before, whoever asks.
+        // Limited, so that callers without the power cannot fill the log or push other records out
+        // of it. Every call that is carried out is recorded before, whoever makes it.
         let counted = (!has_power).then(|| act.user.clone());
         if let Some(user) = &counted
-            && log.is_spent(user.as_deref())
+            && log.is_exhausted(user.as_deref())
         {
             let _is_recorded = log.admits(user.as_deref());
             let text = "too many of your calls came to nothing: try again in a minute";
             return Err(Fault::new(FaultCode::Unavailable, text));
         }
-        let of = match log.record(Event::Begun(act)).await {
+        let of = match log.record(AuditEvent::Begun(act)).await {
             Ok(of) => of,
-            // The writer has logged what it is.
+            // The writer has logged the error.
             Err(_) if effect == Effect::Relieves => return handler().await,
             Err(error) => return Err(refusal(&method, &error)),
         };
-        let open = Open { log, counted, method, of, is_open: true };
+        let running = RunningCall { log, counted, method, of, has_not_ended: true };
         let result = handler().await;
-        open.end(result.as_ref().err()).await;
+        running.end(result.as_ref().err()).await;
         result
     }
 }
 
-impl Recorded {
-    fn new(log: &AuditLog, caller: &Caller, method: &str, effect: Effect, brief: Brief) -> Self {
+impl RecordedCall {
+    fn new(
+        log: &AuditLog,
+        caller: &Caller,
+        method: &str,
+        effect: Effect,
+        details: CallDetails,
+    ) -> Self {
         let user = caller.identity.user.as_deref();
         let groups: Vec<&str> = caller.identity.groups.iter().map(String::as_str).collect();
-        let act = Act {
-            user: user.map(|user| short(user, WHO_BYTES_MAX)),
-            groups: short(&groups.join(","), WHO_BYTES_MAX),
+        let act = AuditedCall {
+            user: user.map(|user| escape_and_cut(user, WHO_BYTES_MAX)),
+            groups: escape_and_cut(&groups.join(","), WHO_BYTES_MAX),
             address: caller.address.to_string(),
             method: method.to_owned(),
-            arguments: brief.arguments,
-            why: brief.why,
-            who: brief.who,
+            arguments: details.arguments,
+            why: details.why,
+            who: details.who,
         };
         let has_power = caller.identity.powers.has(method);
         Self { log: log.clone(), act, has_power, effect }
     }
 }
 
-/// Nothing is done that cannot be recorded.
+/// The fault of a call that cannot be recorded, and so is not carried out.
 fn refusal(method: &str, error: &AuditError) -> Fault {
     let code = match error {
         AuditError::Write { is_full: true, .. } => FaultCode::NoSpace,
         _ => FaultCode::Unavailable,
     };
     let text = format!("{method} was not carried out, because it cannot be recorded: ");
-    Fault::new(code, text + &report(error))
+    Fault::new(code, text + &error_chain(error))
 }
 
-/// A call that is carried out.
-struct Open {
+/// A call whose handler runs.
+struct RunningCall {
     log: AuditLog,
-    /// Whose, if it counts that it came to nothing: a user, or somebody without a certificate.
+    /// The caller, if a failure is counted: a user, or `None` inside for a caller without a
+    /// certificate.
     counted: Option<Option<String>>,
     method: String,
     of: u64,
-    is_open: bool,
+    has_not_ended: bool,
 }
 
-impl Open {
-    /// Counts it. It is recorded already.
+impl RunningCall {
+    /// Counts a failed call, which is recorded already.
     fn count(&self) {
         if let Some(user) = &self.counted {
             let _is_recorded = self.log.admits(user.as_deref());
@@ -172,30 +172,31 @@ impl Open {
     }
 
     async fn end(mut self, fault: Option<&Fault>) {
-        self.is_open = false;
+        self.has_not_ended = false;
         let (outcome, text) = match fault {
-            None => (Outcome::Done, String::new()),
+            None => (CallOutcome::Done, String::new()),
             Some(fault) => {
                 let outcome = match fault.code {
-                    FaultCode::Denied => Outcome::Denied,
-                    _ => Outcome::Failed,
+                    FaultCode::Denied => CallOutcome::Denied,
+                    _ => CallOutcome::Failed,
                 };
-                (outcome, short(&fault.message, WHY_BYTES_MAX))
+                (outcome, escape_and_cut(&fault.message, WHY_BYTES_MAX))
             }
         };
-        if outcome != Outcome::Done {
+        if outcome != CallOutcome::Done {
             self.count();
         }
         let method = std::mem::take(&mut self.method);
-        // That it was done is not undone if that cannot be recorded; the writer has logged it.
-        let _written = self.log.record(Event::Ended { of: self.of, method, outcome, text }).await;
+        // If the end cannot be recorded the writer has logged it.
+        let _written =
+            self.log.record(AuditEvent::Ended { of: self.of, method, outcome, text }).await;
     }
 }
 
-impl Drop for Open {
-    /// Nobody waited for the end: the caller went away, or the handler panicked.
+impl Drop for RunningCall {
+    /// Records calls whose caller disconnected, or whose handler panicked.
     fn drop(&mut self) {
-        if !self.is_open {
+        if !self.has_not_ended {
             return;
         }
         let text = match std::thread::panicking() {
@@ -203,10 +204,10 @@ impl Drop for Open {
             false => "the caller went away, or the daemon stopped: it may have been done or not",
         };
         self.count();
-        self.log.record_soon(Event::Ended {
+        self.log.record_soon(AuditEvent::Ended {
             of: self.of,
             method: std::mem::take(&mut self.method),
-            outcome: Outcome::Left,
+            outcome: CallOutcome::Left,
             text: text.to_owned(),
         });
     }
@@ -218,10 +219,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::audit_log::{Keep, Settings};
+    use crate::audit_log::{AuditSettings, Retention};
     use api::access::{Identity, Powers};
     use api::audit::quota::PER_MINUTE;
-    use api::audit::record::open;
+    use api::audit::record::check_line;
     use api::subd::{Commit, CommitRequest};
 
     fn caller(powers: Powers) -> Caller {
@@ -235,16 +236,16 @@ mod tests {
     async fn recording() -> (tempfile::TempDir, AuditLog, Recorder) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("audit.log");
-        let settings = Settings { path, bytes_max: 1 << 20, keep: Keep::Files(1) };
+        let settings = AuditSettings { path, bytes_max: 1 << 20, keep: Retention::Files(1) };
         let log = AuditLog::open(settings, "testd").await.unwrap();
         let recorder = Recorder::default();
         recorder.0.set(log.clone()).unwrap();
         (directory, log, recorder)
     }
 
-    fn events(directory: &tempfile::TempDir) -> Vec<Event> {
+    fn events(directory: &tempfile::TempDir) -> Vec<AuditEvent> {
         let text = std::fs::read_to_string(directory.path().join("audit.log")).unwrap();
-        let record = |line: &str| open(line.as_bytes()).unwrap().record.unwrap();
+        let record = |line: &str| check_line(line.as_bytes()).unwrap().record.unwrap();
         text.lines().map(|line| record(line).event).collect()
     }
 
@@ -279,13 +280,13 @@ mod tests {
         let (mut begun, mut denied, mut ended) = (0, 0, 0);
         for event in events(&directory) {
             match event {
-                Event::Denied { .. } => denied += 1,
-                Event::Ended { outcome, .. } => {
-                    assert_ne!(outcome, Outcome::Done);
+                AuditEvent::Denied { .. } => denied += 1,
+                AuditEvent::Ended { outcome, .. } => {
+                    assert_ne!(outcome, CallOutcome::Done);
                     ended += 1;
                 }
-                Event::Begun(act) => {
-                    let Act { user, groups, address, .. } = act;
+                AuditEvent::Begun(act) => {
+                    let AuditedCall { user, groups, address, .. } = act;
                     assert_eq!(user.as_deref(), Some("mallory"));
                     assert_eq!((groups.as_str(), address.as_str()), ("dba,web", "10.0.0.7:1"));
                     begun += 1;
@@ -302,7 +303,7 @@ mod tests {
     async fn nothing_is_done_unseen_for_whoever_was_refused_often() {
         let (directory, log, recorder) = recording().await;
         let (mallory, admin) = (caller(Powers::default()), caller(Powers::all()));
-        while !log.is_spent(Some("mallory")) {
+        while !log.is_exhausted(Some("mallory")) {
             let denied = Fault::new(FaultCode::Denied, "no");
             recorder.denied(&mallory, "Subd.Resume", Effect::Changes, &denied);
         }
@@ -317,8 +318,9 @@ mod tests {
         log.close().await;
         let (mut begun, mut done) = (0, 0);
         for event in events(&directory) {
-            begun += u32::from(matches!(event, Event::Begun(_)));
-            done += u32::from(matches!(event, Event::Ended { outcome: Outcome::Done, .. }));
+            begun += u32::from(matches!(event, AuditEvent::Begun(_)));
+            done +=
+                u32::from(matches!(event, AuditEvent::Ended { outcome: CallOutcome::Done, .. }));
         }
         assert_eq!((begun, done), (1, 1));
     }

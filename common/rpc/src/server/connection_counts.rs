@@ -1,18 +1,17 @@
 //! Counts how many connections each peer has, and refuses those beyond its limit.
 //!
 //! A new connection is *unidentified*: only its address is known. After the TLS handshake it
-//! belongs
-//! to a user, or it is *anonymous*, if the peer showed no certificate. Each source address, each
-//! user
-//! and all anonymous peers together have a limit, so that none of them can use up all connections.
+//! belongs to a user, or it is *anonymous*, if the peer showed no certificate. Each source address,
+//! each user and all anonymous peers together have a limit, so that none of them can use up all
+//! connections.
 // tidy: core
 
 use core::net::{IpAddr, Ipv6Addr};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Where connections come from: an IPv4 address, or the 64 bits of an IPv6 address that name a
-/// network, because who has one of its addresses has them all.
+/// The source of a connection: an IPv4 address, or the 64 bits of an IPv6 address that name a
+/// network, because the owner of one of its addresses has all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Source(IpAddr);
 
@@ -37,40 +36,39 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// The most connections at one time.
+/// The limits of open connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// That arrive from one source.
+    /// Unidentified connections from one source.
     pub(super) arriving: usize,
-    /// Of one user, wherever they come from.
+    /// Connections of one user, from all sources.
     pub(super) user: usize,
-    /// Of strangers from one source.
+    /// Anonymous connections from one source.
     pub(super) strangers: usize,
-    /// Of all strangers.
+    /// All anonymous connections.
     pub(super) all_strangers: usize,
 }
 
 /// Why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Refusal {
-    /// Too many came from its source within a short time.
+    /// Too many connections from its source within a short time.
     Rate,
-    /// Too many from its source failed to say who they are.
+    /// Too many failed handshakes from its source.
     Failures,
-    /// Too many from its source have not yet said who they are.
+    /// Too many unidentified connections from its source.
     Arriving,
-    /// The user has too many.
+    /// Too many connections of the user.
     User,
-    /// Strangers have too many, from its source or all together.
+    /// Too many anonymous connections, from its source or in total.
     Strangers,
-    /// It has not shown who it is, or nobody whom this server trusts.
+    /// The handshake failed.
     Handshake,
-    /// It took too long to show who it is.
+    /// The handshake took too long.
     Slow,
 }
 
 impl Refusal {
-    /// All of them.
     pub(super) const ALL: [Self; 7] = [
         Self::Rate,
         Self::Failures,
@@ -81,7 +79,7 @@ impl Refusal {
         Self::Slow,
     ];
 
-    /// The word that metrics have for it.
+    /// Returns the label in metrics.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Rate => "rate",
@@ -94,7 +92,7 @@ impl Refusal {
         }
     }
 
-    /// What is wrong, in words.
+    /// Describes the reason.
     pub(super) fn describe(self) -> &'static str {
         match self {
             Self::Rate => "too many connections within a short time",
@@ -108,7 +106,7 @@ impl Refusal {
     }
 }
 
-/// Whom a connection belongs to, as far as is known.
+/// The owner of a connection, as far as known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionKind {
     /// The handshake has not ended.
@@ -135,9 +133,8 @@ impl ConnectionCounts {
         Self { limits, arriving, users: BTreeMap::new(), strangers, all_strangers: 0 }
     }
 
-    /// Counts a connection, or returns why it is refused. Call [`ConnectionCounts::leave`] once
-    /// for each
-    /// connection that was counted.
+    /// Counts a connection, or returns why it is refused. Call [`ConnectionCounts::leave`] once for
+    /// each counted connection.
     pub(super) fn enter(&mut self, kind: &ConnectionKind) -> Result<(), Refusal> {
         match kind {
             ConnectionKind::Unidentified(source) => {
@@ -190,8 +187,7 @@ pub(super) fn take<Key: Ord + Clone>(
 }
 
 /// Returns `count` to the limit of `key`. Keys with a count of zero are removed, so the map never
-/// has
-/// more entries than there are connections.
+/// has more entries than there are connections.
 pub(super) fn give<Key: Ord + Clone>(counts: &mut BTreeMap<Key, usize>, key: &Key, count: usize) {
     if let Entry::Occupied(mut entry) = counts.entry(key.clone()) {
         match entry.get().checked_sub(count) {
@@ -249,7 +245,7 @@ mod tests {
             assert_eq!(got, want, "{kind:?}");
         }
         assert_eq!([enter(arriving("10.0.0.2")), enter(user("b"))], [Ok(()), Ok(())]);
-        // Whoever goes makes room.
+        // A connection that ends frees a place.
         counts.leave(&stranger("10.0.0.1"));
         assert_eq!(counts.enter(&stranger("10.0.0.2")), Ok(()));
     }

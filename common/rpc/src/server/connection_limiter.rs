@@ -13,17 +13,20 @@ use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::HashMapStateStore;
 use governor::{Quota, RateLimiter};
 
-use crate::server::connection_counts::{ConnectionCounts, ConnectionKind, Limits, Refusal, Source};
+use super::connection_counts::{ConnectionCounts, ConnectionKind, Limits, Refusal, Source};
+
+/// The most connections at one time; more wait until one ends.
+pub(super) const CONNECTIONS_MAX: usize = 4_096;
 
 /// The limits of open connections.
 pub(super) const LIMITS: Limits = Limits {
     // Enough for a rack behind one address that was switched on.
     arriving: 1_024,
     // Half of all connections. All subs may share one user.
-    user: super::listen::CONNECTIONS_MAX / 2,
+    user: CONNECTIONS_MAX / 2,
     // Browsers and monitoring, behind one proxy.
     strangers: 64,
-    all_strangers: super::listen::CONNECTIONS_MAX / 8,
+    all_strangers: CONNECTIONS_MAX / 8,
 };
 
 /// How many connections from one source are accepted in a burst, and then in each second. A fleet
@@ -33,11 +36,11 @@ const ARRIVALS: (u32, u32) = (4_096, 256);
 /// How many failed handshakes of one source are accepted in a burst, and then in each second.
 const FAILURES: (u32, u32) = (128, 2);
 
-/// After how many connections the sources that have been quiet are forgotten.
+/// After how many connections idle sources are removed.
 const FORGET_EVERY: u32 = 4_096;
 
 /// The shortest interval between two log lines about refusals.
-const TELL_EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 type Middleware = NoOpMiddleware<Instant>;
 type Rate = RateLimiter<Source, HashMapStateStore<Source>, MonotonicClock, Middleware>;
@@ -59,13 +62,13 @@ struct State {
     /// Sources with too many failed handshakes, and until when they are refused.
     barred: BTreeMap<Source, Instant>,
     entered: u32,
-    told: Option<Instant>,
+    logged: Option<Instant>,
 }
 
 impl ConnectionLimiter {
     pub(super) fn new(limits: Limits) -> Self {
         let counts = ConnectionCounts::new(limits);
-        let state = State { counts, barred: BTreeMap::new(), entered: 0, told: None };
+        let state = State { counts, barred: BTreeMap::new(), entered: 0, logged: None };
         Self { arrivals: rate(ARRIVALS), failures: rate(FAILURES), state: Mutex::new(state) }
     }
 
@@ -98,9 +101,9 @@ impl ConnectionLimiter {
     /// Returns true if a refusal is to be logged now.
     pub(super) fn must_log(&self) -> bool {
         let (mut state, now) = (self.state(), MonotonicClock.now());
-        let is_due = state.told.is_none_or(|told| now.duration_since(told) >= TELL_EVERY);
+        let is_due = state.logged.is_none_or(|logged| now.duration_since(logged) >= LOG_INTERVAL);
         if is_due {
-            state.told = Some(now);
+            state.logged = Some(now);
         }
         is_due
     }

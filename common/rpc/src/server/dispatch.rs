@@ -1,4 +1,4 @@
-//! From an HTTP request to the handler and back.
+//! Routes HTTP requests to handlers, and returns their replies.
 
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
@@ -9,21 +9,21 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderValue};
-use hyper::{Method as Verb, Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 
-use super::super::body::{self, Body, ReadError};
-use super::super::object_reader::ObjectReader;
-use super::super::pace::{MESSAGE_PACE_BYTES, Pace};
-use super::super::packing;
+use super::caller::{Caller, CallerPermit, CallerPermits};
+use super::connection_counts::Refusal;
+use super::connection_limiter::ConnectionLimiter;
 use super::metrics::CONTENT_TYPE;
 use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
 use super::replies::Replies;
-use super::shares::{Share, Shares};
-use super::{Caller, Entry, Kind, PageHandler, Routes};
-use crate::server::connection_counts::Refusal;
-use crate::server::connection_limiter::ConnectionLimiter;
-use api::access::judge;
+use super::router::{Entry, Kind, PageHandler, Routes};
+use crate::body::{self, Body, ReadError};
+use crate::object_reader::ObjectReader;
+use crate::pace::{MESSAGE_PACE_BYTES, Pace};
+use crate::packing;
+use api::access::authorize;
 use api::codec::{self, Encoding};
 use api::fault::{Fault, FaultCode};
 use api::{PROTOCOL, PROTOCOL_HEADER, PROTOCOL_OLDEST, object_stream};
@@ -34,59 +34,57 @@ const BODY_STALL_MAX: Duration = Duration::from_secs(30);
 /// Requests up to this length are not counted against [`LARGE_BYTES_MAX`].
 const SMALL_BYTES_MAX: usize = 64 << 10;
 
-/// The most bytes of large requests that are held at one time, all callers together: twice the
-/// largest request there is.
+/// The most bytes of large requests in memory, of all callers: twice the largest request.
 const LARGE_BYTES_MAX: usize = 256 << 20;
 
-/// The most bytes of replies in memory that wait for their callers to read them, of those who have
-/// shown who they are, and of strangers. What is streamed from a disk is not in memory. One caller
-/// has half of it at most.
+/// The most bytes of replies in memory that wait to be read, of callers with and without a
+/// certificate. Streams from disk do not count. Each caller gets half of it at most.
 const REPLIES_BYTES_MAX: usize = 512 << 20;
-const STRANGER_REPLIES_BYTES_MAX: usize = 64 << 20;
+const ANONYMOUS_REPLIES_BYTES_MAX: usize = 64 << 20;
 
-/// How many bytes of replies each connection may have waiting that are not counted among these.
+/// How many bytes of waiting replies of each connection are not counted.
 const FREE_BYTES_MAX: usize = 256 << 10;
-const STRANGER_FREE_BYTES_MAX: usize = 64 << 10;
+const ANONYMOUS_FREE_BYTES_MAX: usize = 64 << 10;
 
-/// The longest path that is looked at, in bytes.
+/// The longest accepted path, in bytes.
 const PATH_BYTES_MAX: usize = 8 << 10;
 
-/// The name under which calls of unknown methods are counted.
+/// The name for unknown methods in metrics.
 const UNKNOWN: &str = "unknown";
 
 /// Answers requests with the handlers of its routes.
 pub(super) struct Service {
     pub(super) routes: Routes,
-    /// One for each [`SMALL_BYTES_MAX`] of large requests.
-    large: Arc<Shares>,
-    /// One for each [`SMALL_BYTES_MAX`] of replies.
-    replies: Arc<Shares>,
-    stranger_replies: Arc<Shares>,
+    /// One permit for each [`SMALL_BYTES_MAX`] of large requests.
+    large: Arc<CallerPermits>,
+    /// One permit for each [`SMALL_BYTES_MAX`] of replies.
+    replies: Arc<CallerPermits>,
+    anonymous_replies: Arc<CallerPermits>,
 }
 
-/// How a call is encoded both ways.
+/// The encodings of a call.
 #[derive(Clone, Copy)]
-struct Form {
+struct CallEncoding {
     request: Encoding,
     reply: Encoding,
 }
 
 impl Service {
     pub(super) fn new(routes: Routes) -> Self {
-        // One who takes all of their half leaves as much to the others.
-        let shares = |bytes: usize| {
+        // A caller that takes its half leaves the other half.
+        let permits = |bytes: usize| {
             let all = bytes / SMALL_BYTES_MAX;
-            Shares::new(all, all / 2)
+            CallerPermits::new(all, all / 2)
         };
         Self {
             routes,
-            large: shares(LARGE_BYTES_MAX),
-            replies: shares(REPLIES_BYTES_MAX),
-            stranger_replies: shares(STRANGER_REPLIES_BYTES_MAX),
+            large: permits(LARGE_BYTES_MAX),
+            replies: permits(REPLIES_BYTES_MAX),
+            anonymous_replies: permits(ANONYMOUS_REPLIES_BYTES_MAX),
         }
     }
 
-    /// Counts, and tells from time to time, that a connection from `address` is not let in.
+    /// Counts a refused connection from `address`, and logs some of them.
     pub(super) fn refuse(
         &self,
         limiter: Option<&ConnectionLimiter>,
@@ -96,34 +94,36 @@ impl Service {
         self.routes.metrics.refused(refusal);
         let why = refusal.describe();
         if limiter.is_some_and(ConnectionLimiter::must_log) {
-            tracing::warn!(%address, "connection refused: {why} (more are counted, not told)");
+            tracing::warn!(%address, "connection refused: {why} (more are counted, not logged)");
         } else {
             tracing::debug!(%address, "connection refused: {why}");
         }
     }
 
-    /// The response as it is sent: watched, because its caller may not read it.
+    /// Tracks the response while it is sent, because its caller may not read it.
     pub(super) fn send(
         &self,
         response: Response<Body>,
         caller: &Caller,
         replies: &Arc<Replies>,
-        is_stranger: bool,
+        is_anonymous: bool,
     ) -> Response<Body> {
         use hyper::body::Body as _;
-        let (shares, free, most) = match is_stranger {
-            true => (&self.stranger_replies, STRANGER_FREE_BYTES_MAX, STRANGER_REPLIES_BYTES_MAX),
+        let (permits, free, most) = match is_anonymous {
+            true => {
+                (&self.anonymous_replies, ANONYMOUS_FREE_BYTES_MAX, ANONYMOUS_REPLIES_BYTES_MAX)
+            }
             false => (&self.replies, FREE_BYTES_MAX, REPLIES_BYTES_MAX),
         };
-        // What is streamed has no length here.
+        // A stream has no length here.
         let length = response.body().size_hint().exact().unwrap_or(0);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         if replies.bytes().saturating_add(length) <= free {
             return response.map(|body| replies.watch(body, length, None));
         }
-        // What is longer than all there is has all that one may have.
+        // A longer reply takes all permits that one caller can have.
         let count = length.min(most / 2).div_ceil(SMALL_BYTES_MAX);
-        match shares.take(caller, count) {
+        match permits.take(caller, count) {
             Some(held) => response.map(|body| replies.watch(body, 0, Some(held))),
             None => self.too_many_replies(&response),
         }
@@ -160,9 +160,9 @@ impl Service {
             return self.error_page(StatusCode::URI_TOO_LONG, "The path is too long.");
         }
         if let Some(method) = raw.strip_prefix("/rpc/") {
-            if request.method() != Verb::POST {
+            if request.method() != Method::POST {
                 let text = "Methods are called with POST; see docs/PROTOCOL.md.";
-                return self.wrong_verb("POST", text);
+                return self.wrong_http_method("POST", text);
             }
             if page::is_foreign(request.headers()) {
                 let text = "A page of another site must not call methods here.";
@@ -174,8 +174,8 @@ impl Service {
         let Some(path) = page::unescape(raw) else {
             return self.error_page(StatusCode::BAD_REQUEST, "The path has wrong escapes.");
         };
-        if !matches!(*request.method(), Verb::GET | Verb::HEAD) {
-            return self.wrong_verb("GET, HEAD", "Pages are only read, with GET or HEAD.");
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return self.wrong_http_method("GET, HEAD", "Pages are only read, with GET or HEAD.");
         }
         if self.routes.private_pages && path != "/healthz" && caller.identity.user.is_none() {
             let text = "This daemon shows its pages only to those who have a certificate that its \
@@ -184,7 +184,7 @@ impl Service {
                         one.";
             return self.error_page(StatusCode::FORBIDDEN, text);
         }
-        let head = request.method() == Verb::HEAD;
+        let head = request.method() == Method::HEAD;
         let mut response = self.page(caller, path, &request).await;
         if head {
             *response.body_mut() = body::full(Bytes::new());
@@ -245,7 +245,9 @@ impl Service {
         let label = entry.map_or(UNKNOWN, |entry| entry.name);
         let upload = entry.is_some_and(|entry| matches!(entry.kind, Kind::Upload(_)));
         let (form, result) = match form(request.headers(), upload) {
-            Err(fault) => (Form { request: Encoding::Json, reply: Encoding::Json }, Err(fault)),
+            Err(fault) => {
+                (CallEncoding { request: Encoding::Json, reply: Encoding::Json }, Err(fault))
+            }
             Ok(form) => {
                 let result = match (version(request.headers(), form), entry) {
                     (Err(fault), _) => Err(fault),
@@ -267,14 +269,14 @@ impl Service {
         let mut response = result.unwrap_or_else(|fault| fault_response(form.reply, &fault));
         let headers = response.headers_mut();
         headers.insert(PROTOCOL_HEADER, PROTOCOL.into());
-        // A caller that uploads may pack.
+        // Uploads may be packed.
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(packing::ENCODING));
         response
     }
 
-    /// Refuses callers that no handler need be asked about.
+    /// Refuses callers that do not need a decision by the handler.
     async fn admit(&self, caller: &Caller, entry: &Entry) -> Result<(), Fault> {
-        let judged = judge(entry.name, entry.access, &caller.identity, "", &[]);
+        let judged = authorize(entry.name, entry.access, &caller.identity, "", &[]);
         let Err(error) = judged else { return Ok(()) };
         let fault = Fault::new(FaultCode::Denied, error.to_string());
         self.routes.recorder.denied(caller, entry.name, entry.effect, &fault);
@@ -285,7 +287,7 @@ impl Service {
         &self,
         caller: Caller,
         entry: &Entry,
-        form: Form,
+        form: CallEncoding,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Fault> {
         let body = request.into_body();
@@ -309,14 +311,14 @@ impl Service {
         }
     }
 
-    /// Reads a request. Large ones share a limit until they are answered, because their handlers
-    /// may wait with all that was decoded.
+    /// Reads a request. Large requests share a limit until they are answered, because their
+    /// handlers may wait with the decoded values.
     async fn read(
         &self,
         caller: &Caller,
         entry: &Entry,
         body: Incoming,
-    ) -> Result<(Bytes, Option<Share>), Fault> {
+    ) -> Result<(Bytes, Option<CallerPermit>), Fault> {
         use hyper::body::Body as _;
         let limit = entry.request_bytes_max;
         let hint = body.size_hint();
@@ -336,7 +338,7 @@ impl Service {
                 ReadError::TooLarge { .. } => FaultCode::TooLarge,
                 _ => FaultCode::BadRequest,
             };
-            Fault::new(code, format!("{}: {}", entry.name, model::report::report(&error)))
+            Fault::new(code, format!("{}: {}", entry.name, model::display::error_chain(&error)))
         })?;
         Ok((bytes, held))
     }
@@ -361,14 +363,14 @@ impl Service {
         html_response(status, self.routes.frame.error(status.as_u16(), text))
     }
 
-    fn wrong_verb(&self, allowed: &str, text: &str) -> Response<Body> {
+    fn wrong_http_method(&self, allowed: &str, text: &str) -> Response<Body> {
         let mut response = self.error_page(StatusCode::METHOD_NOT_ALLOWED, text);
         set(&mut response, header::ALLOW, allowed);
         response
     }
 }
 
-/// Runs a handler so that its panic fails this call only.
+/// Runs a handler so that a panic fails only this call.
 async fn guarded<T>(
     what: &str,
     handler: impl Future<Output = Result<T, Fault>>,
@@ -387,8 +389,8 @@ async fn guarded<T>(
     }
 }
 
-/// Finds out how the call is encoded.
-fn form(headers: &HeaderMap, upload: bool) -> Result<Form, Fault> {
+/// Returns the encodings of a call.
+fn form(headers: &HeaderMap, upload: bool) -> Result<CallEncoding, Fault> {
     let kind = match headers.get(header::CONTENT_TYPE) {
         None => "",
         Some(value) => value.to_str().unwrap_or("?"),
@@ -402,12 +404,12 @@ fn form(headers: &HeaderMap, upload: bool) -> Result<Form, Fault> {
         let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
         let json = accept.is_some_and(|accept| accept.contains("application/json"));
         let reply = if json { Encoding::Json } else { Encoding::Bincode };
-        return Ok(Form { request: Encoding::Bincode, reply });
+        return Ok(CallEncoding { request: Encoding::Bincode, reply });
     }
     match kind {
-        "application/json" => Ok(Form { request: Encoding::Json, reply: Encoding::Json }),
+        "application/json" => Ok(CallEncoding { request: Encoding::Json, reply: Encoding::Json }),
         "" | "application/octet-stream" => {
-            Ok(Form { request: Encoding::Bincode, reply: Encoding::Bincode })
+            Ok(CallEncoding { request: Encoding::Bincode, reply: Encoding::Bincode })
         }
         _ => Err(Fault::new(
             FaultCode::BadRequest,
@@ -416,8 +418,8 @@ fn form(headers: &HeaderMap, upload: bool) -> Result<Form, Fault> {
     }
 }
 
-/// Checks the version of the protocol. People who send JSON need not know it.
-fn version(headers: &HeaderMap, form: Form) -> Result<(), Fault> {
+/// Checks the version of the protocol. JSON requests may omit it.
+fn version(headers: &HeaderMap, form: CallEncoding) -> Result<(), Fault> {
     let served = if PROTOCOL == PROTOCOL_OLDEST {
         format!("this server speaks version {PROTOCOL}")
     } else {

@@ -1,4 +1,4 @@
-//! What a server counts, in the text form of OpenMetrics.
+//! The metrics of a server, in the text format of OpenMetrics.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use super::super::tls::Security;
-use crate::server::connection_counts::Refusal;
+use super::connection_counts::Refusal;
+use crate::tls::Security;
 use api::fault::FaultCode;
 
-/// The content type of the text.
+/// The content type of the metrics.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Upper bounds of the histogram of durations, in seconds. Long polls take a minute.
@@ -52,7 +52,7 @@ pub(super) struct Metrics {
     /// Connections that were accepted.
     pub(super) accepted: Counter,
     refused: Family<RefusalLabels, Counter>,
-    /// Connections that were cut because nothing came of them.
+    /// Connections that were closed because of inactivity.
     pub(super) cut: Counter,
 }
 
@@ -88,7 +88,7 @@ impl Metrics {
             metrics.accepted.clone(),
         );
         for refusal in Refusal::ALL {
-            // Monitoring sees what grows only if it was there before.
+            // Monitoring sees a counter grow only if it existed before.
             drop(metrics.refused.get_or_create(&RefusalLabels { why: refusal.name() }));
         }
         registry.register(
@@ -109,7 +109,7 @@ impl Metrics {
         &mut self.registry
     }
 
-    /// Counts a connection that is not let in.
+    /// Counts a refused connection.
     pub(super) fn refused(&self, refusal: Refusal) {
         self.refused.get_or_create(&RefusalLabels { why: refusal.name() }).inc();
     }
@@ -120,7 +120,7 @@ impl Metrics {
         Running(self.running.clone())
     }
 
-    /// Counts a call that ended. `method` must be one of a fixed list, not what a caller wrote.
+    /// Counts a call that ended. `method` must be a known method, not a text from the caller.
     pub(super) fn ended(&self, method: &'static str, took: Duration, fault: Option<FaultCode>) {
         self.calls.get_or_create(&MethodLabels { method }).inc();
         self.seconds.get_or_create(&MethodLabels { method }).observe(took.as_secs_f64());
@@ -136,14 +136,14 @@ impl Metrics {
     }
 }
 
-/// When the program's certificate ends, asked when metrics are.
+/// The expiry of the program's certificate, read for each request of the metrics.
 #[derive(Debug)]
 struct CertificateEnd(Security);
 
 impl Collector for CertificateEnd {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        // Zero tells monitoring that there is none.
-        let gauge = ConstGauge::new(self.0.ends().unwrap_or_default());
+        // Zero means that there is no certificate.
+        let gauge = ConstGauge::new(self.0.expires_at().unwrap_or_default());
         let help = "When the certificate of this program ends, in Unix seconds; 0 for none";
         let of_gauge =
             encoder.encode_descriptor("certificate_end_seconds", help, None, MetricType::Gauge)?;
@@ -151,7 +151,7 @@ impl Collector for CertificateEnd {
     }
 }
 
-/// A call or a connection that is counted as long as this lives.
+/// Counts a call or a connection until it is dropped.
 pub(super) struct Running(Gauge);
 
 impl Running {

@@ -1,4 +1,4 @@
-//! Pages: what browsers, curl and Prometheus ask for with GET.
+//! Pages, for browsers, curl and Prometheus.
 
 use std::io;
 use std::ops::Range;
@@ -10,17 +10,17 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
 
-use super::super::body::{self, Body};
-use super::super::packing;
-use super::Caller;
+use super::caller::Caller;
 use super::range::ByteRange;
+use crate::body::{self, Body};
+use crate::packing;
 use crate::page_frame::STYLE_HASH;
 
-/// The most parameters of a query that are looked at.
+/// The most parameters of a query that are read.
 const PARAMETERS_MAX: usize = 64;
 
-/// What keeps a page from loading or sending anything by itself: it has one style, which is known
-/// by its hash, forms that ask this server, and nothing else.
+/// The Content-Security-Policy of pages: one style, known by its hash, forms for this server, and
+/// nothing else.
 fn page_policy() -> String {
     format!(
         "default-src 'none'; style-src '{STYLE_HASH}'; form-action 'self'; base-uri 'none'; \
@@ -28,11 +28,11 @@ fn page_policy() -> String {
     )
 }
 
-/// The same for all that is no page.
+/// The Content-Security-Policy of all other responses.
 const CONTENT_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
 
-/// What every response says to browsers: guess no types, send no address of this server to others,
-/// give no other site what is here, and use nothing of the machine.
+/// Headers of every response: browsers must not guess types, send this server's address to others,
+/// embed its content in other sites, or use features of the machine.
 const PROTECTION: [(&str, &str); 6] = [
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
@@ -42,7 +42,7 @@ const PROTECTION: [(&str, &str); 6] = [
     ("permissions-policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 ];
 
-/// Gives a response the headers that keep it harmless in a browser.
+/// Adds the security headers for browsers to a response.
 pub(super) fn protect(response: &mut Response<Body>) {
     let headers = response.headers_mut();
     for (name, value) in PROTECTION {
@@ -54,25 +54,24 @@ pub(super) fn protect(response: &mut Response<Body>) {
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }
 
-/// True if a browser says that a page of another site asks. Without certificates a browser inside
-/// of the network could otherwise be made to call methods.
+/// Returns true if a browser states that a page of another site sends the request. Without
+/// certificates, such a page could otherwise make a browser inside of the network call methods.
 pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     site.is_some_and(|site| site != b"same-origin" && site != b"none")
 }
 
-/// A page that is asked for.
+/// A request for a page.
 #[derive(Clone, Debug)]
 pub struct PageRequest {
-    /// Who asks.
     pub caller: Caller,
-    /// The path, with its `%` escapes undone.
+    /// The path, with its `%` escapes decoded.
     pub path: String,
-    /// What follows the prefix of `pages_below`; empty for a page of an exact path.
+    /// The path after the prefix of `pages_below`; empty for a page with an exact path.
     pub below: String,
     /// The parameters of the query.
     pub query: Query,
-    /// The part that is wanted, if not all is.
+    /// The requested range, if any.
     pub range: Option<ByteRange>,
     /// The value of `If-None-Match`.
     pub if_none_match: Option<String>,
@@ -83,27 +82,27 @@ pub struct PageRequest {
 pub struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// The value of this parameter; the last one if it is repeated.
+    /// Returns the value of a parameter; the last one if it is repeated.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         self.pairs().rev().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
-    /// All values of this parameter, without empty ones: a form sends its fields that were left
-    /// empty, too.
+    /// Returns all values of a parameter without empty ones: forms send fields that were left empty
+    /// too.
     #[must_use]
     pub fn all(&self, name: &str) -> Vec<String> {
         let values = self.pairs().filter(|(known, value)| *known == name && !value.is_empty());
         values.map(|(_, value)| value.to_owned()).collect()
     }
 
-    /// Names and values.
+    /// Returns the names and values.
     pub fn pairs(&self) -> impl DoubleEndedIterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 }
 
-/// A body that is asked for one chunk after the other.
+/// A body that is read one chunk after the other.
 pub type PageBody = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
 /// Bytes of a known length, all or a part of them.
@@ -112,11 +111,11 @@ pub struct Content {
     pub content_type: &'static str,
     /// The length of the whole, in bytes.
     pub total_bytes: u64,
-    /// The part that `body` gives; `None` if it gives the whole.
+    /// The range of `body`; `None` if it is the whole.
     pub part: Option<Range<u64>>,
-    /// What tells this version from others, without quotes.
+    /// The entity tag, without quotes.
     pub etag: Option<String>,
-    /// True if the path never gives anything else, so that caches may keep it for ever.
+    /// True if the content of the path never changes, so that caches may keep it forever.
     pub immutable: bool,
     /// True if `body` is packed: zstd frames of the whole, one after the other.
     pub is_packed: bool,
@@ -135,7 +134,7 @@ impl std::fmt::Debug for Content {
     }
 }
 
-/// What a page is.
+/// The content of a page.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Page {
@@ -143,21 +142,20 @@ pub enum Page {
     Html(String),
     /// Plain text.
     Text(String),
-    /// JSON.
     Json(Vec<u8>),
     /// Bytes of another kind, as they are read.
     Stream(Content),
-    /// The range that was asked for begins behind the end.
+    /// The requested range begins after the end.
     RangeNotSatisfiable {
         /// The length of the whole, in bytes.
         total_bytes: u64,
     },
-    /// The page is elsewhere on this server.
+    /// A redirect within this server.
     Redirect(String),
 }
 
 impl Page {
-    /// Makes the response; `if_none_match` is the request's.
+    /// Makes the response; `if_none_match` is from the request.
     pub(super) fn into_response(self, if_none_match: Option<&str>) -> Response<Body> {
         match self {
             Self::Html(html) => html_response(StatusCode::OK, html),
@@ -182,7 +180,7 @@ impl Page {
 
 impl Content {
     fn into_response(self, if_none_match: Option<&str>) -> Response<Body> {
-        // What is packed is another thing to a cache, though it stands for the same.
+        // To a cache the packed and the plain content differ.
         let packed = if self.is_packed { "-zstd" } else { "" };
         let etag = self.etag.map(|etag| format!("\"{etag}{packed}\""));
         let known = match (&etag, if_none_match) {
@@ -226,7 +224,7 @@ impl Content {
     }
 }
 
-/// An HTML document with the headers that keep it harmless.
+/// Returns an HTML response with the security headers.
 pub(super) fn html_response(status: StatusCode, html: String) -> Response<Body> {
     let mut response = small("text/html; charset=utf-8", html.into_bytes());
     *response.status_mut() = status;
@@ -234,7 +232,7 @@ pub(super) fn html_response(status: StatusCode, html: String) -> Response<Body> 
     response
 }
 
-/// A response of bytes in memory that no cache keeps.
+/// Returns a response of bytes in memory that must not be cached.
 pub(super) fn small(content_type: &str, bytes: Vec<u8>) -> Response<Body> {
     let length = bytes.len().to_string();
     let mut response = Response::new(body::full(bytes));
@@ -243,7 +241,7 @@ pub(super) fn small(content_type: &str, bytes: Vec<u8>) -> Response<Body> {
     response
 }
 
-/// Sets a header; one whose value no header can have is left out.
+/// Sets a header; an invalid value is left out.
 pub(super) fn set(response: &mut Response<Body>, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         response.headers_mut().insert(name, value);

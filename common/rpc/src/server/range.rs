@@ -1,9 +1,9 @@
-//! The header `Range`: which part of a whole is wanted.
+//! The header `Range`: which part of a resource is requested.
 // tidy: core
 
 use core::ops::Range;
 
-/// One range of bytes, as asked for.
+/// One range of bytes, as requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteRange {
     /// From the first byte to the last, both included; to the end if there is no last.
@@ -18,8 +18,8 @@ pub enum ByteRange {
 }
 
 impl ByteRange {
-    /// Reads the value of the header. Other units, several ranges and what is no range give
-    /// `None`: the whole is answered then, as HTTP asks.
+    /// Parses the value of the header. Other units, several ranges and invalid ranges give `None`:
+    /// the whole is answered then, as HTTP requires.
     #[must_use]
     pub fn parse(value: &str) -> Option<Self> {
         let (first, last) = value.trim().strip_prefix("bytes=")?.trim().split_once('-')?;
@@ -36,7 +36,7 @@ impl ByteRange {
         }
     }
 
-    /// The part of a whole of `total_bytes` that is meant; `None` if there is no such part.
+    /// Returns the requested part of `total_bytes`; `None` if there is no such part.
     #[must_use]
     pub fn of(self, total_bytes: u64) -> Option<Range<u64>> {
         let range = match self {

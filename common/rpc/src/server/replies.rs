@@ -1,4 +1,4 @@
-//! Replies on their way to a caller that may not read them.
+//! Tracks replies that are being sent to a caller that may not read them.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -10,11 +10,11 @@ use bytes::Bytes;
 use hyper::body::{Body as _, Frame, SizeHint};
 use tokio::time::Instant;
 
-use super::super::body::{Body, BoxError};
-use super::shares::Share;
+use super::caller::CallerPermit;
+use crate::body::{Body, BoxError};
 
-/// The replies of one connection that wait for its caller to take more. What waits for us, for a
-/// disk or for a share of the network, is not among them.
+/// The replies of one connection that wait for the caller to read. Replies that wait for this
+/// server, for a disk or for a network limit do not count.
 #[derive(Default)]
 pub(super) struct Replies(Mutex<Waiting>);
 
@@ -22,7 +22,7 @@ pub(super) struct Replies(Mutex<Waiting>);
 struct Waiting {
     last: u64,
     open: usize,
-    /// How long the replies are that count here.
+    /// The total length of the counted replies.
     bytes: usize,
     since: BTreeMap<u64, Instant>,
 }
@@ -32,25 +32,30 @@ impl Replies {
         self.0.lock().expect("no holder panics")
     }
 
-    /// How long the caller has taken nothing of the reply that it has left waiting longest.
+    /// Returns the longest time for which the caller has read nothing of a waiting reply.
     pub(super) fn longest(&self) -> Duration {
         let waiting = self.waiting();
         waiting.since.values().map(Instant::elapsed).max().unwrap_or_default()
     }
 
-    /// True if a reply is being sent.
+    /// Returns true if a reply is being sent.
     pub(super) fn are_open(&self) -> bool {
         self.waiting().open > 0
     }
 
-    /// How many bytes of the replies that are being sent count here.
+    /// Returns how many bytes of the replies that are being sent are counted.
     pub(super) fn bytes(&self) -> usize {
         self.waiting().bytes
     }
 
-    /// `body`, watched. Until it has been sent or given up, `bytes` of it count here, and `held` is
-    /// kept.
-    pub(super) fn watch(self: &Arc<Self>, body: Body, bytes: usize, held: Option<Share>) -> Body {
+    /// Tracks `body` until it was sent or dropped. Until then `bytes` of it are counted, and `held`
+    /// is kept.
+    pub(super) fn watch(
+        self: &Arc<Self>,
+        body: Body,
+        bytes: usize,
+        held: Option<CallerPermit>,
+    ) -> Body {
         if body.is_end_stream() {
             return body;
         }
@@ -71,14 +76,14 @@ struct Watched {
     number: u64,
     body: Body,
     bytes: usize,
-    _held: Option<Share>,
+    _held: Option<CallerPermit>,
 }
 
 impl hyper::body::Body for Watched {
     type Data = Bytes;
     type Error = BoxError;
 
-    /// Is called when the caller has taken what was sent before.
+    /// hyper calls this when the caller has read what was sent before.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -112,9 +117,9 @@ impl Drop for Watched {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::body::{full, streamed};
-    use super::super::shares::Shares;
     use super::*;
+    use crate::body::{full, streamed};
+    use crate::server::caller::CallerPermits;
     use http_body_util::BodyExt as _;
 
     async fn pass(seconds: u64) {
@@ -129,7 +134,7 @@ mod tests {
         let mut slow = replies.watch(slow, 0, None);
         assert_eq!((replies.longest(), replies.are_open()), (Duration::ZERO, true));
         pass(1_000).await;
-        // Nobody has asked for the first byte: nothing waits for the caller.
+        // The first byte was not polled yet: nothing waits for the caller.
         assert_eq!(replies.longest(), Duration::ZERO);
         unread.frame().await.unwrap().unwrap();
         pass(100).await;
@@ -145,7 +150,7 @@ mod tests {
         assert_eq!((replies.longest(), replies.are_open()), (Duration::ZERO, false));
     }
 
-    /// One byte, which takes so long.
+    /// One byte after a delay.
     fn after(wait: Duration) -> Body {
         streamed(futures_util::stream::once(async move {
             tokio::time::sleep(wait).await;
@@ -156,7 +161,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_held_is_given_back_with_the_last_of_a_reply() {
         let replies = Arc::new(Replies::default());
-        let shares = Shares::new(3, 3);
+        let shares = CallerPermits::new(3, 3);
         let held = shares.own().await;
         let reply = replies.watch(full(vec![7; 200 << 10]), 7, Some(held));
         assert_eq!((shares.free(), replies.bytes()), (2, 7));

@@ -1,9 +1,9 @@
-//! What rustls says, in words that say what to do.
+//! Explains errors of rustls, and what to do about them.
 // tidy: core
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
 
-/// `error` in words.
+/// Explains `error`.
 #[must_use]
 pub fn explain(error: &Error) -> String {
     match error {

@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 
 use super::zones::ZonesError;
 
-/// The files of a directory with certificates, and what each is.
+/// The files of a directory with certificates, and their content.
 pub const FILES: [(&str, &str); 5] = [
     (CERTIFICATE, "the program's certificate, and those between it and its authority"),
     (KEY, "the key of the certificate"),
@@ -43,21 +43,15 @@ pub enum TlsError {
     },
     /// A file cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A file does not hold what it should.
     #[error("{}: {what}", path.display())]
     Content {
-        /// The file.
         path: PathBuf,
         /// What is wrong.
         what: String,
     },
-    /// Everybody on the machine can read the key.
+    /// All users of the machine can read the key.
     #[error(
         "{} can be read by every user of this machine: chmod 600 it, and have its certificate \
          revoked if somebody may have read it", path.display()
@@ -69,18 +63,17 @@ pub enum TlsError {
     /// The zones are wrong.
     #[error("{}", path.display())]
     Zones {
-        /// Their file.
         path: PathBuf,
         /// What is wrong.
         source: ZonesError,
     },
 }
 
-/// What tells whether files have changed: of each, if it is there, its mark.
+/// Detects changes of the files: the mark of each file that exists.
 pub(super) type Stamp = Vec<Option<Mark>>;
 
-/// Which file it is, how long, and when it was changed. The last time is of all changes: also of
-/// its owner and mode, by which a file that could not be used may become one that can.
+/// The identity, length and times of a file. `changed` includes changes of owner and mode, which
+/// can make an unusable file usable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     inode: u64,
@@ -89,7 +82,7 @@ pub(super) struct Mark {
     changed: (i64, i64),
 }
 
-/// What the files hold.
+/// The content of the files.
 pub(super) struct Files {
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
@@ -103,7 +96,7 @@ pub(super) struct Files {
 impl Files {
     /// Reads the files of `dir`.
     pub(super) fn read(dir: &Path) -> Result<Self, TlsError> {
-        // Before they are read: what changes meanwhile is read again.
+        // Taken before the files are read: a change meanwhile causes another read.
         let stamp = stamp(dir);
         let is_there = |name: &str| dir.join(name).symlink_metadata().is_ok();
         if ![CERTIFICATE, KEY, AUTHORITIES].into_iter().any(is_there) {
@@ -140,7 +133,7 @@ impl Files {
     }
 }
 
-/// The stamp of the files of `dir` as they are now.
+/// Returns the current stamp of the files of `dir`.
 pub(super) fn stamp(dir: &Path) -> Stamp {
     let one = |name: &str| {
         let metadata = dir.join(name).metadata().ok()?;
@@ -154,22 +147,18 @@ pub(super) fn stamp(dir: &Path) -> Stamp {
     FILES.iter().map(|(name, _)| one(name)).collect()
 }
 
-/// The file of the zones in `dir`.
 pub(super) fn zones_of(dir: &Path) -> PathBuf {
     dir.join(ZONES)
 }
 
-/// The file of what was revoked in `dir`.
 pub(super) fn revoked_of(dir: &Path) -> PathBuf {
     dir.join(REVOKED)
 }
 
-/// The file of the authorities in `dir`.
 pub(super) fn authorities_of(dir: &Path) -> PathBuf {
     dir.join(AUTHORITIES)
 }
 
-/// The file of the certificate in `dir`.
 pub(super) fn certificate_of(dir: &Path) -> PathBuf {
     dir.join(CERTIFICATE)
 }
@@ -185,8 +174,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     Ok(found)
 }
 
-/// The lists in `bytes`, the content of `path`: at least one. A file that was cut off, as when the
-/// disk was full, must not look as if nothing were revoked.
+/// Parses the lists in `bytes`, the content of `path`: at least one. A truncated file, such as
+/// after a full disk, must not look as if nothing were revoked.
 fn lists(
     path: PathBuf,
     bytes: &[u8],
@@ -210,7 +199,7 @@ fn optional(path: &Path) -> Result<Option<Vec<u8>>, TlsError> {
     }
 }
 
-/// The content and the mode of `path`.
+/// Returns the content and the mode of `path`.
 fn read(path: &Path) -> Result<(Vec<u8>, u32), TlsError> {
     let failed = |source| TlsError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;

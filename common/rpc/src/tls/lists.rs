@@ -1,9 +1,9 @@
-//! Which lists of revoked certificates count for which authority.
+//! Selects the revocation lists of each authority.
 //!
-//! TLS takes the first list whose issuer has the name of whoever issued a certificate, and refuses
-//! the certificate if that one has not signed the list. But names do not tell authorities apart:
-//! one that takes the place of another may well have its name. So each authority is given, of the
-//! lists of its name, the newest of its own, and none of those of another key.
+//! TLS uses the first list whose issuer has the name of the certificate's issuer, and refuses the
+//! certificate if that issuer has not signed the list. But authorities can share a name, such as an
+//! authority and its successor. So each authority gets the newest list that it signed itself, and
+//! no list of another key.
 // tidy: core
 
 use std::cmp::Reverse;
@@ -15,7 +15,7 @@ use x509_parser::prelude::{
     CertificateRevocationList, FromDer as _, ParsedExtension, X509Certificate, X509Extension,
 };
 
-/// A list, and what it says of itself.
+/// A revocation list, parsed.
 pub(super) struct List<'a> {
     der: &'a CertificateRevocationListDer<'static>,
     parsed: CertificateRevocationList<'a>,
@@ -31,25 +31,24 @@ pub(super) struct ListError {
 
 /// The lists for one authority.
 pub(super) struct Chosen {
-    /// Of each issuer and kind one, those of the authority first.
+    /// One for each issuer and kind, those of the authority first.
     pub(super) lists: Vec<CertificateRevocationListDer<'static>>,
-    /// True if there are others of its name, by another key.
+    /// True if there are others under its name, by another key.
     pub(super) has_namesake: bool,
 }
 
-/// Whose list it is, as one authority sees it; in the order in which they are asked.
+/// How a list relates to one authority; in the order of their use.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Owner<'a> {
-    /// Its own.
     Own,
-    /// Of its name, and nothing tells whether it is of its key: if it is not, nothing that the
-    /// authority has issued is believed.
+    /// It has the name of the authority, and its key is unknown: if the key is another, all
+    /// certificates of the authority are refused.
     Unsure(Option<&'a [u8]>),
-    /// Of another name, and maybe of the key with this identifier: of an authority below it.
+    /// It has another name, and maybe the key with this identifier: it is from an authority below.
     Other(&'a [u8], Option<&'a [u8]>),
 }
 
-/// Reads `lists`.
+/// Parses `lists`.
 pub(super) fn read<'a>(
     lists: &'a [CertificateRevocationListDer<'static>],
 ) -> Result<Vec<List<'a>>, ListError> {
@@ -66,7 +65,7 @@ pub(super) fn read<'a>(
     lists.iter().enumerate().map(one).collect()
 }
 
-/// Those of `lists` that count for `authority`, one of `all`.
+/// Selects the lists for `authority`, one of `all`.
 pub(super) fn choose(
     lists: &[List<'_>],
     authority: &X509Certificate<'_>,
@@ -79,23 +78,23 @@ pub(super) fn choose(
             has_namesake = true;
             continue;
         };
-        // A list for a part of the certificates does not stand for the others.
+        // A list for a part of the certificates does not replace the others.
         let former = newest.entry((owner, list.scope())).or_insert(list);
         if list.age() > former.age() {
             *former = list;
         }
     }
     let mut chosen: Vec<_> = newest.into_iter().collect();
-    // Of two authorities of one name below this one, the first list is asked: of the newer one.
+    // Of two authorities with one name below this one, the newer list comes first.
     chosen.sort_by_key(|((owner, _), list)| (rank(owner), Reverse(list.age())));
     let lists = chosen.into_iter().map(|(_, list)| list.der.clone()).collect();
     Chosen { lists, has_namesake }
 }
 
-/// True if one of `between` has the name of `authority`, but another key.
+/// Returns true if one of `between` has the name of `authority`, but another key.
 pub(super) fn has_namesake(authority: &CertificateDer<'_>, between: &[CertificateDer<'_>]) -> bool {
     let Ok((_, authority)) = X509Certificate::from_der(authority) else { return true };
-    // One that cannot be read is nobody's issuer.
+    // An unreadable certificate cannot issue others.
     between.iter().filter_map(|der| X509Certificate::from_der(der).ok()).any(|(_, one)| {
         one.subject().as_raw() == authority.subject().as_raw()
             && one.public_key().raw != authority.public_key().raw
@@ -111,7 +110,8 @@ fn rank(owner: &Owner<'_>) -> u8 {
 }
 
 impl List<'_> {
-    /// Whose it is for `authority`; `None` if it is of another one of its name.
+    /// Returns how the list relates to `authority`; `None` if another authority with its name
+    /// signed it.
     fn owner(
         &self,
         authority: &X509Certificate<'_>,
@@ -122,8 +122,8 @@ impl List<'_> {
             return Some(Owner::Other(self.parsed.issuer().as_raw(), key_id));
         }
         let wanted = key_id_of(authority);
-        // One with the right identifier that is badly signed counts too: it must not be left out
-        // in silence.
+        // A list with the right key identifier and a bad signature counts too: it must not be
+        // ignored silently.
         if self.is_signed_by(authority) || (key_id.is_some() && key_id == wanted) {
             return Some(Owner::Own);
         }
@@ -142,7 +142,7 @@ impl List<'_> {
         self.parsed.verify_signature(authority.public_key()).is_ok()
     }
 
-    /// The identifier of the key that has signed it, as it says.
+    /// Returns the stated identifier of the signing key.
     fn key_id(&self) -> Option<&[u8]> {
         self.parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
             ParsedExtension::AuthorityKeyIdentifier(id) => {
@@ -152,13 +152,13 @@ impl List<'_> {
         })
     }
 
-    /// For which part of the certificates it is; `None` for all.
+    /// Returns the part of the certificates that it covers; `None` for all.
     fn scope(&self) -> Option<&[u8]> {
         let is_scope = |one: &&X509Extension<'_>| one.oid == OID_X509_EXT_ISSUER_DISTRIBUTION_POINT;
         self.parsed.extensions().iter().find(is_scope).map(|one| one.value)
     }
 
-    /// The greater, the newer.
+    /// A sort key; newer lists have greater ones.
     fn age(&self) -> impl Ord + '_ {
         (self.parsed.crl_number(), self.parsed.last_update().timestamp())
     }

@@ -1,4 +1,4 @@
-//! How a peer stands while its connection lasts.
+//! The verification of a peer while its connection lasts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,22 +6,23 @@ use std::time::Duration;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::sync::watch;
 
+use super::credentials::Credentials;
 use super::explain::explain;
 use super::trust::{Trust, Vouched};
-use crate::tls::tls_config::{Credentials, now};
 use api::access::Identity;
+use system::clock::since_epoch;
 
-/// How often the wall clock is asked at least whether a certificate has ended: it may jump.
+/// How often the expiry of a certificate is checked at least, because the wall clock may jump.
 const ASK_EVERY: Duration = Duration::from_secs(600);
 
-/// What a peer has shown itself to be.
+/// The role of a peer.
 #[derive(Clone, Debug)]
 pub(super) enum Role {
     Caller,
     Server(ServerName<'static>),
 }
 
-/// A peer that has shown a certificate, as long as its connection lasts.
+/// A peer with a certificate, while its connection lasts.
 pub(crate) struct PeerSession {
     credentials: watch::Receiver<Arc<Credentials>>,
     chain: Vec<CertificateDer<'static>>,
@@ -30,14 +31,14 @@ pub(crate) struct PeerSession {
     until: u64,
 }
 
-/// What is needed to know, call by call, whether a certificate still lasts.
+/// The expiry of a peer's certificates, to check for each call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Until(u64);
 
 impl Until {
-    /// True if it has ended.
+    /// Returns true if they have expired.
     pub(crate) fn is_over(self) -> bool {
-        now().as_secs() > self.0
+        since_epoch().as_secs() > self.0
     }
 }
 
@@ -47,29 +48,30 @@ impl PeerSession {
         chain: Vec<CertificateDer<'static>>,
         role: Role,
     ) -> Result<Self, rustls::Error> {
-        // What was verified in the handshake may have been revoked since.
+        // The certificate may have been revoked since the handshake.
         let Vouched { identity, until } =
             judge(&credentials.borrow_and_update().trust, &chain, &role)?;
         Ok(Self { credentials, chain, role, identity: Arc::new(identity), until })
     }
 
-    /// Who it is, and what it may do.
+    /// Returns user, groups and powers of the peer.
     pub(crate) fn identity(&self) -> Arc<Identity> {
         Arc::clone(&self.identity)
     }
 
-    /// Until when it lasts, if nothing happens.
+    /// Returns when the certificates expire.
     pub(crate) fn until(&self) -> Until {
         Until(self.until)
     }
 
-    /// Waits until the peer can no longer be believed to be who it was; says why.
+    /// Waits until the peer is no longer trusted, or its identity changes. Returns the reason.
     pub(crate) async fn lost(mut self) -> String {
         loop {
-            let left = Duration::from_secs((self.until + 1).saturating_sub(now().as_secs()));
+            let left =
+                Duration::from_secs((self.until + 1).saturating_sub(since_epoch().as_secs()));
             tokio::select! {
                 changed = self.credentials.changed() => if changed.is_err() {
-                    // Nothing changes any more, but time.
+                    // The credentials no longer change.
                     tokio::time::sleep(left.min(ASK_EVERY)).await;
                 },
                 () = tokio::time::sleep(left.min(ASK_EVERY)) => {}
@@ -94,7 +96,7 @@ fn judge(
     chain: &[CertificateDer<'_>],
     role: &Role,
 ) -> Result<Vouched, rustls::Error> {
-    let now = UnixTime::since_unix_epoch(now());
+    let now = UnixTime::since_unix_epoch(since_epoch());
     match role {
         Role::Caller => trust.caller(chain, now),
         Role::Server(name) => trust.server(chain, name, now),

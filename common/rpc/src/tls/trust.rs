@@ -1,4 +1,4 @@
-//! Whom a program trusts: the decision about a peer's certificates.
+//! Decides whether the certificates of a peer are trusted.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use super::zones::{self, Zone, ZonesError};
 use api::access::Identity;
 use api::certificate::Certificate;
 
-/// The most certificates that a peer may show.
+/// The longest chain of certificates.
 const CHAIN_MAX: usize = 8;
 
-/// Who a peer is, and until when it can be believed.
+/// The identity of a verified peer, and when it expires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Vouched {
     pub(super) identity: Identity,
-    /// When the first certificate of its chain ends, in Unix seconds.
+    /// When the first certificate of its chain expires, in Unix seconds.
     pub(super) until: u64,
 }
 
-/// The authorities, with what they have revoked and what they may vouch for.
+/// The trusted authorities, with their revocation lists and zones.
 #[derive(Debug)]
 pub(super) struct Trust {
     authorities: Vec<Authority>,
@@ -38,7 +38,7 @@ pub(super) struct Trust {
 #[derive(Debug)]
 struct Authority {
     der: CertificateDer<'static>,
-    /// True if there are lists of its name, by another key.
+    /// True if there are lists under its name by another key.
     has_namesake: bool,
     subject: DistinguishedName,
     callers: Arc<dyn ClientCertVerifier>,
@@ -106,7 +106,7 @@ impl Trust {
         self.authorities.iter().map(|authority| authority.subject.clone()).collect()
     }
 
-    /// Who the caller is that shows `chain`.
+    /// Verifies the chain of a caller.
     pub(super) fn caller(
         &self,
         chain: &[CertificateDer<'_>],
@@ -123,7 +123,7 @@ impl Trust {
         Ok(vouched)
     }
 
-    /// Whether what shows `chain` is the server `name`.
+    /// Verifies the chain of the server `name`.
     pub(super) fn server(
         &self,
         chain: &[CertificateDer<'_>],
@@ -144,7 +144,7 @@ impl Trust {
         vouched(chain)
     }
 
-    /// What the first authority says that agrees; else the error that tells most.
+    /// Returns the result of the first authority that accepts; otherwise the most specific error.
     fn first<'a, T>(
         &'a self,
         ask: impl Fn(&'a Authority) -> Result<T, rustls::Error>,
@@ -161,8 +161,8 @@ impl Trust {
     }
 }
 
-/// How much an error tells: one of an authority that has not issued the certificate tells less
-/// than one of that which has, also if both have one name.
+/// Ranks errors: an error of an authority that has not issued the certificate is less specific than
+/// one of the authority that has, even if both share a name.
 fn tells(error: &rustls::Error) -> u8 {
     match error {
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => 0,
@@ -172,7 +172,7 @@ fn tells(error: &rustls::Error) -> u8 {
 }
 
 impl Authority {
-    /// Refuses an authority below this one that has its name, if there are lists of that name which
+    /// Refuses an intermediate authority with the same name, if there are lists of that name that
     /// may be its: they were left out.
     fn expect_no_namesake(&self, between: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
         if !(self.has_namesake && lists::has_namesake(&self.der, between)) {

@@ -1,4 +1,4 @@
-//! The two questions that rustls asks in a handshake, passed on to [`Trust`].
+//! Connects the verification in rustls handshakes to [`Trust`].
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
 use super::trust::Trust;
 
-/// Asks callers for certificates, and takes callers without.
+/// Verifies callers; accepts callers without a certificate.
 #[derive(Debug)]
 pub(super) struct Callers {
     pub(super) trust: Arc<Trust>,
     pub(super) subjects: Vec<DistinguishedName>,
 }
 
-/// Believes servers that the authorities vouch for.
+/// Verifies servers.
 #[derive(Debug)]
 pub(super) struct Servers {
     pub(super) trust: Arc<Trust>,

@@ -1,8 +1,8 @@
 //! Zones of trust: what each authority may vouch for.
 //!
-//! An authority without a zone vouches for everything. One that has a zone vouches for callers of
-//! the methods that the zone lists, whatever their certificates say, and for servers of the names
-//! that it lists, and for nothing else.
+//! An authority without a zone may vouch for everything. An authority with a zone may vouch only
+//! for callers of the methods and for servers of the names that the zone lists, whatever their
+//! certificates contain.
 // tidy: core
 
 use serde::Deserialize;
@@ -10,33 +10,33 @@ use serde::Deserialize;
 use api::access::{Powers, identity};
 use api::certificate::Certificate;
 
-/// What one authority may vouch for.
+/// The zone of one authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone {
     /// The authority: its common name, or `sha256:` and the digest of its certificate.
     authority: String,
-    /// Its callers may call these.
+    /// The methods that its callers may call.
     pub methods: Powers,
-    /// Its servers have names that match one of these; `*` stands for any characters.
+    /// Patterns of the names of its servers; `*` stands for any characters.
     servers: Vec<String>,
 }
 
-/// What is wrong with zones.
+/// Why zones are not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ZonesError {
-    /// The text is not what it should be.
+    /// The text is invalid.
     #[error("{0}")]
     Text(String),
-    /// A zone is of an authority that is not there.
+    /// A zone is for an unknown authority.
     #[error(
         "a zone is of the authority `{0}`, which is not in ca.pem: a zone that limits nothing is \
          a mistake"
     )]
     Stray(String),
-    /// There is none: a file that was cut off must not look as if nothing were limited.
+    /// There is no zone. A truncated file must not look as if nothing were limited.
     #[error("it names no zone: copy it again, or remove it if no authority is to be limited")]
     Nothing,
-    /// Two zones are of one authority.
+    /// Two zones are for one authority.
     #[error("two zones are of the authority `{0}`: make them one")]
     Twice(String),
 }
@@ -58,11 +58,7 @@ struct Written {
     servers: Vec<String>,
 }
 
-/// Reads `zones.toml`.
-///
-/// # Errors
-///
-/// [`ZonesError::Text`].
+/// Parses `zones.toml`.
 pub fn parse(text: &str) -> Result<Vec<Zone>, ZonesError> {
     let document: Document = toml::from_str(text)
         .map_err(|error| ZonesError::Text(error.to_string().trim_end().to_owned()))?;
@@ -78,11 +74,11 @@ pub fn parse(text: &str) -> Result<Vec<Zone>, ZonesError> {
     zones.collect()
 }
 
-/// The zone of each of `authorities`, in their order.
+/// Returns the zone of each of `authorities`, in their order.
 ///
 /// # Errors
 ///
-/// [`ZonesError`] if a zone is of none of them, or two are of the same.
+/// Fails if a zone is for none of them, or two are for the same.
 pub fn assign(
     zones: &[Zone],
     authorities: &[Certificate],
@@ -106,7 +102,7 @@ impl Zone {
         self.authority == authority.common_name || self.authority == authority.fingerprint
     }
 
-    /// True if the authority may vouch for the server `name`.
+    /// Returns true if the authority may vouch for the server `name`.
     #[must_use]
     pub fn has_server(&self, name: &str) -> bool {
         let name = name.to_ascii_lowercase();

@@ -8,30 +8,30 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use api::Done;
-use api::audit::record::{Event, Outcome, Record, open};
-use api::audit::verify::{Report, Verifier};
+use api::audit::record::{AuditEvent, AuditRecord, CallOutcome, check_line};
+use api::audit::verify::{ChainReport, Verifier};
 use api::dominator::{DisableUpdates, DisableUpdatesRequest};
 use api::fault::FaultCode;
 use api::image_server::{DeleteImage, DeleteImageRequest};
 use api::subd::{Commit, CommitRequest, GetConfiguration};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use rpc::audit_log::{AuditError, AuditLog, Keep, Settings, files_of};
+use rpc::audit_log::{AuditError, AuditLog, AuditSettings, Retention, files_of};
 use rpc::server::Router;
 use rpc::tls::Security;
 
 use crate::wire::{Server, raw, router};
 
-fn settings(directory: &Path) -> Settings {
+fn settings(directory: &Path) -> AuditSettings {
     let path = directory.join("audit/audit.log");
-    Settings { path, bytes_max: 1 << 20, keep: Keep::Files(20) }
+    AuditSettings { path, bytes_max: 1 << 20, keep: Retention::Files(20) }
 }
 
-async fn opened(settings: &Settings) -> AuditLog {
+async fn opened(settings: &AuditSettings) -> AuditLog {
     AuditLog::open(settings.clone(), "testd").await.unwrap()
 }
 
 /// The lines of all files of a log.
-fn lines(settings: &Settings) -> Vec<(PathBuf, Vec<Vec<u8>>)> {
+fn lines(settings: &AuditSettings) -> Vec<(PathBuf, Vec<Vec<u8>>)> {
     let read = |path: PathBuf| {
         let bytes = fs::read(&path).unwrap();
         let lines = bytes.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
@@ -40,7 +40,7 @@ fn lines(settings: &Settings) -> Vec<(PathBuf, Vec<Vec<u8>>)> {
     files_of(&settings.path).unwrap().into_iter().map(read).collect()
 }
 
-fn verify(settings: &Settings) -> Report {
+fn verify(settings: &AuditSettings) -> ChainReport {
     let mut verifier = Verifier::new(Vec::new());
     for (path, lines) in lines(settings) {
         verifier.file(&path.file_name().unwrap().to_string_lossy());
@@ -49,33 +49,35 @@ fn verify(settings: &Settings) -> Report {
     verifier.finish()
 }
 
-fn assert_whole(settings: &Settings) -> Report {
+fn assert_whole(settings: &AuditSettings) -> ChainReport {
     let report = verify(settings);
     assert!(report.is_whole(), "{report:?}");
     report
 }
 
 /// What the log tells, without when.
-fn events(settings: &Settings) -> Vec<Event> {
+fn events(settings: &AuditSettings) -> Vec<AuditEvent> {
     let lines = lines(settings).into_iter().flat_map(|(_, lines)| lines);
-    let records = lines.filter_map(|line| open(line.strip_suffix(b"\n")?).ok()?.record);
-    records.map(|Record { event, .. }| event).collect()
+    let records = lines.filter_map(|line| check_line(line.strip_suffix(b"\n")?).ok()?.record);
+    records.map(|AuditRecord { event, .. }| event).collect()
 }
 
 /// As [`events`], in one word each.
-fn words(settings: &Settings) -> Vec<String> {
-    let word = |event: Event| match event {
-        Event::File { file } => format!("file {file}"),
-        Event::Started { .. } => "started".to_owned(),
-        Event::Torn { bytes, .. } => format!("torn {bytes}"),
-        Event::Begun(act) => format!("begun {} {}", act.method, act.arguments).trim().to_owned(),
-        Event::Ended { of, outcome, text, .. } => {
+fn words(settings: &AuditSettings) -> Vec<String> {
+    let word = |event: AuditEvent| match event {
+        AuditEvent::File { file } => format!("file {file}"),
+        AuditEvent::Started { .. } => "started".to_owned(),
+        AuditEvent::Torn { bytes, .. } => format!("torn {bytes}"),
+        AuditEvent::Begun(act) => {
+            format!("begun {} {}", act.method, act.arguments).trim().to_owned()
+        }
+        AuditEvent::Ended { of, outcome, text, .. } => {
             format!("ended {of} {outcome:?} {text}").trim().to_owned()
         }
-        Event::Denied { act, text } => format!("denied {} {text}", act.method),
-        Event::DeniedMore { caller, count } => format!("more {caller} {count}"),
-        Event::Decided { decision, .. } => decision,
-        Event::Missed { count, .. } => format!("missed {count}"),
+        AuditEvent::Denied { act, text } => format!("denied {} {text}", act.method),
+        AuditEvent::DeniedMore { caller, count } => format!("more {caller} {count}"),
+        AuditEvent::Decided { decision, .. } => decision,
+        AuditEvent::Missed { count, .. } => format!("missed {count}"),
     };
     events(settings).into_iter().map(word).collect()
 }
@@ -170,16 +172,17 @@ async fn many_callers_at_once_make_one_chain_over_files() {
     let report = assert_whole(&settings);
     assert!(report.files > 3, "{report:?}");
     let done = events(&settings).into_iter();
-    let done = done.filter(|event| matches!(event, Event::Ended { outcome: Outcome::Done, .. }));
+    let done =
+        done.filter(|event| matches!(event, AuditEvent::Ended { outcome: CallOutcome::Done, .. }));
     assert_eq!(done.count() as u64, CALLS);
 
     // It goes on where it was, and forgets the oldest files.
-    settings.keep = Keep::Files(1);
+    settings.keep = Retention::Files(1);
     let log = opened(&settings).await;
     assert!(log.status().unwrap().head.unwrap().sequence > report.head.unwrap().sequence);
     let before = report.files;
     while log.status().unwrap().file < before + 2 {
-        log.record(Event::Started { version: "x".repeat(1_000) }).await.unwrap();
+        log.record(AuditEvent::Started { version: "x".repeat(1_000) }).await.unwrap();
     }
     log.close().await;
     let report = assert_whole(&settings);
@@ -191,8 +194,9 @@ async fn many_callers_at_once_make_one_chain_over_files() {
 async fn a_clock_that_jumps_does_not_empty_the_log() {
     let directory = tempfile::tempdir().unwrap();
     let year = Duration::from_secs(365 * 86_400);
-    let settings = Settings { bytes_max: 1, keep: Keep::For(year), ..settings(directory.path()) };
-    let event = || Event::Started { version: String::new() };
+    let settings =
+        AuditSettings { bytes_max: 1, keep: Retention::For(year), ..settings(directory.path()) };
+    let event = || AuditEvent::Started { version: String::new() };
     let log = opened(&settings).await;
     for _ in 0..9 {
         log.record(event()).await.unwrap();
@@ -219,7 +223,7 @@ async fn what_a_crash_left_is_kept_and_told() {
     let directory = tempfile::tempdir().unwrap();
     let settings = settings(directory.path());
     let log = opened(&settings).await;
-    log.record(Event::Started { version: "1".to_owned() }).await.unwrap();
+    log.record(AuditEvent::Started { version: "1".to_owned() }).await.unwrap();
     log.close().await;
     let whole = fs::read(&settings.path).unwrap();
     let last = whole.split_inclusive(|byte| *byte == b'\n').next_back().unwrap().to_vec();
@@ -275,7 +279,7 @@ async fn a_log_has_one_writer_and_only_its_user_reads_it() {
     assert!(matches!(second, Err(AuditError::Locked { .. })), "{second:?}");
     assert_eq!(fs::metadata(&settings.path).unwrap().permissions().mode() & 0o777, 0o600);
     log.close().await;
-    let closed = log.record(Event::Started { version: String::new() }).await;
+    let closed = log.record(AuditEvent::Started { version: String::new() }).await;
     assert!(matches!(closed, Err(AuditError::Closed)), "{closed:?}");
     let again = opened(&settings).await;
     again.close().await;
@@ -284,14 +288,14 @@ async fn a_log_has_one_writer_and_only_its_user_reads_it() {
 
 #[tokio::test]
 async fn a_log_that_cannot_be_opened_is_tried_again() {
-    let event = || Event::Started { version: String::new() };
+    let event = || AuditEvent::Started { version: String::new() };
     // A file where its directory should be.
     let directory = tempfile::tempdir().unwrap();
     let settings = settings(directory.path());
     fs::write(directory.path().join("audit"), "").unwrap();
     let error = AuditLog::open(settings.clone(), "testd").await.unwrap_err();
     assert!(matches!(error, AuditError::Open { .. }), "{error}");
-    let log = AuditLog::open_some_time(settings.clone(), "testd").await;
+    let log = AuditLog::open_or_retry(settings.clone(), "testd").await;
     let error = log.record(event()).await.unwrap_err();
     assert!(matches!(error, AuditError::Write { is_full: false, .. }), "{error}");
     fs::remove_file(directory.path().join("audit")).unwrap();
@@ -312,7 +316,7 @@ async fn a_daemon_starts_on_a_full_disk_and_on_one_that_is_read_only() {
         }
         let log = opened(&settings).await;
         assert!(log.status().unwrap().error.is_some(), "full: {is_full}");
-        let event = || Event::Started { version: String::new() };
+        let event = || AuditEvent::Started { version: String::new() };
         let error = log.record(event()).await.unwrap_err();
         assert!(
             matches!(error, AuditError::Write { is_full: full, .. } if full == is_full),
@@ -402,7 +406,7 @@ async fn on_a_full_disk_nothing_is_done_unseen_and_the_brake_works() {
         assert!(answered < 1_000);
     };
     assert_eq!(error.code(), Some(FaultCode::NoSpace), "{error}");
-    let text = model::report::report(&error);
+    let text = model::display::error_chain(&error);
     assert!(text.contains("Subd.Commit was not carried out, because it cannot be recorded"));
     let before = done.load(Ordering::SeqCst);
     client.call::<Commit>(&commit(3)).await.unwrap_err();
@@ -432,9 +436,9 @@ async fn on_a_full_disk_nothing_is_done_unseen_and_the_brake_works() {
 #[tokio::test]
 async fn a_file_system_with_a_log_can_be_remounted_read_only_and_back() {
     let small = Small::new();
-    let settings = Settings { bytes_max: 2_000, ..settings(small.0.path()) };
+    let settings = AuditSettings { bytes_max: 2_000, ..settings(small.0.path()) };
     let log = opened(&settings).await;
-    let decided = |decision: &str| Event::Decided {
+    let decided = |decision: &str| AuditEvent::Decided {
         decision: decision.to_owned(),
         arguments: "x".repeat(600),
         why: String::new(),
@@ -469,7 +473,7 @@ async fn nothing_is_written_into_a_file_that_took_the_place_of_the_log() {
     let log = opened(&settings).await;
     let aside = directory.path().join("aside");
     fs::rename(&settings.path, &aside).unwrap();
-    let event = || Event::Started { version: String::new() };
+    let event = || AuditEvent::Started { version: String::new() };
     let gone = log.record(event()).await.unwrap_err().to_string();
     assert!(gone.ends_with("No such file or directory (os error 2)"), "{gone}");
     fs::write(&settings.path, "").unwrap();

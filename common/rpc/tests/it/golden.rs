@@ -5,9 +5,9 @@
 
 use std::fmt::{Debug, Write as _};
 
-use api::audit::brief::Brief;
+use api::audit::call_details::CallDetails;
 use api::codec::{Encoding, decode, encode};
-use api::object_stream::{Form, Head};
+use api::object_stream::{ContentForm, ObjectHead};
 use api::{dominator, image_server, mdb, object_server, subd};
 use api::{
     fault::{Fault, FaultCode},
@@ -66,7 +66,7 @@ impl Pinned {
         both(&mut self.text, "request", &request);
         both(&mut self.text, "reply", &reply);
         if M::EFFECT != Effect::Tells {
-            let Brief { arguments, why, who } = M::brief(&request);
+            let CallDetails { arguments, why, who } = M::audit_details(&request);
             writeln!(self.text, "audit:\n  {arguments} | {why} | {who}").unwrap();
         }
         self.text.push('\n');
@@ -120,11 +120,11 @@ fn methods_of_the_image_server_have_these_bytes() {
     pinned.method::<image_server::directories::RemoveDirectory>(samples::remove_directory());
     pinned.method::<image_server::directories::ChangeOwner>(samples::change_owner());
     pinned.method::<image_server::directories::ListDirectories>(samples::list_directories());
-    pinned.method::<image_server::estimate::EstimateImage>(samples::estimate_image());
+    pinned.method::<image_server::collection::EstimateImage>(samples::estimate_image());
     pinned.method::<image_server::expiry::ChangeExpiry>(samples::change_expiry());
     pinned.method::<image_server::expiry::AcceptClock>(samples::accept_clock());
-    pinned.method::<image_server::holds::HoldImages>(samples::hold_images());
-    pinned.method::<image_server::signatures::ChangeSignatures>(samples::change_signatures());
+    pinned.method::<image_server::expiry::HoldImages>(samples::hold_images());
+    pinned.method::<image_server::notes::ChangeSignatures>(samples::change_signatures());
     use image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
     pinned.method::<GetImageUpdates>(samples::get_image_updates());
     use image_server::replication::directories::GetMadeDirectories;
@@ -154,10 +154,10 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::EnableUpdates>(samples::enable_updates());
     pinned.method::<dominator::ClearSafetyShutoff>(samples::clear_safety_shutoff());
     pinned.method::<dominator::Retry>(samples::retry());
-    pinned.method::<dominator::identity::Trust>(samples::trust());
-    pinned.method::<dominator::budgets::ResumeImage>(samples::resume_image());
-    pinned.method::<dominator::machine_database::ShowMdb>(samples::show_mdb());
-    pinned.method::<dominator::machine_database::AcceptMdb>(samples::accept_mdb());
+    pinned.method::<dominator::orders::Trust>(samples::trust());
+    pinned.method::<dominator::orders::ResumeImage>(samples::resume_image());
+    pinned.method::<dominator::mdb::ShowMdb>(samples::show_mdb());
+    pinned.method::<dominator::mdb::AcceptMdb>(samples::accept_mdb());
     pinned.method::<dominator::events::ListEvents>(samples::list_events());
     pinned.method::<dominator::events::Backup>(samples::backup());
     pinned.method::<dominator::explain::Explain>(samples::explain());
@@ -209,17 +209,17 @@ fn object_streams_have_these_bytes() {
     let mut text = String::new();
     for algorithm in [Algorithm::Blake3, Algorithm::Sha512] {
         let id = algorithm.digest(b"content");
-        for head in [Head::Object { id, size_bytes: 7 }, Head::Absent(id)] {
+        for head in [ObjectHead::Object { id, size_bytes: 7 }, ObjectHead::Absent(id)] {
             writeln!(text, "== {algorithm} {}", kind(&head)).unwrap();
             text.push_str(&hex(&head_bytes(&head)));
         }
         let mut packed = Vec::new();
-        Head::Object { id, size_bytes: 7 }.encode_as(Form::Packed, &mut packed);
+        ObjectHead::Object { id, size_bytes: 7 }.encode_as(ContentForm::Packed, &mut packed);
         packing::append(&mut packed, b"content", None);
         writeln!(text, "== {algorithm} packed object, a chunk as it is").unwrap();
         text.push_str(&hex(&packed));
     }
-    writeln!(text, "== end\n{}", hex(&head_bytes(&Head::End)).trim_end()).unwrap();
+    writeln!(text, "== end\n{}", hex(&head_bytes(&ObjectHead::End)).trim_end()).unwrap();
     expect_file!["golden/object_stream.txt"].assert_eq(&text);
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use api::codec::{CodecError, Encoding, decode, encode};
 use api::image_server::AddImageRequest;
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use api::subd::{Commit, CommitRequest, FetchRequest, PollReply, PrepareRequest};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
@@ -186,7 +186,7 @@ async fn peers_that_stop_half_way_are_let_go() {
 /// seconds as if what came were written.
 async fn read_object(length: usize, seconds: u64, writing: u64) -> (String, u64) {
     let id = Algorithm::Blake3.digest(b"");
-    let head = head_bytes(&Head::Object { id, size_bytes: 1_000_000 });
+    let head = head_bytes(&ObjectHead::Object { id, size_bytes: 1_000_000 });
     let pieces = stream::iter([Ok(head)]).chain(stream::repeat(()).then(move |()| async move {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         Ok(Bytes::from(vec![7; length]))
@@ -248,7 +248,7 @@ async fn servers_that_are_none_fail_the_call() {
         assert!(
             matches!(error, CallError::Lost { .. } | CallError::Connect { .. }),
             "{}",
-            model::report::report(&error)
+            model::display::error_chain(&error)
         );
         task.abort();
     }

@@ -6,22 +6,20 @@ mod replication;
 use std::collections::BTreeMap;
 
 use api::Done;
-use api::dominator::budgets::*;
 use api::dominator::events::{
-    BackupReply, BackupRequest, Event, EventKind, ListEventsReply, ListEventsRequest, PathChange,
-    Position, Reason, UpdateFacts, What,
+    BackupReply, BackupRequest, ChangeReason, EventDetails, EventKind, EventPosition, HistoryEvent,
+    ListEventsReply, ListEventsRequest, PathChange, UpdateSummary,
 };
 use api::dominator::explain::*;
-use api::dominator::identity::TrustRequest;
-use api::dominator::machine_database::*;
-use api::dominator::orders::*;
+use api::dominator::mdb::*;
+use api::dominator::orders::{TrustRequest, *};
 use api::dominator::plan::*;
 use api::dominator::settings::*;
 use api::dominator::*;
 use api::image_server::*;
 use api::mdb::{GetMdbReply, GetMdbRequest};
 use api::object_server::*;
-use api::planning::preview::{Changes, Preview, Summary};
+use api::planning::preview::{ChangeCounts, PlanSummary, Preview};
 use api::subd::*;
 use model::escape::ByteText;
 use model::filter::{Filter, Patterns};
@@ -31,10 +29,10 @@ use model::path::TreePath;
 use model::plan::{Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan};
 use model::scope::{Attributes, Coverage, ScanSettings, Scope};
 use model::tree::{
-    Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Times, Totals, Tree,
-    TreeBuilder, Xattrs,
+    Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision, Totals,
+    Tree, TreeBuilder, Xattrs,
 };
-use model::trigger::services::{ServiceCall, ServiceCalls, Verb};
+use model::trigger::services::{ServiceCall, ServiceCalls, ServiceVerb};
 use model::trigger::{Trigger, Triggers};
 
 pub use image_life::*;
@@ -135,12 +133,12 @@ fn settings() -> ScanSettings {
     ScanSettings { algorithm: Algorithm::Sha512, coverage, attributes: Attributes::Labels }
 }
 
-fn version() -> Version {
-    Version { instance: u64::MAX, generation: 7, status: 8 }
+fn version() -> SubVersion {
+    SubVersion { instance: u64::MAX, generation: 7, status: 8 }
 }
 
-fn identity() -> Identity {
-    Identity {
+fn identity() -> SubIdentity {
+    SubIdentity {
         hostname: "web-1".to_owned(),
         machine_id: "0123".to_owned(),
         boot_id: "4567".to_owned(),
@@ -175,7 +173,7 @@ fn last_update() -> LastUpdate {
     LastUpdate {
         update_id: 11,
         image: name("base/1"),
-        outcome: Outcome::RolledBack("no space".to_owned()),
+        outcome: UpdateOutcome::RolledBack("no space".to_owned()),
         verified_generation: Some(7),
         operations: 2,
         window_ns: 33_000_000,
@@ -201,7 +199,7 @@ fn counters() -> ScanCounters {
 }
 
 fn load() -> Load {
-    let share = |used| Share { limit: 1 << 60, used };
+    let share = |used| ResourceUse { limit: 1 << 60, used };
     Load { cpu: share(1), scan: share(2), write: share(3), network: share(4) }
 }
 
@@ -240,8 +238,8 @@ fn limits_report() -> LimitsReport {
     LimitsReport { told, ceilings }
 }
 
-fn space() -> Space {
-    Space { free_bytes: 1 << 40, free_inodes: u64::MAX }
+fn space() -> FreeSpace {
+    FreeSpace { free_bytes: 1 << 40, free_inodes: u64::MAX }
 }
 
 fn unreadable() -> Vec<(TreePath, String)> {
@@ -257,7 +255,7 @@ pub fn poll() -> (PollRequest, PollReply) {
         kept_directories: vec![path("/var")],
         externally_linked: vec![path("/usr/bin/x")],
         occupied: vec![(path("/proc"), Occupant::MountPoint)],
-        times: Times { granularity_ns: 1_000_000_000, ..Times::default() },
+        times: TimePrecision { granularity_ns: 1_000_000_000, ..TimePrecision::default() },
         unreadable: unreadable(),
     };
     let cache = CacheReport::Changes { added: vec![blake3(1)], removed: vec![sha512(2)] };
@@ -325,7 +323,7 @@ pub fn prepare() -> (PrepareRequest, Done) {
     let root = sha512(0xbb);
     let request = PrepareRequest {
         update_id: 11,
-        expects: Expects { instance: u64::MAX, root, scope: Scope(blake3(0xaa)) },
+        expects: ExpectedState { instance: u64::MAX, root, scope: Scope(blake3(0xaa)) },
         image: name("base/1"),
         image_digest: blake3(0xcc),
         plan: Plan { operations, blocked },
@@ -583,11 +581,11 @@ pub fn accept_mdb() -> (AcceptMdbRequest, Done) {
 }
 
 pub fn list_events() -> (ListEventsRequest, ListEventsReply) {
-    let at = |number, part| Position { number, part };
+    let at = |number, part| EventPosition { number, part };
     let request = ListEventsRequest {
         hosts: texts(&["web*"]),
         paths: texts(&["/etc/passwd"]),
-        reasons: Reason::ALL.to_vec(),
+        reasons: ChangeReason::ALL.to_vec(),
         kinds: EventKind::ALL.to_vec(),
         images: texts(&["web"]),
         who: texts(&["ann"]),
@@ -597,21 +595,21 @@ pub fn list_events() -> (ListEventsRequest, ListEventsReply) {
         limit: 100,
         after: Some(at(3, 0)),
     };
-    let update = UpdateFacts {
+    let update = UpdateSummary {
         update_id: u64::MAX,
         image: "web/8".to_owned(),
         former: "web/7".to_owned(),
         drift: 1,
         of_image: 2,
         computed: 3,
-        outcome: Some(Outcome::Done),
+        outcome: Some(UpdateOutcome::Done),
         ended: Some(time()),
     };
     let directory = Node::Directory(Metadata::new(0o755, 0, 0));
     let change = Box::new(PathChange {
         path: path("/etc/passwd"),
-        operation: api::dominator::events::Operation::Replace,
-        reason: Reason::Drift,
+        operation: api::dominator::events::PathOperation::Replace,
+        reason: ChangeReason::Drift,
         differs: vec![Difference::Content],
         old: Some(directory),
         new: None,
@@ -619,13 +617,13 @@ pub fn list_events() -> (ListEventsRequest, ListEventsReply) {
     let (verb, who, why) = ("retry".to_owned(), "ann".to_owned(), "repaired".to_owned());
     let (status, detail) = ("synced".to_owned(), "equals web/8".to_owned());
     let whats = [
-        What::Status { status, detail },
-        What::Update(update.clone()),
-        What::Change { update, change },
-        What::Order { verb, who, why },
-        What::Gap { lost: 9 },
+        EventDetails::Status { status, detail },
+        EventDetails::Update(update.clone()),
+        EventDetails::Change { update, change },
+        EventDetails::Order { verb, who, why },
+        EventDetails::Gap { lost: 9 },
     ];
-    let event = |what| Event { at: at(6, 1), time: time(), about: "web-1".to_owned(), what };
+    let event = |what| HistoryEvent { at: at(6, 1), time: time(), about: "web-1".to_owned(), what };
     let events = whats.into_iter().map(event).collect();
     (request, ListEventsReply { events, next: Some(at(5, 0)) })
 }
@@ -694,14 +692,14 @@ pub fn set_default_image() -> (SetDefaultImageRequest, SetDefaultImageReply) {
 }
 
 pub fn explain() -> (ExplainRequest, Explanation) {
-    let has = Has {
+    let has = ActualState {
         image: "base/1".to_owned(),
         root: Some(sha512(0xbb)),
         last_update: Some(last_update()),
         last_seen: Some(time()),
         last_synced: Some(time()),
     };
-    let must_have = MustHave {
+    let must_have = RequiredState {
         image: "rescue/1".to_owned(),
         source: ImageSource::Default(default_image()),
         digest: Some(blake3(0x11)),
@@ -710,7 +708,7 @@ pub fn explain() -> (ExplainRequest, Explanation) {
         planned: "base/2".to_owned(),
         disable_updates: true,
     };
-    let differs = Differs {
+    let differs = DifferenceSummary {
         operations: 1,
         actions: vec![("remove".to_owned(), 1)],
         reasons: vec![("extra".to_owned(), 1)],
@@ -736,14 +734,14 @@ pub fn explain() -> (ExplainRequest, Explanation) {
         waits_for: "the next try".to_owned(),
         next: "it is tried again".to_owned(),
         next_at: Some(time()),
-        may: vec![Remedy { command, what: "tries again now".to_owned() }],
+        may: vec![Suggestion { command, what: "tries again now".to_owned() }],
     };
     (ExplainRequest { hostname: "web-1".to_owned() }, reply)
 }
 
-fn summary_of_update() -> Summary {
+fn summary_of_update() -> PlanSummary {
     let call = |service, verb| ServiceCall::new(service, verb);
-    Summary {
+    PlanSummary {
         image: name("base/1"),
         from: Some(name("base/0")),
         same: false,
@@ -751,8 +749,8 @@ fn summary_of_update() -> Summary {
         blocked: vec![Blocked { path: path("/var"), why: Obstacle::MountPoint }],
         dangers: texts(&["it would take away the only kernel"]),
         services: ServiceCalls {
-            before: vec![call("db", Verb::Stop)],
-            after: vec![call("db", Verb::Start), call("web", Verb::Reload)],
+            before: vec![call("db", ServiceVerb::Stop)],
+            after: vec![call("db", ServiceVerb::Start), call("web", ServiceVerb::Reload)],
             own: true,
             reboot: false,
             high_impact: true,
@@ -761,9 +759,9 @@ fn summary_of_update() -> Summary {
     }
 }
 
-fn changes() -> Changes {
+fn changes() -> ChangeCounts {
     let reasons = [(Difference::Missing, 1), (Difference::Content, 2)].into();
-    Changes { create: 1, replace: 2, change: 3, remove: 4, reasons }
+    ChangeCounts { create: 1, replace: 2, change: 3, remove: 4, reasons }
 }
 
 fn waits() -> Vec<(Status, String)> {
@@ -771,7 +769,7 @@ fn waits() -> Vec<(Status, String)> {
 }
 
 pub fn plan_machine() -> (PlanMachineRequest, PlanMachineReply) {
-    let Summary { image, from, same, changes, dangers, services, former_unknown, .. } =
+    let PlanSummary { image, from, same, changes, dangers, services, former_unknown, .. } =
         summary_of_update();
     let remove =
         Operation { path: path("/g"), action: Action::Remove, reason: vec![Difference::Extra] };
@@ -795,8 +793,8 @@ pub fn plan_machine() -> (PlanMachineRequest, PlanMachineReply) {
 pub fn plan_machines() -> (PlanMachinesRequest, PlanMachinesReply) {
     let hostname = "web-1".to_owned();
     let machine = model::mdb::Machine { hostname: hostname.clone(), ..Default::default() };
-    let update = Outlook::Update { update: 0, fetch_objects: 2, fetch_bytes: 1 << 60 };
-    let unknown = Outlook::Unknown { gap: Gap::NotReached, why: "refused".to_owned() };
+    let update = PlanOutcome::Update { update: 0, fetch_objects: 2, fetch_bytes: 1 << 60 };
+    let unknown = PlanOutcome::Unknown { gap: NoPlanReason::NotReached, why: "refused".to_owned() };
     let plan = |outlook| MachinePlan { hostname: hostname.clone(), outlook, waits: waits() };
     let machines = vec![plan(update), plan(unknown)];
     let reply = PlanMachinesReply { updates: vec![summary_of_update()], machines };

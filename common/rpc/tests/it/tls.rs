@@ -39,7 +39,7 @@ async fn outcomes(client: &Client) -> Vec<String> {
         Ok(()) => "done".to_owned(),
         Err(error) => match error.code() {
             Some(code) => format!("{code:?}"),
-            None => model::report::report(&error),
+            None => model::display::error_chain(&error),
         },
     };
     let commit = client.call::<Commit>(&CommitRequest { update_id: 2 }).await;
@@ -130,7 +130,7 @@ async fn a_server_is_believed_only_under_the_name_that_was_asked_for() {
             Some(why) => {
                 let error = got.unwrap_err();
                 assert!(matches!(error, CallError::Connect { .. }), "{dir}: {error:?}");
-                let text = model::report::report(&error);
+                let text = model::display::error_chain(&error);
                 assert!(text.contains(why), "{dir}: {text}");
             }
         }
@@ -143,7 +143,7 @@ async fn a_server_is_believed_only_under_the_name_that_was_asked_for() {
     let other = Peer::parse("127.0.0.2", server.address.port()).unwrap();
     let other = other.at(Some(server.address.ip()));
     let error = Client::new(other, &security).call::<GetConfiguration>(&()).await.unwrap_err();
-    let text = model::report::report(&error);
+    let text = model::display::error_chain(&error);
     assert!(text.contains("127.0.0.2 was expected"), "{text}");
     server.stop().await;
 }
@@ -160,7 +160,7 @@ async fn there_is_no_way_back_to_plain_text() {
     server.stop().await;
     let insecure = Server::start(router(&Security::Insecure)).await;
     let error = lab.client("client", insecure.address).call::<GetConfiguration>(&()).await;
-    let text = model::report::report(&error.unwrap_err());
+    let text = model::display::error_chain(&error.unwrap_err());
     assert!(text.contains("does not speak TLS"), "{text}");
     insecure.stop().await;
 }
@@ -277,7 +277,7 @@ async fn a_server_that_is_revoked_is_left_with_what_is_waited_for() {
     let security = lab.open("client");
     let keeping = tokio::spawn({
         let security = security.clone();
-        async move { security.keep(Default::default()).await }
+        async move { security.reload_until(Default::default()).await }
     });
     let client = Client::new(peer(server.address), &security);
     let poll = {
@@ -289,7 +289,7 @@ async fn a_server_that_is_revoked_is_left_with_what_is_waited_for() {
     let lost = poll.await.unwrap().unwrap_err();
     assert!(matches!(lost, CallError::Lost { .. }), "{lost:?}");
     let error = client.call::<GetConfiguration>(&()).await.unwrap_err();
-    let text = model::report::report(&error);
+    let text = model::display::error_chain(&error);
     assert!(text.ends_with("its certificate was revoked"), "{text}");
     keeping.abort();
     server.stop().await;
@@ -312,7 +312,7 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
         loop {
             let result = client().call::<GetConfiguration>(&()).await;
             if let Err(error) = result {
-                return model::report::report(&error);
+                return model::display::error_chain(&error);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -362,7 +362,7 @@ async fn an_authority_may_vouch_for_no_more_than_its_zone() {
     let zones = lab.dir("caller").join("zones.toml");
     let get = async || {
         let got = lab.client("caller", server.address).call::<GetConfiguration>(&()).await;
-        got.map_err(|error| model::report::report(&error))
+        got.map_err(|error| model::display::error_chain(&error))
     };
     for (names, want) in [("'*.example.org'", true), ("'other'", false), ("", false)] {
         let text = format!("[[zone]]\nauthority = 'web'\nservers = [{names}]\n");
@@ -389,7 +389,7 @@ fn files_that_cannot_be_used_are_named_with_what_is_wrong() {
         let dir = lab.issue("changed", &all);
         change(&dir);
         let error = Security::open(&dir).unwrap_err();
-        let text = model::report::report(&error);
+        let text = model::display::error_chain(&error);
         fs::remove_dir_all(&dir).unwrap();
         text.replace(&format!("{}/", dir.display()), "").replace(&dir.display().to_string(), "DIR")
     };

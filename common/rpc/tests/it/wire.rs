@@ -10,7 +10,7 @@ use std::time::Duration;
 use api::fault::{Fault, FaultCode};
 use api::image_server::{DeleteImage, DeleteImageRequest};
 use api::object_server::{AddObjects, AddObjectsReply, GetObjects, GetObjectsRequest};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use api::subd::{Commit, CommitRequest, GetConfiguration};
 use api::{Done, dominator::GetStatus};
 use bytes::Bytes;
@@ -72,7 +72,8 @@ pub fn router() -> Router {
                 |error: StreamError| Fault::new(FaultCode::BadRequest, format!("{error:?}"));
             let mut reply = AddObjectsReply::default();
             loop {
-                let Head::Object { id, size_bytes } = reader.head().await.map_err(refuse)? else {
+                let ObjectHead::Object { id, size_bytes } = reader.head().await.map_err(refuse)?
+                else {
                     return Ok(reply);
                 };
                 let mut hasher = model::object::Hasher::new(id.algorithm());
@@ -98,10 +99,10 @@ pub fn router() -> Router {
                     Some(content) => {
                         chunks.extend(object_chunks(id, content.clone()).map(Ok));
                     }
-                    None => chunks.push(Ok(head_bytes(&Head::Absent(id)))),
+                    None => chunks.push(Ok(head_bytes(&ObjectHead::Absent(id)))),
                 }
             }
-            chunks.push(Ok(head_bytes(&Head::End)));
+            chunks.push(Ok(head_bytes(&ObjectHead::End)));
             Ok(stream::iter(chunks))
         })
         .page("/", |(), request| async move {
@@ -174,7 +175,7 @@ async fn a_call_gives_the_reply_or_the_fault() {
     let expected = Fault::new(FaultCode::NotFound, "update 0 is not staged");
     assert_eq!(error.fault(), Some(&expected));
     let text = format!("Subd.Commit at {}: update 0 is not staged", server.address);
-    assert_eq!(model::report::report(&error), text);
+    assert_eq!(model::display::error_chain(&error), text);
     server.stop().await;
 }
 
@@ -328,7 +329,7 @@ async fn objects_travel_both_ways() {
         let id = Algorithm::Sha512.digest(&content);
         upload.extend(object_chunks(id, content).map(Ok));
     }
-    upload.push(Ok(head_bytes(&Head::End)));
+    upload.push(Ok(head_bytes(&ObjectHead::End)));
     let reply = client.upload::<AddObjects>(stream::iter(upload)).await.unwrap();
     assert_eq!(reply, AddObjectsReply { added: 3, added_bytes: 3_000_005, known: 0 });
 
@@ -343,7 +344,7 @@ async fn objects_travel_both_ways() {
     let mut got = Vec::new();
     loop {
         match reader.head().await.unwrap() {
-            Head::Object { id, size_bytes } => {
+            ObjectHead::Object { id, size_bytes } => {
                 let mut content = Vec::new();
                 while let Some(chunk) = reader.chunk().await.unwrap() {
                     content.extend_from_slice(&chunk);
@@ -352,15 +353,15 @@ async fn objects_travel_both_ways() {
                 assert_eq!(Algorithm::Blake3.digest(&content), id);
                 got.push(id);
             }
-            Head::Absent(id) => {
+            ObjectHead::Absent(id) => {
                 assert_eq!(id, absent);
                 got.push(id);
             }
-            Head::End => break,
+            ObjectHead::End => break,
         }
     }
     assert_eq!(got, ids);
-    assert_eq!(reader.head().await.unwrap(), Head::End);
+    assert_eq!(reader.head().await.unwrap(), ObjectHead::End);
     server.stop().await;
 }
 
@@ -371,7 +372,7 @@ async fn the_rest_of_an_object_may_be_skipped() {
     let request = GetObjectsRequest { ids: ids.collect() };
     let mut reader = server.client().get_objects(&request).await.unwrap();
     let mut sizes = Vec::new();
-    while let Head::Object { size_bytes, .. } = reader.head().await.unwrap() {
+    while let ObjectHead::Object { size_bytes, .. } = reader.head().await.unwrap() {
         sizes.push(size_bytes);
         reader.chunk().await.unwrap();
     }
@@ -388,7 +389,7 @@ async fn streams_that_were_cut_are_known_to_be() {
     let content = Bytes::from_static(b"content");
     let [head, content] = object_chunks(Algorithm::Blake3.digest(&content), content);
     let half = content.slice(..3);
-    let mut more = head_bytes(&Head::End).to_vec();
+    let mut more = head_bytes(&ObjectHead::End).to_vec();
     more.push(3);
     #[rustfmt::skip]
     let table = [
@@ -416,7 +417,7 @@ async fn a_source_that_cannot_be_read_fails_the_upload() {
         "ObjectServer.AddObjects to {}: cannot read what is to be sent: bad sector",
         server.address
     );
-    assert_eq!(model::report::report(&error), text);
+    assert_eq!(model::display::error_chain(&error), text);
     assert_eq!(error.remedy(), Remedy::Report);
     server.stop().await;
 }

@@ -1,7 +1,7 @@
-//! `ImageServer`: how the directories of a master, and who owns them, come to a replica.
+//! `ImageServer`: how the directories of a master and their owners are replicated.
 //!
-//! A replica takes all of them at once: each has the version of the whole. What never had any does
-//! not take the place of anything, and neither does what began apart.
+//! A replica takes all of them at once, because one version covers the whole. A store that never
+//! had directories replaces nothing, nor does one whose directories began separately.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,53 +13,49 @@ use crate::{
 use model::image::ImageName;
 use model::tree::Time;
 
-/// Which state of the directories a store has. Two with the same version are equal.
+/// The version of all directories of a store. Equal versions mean equal directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoriesVersion {
-    /// Made by chance when the first directory of a store was made: what began apart differs.
-    #[serde(with = "model::wide")]
+    /// A random number from when the first directory of the store was made. Stores that began
+    /// separately differ in it.
+    #[serde(with = "model::json::large_number")]
     pub line: u64,
-    /// How often directories were changed since.
-    #[serde(with = "model::wide")]
+    /// How often directories were changed since then.
+    #[serde(with = "model::json::large_number")]
     pub changes: u64,
-    /// Made by chance with the last change.
-    #[serde(with = "model::wide")]
+    /// A random number from the last change.
+    #[serde(with = "model::json::large_number")]
     pub id: u64,
 }
 
 /// Lists the directories that were made, for replicas.
 pub enum GetMadeDirectories {}
 
-/// See [`GetMadeDirectories`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetMadeDirectoriesRequest {
-    /// Only those that sort after this one; for the next page.
+    /// Only directories after this one; for the next page.
     pub after: Option<ImageName>,
 }
 
 /// A directory that was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeDirectory {
-    /// Its name.
     pub name: ImageName,
-    /// Who owns it.
     pub owners: Owners,
-    /// When it was made.
     pub made_on: Time,
 }
 
 /// The most directories on one page.
 pub const PAGE_DIRECTORIES_MAX: usize = 1_000;
 
-/// See [`GetMadeDirectories`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetMadeDirectoriesReply {
-    /// What these are a part of; `None` if none was ever made, or what was cannot be used. Pages
-    /// of different versions do not belong together.
+    /// The version that this page is a part of; `None` if no directory was ever made, or the record
+    /// cannot be used. Pages of different versions must not be combined.
     pub version: Option<DirectoriesVersion>,
     /// The directories, sorted by name: at most [`PAGE_DIRECTORIES_MAX`].
     pub directories: Vec<MadeDirectory>,
-    /// True if there are more after the last of these.
+    /// True if there are more after these.
     pub more: bool,
 }
 
@@ -76,20 +72,20 @@ impl Method for GetMadeDirectories {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DirectoriesTrouble {
-    /// The master never had any, or cannot use what it has; there are some here.
+    /// The master has none, or cannot use its record, and this replica has some.
     OnlyHere,
-    /// Those of the master began apart from those that are here.
+    /// The directories of the master and of this replica began separately.
     Conflict,
-    /// Those that are here were changed more often than those of the master.
+    /// The directories here were changed more often than those of the master.
     NewerHere,
-    /// What is here is damaged.
+    /// The record here is damaged.
     Damaged,
-    /// They could not be had; it is tried again.
+    /// They could not be fetched; it is retried.
     Failing,
 }
 
 impl DirectoriesTrouble {
-    /// The word of it.
+    /// Returns the name in JSON and on pages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -102,11 +98,10 @@ impl DirectoriesTrouble {
     }
 }
 
-/// Directories with which there is trouble.
+/// Why the directories differ from those of the master.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TroubledDirectories {
-    /// What kind of trouble.
     pub trouble: DirectoriesTrouble,
-    /// What it is, and what may be done.
+    /// Describes the problem and what to do.
     pub text: String,
 }

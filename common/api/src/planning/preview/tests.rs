@@ -51,7 +51,7 @@ fn planned(paths: &[&str]) -> Planned {
 fn says_what_happens_to_paths_and_services() {
     let planned = planned(&["/db/x", "/boot/x"]);
     let cached = [2, 3, 7].map(object).into_iter().collect();
-    let former = Former::default();
+    let former = FormerImage::default();
     let preview = |triggers| Preview::new(&image(triggers), &planned, &cached, &former);
     let restart = r#"[{"MatchLines": ["/db"], "Service": "db", "HighImpact": true},
         {"MatchLines": ["/boot"], "Service": "subd"}]"#;
@@ -75,10 +75,11 @@ fn what_the_former_image_would_stop_is_told_or_that_it_is_not_known() {
     let planned = planned(&["/db/x"]);
     let triggers = Triggers::from_json(r#"[{"MatchLines": ["/db"], "Service": "old"}]"#).unwrap();
     let from = Some(ImageName::new("test/0").unwrap());
-    let known = Former { image: from.clone(), triggers, unknown: None };
-    let summary = Summary::of(&image("[]"), &planned, &known);
-    assert_eq!(lines_of(&summary.services), ["before the change: stop old"]);
-    let unknown = Former { image: from, unknown: Some("gone".to_owned()), ..Former::default() };
+    let known = FormerImage { image: from.clone(), triggers, unknown: None };
+    let summary = PlanSummary::of(&image("[]"), &planned, &known);
+    assert_eq!(service_lines(&summary.services), ["before the change: stop old"]);
+    let unknown =
+        FormerImage { image: from, unknown: Some("gone".to_owned()), ..FormerImage::default() };
     let text = Preview::new(&image("[]"), &planned, &ObjectSet::default(), &unknown).text();
     let line = "NOT KNOWN: the triggers of test/0: gone; services that only they name are not \
                 told\n";
@@ -88,7 +89,7 @@ fn what_the_former_image_would_stop_is_told_or_that_it_is_not_known() {
 #[test]
 fn what_is_cached_is_not_fetched() {
     let planned = planned(&[]);
-    let lack = Lack::of(&planned);
+    let lack = FetchTotals::of(&planned);
     // Numbers of cached objects, objects and bytes that are fetched.
     let table: [(&[u8], u32, u64); 5] = [
         (&[], 3, 60),
@@ -117,7 +118,7 @@ fn changes_are_counted_by_kind_and_by_reason() {
         ],
         blocked: Vec::new(),
     };
-    let changes = Changes::of(&plan);
+    let changes = ChangeCounts::of(&plan);
     assert_eq!(changes.count(), 3);
     assert_eq!(changes.kinds(), "create 1, replace 1, change 1");
     assert_eq!(changes.reasons(), "missing 1, kind 1, mode 2");

@@ -30,12 +30,12 @@ fn calls_of(old: &str, new: &str) -> ServiceCalls {
 /// The calls as words: `-a` stop, `?a` stop if it is there, `+a` start, `~a` reload.
 fn words(calls: &[ServiceCall]) -> String {
     let mark = |call: &ServiceCall| match (call.verb, call.may_fail) {
-        (Verb::Stop, true) => "?",
-        (Verb::Stop, false) => "-",
-        (Verb::Start, _) => "+",
-        (Verb::Reload, _) => "~",
-        (Verb::Restart, _) => "*",
-        (Verb::Reboot, _) => "!",
+        (ServiceVerb::Stop, true) => "?",
+        (ServiceVerb::Stop, false) => "-",
+        (ServiceVerb::Start, _) => "+",
+        (ServiceVerb::Reload, _) => "~",
+        (ServiceVerb::Restart, _) => "*",
+        (ServiceVerb::Reboot, _) => "!",
     };
     let word = |call: &ServiceCall| format!("{}{}", mark(call), call.service);
     calls.iter().map(word).collect::<Vec<_>>().join(" ")

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject as _;
 
-use super::super::explain::explain;
 use super::*;
-use crate::tls::tls_config::now;
+use crate::tls::explain::explain;
 use certs::authority::{self, AuthorityOptions, Issued, Request};
 use certs::record::{Reason, Revocation};
+use system::clock::since_epoch;
 
 const GOOD: &str = "good";
 const REVOKED: &str = "its certificate was revoked";
@@ -57,7 +57,7 @@ fn judged<const N: usize>(trust: &Trust, shown: [&Issued; N]) -> [String; N] {
     shown.map(|one| {
         let chain = CertificateDer::pem_slice_iter(one.certificate_pem.as_bytes());
         let chain: Vec<_> = chain.map(Result::unwrap).collect();
-        let now = UnixTime::since_unix_epoch(now() + Duration::from_secs(1));
+        let now = UnixTime::since_unix_epoch(since_epoch() + Duration::from_secs(1));
         match trust.caller(&chain, now) {
             Ok(_) => GOOD.to_owned(),
             Err(error) => explain(&error),

@@ -4,21 +4,22 @@ use std::collections::BTreeMap;
 
 use api::Done;
 use api::image_server::AddImageReply;
-use api::image_server::collection::{Amount, CollectReply, CollectRequest};
+use api::image_server::collection::{
+    CollectReply, CollectRequest, EstimateImageReply, EstimateImageRequest, ObjectTotals,
+};
 use api::image_server::directories::{
     ChangeOwnerRequest, DirectorySummary, ListDirectoriesReply, ListDirectoriesRequest,
     MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectoryRequest,
 };
-use api::image_server::estimate::{EstimateImageReply, EstimateImageRequest, Sum};
-use api::image_server::expiry::{AcceptClockReply, ChangeExpiryReply, ChangeExpiryRequest};
-use api::image_server::holds::HoldImagesRequest;
+use api::image_server::expiry::{
+    AcceptClockReply, ChangeExpiryReply, ChangeExpiryRequest, HoldImagesRequest,
+};
 use api::image_server::notes::{
-    ChangeTagsReply, ChangeTagsRequest, CopyImageRequest, FindLatestImageReply,
-    FindLatestImageRequest,
+    ChangeSignaturesReply, ChangeSignaturesRequest, ChangeTagsReply, ChangeTagsRequest,
+    CopyImageRequest, FindLatestImageReply, FindLatestImageRequest,
 };
 
 use api::access::Owners;
-use api::image_server::signatures::{ChangeSignaturesReply, ChangeSignaturesRequest};
 use api::subd::OfferImageRequest;
 use model::signing::Signature;
 
@@ -77,7 +78,7 @@ pub fn hold_images() -> (HoldImagesRequest, Done) {
 }
 
 pub fn collect() -> (CollectRequest, CollectReply) {
-    let of = |objects, bytes| Amount { objects, bytes };
+    let of = |objects, bytes| ObjectTotals { objects, bytes };
     let reply = CollectReply {
         images: 1,
         unneeded: of(4, 1 << 60),
@@ -121,7 +122,7 @@ pub fn list_directories() -> (ListDirectoriesRequest, ListDirectoriesReply) {
 }
 
 pub fn estimate_image() -> (EstimateImageRequest, EstimateImageReply) {
-    let of = |objects, bytes| Sum { objects, bytes };
+    let of = |objects, bytes| ObjectTotals { objects, bytes };
     let reply = EstimateImageReply { own: of(2, 1 << 60), shared: of(3, 4) };
     (EstimateImageRequest { name: name("base/1") }, reply)
 }

@@ -30,18 +30,22 @@ pub fn get_made_directories() -> (GetMadeDirectoriesRequest, GetMadeDirectoriesR
 
 pub fn get_image_updates() -> (GetImageUpdatesRequest, GetImageUpdatesReply) {
     let replica = ReplicaReport { server: server(1), port: 6971, is_level: true, images_behind: 2 };
-    let position = Position::After { instance: 1 << 60, name: name("base/1") };
+    let position = ReplicationPosition::After { instance: 1 << 60, name: name("base/1") };
     let directories = Some(version());
     let request = GetImageUpdatesRequest { position, wait_ms: 10_000, replica, directories };
     let changes = vec![
-        Change::Image {
+        ImageChange::Image {
             name: name("base/2"),
             digest: blake3(0xcc),
             notes: blake3(0xdd),
             expires_at: Some(time()),
             bytes: 1 << 40,
         },
-        Change::Ended { name: name("base/3"), how: Ended::Expired, digest: Some(blake3(0xee)) },
+        ImageChange::Ended {
+            name: name("base/3"),
+            how: ImageEnd::Expired,
+            digest: Some(blake3(0xee)),
+        },
     ];
     let reply = GetImageUpdatesReply {
         server: server(2),
@@ -59,29 +63,29 @@ pub fn forward() -> (ForwardRequest, ForwardReply) {
     let (tags, ChangeTagsReply { tags: after }) = change_tags();
     let request = ForwardRequest {
         path: vec![server(1)],
-        origin: Origin {
+        origin: ForwardOrigin {
             address: "192.0.2.7:40000".to_owned(),
             user: Some("alice".to_owned()),
             groups: ["web".to_owned()].into(),
             has_power: false,
         },
-        write: Write::Tags(tags),
+        write: ForwardedWrite::Tags(tags),
     };
-    let written = Written::Tags(ChangeTagsReply { tags: after });
+    let written = WriteReply::Tags(ChangeTagsReply { tags: after });
     (request, ForwardReply { written, cursor: cursor(), directories: Some(version()) })
 }
 
 pub fn get_replication() -> (Done, GetReplicationReply) {
     let trouble = TroubledImage {
         name: name("base/1"),
-        trouble: Trouble::Conflict,
+        trouble: ReplicationTrouble::Conflict,
         text: "another image".to_owned(),
     };
     let master = MasterState {
         address: "images1:6971".to_owned(),
         server: Some(server(2)),
         upstream: vec![server(3)],
-        link: Link::Connected,
+        link: LinkState::Connected,
         since: time(),
         is_level: false,
         level_at: Some(time()),

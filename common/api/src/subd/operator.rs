@@ -1,28 +1,28 @@
-//! What operators ask of one machine by hand, with `subtool`.
+//! Methods for operators on one machine, for `subtool`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
-use crate::audit::brief::Brief;
+use crate::audit::call_details::CallDetails;
 use crate::{
     access::Access,
     method::{Effect, Method},
 };
+use model::display::utc;
 use model::escape::ByteText;
 use model::path::TreePath;
 use model::tree::Time;
-use model::when::moment;
 
-/// Starts passes over the tree now, without limits until each has come to its end. The counters of
-/// [`super::Poll`] tell when that is.
+/// Starts passes over the tree at once, without limits until each is complete. The counters of
+/// [`super::Poll`] show when that is.
 pub enum ScanNow {}
 
-/// See [`ScanNow`]. A metadata pass is always made.
+/// A metadata pass is always made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanNowRequest {
-    /// Hash every file, through the page cache.
+    /// Hashes every file, through the page cache.
     pub content: bool,
-    /// Hash every file as the medium has it, around the page cache.
+    /// Hashes every file as the medium has it, around the page cache.
     pub media: bool,
 }
 
@@ -33,22 +33,21 @@ impl Method for ScanNow {
     type Request = ScanNowRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("content", request.content).with("media", request.media)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("content", request.content).with("media", request.media)
     }
 }
 
-/// That no update may be made on a machine for a while.
+/// A pause of updates on the machine itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Paused {
-    /// Until when, by the machine's clock.
+    /// When it ends, by the machine's clock.
     pub until: Time,
-    /// Why.
     pub reason: String,
 }
 
-/// Refuses every Prepare and Commit until a time, over restarts, whatever a dominator asks for.
-/// An earlier pause is replaced.
+/// Refuses every Prepare and Commit until a time, also across restarts. A new pause replaces an
+/// earlier one.
 pub enum Pause {}
 
 impl Method for Pause {
@@ -58,8 +57,8 @@ impl Method for Pause {
     type Request = Paused;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("until", moment(request.until)).why(&request.reason)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("until", utc(request.until)).why(&request.reason)
     }
 }
 
@@ -74,47 +73,44 @@ impl Method for Resume {
     type Reply = Done;
 }
 
-/// Gives pieces of regular files of the root.
+/// Returns pieces of regular files of the root.
 pub enum GetFiles {}
 
 /// The most pieces in one request.
 pub const PIECES_MAX: usize = 256;
 
-/// The most bytes in one piece; a longer one is cut short.
+/// The most bytes in one piece; a longer one is cut.
 pub const PIECE_BYTES_MAX: u32 = 1 << 20;
 
 /// A piece of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// The file.
     pub path: TreePath,
-    /// Where the piece starts, in bytes.
-    #[serde(with = "model::wide")]
+    /// The offset of the piece, in bytes.
+    #[serde(with = "model::json::large_number")]
     pub offset: u64,
-    /// How long it is, in bytes: at most [`PIECE_BYTES_MAX`].
+    /// Its length, in bytes: at most [`PIECE_BYTES_MAX`].
     pub length: u32,
 }
 
-/// See [`GetFiles`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetFilesRequest {
     /// The pieces: at most [`PIECES_MAX`].
     pub pieces: Vec<Piece>,
 }
 
-/// What a file held where a piece was asked for.
+/// The content of a piece.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceContent {
     /// The length of the whole file, in bytes.
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     pub size_bytes: u64,
-    /// When its content was changed: another time between two pieces means another file.
+    /// The modification time. If it differs between two pieces the file has changed.
     pub mtime: Time,
     /// The bytes; fewer than asked for at the end of the file.
     pub bytes: ByteText,
 }
 
-/// See [`GetFiles`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetFilesReply {
     /// For each piece, in the order of the request, its content or why it cannot be read. The
@@ -131,13 +127,12 @@ impl Method for GetFiles {
     type Reply = GetFilesReply;
 }
 
-/// Runs the health check of the last image now, and tells how it ended. Nothing is undone.
+/// Runs the health check of the last image, and returns the result. Nothing is undone.
 pub enum CheckHealth {}
 
-/// See [`CheckHealth`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckHealthReply {
-    /// How it ended; `None` if the last image names no check.
+    /// The result; `None` if the last image has no health check.
     pub health: Option<super::Health>,
 }
 

@@ -1,76 +1,64 @@
-//! Decides whether a call is allowed, by its method's rule, who calls, and who owns what it is
-//! about.
+//! Decides whether a call is allowed: by the rule of its method, its caller, and the owners of what
+//! it is about.
 //!
-//! A directory belongs to its own owners and to those of every directory above it: what is handed
-//! out below a directory is delegated, and not taken from it. What an image's notes say counts
-//! beside the directories that it is in.
+//! A directory belongs to its own owners and to those of every directory above it: ownership below
+//! a directory is delegated, not taken away from it. The owners in an image's notes count in
+//! addition to those of its directories.
 //!
 //! # Invariants
 //!
-//! * Who has the power is never refused, but for methods that their authority may not vouch for.
-//! * Somebody whom no authority vouches for owns nothing.
+//! * A caller with the power is never refused, except for methods that their authority may not
+//!   vouch for.
+//! * A caller without a valid certificate owns nothing.
 //! * A refusal says what would have been enough.
 
 use super::{Access, Identity, Owners};
 
-/// How many owned things a refusal names.
+/// How many owned items a refusal names.
 const NAMED_MAX: usize = 4;
 
-/// Something that a call is about, or that it is in, and who owns it.
+/// An image, directory or machine that a call is about, or a directory above it, with its owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owned {
-    /// What it is, in words: `directory base`.
+pub struct OwnedItem {
+    /// A description, such as `directory base`.
     pub what: String,
-    /// Who owns it.
     pub owners: Owners,
 }
 
-/// Why a call is refused, and what it needs.
+/// Why a call is refused, and what it would need.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeniedError {
-    /// Nobody vouches for the caller.
+    /// The caller has no certificate of a trusted authority.
     #[error("{method} needs a certificate that this server's authorities signed")]
-    Unknown {
-        /// The method.
-        method: String,
-    },
-    /// The caller has not the power, and does not own what the call is about.
+    Unknown { method: String },
+    /// The caller has neither the power nor owns what the call is about.
     #[error("{} may not call {method}{}: {}", shown(.user), toward(.about), needs(.method, .owned))]
     Power {
-        /// Who called.
         user: Option<String>,
-        /// The method.
         method: String,
-        /// What the call is about; empty if that is of no matter.
+        /// What the call is about; empty if that does not matter.
         about: String,
-        /// Who could have; `None` if owners could not.
-        owned: Option<Vec<Owned>>,
+        /// The items whose owners could call; `None` if owners could not.
+        owned: Option<Vec<OwnedItem>>,
     },
-    /// The caller's authority may not vouch for callers of this method.
+    /// The zone of the caller's authority does not include the method.
     #[error(
         "{} may not call {method}: the authority that signed their certificate may not vouch for \
          callers of it (zones.toml)", shown(.user)
     )]
-    Zone {
-        /// Who called.
-        user: Option<String>,
-        /// The method.
-        method: String,
-    },
-    /// An owner gives something away to somebody else.
+    Zone { user: Option<String>, method: String },
+    /// An owner adds owners that they do not belong to.
     #[error(
         "{} may not make {names} an owner of {about}: an owner can give it to groups that they \
          are in and to themselves; for others it needs the power {method}, or an owner of a \
          directory above it", shown(.user)
     )]
     Foreign {
-        /// Who called.
         user: Option<String>,
-        /// The method.
         method: String,
-        /// What was to be given.
+        /// What the call is about.
         about: String,
-        /// To whom.
+        /// The owners to be added.
         names: String,
     },
 }
@@ -83,13 +71,13 @@ fn toward(what: &str) -> String {
     if what.is_empty() { String::new() } else { format!(" for {what}") }
 }
 
-fn needs(method: &str, owned: &Option<Vec<Owned>>) -> String {
+fn needs(method: &str, owned: &Option<Vec<OwnedItem>>) -> String {
     let Some(owned) = owned else { return format!("it needs the power {method}") };
-    let owned: Vec<&Owned> = owned.iter().filter(|one| !one.owners.is_empty()).collect();
+    let owned: Vec<&OwnedItem> = owned.iter().filter(|one| !one.owners.is_empty()).collect();
     if owned.is_empty() {
         return format!("it needs the power {method}, because nobody owns it");
     }
-    let words = |one: &&Owned| format!("{} ({})", one.owners.in_words(), one.what);
+    let words = |one: &&OwnedItem| format!("{} ({})", one.owners.in_words(), one.what);
     let mut named: Vec<String> = owned.iter().take(NAMED_MAX).map(words).collect();
     if owned.len() > NAMED_MAX {
         named.push("...".to_owned());
@@ -97,24 +85,24 @@ fn needs(method: &str, owned: &Option<Vec<Owned>>) -> String {
     format!("it needs the power {method}, or an owner: {}", named.join(", or "))
 }
 
-/// Whether `identity` may call `method`, whose rule is `access`, for what is called `about`. It,
-/// and what it is in, are `owned`.
+/// Checks whether `identity` may call `method`, whose rule is `access`, for what is described by
+/// `about`. `owned` holds that item and the directories above it.
 ///
 /// # Errors
 ///
-/// [`DeniedError`] says what is needed.
-pub fn judge(
+/// Says what is needed.
+pub fn authorize(
     method: &str,
     access: Access,
     identity: &Identity,
     about: &str,
-    owned: &[Owned],
+    owned: &[OwnedItem],
 ) -> Result<(), DeniedError> {
-    let refuse = |owned: Option<&[Owned]>| DeniedError::Power {
+    let refuse = |owned: Option<&[OwnedItem]>| DeniedError::Power {
         user: identity.user.clone(),
         method: method.to_owned(),
         about: about.to_owned(),
-        owned: owned.map(<[Owned]>::to_vec),
+        owned: owned.map(<[OwnedItem]>::to_vec),
     };
     if identity.zone.as_ref().is_some_and(|zone| !zone.has(method)) {
         return Err(DeniedError::Zone { user: identity.user.clone(), method: method.to_owned() });
@@ -131,27 +119,28 @@ pub fn judge(
     }
 }
 
-/// Whether `identity` may by `method` give `own` the owners `wanted`. It lies in what is `above`.
+/// Checks whether `identity` may use `method` to replace the owners of `own`, which is below
+/// `above`, by `wanted`.
 ///
-/// Who has the power, or owns what is above, may give it to anyone; who owns only itself may add
-/// groups that they are in, and themselves. Any owner may take others away.
+/// Callers with the power and owners of something above may set any owners. Owners of only the item
+/// itself may add groups that they are in and themselves. Any owner may remove others.
 ///
 /// # Errors
 ///
-/// [`DeniedError`] says what is needed.
-pub fn judge_owners(
+/// Says what is needed.
+pub fn authorize_owners(
     method: &str,
     identity: &Identity,
-    above: &[Owned],
-    own: &Owned,
+    above: &[OwnedItem],
+    own: &OwnedItem,
     wanted: &Owners,
 ) -> Result<(), DeniedError> {
     let access = Access::PowerOrOwner;
-    if judge(method, access, identity, &own.what, above).is_ok() {
+    if authorize(method, access, identity, &own.what, above).is_ok() {
         return Ok(());
     }
-    let all: Vec<Owned> = [own].into_iter().chain(above).cloned().collect();
-    judge(method, access, identity, &own.what, &all)?;
+    let all: Vec<OwnedItem> = [own].into_iter().chain(above).cloned().collect();
+    authorize(method, access, identity, &own.what, &all)?;
     let groups = wanted.groups.difference(&own.owners.groups);
     let groups: Vec<&String> = groups.filter(|group| !identity.groups.contains(*group)).collect();
     let users = wanted.users.difference(&own.owners.users);
@@ -182,15 +171,15 @@ mod tests {
         }
     }
 
-    fn owned(what: &str, groups: &[&str], users: &[&str]) -> Owned {
+    fn owned(what: &str, groups: &[&str], users: &[&str]) -> OwnedItem {
         let owners = Owners::new(groups.iter().copied(), users.iter().copied());
-        Owned { what: what.to_owned(), owners }
+        OwnedItem { what: what.to_owned(), owners }
     }
 
     const DELETE: &str = "ImageServer.DeleteImage";
 
     /// `web/prod/7`, in a directory of `web-prod` in one of `web`.
-    fn image() -> Vec<Owned> {
+    fn image() -> Vec<OwnedItem> {
         vec![
             owned("image web/prod/7", &["release"], &["alice"]),
             owned("directory web/prod", &["web-prod"], &[]),
@@ -202,7 +191,7 @@ mod tests {
     fn who_may_call_what() {
         use Access::{Authenticated, Power, PowerOrOwner};
         let unknown = || DeniedError::Unknown { method: DELETE.to_owned() };
-        let power = |user: &str, owned: Option<Vec<Owned>>| DeniedError::Power {
+        let power = |user: &str, owned: Option<Vec<OwnedItem>>| DeniedError::Power {
             user: (!user.is_empty()).then(|| user.to_owned()),
             method: DELETE.to_owned(),
             about: "image web/prod/7".to_owned(),
@@ -230,7 +219,7 @@ mod tests {
             (PowerOrOwner,  identity("alice", &["web"], &[]),              vec![],  Err(power("alice", Some(vec![])))),
         ];
         for (access, identity, owned, want) in table {
-            let got = judge(DELETE, access, &identity, "image web/prod/7", &owned);
+            let got = authorize(DELETE, access, &identity, "image web/prod/7", &owned);
             assert_eq!(got, want, "{access:?} {identity:?}");
         }
     }
@@ -240,7 +229,7 @@ mod tests {
         let of_zone = |method: &str, identity: Identity| {
             let identity = Identity { zone: Some(Powers::new([method])), ..identity };
             let owned = [owned("image a", &["web"], &[])];
-            judge(DELETE, Access::PowerOrOwner, &identity, "image a", &owned)
+            authorize(DELETE, Access::PowerOrOwner, &identity, "image a", &owned)
         };
         let refused = DeniedError::Zone { user: Some("eve".to_owned()), method: DELETE.to_owned() };
         for identity in [identity("eve", &[], &["*.*"]), identity("eve", &["web"], &[])] {
@@ -256,8 +245,8 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_is_needed() {
-        let refuse = |access, identity: &Identity, about: &str, owned: &[Owned]| {
-            judge(DELETE, access, identity, about, owned).unwrap_err().to_string()
+        let refuse = |access, identity: &Identity, about: &str, owned: &[OwnedItem]| {
+            authorize(DELETE, access, identity, about, owned).unwrap_err().to_string()
         };
         let eve = identity("eve", &["dba"], &[]);
         assert_eq!(
@@ -279,7 +268,7 @@ mod tests {
             refuse(Access::Authenticated, &identity("", &[], &[]), "", &[]),
             "ImageServer.DeleteImage needs a certificate that this server's authorities signed"
         );
-        let many: Vec<Owned> = (0..9).map(|n| owned(&format!("d{n}"), &["g"], &[])).collect();
+        let many: Vec<OwnedItem> = (0..9).map(|n| owned(&format!("d{n}"), &["g"], &[])).collect();
         let text = refuse(Access::PowerOrOwner, &identity("", &[], &[]), "x", &many);
         assert!(text.starts_with("a caller without a certificate may not call"), "{text}");
         assert!(text.ends_with("group g (d3), or ..."), "{text}");
@@ -325,7 +314,7 @@ mod tests {
             (nobody(), wanted(&["web-prod", "old"], &[]),                               denied()),
         ];
         for (identity, wanted, want) in table {
-            let got = judge_owners(CHANGE, &identity, &above, &own, &wanted);
+            let got = authorize_owners(CHANGE, &identity, &above, &own, &wanted);
             assert_eq!(got, want, "{identity:?} {wanted:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! What a call asks for, in a few words.
+//! The arguments of a call, its reason and its caller, for the audit log.
 
 use core::fmt::Display;
 
@@ -8,31 +8,31 @@ pub const ARGUMENTS_BYTES_MAX: usize = 600;
 /// The longest reason, in bytes.
 pub const WHY_BYTES_MAX: usize = 400;
 
-/// The longest name of somebody, in bytes.
+/// The longest name of a user, in bytes.
 pub const WHO_BYTES_MAX: usize = 256;
 
-/// How many things of a list are named.
+/// How many items of a list are named.
 const NAMED_MAX: usize = 5;
 
-/// The arguments of a call in short, why it is made, and by whom by its own word.
+/// The arguments of a call, its reason, and who made it by the caller's own account.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Brief {
+pub struct CallDetails {
     /// `NAME=VALUE`, separated by spaces.
     pub arguments: String,
-    /// The reason that was given.
+    /// The reason that the caller gave.
     pub why: String,
-    /// Who the caller says that it is; a certificate says it better.
+    /// Who the caller claims to be. If it has a certificate, trust that instead.
     pub who: String,
 }
 
-impl Brief {
+impl CallDetails {
     /// Adds an argument.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Display) -> Self {
         let value = value.to_string();
         let is_word = !value.is_empty() && !value.contains(|c: char| c.is_whitespace() || c == '"');
-        let value = short(&value, ARGUMENTS_BYTES_MAX);
-        // So that no value looks like another argument.
+        let value = escape_and_cut(&value, ARGUMENTS_BYTES_MAX);
+        // Quoted, so that no value looks like another argument.
         let value = match is_word {
             true => value,
             false => format!("\"{}\"", value.replace('"', "\\\"")),
@@ -52,7 +52,7 @@ impl Brief {
         }
     }
 
-    /// Adds the first few of a list, and how many there are.
+    /// Adds the first items of a list, and how many there are.
     #[must_use]
     pub fn with_list(self, name: &str, values: impl IntoIterator<Item = impl Display>) -> Self {
         let mut values = values.into_iter();
@@ -66,25 +66,25 @@ impl Brief {
         self.with(name, text)
     }
 
-    /// Says why.
+    /// Sets the reason.
     #[must_use]
     pub fn why(mut self, why: &str) -> Self {
-        self.why = short(why, WHY_BYTES_MAX);
+        self.why = escape_and_cut(why, WHY_BYTES_MAX);
         self
     }
 
-    /// Says who, by the caller's own word.
+    /// Sets who the caller claims to be.
     #[must_use]
     pub fn who(mut self, who: &str) -> Self {
-        self.who = short(who, WHO_BYTES_MAX);
+        self.who = escape_and_cut(who, WHO_BYTES_MAX);
         self
     }
 }
 
-/// `text` with everything escaped that is not shown as it is, control characters and marks of
-/// direction among them, and cut after about `bytes_max` bytes.
+/// Escapes everything in `text` that is not printable, such as control characters and direction
+/// marks, and cuts it after about `bytes_max` bytes.
 #[must_use]
-pub fn short(text: &str, bytes_max: usize) -> String {
+pub fn escape_and_cut(text: &str, bytes_max: usize) -> String {
     let mut harmless = String::new();
     for character in text.chars() {
         if harmless.len() > bytes_max {
@@ -98,7 +98,7 @@ pub fn short(text: &str, bytes_max: usize) -> String {
     cut(&harmless, bytes_max)
 }
 
-/// The first `bytes_max` bytes of `text`, and a mark if that is not all.
+/// Returns the first `bytes_max` bytes of `text`, with a mark if something was cut.
 fn cut(text: &str, bytes_max: usize) -> String {
     const MARK: &str = " ...";
     if text.len() <= bytes_max {

@@ -13,7 +13,7 @@ fn issue(authority: &Authority, name: &str) -> Issued {
     authority.issue(&Request { name: name.into(), ..Request::default() }).unwrap()
 }
 
-/// The files in a directory, hidden ones too, with mode and content.
+/// Returns the files in a directory, hidden ones too, with mode and content.
 fn files(directory: &Path) -> BTreeMap<String, (u32, String)> {
     let entries = std::fs::read_dir(directory).unwrap().map(Result::unwrap);
     let row = |entry: std::fs::DirEntry| {
@@ -94,11 +94,11 @@ fn the_same_holder_is_renewed_and_others_are_not_overwritten() {
     let other = self::authority();
     assert_eq!(
         refused(&issue(&authority, "web2"), &authority),
-        "DIR holds the certificate of web1, not of web2"
+        "DIR has the certificate of web1, not of web2"
     );
     assert_eq!(
         refused(&issue(&other, "web1"), &other),
-        "DIR/ca.pem does not hold the authority that issues this certificate"
+        "DIR/ca.pem does not have the authority that issues this certificate"
     );
     let third = issue(&other, "web2");
     third.write(path, other.ca_pem(), Replace::Any).unwrap();
@@ -110,7 +110,7 @@ fn the_same_holder_is_renewed_and_others_are_not_overwritten() {
     let error = third.write(path, other.ca_pem(), Replace::Own).unwrap_err().to_string();
     assert_eq!(
         error.replace(&path.display().to_string(), "DIR"),
-        "DIR/key.pem is there, and no certificate beside it tells whose it is"
+        "DIR/key.pem exists without a certificate that names its holder"
     );
 }
 

@@ -1,15 +1,15 @@
-//! What differs between two machine databases.
+//! The difference between two machine databases.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Machine, Machines};
 
-/// What differs between two machine databases; hosts are sorted by name.
+/// The difference between two machine databases; hosts are sorted by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Edit {
-    /// Machines that only the new one has.
+pub struct MdbDiff {
+    /// Machines that are only in the new one.
     pub added: Vec<Machine>,
-    /// Machines that only the old one has.
+    /// Machines that are only in the old one.
     pub removed: Vec<Machine>,
     /// Machines with different records.
     pub changed: Vec<ChangedMachine>,
@@ -18,9 +18,8 @@ pub struct Edit {
 /// A machine with different records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangedMachine {
-    /// The machine.
     pub hostname: String,
-    /// What differs, sorted by name.
+    /// The changed fields, sorted by name.
     pub fields: Vec<ChangedField>,
 }
 
@@ -35,8 +34,8 @@ pub struct ChangedField {
     pub new: String,
 }
 
-impl Edit {
-    /// What differs between `old` and `new`.
+impl MdbDiff {
+    /// Compares `old` and `new`.
     #[must_use]
     pub fn between(old: &Machines, new: &Machines) -> Self {
         let only = |these: &Machines, those: &Machines| -> Vec<Machine> {
@@ -51,13 +50,13 @@ impl Edit {
         Self { added: only(new, old), removed: only(old, new), changed: changed.collect() }
     }
 
-    /// True if nothing differs.
+    /// Returns true if nothing differs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
     }
 
-    /// A line for each machine, as in `+ web1 web/2`, `- web2 web/1` and `~ web3 RequiredImage:
+    /// Formats one line for each machine: `+ web1 web/2`, `- web2 web/1` and `~ web3 RequiredImage:
     /// "web/1" -> "web/2"`.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let machine = |sign: char, machine: &Machine| {
@@ -109,11 +108,11 @@ mod tests {
             {"Hostname": "c", "RequiredImage": "y", "Tags": {"rack": "5"}},
             {"Hostname": "e", "RequiredImage": "x"}]"#;
         let (old, new) = (parse(old).unwrap(), parse(new).unwrap());
-        let edit = Edit::between(&old, &new);
+        let edit = MdbDiff::between(&old, &new);
         let lines: Vec<String> = edit.lines().collect();
         let changed = r#"~ c RequiredImage: "x" -> "y", Tags: {"rack":"4"} -> {"rack":"5"}"#;
         assert_eq!(lines, ["- b", "+ d", "+ e x", changed]);
-        assert!(Edit::between(&old, &old).is_empty());
+        assert!(MdbDiff::between(&old, &old).is_empty());
         assert!(!edit.is_empty());
     }
 }

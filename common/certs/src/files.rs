@@ -1,10 +1,9 @@
-//! Puts certificates and keys where they belong.
+//! Writes certificates and keys into directories.
 //!
-//! A key is never readable by others, not for a moment: it gets its mode when it is made. What is
-//! put in place is whole and on the medium before it gets its name. A new directory appears with
-//! all of its files at once. In a directory that is there, each file is replaced at once; when the
-//! key is another one, whoever reads between the certificate and the key sees two that do not
-//! match, and a daemon then keeps those that it has.
+//! A key file is created with its mode, so that others can never read it. A file is complete and
+//! synced before it gets its name. A new directory appears with all of its files at once. In an
+//! existing directory each file is replaced atomically; when the key changes, a reader between the
+//! certificate and the key sees two that do not match, and a daemon then keeps those that it has.
 
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
@@ -13,65 +12,39 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
-use super::authority::Issued;
-use super::pem::{certificates_of, read_limited};
 use api::certificate::{Certificate, CertificateError};
 
-/// What may be overwritten.
+use super::authority::Issued;
+use super::pem::{certificates_of, read_limited};
+
+/// Which existing files may be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replace {
-    /// The certificate of the same holder.
+    /// Only the certificate of the same holder.
     Own,
-    /// Whatever is there.
+    /// Any files.
     Any,
 }
 
-/// Why files were not put in place. The old ones are as they were.
+/// Files that were not written. The old files are unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PlaceError {
-    /// Somebody else's certificate is there.
-    #[error("{} holds the certificate of {holder}, not of {name}", path.display())]
-    Other {
-        /// The directory.
-        path: PathBuf,
-        /// Whose certificate it has.
-        holder: String,
-        /// Whose it was to have.
-        name: String,
-    },
-    /// A key is there that nobody knows.
-    #[error("{} is there, and no certificate beside it tells whose it is", path.display())]
-    Key {
-        /// The key.
-        path: PathBuf,
-    },
-    /// Other authorities are trusted there.
-    #[error("{} does not hold the authority that issues this certificate", path.display())]
-    Authorities {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Something is there that may not be overwritten at all.
-    #[error("{} is there already, and is not overwritten", path.display())]
-    Exists {
-        /// What is there.
-        path: PathBuf,
-    },
-    /// A certificate that is there cannot be read.
+pub enum FilesError {
+    #[error("{} has the certificate of {holder}, not of {name}", path.display())]
+    OtherHolder { path: PathBuf, holder: String, name: String },
+    #[error("{} exists without a certificate that names its holder", path.display())]
+    UnknownKey { path: PathBuf },
+    #[error("{} does not have the authority that issues this certificate", path.display())]
+    OtherAuthority { path: PathBuf },
+    #[error("{} exists and is not overwritten", path.display())]
+    Exists { path: PathBuf },
     #[error("cannot read {}", path.display())]
-    Certificate {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: CertificateError,
-    },
-    /// The disk.
+    Certificate { path: PathBuf, source: CertificateError },
     #[error(transparent)]
-    File(#[from] io::Error),
+    Io(#[from] io::Error),
 }
 
-/// One file that is to be.
+/// A file to write.
 pub(super) struct Content<'a> {
     pub(super) name: &'a str,
     pub(super) text: &'a str,
@@ -79,23 +52,23 @@ pub(super) struct Content<'a> {
 }
 
 impl Issued {
-    /// Writes `ca.pem`, `cert.pem` and `key.pem` into `directory`, which is made with all of them
-    /// at once if it is not there. Everybody may look into it: certificates are no secret, and
-    /// daemons that have a user of their own must read them.
+    /// Writes `ca.pem`, `cert.pem` and `key.pem` into `directory`, which is created with all of
+    /// them at once if it does not exist. Everybody may read a new directory: certificates are not
+    /// secret, and daemons with a user of their own must read them.
     ///
-    /// Of files that are there, owner and mode stay, but a key is never left readable by others.
-    /// The directory's list of revoked certificates and other files are not touched.
+    /// Existing files keep owner and mode, except that others can never read the key. The
+    /// revocation list and other files in the directory are not touched.
     ///
     /// # Errors
     ///
-    /// [`PlaceError`]; all old files are then in place, or, if the disk failed in the middle, some
-    /// new ones, and it can be done again.
+    /// [`FilesError`]; after a write error some of the files may be new, and the call can be
+    /// repeated.
     pub fn write(
         &self,
         directory: &Path,
         ca_pem: &str,
         replace: Replace,
-    ) -> Result<(), PlaceError> {
+    ) -> Result<(), FilesError> {
         let mut contents = vec![
             Content { name: "ca.pem", text: ca_pem, mode: 0o644 },
             Content { name: "cert.pem", text: &self.certificate_pem, mode: 0o644 },
@@ -104,60 +77,60 @@ impl Issued {
         if !fs::exists(directory)? {
             return new_directory(directory, &contents, 0o755);
         }
-        may_write(directory, &self.certificate.common_name, ca_pem, replace)?;
+        check_overwrite(directory, &self.certificate.common_name, ca_pem, replace)?;
         if replace == Replace::Own && fs::exists(directory.join("ca.pem"))? {
             contents.remove(0);
         }
-        // Nothing is written that would be the same: a key that stays is not replaced.
+        // Unchanged files are not rewritten.
         contents.retain(|content| {
             read_limited(&directory.join(content.name)).ok().as_deref() != Some(content.text)
         });
-        into(directory, &contents)
+        replace_files(directory, &contents)
     }
 }
 
-/// Whether [`Issued::write`] would write a certificate of `name` into `directory`, or refuse to
-/// overwrite what is there. Looked at before it is issued, none is issued for nothing.
+/// Checks that [`Issued::write`] would not refuse to write a certificate of `name` into
+/// `directory`. Called before a certificate is issued, so that none is issued in vain.
 ///
 /// # Errors
 ///
-/// [`PlaceError`].
-pub fn may_write(
+/// [`FilesError`] if files exist that must not be overwritten.
+pub fn check_overwrite(
     directory: &Path,
     name: &str,
     ca_pem: &str,
     replace: Replace,
-) -> Result<(), PlaceError> {
+) -> Result<(), FilesError> {
     if replace == Replace::Any {
         return Ok(());
     }
-    expect_own(directory, name)?;
-    expect_authority(&directory.join("ca.pem"), ca_pem)
+    check_holder(directory, name)?;
+    check_authority(&directory.join("ca.pem"), ca_pem)
 }
 
-/// Refuses a directory with the certificate of somebody else.
-fn expect_own(directory: &Path, name: &str) -> Result<(), PlaceError> {
+/// Refuses a directory with the certificate of another holder.
+fn check_holder(directory: &Path, name: &str) -> Result<(), FilesError> {
     let path = directory.join("cert.pem");
     if !fs::exists(&path)? {
         let key = directory.join("key.pem");
-        return if fs::exists(&key)? { Err(PlaceError::Key { path: key }) } else { Ok(()) };
+        return if fs::exists(&key)? { Err(FilesError::UnknownKey { path: key }) } else { Ok(()) };
     }
     let all = certificates_of(&path).map_err(|error| io::Error::other(error.to_string()))?;
     let read = Certificate::read(&all[0]);
-    let holder = read.map_err(|source| PlaceError::Certificate { path, source })?.common_name;
+    let holder = read.map_err(|source| FilesError::Certificate { path, source })?.common_name;
     if holder == name {
         return Ok(());
     }
-    Err(PlaceError::Other { path: directory.to_owned(), holder, name: name.to_owned() })
+    Err(FilesError::OtherHolder { path: directory.to_owned(), holder, name: name.to_owned() })
 }
 
-/// Refuses a file that has not the authorities in `ca_pem`; it may have others too.
-fn expect_authority(path: &Path, ca_pem: &str) -> Result<(), PlaceError> {
+/// Refuses a file without the authorities in `ca_pem`; it may have others too.
+fn check_authority(path: &Path, ca_pem: &str) -> Result<(), FilesError> {
     if !fs::exists(path)? {
         return Ok(());
     }
     let text = read_limited(path).map_err(|error| io::Error::other(error.to_string()))?;
-    // Both are as the same program has written them, or as an operator has joined them.
+    // Operators may have joined several files.
     let blocks = |text: &str| -> Vec<String> {
         let parts = text.split("-----BEGIN CERTIFICATE-----").skip(1);
         let bodies = parts.filter_map(|part| part.split("-----END").next());
@@ -167,42 +140,42 @@ fn expect_authority(path: &Path, ca_pem: &str) -> Result<(), PlaceError> {
     if blocks(ca_pem).iter().all(|block| have.contains(block)) {
         return Ok(());
     }
-    Err(PlaceError::Authorities { path: path.to_owned() })
+    Err(FilesError::OtherAuthority { path: path.to_owned() })
 }
 
-/// Makes `directory` with all of `contents` at once.
+/// Creates `directory` with all of `contents` at once.
 pub(super) fn new_directory(
     directory: &Path,
     contents: &[Content<'_>],
     mode: u32,
-) -> Result<(), PlaceError> {
+) -> Result<(), FilesError> {
     let name = directory.file_name().ok_or_else(|| {
-        let text = format!("{} is no name of a directory", directory.display());
+        let text = format!("{} is not the name of a directory", directory.display());
         io::Error::new(io::ErrorKind::InvalidInput, text)
     })?;
     let parent = parent_of(directory);
     fs::create_dir_all(parent)?;
     let partial = Partial(parent.join(format!(".{}.new", name.display())));
-    // What a run that was killed has left.
+    // A killed run may have left one.
     partial.remove()?;
     std::fs::DirBuilder::new().mode(mode).create(&partial.0).map_err(|source| {
-        io::Error::new(source.kind(), format!("cannot make {}: {source}", partial.0.display()))
+        io::Error::new(source.kind(), format!("cannot create {}: {source}", partial.0.display()))
     })?;
     for content in contents {
         write(&partial.0.join(content.name), content, None)?;
     }
     sync(&partial.0)?;
     if fs::exists(directory)? {
-        return Err(PlaceError::Exists { path: directory.to_owned() });
+        return Err(FilesError::Exists { path: directory.to_owned() });
     }
     fs::rename(&partial.0, directory)?;
     sync(parent)?;
     Ok(())
 }
 
-/// Replaces the files `contents` in `directory`, one after the other: each is on the medium before
-/// the next one is replaced.
-pub(super) fn into(directory: &Path, contents: &[Content<'_>]) -> Result<(), PlaceError> {
+/// Replaces the files `contents` in `directory` one after the other; each is synced before the next
+/// is replaced.
+pub(super) fn replace_files(directory: &Path, contents: &[Content<'_>]) -> Result<(), FilesError> {
     let mut partials = Vec::new();
     for content in contents {
         let path = directory.join(content.name);
@@ -223,8 +196,8 @@ pub(super) fn into(directory: &Path, contents: &[Content<'_>]) -> Result<(), Pla
     Ok(())
 }
 
-/// Removes the file `path`, if it is there, also from the medium.
-pub(super) fn remove(path: &Path) -> Result<(), PlaceError> {
+/// Removes the file `path` if it exists, and syncs its directory.
+pub(super) fn remove(path: &Path) -> Result<(), FilesError> {
     match fs::remove_file(path) {
         Ok(()) => Ok(sync(parent_of(path))?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -232,8 +205,8 @@ pub(super) fn remove(path: &Path) -> Result<(), PlaceError> {
     }
 }
 
-/// Adds `text` to the end of the file `path`, and to the medium, behind its last whole line.
-pub(super) fn append(path: &Path, text: &str, mode: u32) -> Result<(), PlaceError> {
+/// Appends `text` to the file `path` after its last complete line, and syncs it.
+pub(super) fn append(path: &Path, text: &str, mode: u32) -> Result<(), FilesError> {
     let is_new = !fs::exists(path)?;
     let mut file = fs::OpenOptions::new();
     let mut file =
@@ -243,7 +216,7 @@ pub(super) fn append(path: &Path, text: &str, mode: u32) -> Result<(), PlaceErro
         file.seek(SeekFrom::Start(0))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        let whole = super::record::whole(&bytes) as u64;
+        let whole = super::record::complete_lines(&bytes) as u64;
         file.set_len(whole)?;
         file.seek(SeekFrom::Start(whole))?;
     }
@@ -255,7 +228,7 @@ pub(super) fn append(path: &Path, text: &str, mode: u32) -> Result<(), PlaceErro
     Ok(())
 }
 
-/// True if the last of `end` bytes ends a line, and leaves the file there.
+/// Returns true if a file of `end` bytes ends with a line feed, and moves to its end.
 fn ends_line(file: &mut fs::File, end: u64) -> io::Result<bool> {
     let Some(last) = end.checked_sub(1) else { return Ok(true) };
     file.seek(SeekFrom::Start(last))?;
@@ -264,7 +237,7 @@ fn ends_line(file: &mut fs::File, end: u64) -> io::Result<bool> {
     Ok(byte == *b"\n")
 }
 
-/// Where `path` is.
+/// Returns the directory of `path`.
 pub(super) fn parent_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -272,7 +245,7 @@ pub(super) fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Writes a file that is not there yet; with the owner and mode of `old`, if there is one.
+/// Writes a new file, with the owner and mode of `old` if given.
 fn write(path: &Path, content: &Content<'_>, old: Option<&std::fs::Metadata>) -> io::Result<()> {
     let mut file =
         fs::OpenOptions::new().write(true).create_new(true).mode(content.mode).open(path)?;
@@ -287,7 +260,7 @@ fn write(path: &Path, content: &Content<'_>, old: Option<&std::fs::Metadata>) ->
                 io::Error::new(error.kind(), text)
             })?;
         }
-        // A secret may stay readable by a group, and not by everybody.
+        // A secret may stay readable by its group, but not by others.
         let allowed = if content.mode & 0o077 == 0 { 0o640 } else { 0o777 };
         let mode = old.permissions().mode() & allowed;
         file.set_permissions(std::fs::Permissions::from_mode(mode))?;
@@ -299,7 +272,7 @@ fn sync(directory: &Path) -> io::Result<()> {
     fs::File::open(directory)?.sync_all()
 }
 
-/// A file or directory that has not got its name yet; it goes unless it gets it.
+/// A file or directory under its temporary name, which is removed on drop.
 struct Partial(PathBuf);
 
 impl Partial {

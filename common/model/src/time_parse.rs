@@ -1,4 +1,4 @@
-//! Durations and times as operators write them.
+//! Parses durations and times of operators.
 
 use core::time::Duration;
 
@@ -13,15 +13,11 @@ const DURATION_FORMS: &str = "expected a number with a unit, such as 90s, 15m, 2
 /// The forms of a time, for error messages.
 const TIME_FORMS: &str = "expected a time such as 18:30, 2030-01-31T18:30 or 2030-01-31T18:30:00Z";
 
-/// The forms of a moment that lies behind, for error messages.
+/// The forms of a time in the past, for error messages.
 const PAST_FORMS: &str =
     "expected a duration such as 12h or 1d, or a time such as 18:30 or 2030-01-31T18:30";
 
-/// Reads `90s`, `15m`, `2h`, `3d`, or several of them in a row such as `1h30m`.
-///
-/// # Errors
-///
-/// The text for people.
+/// Parses `90s`, `15m`, `2h`, `3d`, or several in a row such as `1h30m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("`{text}` is no duration: {DURATION_FORMS}");
     let mut seconds: u64 = 0;
@@ -49,12 +45,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads a moment: RFC 3339 with a zone, a date and time in the zone of `now`, or a time of day,
+/// Parses a time: RFC 3339 with a zone, a date and time in the zone of `now`, or a time of day,
 /// which is the next one after `now`.
-///
-/// # Errors
-///
-/// The text for people.
 pub fn time(text: &str, now: &Zoned) -> Result<Time, String> {
     let bad = || format!("`{text}` is no time: {TIME_FORMS}");
     let of = |stamp: Timestamp| {
@@ -77,12 +69,8 @@ pub fn time(text: &str, now: &Zoned) -> Result<Time, String> {
     of(zoned(civil)?.timestamp())
 }
 
-/// Reads a moment that lies behind: a duration before `now`, or a time as by [`time()`], but a time
-/// of day is the last one until `now`.
-///
-/// # Errors
-///
-/// The text for people.
+/// Parses a time in the past: a duration before `now`, or a time as by [`time()`], except that a
+/// time of day is the last one until `now`.
 pub fn past(text: &str, now: &Zoned) -> Result<Time, String> {
     let bad = || format!("`{text}` is no time: {PAST_FORMS}");
     if let Ok(before) = duration(text) {
@@ -95,7 +83,7 @@ pub fn past(text: &str, now: &Zoned) -> Result<Time, String> {
     time(text, &yesterday).map_err(|_| bad())
 }
 
-/// `time` and `more` later.
+/// Returns the time `more` after `time`.
 #[must_use]
 pub fn later(time: Time, more: Duration) -> Time {
     let seconds = i64::try_from(more.as_secs()).unwrap_or(i64::MAX);
@@ -135,7 +123,7 @@ mod tests {
             ("12:01", "2030-01-30T10:01:00Z"),
         ];
         for (text, expected) in table {
-            let got = past(text, &now).map(crate::when::moment);
+            let got = past(text, &now).map(crate::display::utc);
             assert_eq!(got.as_deref(), Ok(expected), "{text}");
         }
         for text in ["", "noon", "1x", "90", "2030-02-30", "25:00", "99999999d"] {
@@ -158,7 +146,7 @@ mod tests {
             ("12:00", "2030-02-01T10:00:00Z"),
         ];
         for (text, expected) in table {
-            let got = time(text, &now).map(crate::when::moment);
+            let got = time(text, &now).map(crate::display::utc);
             assert_eq!(got.as_deref(), Ok(expected), "{text}");
         }
         for text in ["", "noon", "25:00", "2030-02-30T00:00"] {

@@ -1,50 +1,87 @@
-//! Room that all callers of a server share, and of which nobody takes so much that nothing is left
-//! for others.
+//! Callers of a server, and limits that they share, so that no caller uses up everything.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::Caller;
-use crate::server::connection_counts::{Source, give, take};
+use api::access::Identity;
 
-/// So much room, and who has how much of it.
+use super::connection_counts::{Source, give, take};
+
+/// The caller of a method or page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The address of the caller.
+    pub address: SocketAddr,
+    /// The address of this server that the connection was made to.
+    pub local: SocketAddr,
+    /// True if the caller accepts packed content ([`crate::packing`]).
+    pub unpacks: bool,
+    /// The user, groups and powers.
+    pub identity: Arc<Identity>,
+}
+
+impl std::fmt::Display for Caller {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.identity.user {
+            Some(user) => write!(formatter, "{user} ({})", self.address),
+            None => write!(formatter, "{}", self.address),
+        }
+    }
+}
+
+impl Caller {
+    /// Returns the name for records: the user, or the address.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.identity.user.clone().unwrap_or_else(|| self.address.ip().to_string())
+    }
+
+    /// Returns the user, or `claimed` without a certificate.
+    #[must_use]
+    pub fn name_or(&self, claimed: String) -> String {
+        self.identity.user.clone().unwrap_or(claimed)
+    }
+}
+
+/// A limit that all callers share, with a lower limit for each caller.
 #[derive(Debug)]
-pub struct Shares {
+pub struct CallerPermits {
     room: Arc<Semaphore>,
-    /// The most that one has.
+    /// The limit for each caller.
     each: usize,
     taken: Mutex<BTreeMap<Taker, usize>>,
 }
 
-/// A user, or whoever is at an address.
+/// A user, or a caller without a certificate at an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Taker {
     User(String),
     Stranger(Source),
 }
 
-/// A part of the room; given back when it is dropped.
+/// A part of the limit; returned when it is dropped.
 #[derive(Debug)]
-pub struct Share {
-    shares: Arc<Shares>,
-    /// Whose it is, and how much.
+pub struct CallerPermit {
+    shares: Arc<CallerPermits>,
+    /// The holder, and the number of permits.
     taker: Option<(Taker, usize)>,
     _room: OwnedSemaphorePermit,
 }
 
-impl Shares {
-    /// Room for `all`, of which a caller has at most `each`.
+impl CallerPermits {
+    /// Returns `all` permits, of which a caller gets at most `each`.
     #[must_use]
     pub fn new(all: usize, each: usize) -> Arc<Self> {
         let (room, taken) = (Arc::new(Semaphore::new(all)), Mutex::default());
         Arc::new(Self { room, each, taken })
     }
 
-    /// Room for `count` of `caller`, if there is so much.
+    /// Takes `count` permits for `caller`, if they are free.
     #[must_use]
-    pub fn take(self: &Arc<Self>, caller: &Caller, count: usize) -> Option<Share> {
+    pub fn take(self: &Arc<Self>, caller: &Caller, count: usize) -> Option<CallerPermit> {
         let taker = match &caller.identity.user {
             Some(user) => Taker::User(user.clone()),
             None => Taker::Stranger(Source::of(caller.address.ip())),
@@ -52,25 +89,25 @@ impl Shares {
         let permits = u32::try_from(count).ok()?;
         let room = Arc::clone(&self.room).try_acquire_many_owned(permits).ok()?;
         take(&mut model::lock::locked(&self.taken), &taker, count, self.each).ok()?;
-        Some(Share { shares: Arc::clone(self), taker: Some((taker, count)), _room: room })
+        Some(CallerPermit { shares: Arc::clone(self), taker: Some((taker, count)), _room: room })
     }
 
-    /// Room for one of the server itself, which waits for it.
-    pub async fn own(self: &Arc<Self>) -> Share {
+    /// Waits for one permit for the server itself.
+    pub async fn own(self: &Arc<Self>) -> CallerPermit {
         let room = Arc::clone(&self.room).acquire_owned().await;
         let room = room.expect("the semaphore is never closed");
-        Share { shares: Arc::clone(self), taker: None, _room: room }
+        CallerPermit { shares: Arc::clone(self), taker: None, _room: room }
     }
 }
 
 #[cfg(test)]
-impl Shares {
+impl CallerPermits {
     pub(super) fn free(&self) -> usize {
         self.room.available_permits()
     }
 }
 
-impl Drop for Share {
+impl Drop for CallerPermit {
     fn drop(&mut self) {
         if let Some((taker, count)) = &self.taker {
             give(&mut model::lock::locked(&self.shares.taken), taker, *count);
@@ -81,7 +118,6 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::access::Identity;
 
     fn caller(user: Option<&str>, address: &str) -> Caller {
         let identity = Identity { user: user.map(str::to_owned), ..Identity::default() };
@@ -91,11 +127,11 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_takes_the_room_of_others() {
-        let shares = Shares::new(6, 4);
+        let shares = CallerPermits::new(6, 4);
         let alice = caller(Some("alice"), "10.0.0.1:1");
         let (bob, stranger) = (caller(Some("bob"), "10.0.0.1:1"), caller(None, "10.0.0.1:1"));
         let held = shares.take(&alice, 3).unwrap();
-        // From wherever she comes.
+        // The limit of a user is independent of the address.
         assert!(shares.take(&caller(Some("alice"), "10.0.0.9:1"), 2).is_none());
         let last = shares.take(&alice, 1).unwrap();
         assert!(shares.take(&alice, 1).is_none());

@@ -1,9 +1,9 @@
-//! What operators ask about the machine database.
+//! Methods about the machine database.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
-use crate::audit::brief::Brief;
+use crate::audit::call_details::CallDetails;
 use crate::{
     access::Access,
     method::{Effect, Method},
@@ -12,28 +12,26 @@ use model::mdb::Machine;
 use model::object::ObjectId;
 use model::tree::Time;
 
-/// A machine database that is held until an operator accepts it: it would change too much at once.
+/// A machine database that is held until an operator accepts it, because it would change too much
+/// at once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldMdb {
-    /// Tells it from others.
+    /// Identifies it.
     pub digest: ObjectId,
     /// What it would change.
     pub why: String,
-    /// Since when it is held.
     pub since: Time,
 }
 
-/// Gives a machine database.
+/// Returns the machine database in force, or the one that is held.
 pub enum ShowMdb {}
 
-/// See [`ShowMdb`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShowMdbRequest {
-    /// The one that is held, instead of the one in force.
+    /// Returns the held one instead of the one in force.
     pub held: bool,
 }
 
-/// See [`ShowMdb`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShowMdbReply {
     /// The machines, sorted by host name.
@@ -51,13 +49,12 @@ impl Method for ShowMdb {
     type Reply = ShowMdbReply;
 }
 
-/// Puts the machine database that is held in force.
+/// Accepts the machine database that is held.
 pub enum AcceptMdb {}
 
-/// See [`AcceptMdb`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptMdbRequest {
-    /// Which: another one may be held by now.
+    /// The digest of the one to accept: another one may be held by now.
     pub digest: ObjectId,
     /// Who says so, as long as no certificate tells.
     pub who: String,
@@ -73,7 +70,7 @@ impl Method for AcceptMdb {
     type Request = AcceptMdbRequest;
     type Reply = Done;
 
-    fn brief(request: &Self::Request) -> Brief {
-        Brief::default().with("digest", request.digest).why(&request.why).who(&request.who)
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("digest", request.digest).why(&request.why).who(&request.who)
     }
 }

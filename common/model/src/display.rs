@@ -1,0 +1,130 @@
+//! Texts for people: sizes, counts, times, errors and text from other machines.
+
+use std::error::Error;
+use std::fmt::Write as _;
+
+use crate::tree::Time;
+
+/// Formats a size: `87 bytes`, `8.8 MB`.
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    let (mut tenths, mut unit) = (bytes / 100, 0);
+    while tenths >= 10_000 {
+        tenths /= 1_000;
+        unit += 1;
+    }
+    match bytes {
+        1 => "1 byte".to_owned(),
+        0..1_000 => format!("{bytes} bytes"),
+        _ => format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit]),
+    }
+}
+
+/// Formats a count: `1 object`, `2 objects`.
+#[must_use]
+pub fn counted(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
+
+/// Replaces control characters in `text`, which could manipulate a terminal, and cuts it after
+/// `bytes_max` bytes, so that no machine makes a list of all machines too long.
+#[must_use]
+pub fn safe_text(text: &str, bytes_max: usize) -> String {
+    let mut end = text.len().min(bytes_max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let harmless = |character: char| if character.is_control() { ' ' } else { character };
+    let mut plain: String = text[..end].chars().map(harmless).collect();
+    if end < text.len() {
+        plain.push_str(" ...");
+    }
+    plain
+}
+
+/// Formats how long `then` was before `now`: `12 s ago`.
+#[must_use]
+pub fn ago(now: Time, then: Time) -> String {
+    let seconds = now.seconds.saturating_sub(then.seconds).max(0);
+    format!("{} ago", rough_duration(seconds.unsigned_abs()))
+}
+
+/// Formats a duration in one unit: `12 s`, `3 days`.
+#[must_use]
+pub fn rough_duration(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+/// Formats a time in UTC, to the second.
+#[must_use]
+pub fn utc(time: Time) -> String {
+    jiff::Timestamp::from_second(time.seconds)
+        .map_or_else(|_| format!("{} s after 1970", time.seconds), |stamp| stamp.to_string())
+}
+
+/// Formats an error with its sources, outermost first, joined by colons on one line.
+#[must_use]
+pub fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        write!(text, ": {cause}").expect("writing to a String cannot fail");
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_short() {
+        let table = [
+            (0, "0 bytes"),
+            (1, "1 byte"),
+            (999, "999 bytes"),
+            (1_000, "1.0 kB"),
+            (999_999, "999.9 kB"),
+            (8_841_958, "8.8 MB"),
+            (96_000_000_000, "96.0 GB"),
+            (u64::MAX, "18.4 EB"),
+        ];
+        for (bytes, text) in table {
+            assert_eq!(size(bytes), text);
+        }
+        assert_eq!(counted(1, "object"), "1 object");
+        assert_eq!(counted(2, "object"), "2 objects");
+    }
+
+    #[test]
+    fn foreign_texts_are_cut_and_harmless() {
+        assert_eq!(safe_text("good", 4), "good");
+        assert_eq!(safe_text("\u{1b}[2J\nbad", 99), " [2J bad");
+        assert_eq!(safe_text("Zürich", 2), "Z ...");
+    }
+
+    #[test]
+    fn distances_are_rough_and_moments_exact() {
+        let at = |seconds| Time { seconds, nanoseconds: 999_999_999 };
+        let table = [
+            (0, "0 s ago"),
+            (119, "119 s ago"),
+            (120, "2 min ago"),
+            (7_200, "2 h ago"),
+            (200_000, "2 days ago"),
+            (-5, "0 s ago"),
+        ];
+        for (distance, text) in table {
+            assert_eq!(ago(at(1_000_000), at(1_000_000 - distance)), text);
+        }
+        assert_eq!(utc(at(1_700_000_000)), "2023-11-14T22:13:20Z");
+    }
+}

@@ -1,0 +1,307 @@
+//! The methods and pages of a daemon, with their handlers.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use prometheus_client::registry::Registry;
+
+use super::audit::{self, Recorder};
+use super::caller::Caller;
+use super::metrics::Metrics;
+use super::page::{Page, PageRequest};
+use crate::audit_log::{AuditCollector, AuditLog};
+use crate::body::{Body, streamed};
+use crate::object_reader::ObjectReader;
+use crate::page_frame::Frame;
+use crate::tls::Security;
+use api::access::Access;
+use api::codec::{self, Encoding};
+use api::fault::{Fault, FaultCode};
+use api::method::{Effect, Method};
+
+/// The future of a handler.
+pub(super) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Fault>> + Send>>;
+
+pub(super) type Unary = Arc<dyn Fn(Caller, Encoding, Bytes) -> Answer<Vec<u8>> + Send + Sync>;
+pub(super) type Upload =
+    Arc<dyn Fn(Caller, Encoding, ObjectReader) -> Answer<Vec<u8>> + Send + Sync>;
+pub(super) type Download = Arc<dyn Fn(Caller, Encoding, Bytes) -> Answer<Body> + Send + Sync>;
+pub(super) type PageHandler = Arc<dyn Fn(PageRequest) -> Answer<Page> + Send + Sync>;
+
+/// The handler of a method.
+#[derive(Clone)]
+pub(super) enum Kind {
+    Unary(Unary),
+    Upload(Upload),
+    Download(Download),
+}
+
+/// A method with its handler.
+#[derive(Clone)]
+pub(super) struct Entry {
+    pub(super) name: &'static str,
+    pub(super) effect: Effect,
+    /// The rule that the server checks before the handler.
+    pub(super) access: Access,
+    pub(super) request_bytes_max: usize,
+    pub(super) kind: Kind,
+}
+
+/// The methods and pages of a server.
+pub(super) struct Routes {
+    pub(super) security: Security,
+    pub(super) frame: Frame,
+    pub(super) methods: BTreeMap<&'static str, Entry>,
+    pub(super) pages: BTreeMap<&'static str, PageHandler>,
+    pub(super) below: BTreeMap<&'static str, PageHandler>,
+    pub(super) metrics: Metrics,
+    pub(super) recorder: Recorder,
+    pub(super) private_pages: bool,
+}
+
+/// Collects the methods and pages of a daemon. Each handler is given a clone of the state `S`.
+///
+/// ```text
+/// Router::new("subd", security)
+///     .with_state(service)
+///     .method::<Poll, _>(poll)
+///     .page("/", status_page)
+///
+/// async fn poll(service: Arc<Service>, caller: Caller, request: PollRequest) -> Result<..>
+/// async fn status_page(service: Arc<Service>, request: PageRequest) -> Result<Page, Fault>
+/// ```
+pub struct Router<S = ()> {
+    state: S,
+    pub(super) routes: Routes,
+}
+
+impl<S> std::fmt::Debug for Router<S> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Router")
+            .field("methods", &self.routes.methods.keys())
+            .field("pages", &self.routes.pages.keys())
+            .field("below", &self.routes.below.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Router {
+    /// Returns a router of `daemon` that answers only `/healthz` and `/metrics`, over connections
+    /// that are protected by `security`.
+    pub fn new(daemon: &'static str, security: &Security) -> Self {
+        let routes = Routes {
+            security: security.clone(),
+            frame: Frame::new(daemon, security),
+            methods: BTreeMap::new(),
+            pages: BTreeMap::new(),
+            below: BTreeMap::new(),
+            metrics: Metrics::new(daemon, security),
+            recorder: Recorder::default(),
+            private_pages: false,
+        };
+        Self { state: (), routes }
+    }
+}
+
+impl<S: Clone + Send + Sync + 'static> Router<S> {
+    /// Passes `state` to the handlers that are added after this.
+    pub fn with_state<T>(self, state: T) -> Router<T> {
+        Router { state, routes: self.routes }
+    }
+
+    /// Uses `frame` for error pages.
+    pub fn frame(mut self, frame: Frame) -> Self {
+        self.routes.frame = frame;
+        self
+    }
+
+    /// Shows pages and metrics only to callers with a certificate, if `is_private`.
+    pub fn private_pages(mut self, is_private: bool) -> Self {
+        self.routes.private_pages = is_private;
+        self
+    }
+
+    /// Adds metrics of the daemon; the prefix `dominator_` is added to their names.
+    pub fn metrics(mut self, add: impl FnOnce(&mut Registry)) -> Self {
+        add(self.routes.metrics.registry());
+        self
+    }
+
+    /// Records every call that changes something in `log`, and adds the page `/audit`. Methods may
+    /// be added before or after this.
+    pub fn audit(mut self, log: &AuditLog) -> Self {
+        if !self.routes.recorder.set(log) {
+            tracing::error!("a server has two audit logs: only the first is written");
+            return self;
+        }
+        self.routes.metrics.registry().register_collector(Box::new(AuditCollector(log.clone())));
+        let (frame, log) = (self.routes.frame.clone(), log.clone());
+        let handler: PageHandler = Arc::new(move |_| {
+            let html = frame.render("Audit log", &audit::page(log.status().as_ref()));
+            Box::pin(async move { Ok(Page::Html(html)) })
+        });
+        self.routes.pages.insert("/audit", handler);
+        self
+    }
+
+    /// Answers `M` with `handler`. Callers need the power if the rule of `M` says so.
+    pub fn method<M, Fut>(
+        self,
+        handler: impl Fn(S, Caller, M::Request) -> Fut + Send + Sync + 'static,
+    ) -> Self
+    where
+        M: Method,
+        Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
+    {
+        let strict = match M::ACCESS {
+            Access::PowerOrOwner => Access::Power,
+            access => access,
+        };
+        let kind = self.unary::<M, Fut>(handler);
+        self.add::<M>(strict, kind)
+    }
+
+    /// Answers `M`, which owners may call, with `handler`. The handler gets every caller with a
+    /// certificate, and must check whether it is an owner ([`api::access::authorize`]).
+    pub fn method_of_owners<M, Fut>(
+        self,
+        handler: impl Fn(S, Caller, M::Request) -> Fut + Send + Sync + 'static,
+    ) -> Self
+    where
+        M: Method,
+        Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
+    {
+        let kind = self.unary::<M, Fut>(handler);
+        self.add::<M>(Access::Authenticated, kind)
+    }
+
+    fn unary<M, Fut>(
+        &self,
+        handler: impl Fn(S, Caller, M::Request) -> Fut + Send + Sync + 'static,
+    ) -> Kind
+    where
+        M: Method,
+        Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
+    {
+        let (recorder, state) = (self.routes.recorder.clone(), self.state.clone());
+        let handler = Arc::new(handler);
+        Kind::Unary(Arc::new(move |caller, encoding, bytes| {
+            let request = decode_request::<M>(encoding, &bytes);
+            let (recorder, state) = (recorder.clone(), state.clone());
+            let handler = Arc::clone(&handler);
+            Box::pin(async move {
+                let request = request?;
+                let call = recorder.call::<M>(&caller, Some(&request));
+                let answer = call.carried_out(move || handler(state, caller, request)).await?;
+                encode_reply::<M>(encoding, &answer)
+            })
+        }))
+    }
+
+    /// Answers `M`, whose request is an object stream, with `handler`.
+    pub fn upload<M, Fut>(
+        self,
+        handler: impl Fn(S, Caller, ObjectReader) -> Fut + Send + Sync + 'static,
+    ) -> Self
+    where
+        M: Method,
+        Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
+    {
+        let (recorder, state) = (self.routes.recorder.clone(), self.state.clone());
+        let handler = Arc::new(handler);
+        let kind = Kind::Upload(Arc::new(move |caller, encoding, reader| {
+            let (recorder, state) = (recorder.clone(), state.clone());
+            let handler = Arc::clone(&handler);
+            Box::pin(async move {
+                let call = recorder.call::<M>(&caller, None);
+                let answer = call.carried_out(move || handler(state, caller, reader)).await?;
+                encode_reply::<M>(encoding, &answer)
+            })
+        }));
+        self.add::<M>(M::ACCESS, kind)
+    }
+
+    /// Answers `M`, whose reply is an object stream, with `handler`. A stream that returns an error
+    /// is truncated, which its reader notices.
+    pub fn download<M, Fut, Objects>(
+        self,
+        handler: impl Fn(S, Caller, M::Request) -> Fut + Send + Sync + 'static,
+    ) -> Self
+    where
+        M: Method,
+        Fut: Future<Output = Result<Objects, Fault>> + Send + 'static,
+        Objects: Stream<Item = io::Result<Bytes>> + Send + 'static,
+    {
+        const { assert!(matches!(M::EFFECT, Effect::Tells), "downloads are not recorded") }
+        let state = self.state.clone();
+        let kind = Kind::Download(Arc::new(move |caller, encoding, bytes| {
+            let request = decode_request::<M>(encoding, &bytes);
+            let answer = request.map(|request| handler(state.clone(), caller, request));
+            Box::pin(async move { Ok(streamed(answer?.await?)) })
+        }));
+        self.add::<M>(M::ACCESS, kind)
+    }
+
+    /// Answers GET of exactly `path`.
+    pub fn page<Fut>(
+        mut self,
+        path: &'static str,
+        handler: impl Fn(S, PageRequest) -> Fut + Send + Sync + 'static,
+    ) -> Self
+    where
+        Fut: Future<Output = Result<Page, Fault>> + Send + 'static,
+    {
+        let state = self.state.clone();
+        let handler = move |request| -> Answer<Page> { Box::pin(handler(state.clone(), request)) };
+        self.routes.pages.insert(path, Arc::new(handler));
+        self
+    }
+
+    /// Answers GET of every path that begins with `prefix`, which ends with `/`; what follows it
+    /// is [`PageRequest::below`].
+    pub fn pages_below<Fut>(
+        mut self,
+        prefix: &'static str,
+        handler: impl Fn(S, PageRequest) -> Fut + Send + Sync + 'static,
+    ) -> Self
+    where
+        Fut: Future<Output = Result<Page, Fault>> + Send + 'static,
+    {
+        let state = self.state.clone();
+        let handler = move |request| -> Answer<Page> { Box::pin(handler(state.clone(), request)) };
+        self.routes.below.insert(prefix, Arc::new(handler));
+        self
+    }
+
+    fn add<M: Method>(mut self, access: Access, kind: Kind) -> Self {
+        let request_bytes_max = M::REQUEST_BYTES_MAX;
+        let entry = Entry { name: M::NAME, effect: M::EFFECT, access, request_bytes_max, kind };
+        self.routes.methods.insert(M::NAME, entry);
+        self
+    }
+}
+
+/// Decodes a request. An empty JSON body means `null`, so that curl needs no body for methods
+/// without a request.
+fn decode_request<M: Method>(encoding: Encoding, bytes: &[u8]) -> Result<M::Request, Fault> {
+    let bytes = if bytes.is_empty() && encoding == Encoding::Json { b"null" } else { bytes };
+    codec::decode(encoding, "request", bytes, M::REQUEST_BYTES_MAX)
+        .map_err(|error| Fault::new(FaultCode::BadRequest, format!("{}: {error}", M::NAME)))
+}
+
+fn encode_reply<M: Method>(encoding: Encoding, reply: &M::Reply) -> Result<Vec<u8>, Fault> {
+    let bytes = codec::encode(encoding, "reply", reply)
+        .map_err(|error| Fault::new(FaultCode::Internal, format!("{}: {error}", M::NAME)))?;
+    // The limit does not apply to JSON, which is longer and for people.
+    if encoding == Encoding::Bincode && bytes.len() > M::REPLY_BYTES_MAX {
+        let (length, limit) = (bytes.len(), M::REPLY_BYTES_MAX);
+        let text = format!("{}: the reply has {length} bytes, {limit} are allowed", M::NAME);
+        return Err(Fault::new(FaultCode::Internal, text));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,65 @@
+//! Makes the configurations of TLS from the files of one directory.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::server::NoServerSessionStorage;
+use rustls::{ClientConfig, ServerConfig};
+
+use super::explain::explain;
+use super::files::{self, Files, Stamp, TlsError};
+use super::trust::{Trust, TrustError};
+use super::verifier::{Callers, Servers};
+use api::certificate::Certificate;
+use model::display::error_chain;
+
+/// The content of the files of one directory, ready to use in handshakes.
+pub(super) struct Credentials {
+    pub(super) own: Certificate,
+    pub(super) server: Arc<ServerConfig>,
+    pub(super) client: Arc<ClientConfig>,
+    pub(super) trust: Arc<Trust>,
+    pub(super) stamp: Stamp,
+}
+
+impl Credentials {
+    pub(super) fn read(dir: &Path) -> Result<Self, TlsError> {
+        let Files { chain, key, authorities, revoked, zones, stamp } = Files::read(dir)?;
+        let content = |path: PathBuf, what: String| TlsError::Content { path, what };
+        let of_certificate = |what: String| content(files::certificate_of(dir), what);
+        let own =
+            Certificate::read(&chain[0]).map_err(|error| of_certificate(error_chain(&error)))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let trust = Trust::new(&authorities, &revoked, zones.as_deref(), Arc::clone(&provider));
+        let trust = trust.map_err(|error| match error {
+            TrustError::Authority { .. } => content(files::authorities_of(dir), error.to_string()),
+            TrustError::List(_) | TrustError::Lists(_) => {
+                content(files::revoked_of(dir), error.to_string())
+            }
+            TrustError::Zones(source) => TlsError::Zones { path: files::zones_of(dir), source },
+        })?;
+        let trust = Arc::new(trust);
+        let unusable = |error: rustls::Error| of_certificate(explain(&error));
+        let callers = Callers { trust: Arc::clone(&trust), subjects: trust.subjects() };
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?
+            .with_client_cert_verifier(Arc::new(callers))
+            .with_single_cert(chain.clone(), key.clone_key())
+            .map_err(unusable)?;
+        server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Servers { trust: Arc::clone(&trust) }))
+            .with_client_auth_cert(chain, key)
+            .map_err(unusable)?;
+        client.alpn_protocols = vec![b"h2".to_vec()];
+        client.resumption = Resumption::disabled();
+        Ok(Self { own, server: Arc::new(server), client: Arc::new(client), trust, stamp })
+    }
+}

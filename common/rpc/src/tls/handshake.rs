@@ -1,0 +1,163 @@
+//! Makes TLS connections, as a server and as a client.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+use super::explain::explain;
+use super::peer_session::{PeerSession, Role};
+use super::tls_config::TlsConfig;
+
+/// The first byte of a connection in TLS: a record of the handshake.
+const HANDSHAKE_RECORD: u8 = 0x16;
+
+/// The reply to a caller that speaks plain HTTP.
+const PLAIN_REPLY: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\
+    connection: close\r\ncontent-length: 55\r\n\r\n\
+    This port speaks TLS only: use https, or --tls DIR.    ";
+
+/// How long, and for how many bytes, a refused caller is read. A connection that is closed with
+/// unread bytes is reset, and the caller never sees the reason.
+const REFUSED_LINGER: Duration = Duration::from_secs(1);
+const REFUSED_BYTES_MAX: usize = 64 << 10;
+
+impl TlsConfig {
+    /// Makes the server's side of the handshake on `stream`. Returns the session of a caller that
+    /// showed a certificate.
+    pub(crate) async fn accept(
+        &self,
+        stream: TcpStream,
+    ) -> io::Result<(server::TlsStream<TcpStream>, Option<PeerSession>)> {
+        let mut first = [0];
+        if stream.peek(&mut first).await? == 1 && first != [HANDSHAKE_RECORD] {
+            refuse(stream, PLAIN_REPLY).await;
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the caller speaks no TLS"));
+        }
+        let config = Arc::clone(&self.credentials.borrow().server);
+        let accepted = TlsAcceptor::from(config).accept(stream).into_fallible().await;
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err((error, stream)) => {
+                refuse(stream, &[]).await;
+                return Err(explained(error));
+            }
+        };
+        let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        if shown.is_empty() {
+            return Ok((stream, None));
+        }
+        let chain = shown.iter().map(|one| one.clone().into_owned()).collect();
+        let session = PeerSession::new(self.credentials.subscribe(), chain, Role::Caller);
+        let session = session.map_err(|error| io::Error::other(explain(&error)))?;
+        Ok((stream, Some(session)))
+    }
+
+    /// Makes the client's side of the handshake on `stream`, with the server `host`.
+    pub(crate) async fn connect(
+        &self,
+        stream: TcpStream,
+        host: &str,
+    ) -> io::Result<(ExplainedStream<client::TlsStream<TcpStream>>, PeerSession)> {
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| io::Error::other(format!("`{host}` can be in no certificate")))?;
+        let config = Arc::clone(&self.credentials.borrow().client);
+        let stream =
+            TlsConnector::from(config).connect(name.clone(), stream).await.map_err(explained)?;
+        let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let chain = shown.iter().map(|one| one.clone().into_owned()).collect();
+        let session = PeerSession::new(self.credentials.subscribe(), chain, Role::Server(name));
+        let session = session.map_err(|error| io::Error::other(explain(&error)))?;
+        Ok((ExplainedStream(stream), session))
+    }
+}
+
+/// Sends `last`, and reads for a short time, so that the caller can read it.
+async fn refuse(mut stream: TcpStream, last: &[u8]) {
+    let listen = async {
+        stream.write_all(last).await?;
+        stream.shutdown().await?;
+        let mut left = REFUSED_BYTES_MAX;
+        let mut bytes = [0; 1_024];
+        loop {
+            match stream.read(&mut bytes).await? {
+                0 => return Ok::<_, io::Error>(()),
+                count if count >= left => return Ok(()),
+                count => left -= count,
+            }
+        }
+    };
+    // The caller may have disconnected.
+    let _gone = tokio::time::timeout(REFUSED_LINGER, listen).await;
+}
+
+/// Replaces the error of rustls in `error` by an explanation.
+fn explained(error: io::Error) -> io::Error {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match inner {
+        Some(inner) => io::Error::new(error.kind(), explain(inner)),
+        None => error,
+    }
+}
+
+/// A stream whose TLS errors are explained. In TLS 1.3 a client learns with the first bytes that it
+/// reads whether its certificate was accepted, and HTTP/2 passes on only the text of an error.
+pub(crate) struct ExplainedStream<S>(S);
+
+impl<S: AsyncRead + Unpin> AsyncRead for ExplainedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer).map_err(explained)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for ExplainedStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes).map_err(explained)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write_vectored(context, slices).map_err(explained)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context).map_err(explained)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context).map_err(explained)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reply_to_plain_http_is_as_long_as_it_says() {
+        let text = std::str::from_utf8(PLAIN_REPLY).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.ends_with(&format!("content-length: {}", body.len())), "{}", body.len());
+    }
+}
