@@ -2,33 +2,33 @@
 //!
 //! # Invariants
 //!
-//! * An object has its name only after its content was hashed to it. A name by itself is trusted
-//!   by nobody: at the start all objects are hashed again.
-//! * Of each object the inode, its size and its ctime are known from when it was hashed. If one
-//!   has moved the object is hashed again before it is used.
-//! * An object that was taken for an update that is merely prepared is still counted as cached:
-//!   it comes back if the update is given up.
-//! * At most [`PARTIALS_MAX`] files that are not complete are kept.
+//! * An object gets its name only after its content was hashed to it. A name alone proves nothing:
+//!   all objects are hashed again when subd starts.
+//! * The inode, the size and the ctime of each object are recorded when it is hashed. If one of
+//!   them has changed, the object is hashed again before it is used.
+//! * An object that was taken for a staged update still counts as cached: it is put back if the
+//!   update is discarded.
+//! * At most [`PARTIALS_MAX`] incomplete files are kept.
 //!
 //! [`PARTIALS_MAX`]: receive::PARTIALS_MAX
-
-pub mod adopt;
-pub mod receive;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use model::lock::locked;
 use model::object::{Algorithm, Hasher, ObjectId};
+use model::scope::Attributes;
 use model::tree::Time;
-
-use crate::root::{Directory, Kind, RootError, Status};
 use receive::Partial;
-pub use receive::Receiving;
 
-/// The start of the names of files that come back from an update.
+use crate::root::{Directory, Kind, RootError, Status, errno_of};
+
+pub mod receive;
+
+/// The start of the names of files that are put back from an update.
 const TEMPORARY: &[u8] = b"incoming.";
 
 /// How much is read at once, in bytes.
@@ -48,10 +48,10 @@ pub enum CacheError {
     #[error("{got_bytes} bytes that hash to {got} came for object {want} of {want_bytes} bytes")]
     Wrong {
         want: ObjectId,
-        /// Its size, in bytes.
+        /// The size of `want`, in bytes.
         want_bytes: u64,
         got: ObjectId,
-        /// How much came, in bytes; no more is read than one byte too many.
+        /// How much was received, in bytes. At most one byte too many is read.
         got_bytes: u64,
     },
     #[error("object {id} is not in the cache")]
@@ -59,7 +59,7 @@ pub enum CacheError {
 }
 
 impl CacheError {
-    /// True if there is no space for what was to be written.
+    /// True if the file-system is full.
     pub fn is_full(&self) -> bool {
         use nix::errno::Errno;
         let errno = match self {
@@ -73,13 +73,13 @@ impl CacheError {
 
 /// Identifies the state of a file when it was hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seal {
+struct FileState {
     size_bytes: u64,
     inode: u64,
     ctime: Time,
 }
 
-impl Seal {
+impl FileState {
     fn of(status: &Status) -> Self {
         let Status { size_bytes, inode, ctime, .. } = *status;
         Self { size_bytes, inode, ctime }
@@ -87,9 +87,9 @@ impl Seal {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Holding {
-    /// It is in the directory.
-    Stored(Seal),
+enum CachedObject {
+    /// In the cache directory.
+    Stored(FileState),
     /// Moved into a staged update.
     Taken { size_bytes: u64 },
 }
@@ -98,31 +98,27 @@ enum Holding {
 #[derive(Debug)]
 pub struct Cache {
     directory: Arc<Directory>,
-    objects: Mutex<BTreeMap<ObjectId, Holding>>,
+    objects: Mutex<BTreeMap<ObjectId, CachedObject>>,
     partials: Mutex<BTreeMap<ObjectId, Partial>>,
     next_temporary: AtomicU64,
 }
 
-/// What was found when a cache was opened.
+/// The objects that were found when a cache was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Opened {
-    /// Objects that were hashed and are right.
+pub struct OpenReport {
+    /// Objects that hash to their names.
     pub objects: usize,
-    /// Files that were removed: incomplete, wrong or strange.
+    /// Files that were removed because they are no objects.
     pub removed: usize,
 }
 
 impl Cache {
-    /// Opens the cache in `directory`: hashes every object and removes what is not right. What had
-    /// arrived of objects that are not complete stays, to be hashed when the rest comes.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] if the directory cannot be read or a file cannot be removed.
-    pub fn open(directory: Arc<Directory>) -> Result<(Self, Opened), CacheError> {
+    /// Opens the cache in `directory`: hashes every object and removes those with wrong content.
+    /// Incomplete objects stay, and are hashed when the rest arrives.
+    pub fn open(directory: Arc<Directory>) -> Result<(Self, OpenReport), CacheError> {
         let mut objects = BTreeMap::new();
         let mut partials = BTreeMap::new();
-        let mut opened = Opened::default();
+        let mut opened = OpenReport::default();
         for name in directory.names()? {
             if partials.len() < receive::PARTIALS_MAX
                 && let Some((id, partial)) = receive::leftover(&directory, &name)
@@ -131,8 +127,8 @@ impl Cache {
                 continue;
             }
             match examine(&directory, &name) {
-                Some((id, seal)) => {
-                    objects.insert(id, Holding::Stored(seal));
+                Some((id, state)) => {
+                    objects.insert(id, CachedObject::Stored(state));
                     opened.objects += 1;
                 }
                 None => {
@@ -146,25 +142,25 @@ impl Cache {
         Ok((Self { directory, objects, partials, next_temporary }, opened))
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectId, Holding>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectId, CachedObject>> {
         // A panic elsewhere leaves the map as it was: each change is one insertion or removal.
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.objects)
     }
 
-    /// All objects, sorted.
+    /// Returns the ids of all objects, sorted.
     pub fn ids(&self) -> Vec<ObjectId> {
         self.lock().keys().copied().collect()
     }
 
-    /// The size of the object in bytes, if it is cached.
+    /// Returns the size of the object in bytes, if it is cached.
     pub fn size_of(&self, id: &ObjectId) -> Option<u64> {
         self.lock().get(id).map(|holding| match holding {
-            Holding::Stored(seal) => seal.size_bytes,
-            Holding::Taken { size_bytes } => *size_bytes,
+            CachedObject::Stored(state) => state.size_bytes,
+            CachedObject::Taken { size_bytes } => *size_bytes,
         })
     }
 
-    /// Removes objects that no update has taken; gives those that went.
+    /// Removes objects that no update has taken. Returns those that were removed.
     ///
     /// # Errors
     ///
@@ -173,7 +169,7 @@ impl Cache {
         let mut objects = self.lock();
         let mut removed = Vec::new();
         for id in ids {
-            if matches!(objects.get(id), Some(Holding::Stored(_))) {
+            if matches!(objects.get(id), Some(CachedObject::Stored(_))) {
                 crate::state::directories::remove_all(&self.directory, &name_of(id))?;
                 objects.remove(id);
                 removed.push(*id);
@@ -183,23 +179,23 @@ impl Cache {
         Ok(removed)
     }
 
-    /// Makes sure that the object is what its name says; hashes it if it may have changed.
-    fn check(&self, id: &ObjectId) -> Result<Seal, CacheError> {
+    /// Checks that the object is what its name says. Hashes it if it may have changed.
+    fn check(&self, id: &ObjectId) -> Result<FileState, CacheError> {
         let known = match self.lock().get(id) {
-            Some(Holding::Stored(seal)) => *seal,
+            Some(CachedObject::Stored(state)) => *state,
             _ => return Err(CacheError::Absent { id: *id }),
         };
         let name = name_of(id);
         match self.directory.stat(&name) {
-            Ok(status) if Seal::of(&status) == known => return Ok(known),
+            Ok(status) if FileState::of(&status) == known => return Ok(known),
             Ok(_) => {}
             Err(error) if error.is_absent() => {}
             Err(error) => return Err(error.into()),
         }
         match examine(&self.directory, &name) {
-            Some((_, seal)) => {
-                self.lock().insert(*id, Holding::Stored(seal));
-                Ok(seal)
+            Some((_, state)) => {
+                self.lock().insert(*id, CachedObject::Stored(state));
+                Ok(state)
             }
             None => {
                 crate::state::directories::remove_all(&self.directory, &name)?;
@@ -210,43 +206,36 @@ impl Cache {
     }
 
     /// Moves the object to `name` in `to`; it stays counted as cached until [`Cache::forget`].
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] if it is absent, was tampered with, or cannot be moved.
     pub fn take(&self, id: &ObjectId, to: &Directory, name: &[u8]) -> Result<(), CacheError> {
-        let seal = self.check(id)?;
+        let state = self.check(id)?;
         self.directory.rename_noreplace(&name_of(id), to, name)?;
-        self.lock().insert(*id, Holding::Taken { size_bytes: seal.size_bytes });
+        self.lock().insert(*id, CachedObject::Taken { size_bytes: state.size_bytes });
         Ok(())
     }
 
     /// Copies the object to the new file `name` in `to`, sharing its blocks where the file-system
     /// can.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] if it is absent, was tampered with, or cannot be copied.
     pub fn copy(&self, id: &ObjectId, to: &Directory, name: &[u8]) -> Result<(), CacheError> {
-        let seal = self.check(id)?;
+        let state = self.check(id)?;
         let fail = |source| CacheError::Content { operation: "copy", id: *id, source };
         let mut from = self.directory.open_file(&name_of(id))?;
         let mut file = to.create_file(name, 0o600)?;
         // The kernel does the copying (`copy_file_range`).
         let copied = io::copy(&mut from, &mut file).map_err(fail)?;
-        if copied != seal.size_bytes {
-            return Err(fail(io::Error::other("its length changed meanwhile")));
+        if copied != state.size_bytes {
+            return Err(fail(io::Error::other("its length changed while it was copied")));
         }
         Ok(())
     }
 
-    /// Forgets objects that were taken for an update which is done; gives those that went.
+    /// Forgets objects that were taken for an update that succeeded. Returns those that were
+    /// forgotten.
     #[must_use]
     pub fn forget(&self, ids: &[ObjectId]) -> Vec<ObjectId> {
         let mut objects = self.lock();
         let mut gone = Vec::new();
         for id in ids {
-            if matches!(objects.get(id), Some(Holding::Taken { .. })) {
+            if matches!(objects.get(id), Some(CachedObject::Taken { .. })) {
                 objects.remove(id);
                 gone.push(*id);
             }
@@ -254,8 +243,8 @@ impl Cache {
         gone
     }
 
-    /// Brings an object that was taken back: `name` in `from`. It is cached again, and as itself,
-    /// only after [`Cache::restore`].
+    /// Moves an object that was taken back into the cache directory: `name` in `from`. It is cached
+    /// again only after [`Cache::restore`].
     ///
     /// # Errors
     ///
@@ -276,8 +265,8 @@ impl Cache {
         }
     }
 
-    /// Puts an object that was retrieved into its place. It is hashed again, because it may have
-    /// been in reach of others meanwhile; by now it must have no other name.
+    /// Caches an object that was retrieved. It is hashed again, because others may have been able
+    /// to change it; it must have no other name by now.
     ///
     /// # Errors
     ///
@@ -286,18 +275,18 @@ impl Cache {
         let id = retrieved.id;
         let restored = self.put_back(&retrieved);
         match &restored {
-            Ok(seal) => self.lock().insert(id, Holding::Stored(*seal)),
+            Ok(state) => self.lock().insert(id, CachedObject::Stored(*state)),
             Err(_) => self.lock().remove(&id),
         };
         restored.map(|_| ())
     }
 
-    fn put_back(&self, retrieved: &Retrieved) -> Result<Seal, CacheError> {
+    fn put_back(&self, retrieved: &Retrieved) -> Result<FileState, CacheError> {
         let Retrieved { id, temporary } = retrieved;
         let directory = &self.directory;
         let status = directory.stat(temporary)?;
         if status.kind != Kind::File || status.links != 1 {
-            // Something else was in its slot; what other names it has, nobody shall touch.
+            // Something else was in its slot. Its other names must not be changed.
             crate::state::directories::remove_all(directory, temporary)?;
             return Err(CacheError::Absent { id: *id });
         }
@@ -308,8 +297,8 @@ impl Cache {
         directory.set_mode(temporary, 0o600)?;
         let name = name_of(id);
         directory.rename_over(temporary, directory, &name)?;
-        if let Some((_, seal)) = examine(directory, &name) {
-            return Ok(seal);
+        if let Some((_, state)) = examine(directory, &name) {
+            return Ok(state);
         }
         crate::state::directories::remove_all(directory, &name)?;
         Err(CacheError::Absent { id: *id })
@@ -321,7 +310,7 @@ impl Cache {
     }
 }
 
-/// An object that was taken and is back, but not yet in its place.
+/// An object that was moved back, but is not cached yet.
 #[derive(Debug)]
 pub struct Retrieved {
     id: ObjectId,
@@ -332,16 +321,17 @@ fn name_of(id: &ObjectId) -> Vec<u8> {
     id.to_string().into_bytes()
 }
 
-/// Hashes the file `name`; gives what it is if it is a file of root alone, with one name, and its
+/// Hashes the file `name`. Returns its id if it is a file of root alone, with one name, and its
 /// content is what its name says.
-fn examine(directory: &Directory, name: &[u8]) -> Option<(ObjectId, Seal)> {
+fn examine(directory: &Directory, name: &[u8]) -> Option<(ObjectId, FileState)> {
     let id: ObjectId = std::str::from_utf8(name).ok()?.parse().ok()?;
     let mut file = directory.open_file(name).ok()?;
     let before = Status::of(&file).ok()?;
     let got = digest_as(&mut file, id.algorithm()).ok()?;
     let after = Status::of(&file).ok()?;
     let private = after.links == 1 && (after.uid, after.mode) == (0, 0o600);
-    (got == id && private && Seal::of(&before) == Seal::of(&after)).then(|| (id, Seal::of(&after)))
+    (got == id && private && FileState::of(&before) == FileState::of(&after))
+        .then(|| (id, FileState::of(&after)))
 }
 
 fn digest_as(file: &mut File, algorithm: Algorithm) -> io::Result<ObjectId> {
@@ -352,6 +342,63 @@ fn digest_as(file: &mut File, algorithm: Algorithm) -> io::Result<ObjectId> {
             0 => return Ok(hasher.finish()),
             length => hasher.update(&buffer[..length]),
         }
+    }
+}
+
+/// A file that is in the cache now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    pub id: ObjectId,
+    /// Its length, in bytes.
+    pub size_bytes: u64,
+    /// True if the cache had the same object already; then the file was removed.
+    pub duplicate: bool,
+}
+
+impl Cache {
+    /// Moves the file `name` in `from` into the cache as an object, named by its hash and owned by
+    /// root alone.
+    ///
+    /// `from` must be a directory that only root can enter, on the file-system of the cache, and no
+    /// process may have the file open for writing: what is hashed must be what is cached.
+    ///
+    /// # Errors
+    ///
+    /// [`CacheError`]; then the file is still in `from`.
+    pub fn adopt(
+        &self,
+        from: &Directory,
+        name: &[u8],
+        algorithm: Algorithm,
+    ) -> Result<Adopted, CacheError> {
+        for (key, _) in from.xattrs(name, Attributes::Labels)? {
+            from.remove_xattr(name, &key)?;
+        }
+        from.set_owner(name, 0, 0)?;
+        from.set_mode(name, 0o600)?;
+        let mut file = from.open_file(name)?;
+        let unread = |source: std::io::Error| from.error("read", name, errno_of(source));
+        let status = |file: &File| {
+            Status::of(file).map_err(|errno| from.error("read the status of", name, errno))
+        };
+        let before = status(&file)?;
+        let id = digest_as(&mut file, algorithm).map_err(unread)?;
+        let after = status(&file)?;
+        let private = after.links == 1 && (after.uid, after.mode) == (0, 0o600);
+        if !private || FileState::of(&before) != FileState::of(&after) {
+            return Err(from.error("verify", name, nix::errno::Errno::EBUSY).into());
+        }
+        let size_bytes = after.size_bytes;
+        let duplicate = self.size_of(&id).is_some();
+        if duplicate {
+            from.unlink(name)?;
+        } else {
+            let object = name_of(&id);
+            from.rename_noreplace(name, &self.directory, &object)?;
+            let state = FileState::of(&self.directory.stat(&object)?);
+            self.lock().insert(id, CachedObject::Stored(state));
+        }
+        Ok(Adopted { id, size_bytes, duplicate })
     }
 }
 

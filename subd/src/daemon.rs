@@ -1,163 +1,55 @@
-//! The daemon: its flags, how it starts and how it stops.
+//! The daemon: how it starts and how it stops.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`command_line`] | the flags and the program |
 
 pub mod command_line;
 
-use rpc::tls::Security;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use api::audit::brief::{WHY_BYTES_MAX, short};
-use api::audit::record::Event;
-use daemon::config::ConfigArgs;
-use daemon::{ListenError, LogArgs, SUBD_PORT, SecurityArgs, listen_text};
+use api::audit::call_details::{WHY_BYTES_MAX, escape_and_cut};
+use api::audit::record::AuditEvent;
+use api::subd::{UpdateOutcome, UpdatePhase};
+use daemon::{ListenError, SUBD_PORT, listen_text};
+use model::display::error_chain;
 use model::filter::{PatternError, Patterns};
-use model::report::report;
 use model::scope::SUBD_DIRECTORY;
-use model::trigger::services::OWN_SERVICE;
-use rpc::audit_log::{AuditArgs, AuditLog};
-use rpc::page_frame::PageArgs;
+use rpc::audit_log::AuditLog;
 use rpc::server::{Router, serve};
+use rpc::tls::Security;
 use system::random::random;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cache::{Cache, CacheError};
+use crate::daemon::command_line::Options;
+use crate::fetch::Fetcher;
 use crate::fetch::network::Network;
-use crate::fetch::{Fetcher, STALL_MAX};
 use crate::interface::operator::end_pauses;
-use crate::interface::server::router;
-use crate::interface::service::Service;
-use crate::limits::throughput;
-use crate::limits::{Budgets, LimitArgs};
+use crate::interface::{Service, router};
+use crate::limits::{Budgets, LimitArgs, throughput};
+use crate::machine::IdentitySource;
 use crate::machine::command_runner::CommandRunner;
 use crate::machine::disruption::DisruptionGate;
-use crate::machine::identity::IdentitySource;
-use crate::machine::notify;
 use crate::machine::probe::Probe;
-use crate::machine::services::{ServiceDriver, TIME_MAX};
+use crate::machine::services::{self, ServiceDriver};
 use crate::root::{Root, RootError};
-use crate::scan::{Pace, Scanner, watch_for_stalls};
+use crate::scan::pace::Pace;
+use crate::scan::{Scanner, watch_for_stalls};
 use crate::state::directories::Directories;
-use crate::state::persisted_state::{PersistError, PersistedState, StateDirectory};
-use crate::state::report_state::ReportState;
-use crate::trust::{Trust, TrustArgs};
+use crate::state::persisted_state::{PersistError, PersistedState, SavedState, StateDirectory};
+use crate::state::{ReportState, State};
+use crate::trust::Trust;
 use crate::update::Updater;
 use crate::update::executor::Executor;
 use crate::update::recovery::{Resumed, remove_leftovers};
 use crate::update::update_task::TimedServices;
-
-/// Keeps this machine equal to its image.
-///
-/// subd scans and checksums the root file-system all the time, and reports to a dominator, which
-/// tells it which objects to fetch and what to change. It keeps its cache and its state in
-/// `/.subd` below the root.
-///
-/// Examples:
-///
-///   subd
-///
-///   subd --listen 127.0.0.2:6969 --root /srv/test --service-command 'echo would run'
-#[derive(Clone, Debug, clap::Parser)]
-#[command(name = "subd", version, verbatim_doc_comment)]
-pub struct Options {
-    /// Where to listen: ADDRESS:PORT, or :PORT for all addresses.
-    #[arg(long, value_name = "ADDR", default_value = ":6969")]
-    pub listen: String,
-
-    /// The directory to manage.
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    pub root: PathBuf,
-
-    /// Never scan or change paths that match this regular expression, which is anchored at the
-    /// start of the path, nor what lies below them. May be repeated.
-    #[arg(long, value_name = "REGEX")]
-    pub exclude: Vec<String>,
-
-    /// The command that drives services: it is split at white space, and run with the service and
-    /// the verb as its last two arguments: stop, start or reload; restart for subd's own service,
-    /// for whose end it should not wait; or reboot for the service `reboot`. Without it, systemctl
-    /// is used where systemd runs and `service` elsewhere; and with another root than / no
-    /// service is driven at all, because the services of this machine are not those of that root.
-    #[arg(long, value_name = "CMD")]
-    pub service_command: Option<String>,
-
-    /// How long the service command may take, in seconds, before it is killed.
-    #[arg(long, value_name = "SECONDS", default_value_t = TIME_MAX.as_secs())]
-    pub service_timeout: u64,
-
-    /// How long the machine may take to go down when it is to be rebooted, in seconds; after that
-    /// it is reported and told again.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    pub reboot_timeout: u64,
-
-    /// The name of subd's own service: it is never stopped for an update, and restarted last.
-    #[arg(long, value_name = "NAME", default_value = OWN_SERVICE)]
-    pub own_service: String,
-
-    /// The command that says whether the machine may be disturbed now. It is split at white space,
-    /// and run with check, request or cancel as its last argument, before an update that reboots or
-    /// fires a trigger with HighImpact, and from time to time. Exit code 0 means permitted, 1 that
-    /// permission is requested, 2 that it is denied. Without it the machine may always be
-    /// disturbed.
-    #[arg(long, value_name = "CMD")]
-    pub disruption_command: Option<String>,
-
-    /// Finish or undo an update that was interrupted, and end: for early boot, before any other
-    /// service starts. Needs no network, and starts no service itself.
-    #[arg(long)]
-    pub recover: bool,
-
-    /// How long to wait before an update is tried again that could be neither finished nor undone,
-    /// in seconds; longer each time, at most twenty times as long.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub retry_after: u64,
-
-    /// How long a source of objects may send nothing, in seconds, before it counts as lost.
-    #[arg(long, value_name = "SECONDS", default_value_t = STALL_MAX.as_secs())]
-    pub source_timeout: u64,
-
-    /// Keep what must outlast a restart in `state` below this directory instead of `/.subd` below
-    /// the root. Objects and staged updates are always in `/.subd`.
-    #[arg(long, value_name = "DIR")]
-    pub state: Option<PathBuf>,
-
-    /// The host name to report, instead of the system's.
-    #[arg(long, value_name = "NAME")]
-    pub hostname: Option<String>,
-
-    /// What subd may take of the machine.
-    #[command(flatten)]
-    pub limits: LimitArgs,
-
-    /// Whose images are taken.
-    #[command(flatten)]
-    pub trust: TrustArgs,
-
-    /// What is logged, and how.
-    #[command(flatten)]
-    pub log: LogArgs,
-
-    /// How connections are protected.
-    #[command(flatten)]
-    pub security: SecurityArgs,
-
-    /// The audit log.
-    #[command(flatten)]
-    pub audit: AuditArgs,
-
-    /// Who may see pages.
-    #[command(flatten)]
-    pub pages: PageArgs,
-
-    /// The configuration file.
-    #[command(flatten)]
-    pub config: ConfigArgs,
-}
 
 /// Why subd does not start.
 #[derive(Debug, thiserror::Error)]
@@ -169,7 +61,7 @@ pub enum StartError {
     Cache { source: CacheError },
     #[error("cannot manage `{}`", path.display())]
     State { path: PathBuf, source: PersistError },
-    #[error("bad --exclude")]
+    #[error("invalid --exclude")]
     Exclude { source: PatternError },
     #[error("cannot {what}")]
     System { what: &'static str, source: io::Error },
@@ -182,186 +74,134 @@ pub struct Daemon {
     listener: TcpListener,
     router: Router<Arc<Service>>,
     audit: AuditLog,
-    scanner: Arc<Scanner>,
-    report_state: Arc<ReportState>,
     updater: Arc<Updater>,
-    tasks: TaskTracker,
+    parts: Parts,
     /// Cancelled by the caller of [`Daemon::start`].
-    asked: CancellationToken,
-    /// Cancelled with `asked`, and also to start again.
-    stop: CancellationToken,
-    root: Arc<Root>,
-    identity: IdentitySource,
+    stop_asked: CancellationToken,
 }
 
-/// Everything that is opened before subd scans or answers calls.
+/// What is opened on the disk before subd scans or answers calls.
 struct Opened {
     root: Arc<Root>,
     directories: Arc<Directories>,
     state: Arc<StateDirectory>,
-    persisted: PersistedState,
+    saved: SavedState,
     cache: Arc<Cache>,
     resumed: Resumed,
     /// Where the audit log is, unless a flag names another directory.
     audit: PathBuf,
 }
 
+/// The parts of the daemon that others use.
+struct Parts {
+    root: Arc<Root>,
+    state: Arc<StateDirectory>,
+    cache: Arc<Cache>,
+    budgets: Arc<Budgets>,
+    report_state: Arc<ReportState>,
+    scanner: Arc<Scanner>,
+    identity: IdentitySource,
+    tasks: TaskTracker,
+    /// Cancelled when subd is to stop, and when it is to start again.
+    stop: CancellationToken,
+}
+
 impl Daemon {
     /// Opens everything, starts to scan, and listens. Stops when `stop` is cancelled.
-    ///
-    /// # Errors
-    ///
-    /// [`StartError`] says what cannot be used.
     pub async fn start(
         options: Options,
         security: &Security,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
-        let (asked, stop) = (stop.clone(), stop.child_token());
         let exclusions =
             Patterns::new(&options.exclude).map_err(|source| StartError::Exclude { source })?;
         let identity = IdentitySource::new(options.hostname.clone());
-        let (opened_by, boot_id) = (options.clone(), identity.boot_id().to_owned());
-        let opening = tokio::task::spawn_blocking(move || open(&opened_by, &boot_id));
+        let (to_open, boot_id) = (options.clone(), identity.boot_id().to_owned());
+        let opening = tokio::task::spawn_blocking(move || open(&to_open, &boot_id));
         let opened = opening.await.map_err(|error| StartError::System {
             what: "open the root",
             source: io::Error::other(error),
         })??;
-        let Opened { root, directories, state, persisted, cache, resumed, audit } = opened;
+        let Opened { root, directories, state, saved, cache, resumed, audit } = opened;
         let audit = open_audit(&options, &audit, &resumed).await;
-        let instance = random();
-        let settings = persisted.configuration.scan.clone();
+        let persisted = saved.get();
         let budgets = Arc::new(budgets(&options.limits, &persisted));
-        let who = identity.read(&root);
-        let report_state =
-            ReportState::new(instance, who, exclusions.clone(), persisted, cache.ids());
-        let report_state = Arc::new(report_state);
-        let pace = Pace::default();
-        let scanner =
-            Scanner::start(Arc::clone(&root), exclusions, settings, pace, Arc::clone(&budgets))
-                .map_err(|source| StartError::System { what: "start the scanner", source })?;
-        let scanner = Arc::new(scanner);
-        let (tasks, fetched_bytes) = (TaskTracker::new(), Arc::new(AtomicU64::new(0)));
-        let command = options.disruption_command.as_deref();
-        let gate = DisruptionGate::new(command.unwrap_or_default(), command_runner(&options));
-        if let Some(gate) = &gate {
-            tasks.spawn(Arc::clone(gate).run(Arc::clone(&report_state), stop.clone()));
-        }
-        let trust = Trust::of(
-            &options.trust,
-            Arc::clone(&state),
-            security.clone(),
-            tasks.clone(),
-            stop.clone(),
+        let report_state = ReportState::new(
+            random(),
+            identity.read(&root),
+            exclusions.clone(),
+            saved,
+            cache.ids(),
         );
-        let updater = Arc::new(Updater {
-            trust,
-            root: Arc::clone(&root),
-            directories,
-            cache: Arc::clone(&cache),
-            report_state: Arc::clone(&report_state),
-            scanner: Arc::clone(&scanner),
-            driver: driver(&options),
-            own_service: options.own_service.clone(),
-            command_runner: command_runner(&options),
-            gate,
-            checking: tokio::sync::Mutex::new(()),
-            down_time_max: Duration::from_secs(options.reboot_timeout.max(1)),
-            service_time_max: Duration::from_secs(options.service_timeout),
-            retry_after: Duration::from_secs(options.retry_after.max(1)),
-            state: Arc::clone(&state),
-            identity: identity.clone(),
-            tasks: tasks.clone(),
-            stop: stop.clone(),
-            prepared: Mutex::new(None),
-        });
+        let scanner = Scanner::start(
+            Arc::clone(&root),
+            exclusions,
+            persisted.configuration.scan.clone(),
+            Pace::default(),
+            Arc::clone(&budgets),
+        );
+        let scanner =
+            scanner.map_err(|source| StartError::System { what: "start the scanner", source })?;
+        let parts = Parts {
+            root,
+            state,
+            cache,
+            budgets,
+            report_state: Arc::new(report_state),
+            scanner: Arc::new(scanner),
+            identity,
+            tasks: TaskTracker::new(),
+            stop: stop.child_token(),
+        };
+        let updater = parts.updater(&options, security, directories);
         updater.note_boot().await;
         updater.resume(resumed);
-        tasks.spawn(Arc::clone(&updater).watch_reboots());
-        let fetcher = Fetcher {
-            security: security.clone(),
-            cache: Arc::clone(&cache),
-            report_state: Arc::clone(&report_state),
-            root: Arc::clone(&root),
-            network: Arc::new(Network::new(Arc::clone(&budgets))),
-            state: Arc::clone(&state),
-            budgets: Arc::clone(&budgets),
-            stall_max: Duration::from_secs(options.source_timeout.max(1)),
-            tasks: tasks.clone(),
-            leave: stop.clone(),
-            stop: stop.clone(),
-            way: Arc::default(),
-            fetched_bytes: Arc::clone(&fetched_bytes),
-        };
-        let service = Arc::new(Service {
-            root: Arc::clone(&root),
-            report_state: Arc::clone(&report_state),
-            cache,
-            scanner: Arc::clone(&scanner),
-            fetcher,
-            updater: Arc::clone(&updater),
-            budgets: Arc::clone(&budgets),
-            state: Arc::clone(&state),
-            fetched_bytes,
-            stop: stop.clone(),
-            index: Mutex::new(None),
-            configuring: Mutex::new(()),
-            giving_files: Arc::new(tokio::sync::Semaphore::new(1)),
-        });
-        tasks.spawn(end_pauses(Arc::clone(&report_state), Arc::clone(&state), stop.clone()));
+        parts.tasks.spawn(Arc::clone(&updater).watch_reboots());
+        let service = parts.service(&options, security, &updater);
+        parts.tasks.spawn(end_pauses(Arc::clone(&parts.report_state), parts.stop.clone()));
         if options.limits.device_speed.is_none() {
-            let (root, report_state) = (Arc::clone(&root), Arc::clone(&report_state));
-            tasks.spawn(measure(root, report_state, state, budgets, stop.clone()));
+            let (root, report_state) = (Arc::clone(&parts.root), Arc::clone(&parts.report_state));
+            let budgets = Arc::clone(&parts.budgets);
+            parts.tasks.spawn(measure(root, report_state, budgets, parts.stop.clone()));
         }
         let listener = listen_text("subd", security, &options.listen, SUBD_PORT)
             .await
             .map_err(|source| StartError::Listen { source })?;
         let router =
             router(&service, security).audit(&audit).private_pages(options.pages.private_pages);
-        Ok(Self {
-            listener,
-            router,
-            audit,
-            scanner,
-            report_state,
-            updater,
-            tasks,
-            asked,
-            stop,
-            root,
-            identity,
-        })
+        Ok(Self { listener, router, audit, updater, parts, stop_asked: stop })
     }
 
-    /// Where it listens.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel says.
+    /// The address that it listens on.
     pub fn address(&self) -> io::Result<std::net::SocketAddr> {
         self.listener.local_addr()
     }
 
     /// Serves until it is stopped, or has to be started again because the root could not be
-    /// written before and can be now. An update that is under way is finished, one that is merely
-    /// staged is given up.
+    /// written before and can be now. An update that is under way is finished; an update that is
+    /// only staged is discarded.
     pub async fn run(self) {
-        let Self { listener, router, audit, scanner, report_state, updater, tasks, .. } = self;
-        let Self { asked, stop, root, identity, .. } = self;
+        let Self { listener, router, audit, updater, parts, stop_asked } = self;
+        let Parts { root, report_state, scanner, identity, tasks, stop, .. } = parts;
         let probe = Probe { root: Arc::clone(&root), report_state: Arc::clone(&report_state) };
         tasks.spawn(watch_for_stalls(
             Arc::clone(&scanner),
             Arc::clone(&report_state),
             stop.clone(),
         ));
-        let following = follow(Arc::clone(&scanner), report_state, root, identity, stop.clone());
-        tasks.spawn(following);
+        tasks.spawn(report_snapshots(
+            Arc::clone(&scanner),
+            report_state,
+            root,
+            identity,
+            stop.clone(),
+        ));
         tasks.spawn(probe.watch(stop.clone()));
-        tasks.spawn(notify::stay_alive(stop.clone()));
-        notify::ready();
+        tasks.spawn(services::report_alive(stop.clone()));
+        services::report_ready();
         serve(listener, router, stop).await;
-        if asked.is_cancelled() {
-            notify::stopping();
+        if stop_asked.is_cancelled() {
+            services::report_stopping();
         }
         tasks.close();
         tasks.wait().await;
@@ -374,22 +214,99 @@ impl Daemon {
     }
 }
 
+impl Parts {
+    fn updater(
+        &self,
+        options: &Options,
+        security: &Security,
+        directories: Arc<Directories>,
+    ) -> Arc<Updater> {
+        let (tasks, stop) = (&self.tasks, &self.stop);
+        let command = options.disruption_command.as_deref().unwrap_or_default();
+        let gate = DisruptionGate::new(command, command_runner(options));
+        if let Some(gate) = &gate {
+            tasks.spawn(Arc::clone(gate).run(Arc::clone(&self.report_state), stop.clone()));
+        }
+        let state = Arc::clone(&self.state);
+        let trust =
+            Trust::new(&options.trust, state, security.clone(), tasks.clone(), stop.clone());
+        Arc::new(Updater {
+            trust,
+            root: Arc::clone(&self.root),
+            directories,
+            cache: Arc::clone(&self.cache),
+            report_state: Arc::clone(&self.report_state),
+            scanner: Arc::clone(&self.scanner),
+            driver: driver(options),
+            own_service: options.own_service.clone(),
+            command_runner: command_runner(options),
+            gate,
+            checking: tokio::sync::Mutex::new(()),
+            down_time_max: Duration::from_secs(options.reboot_timeout.max(1)),
+            service_time_max: Duration::from_secs(options.service_timeout),
+            retry_after: Duration::from_secs(options.retry_after.max(1)),
+            state: Arc::clone(&self.state),
+            identity: self.identity.clone(),
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+            prepared: Mutex::new(None),
+        })
+    }
+
+    fn service(
+        &self,
+        options: &Options,
+        security: &Security,
+        updater: &Arc<Updater>,
+    ) -> Arc<Service> {
+        let fetched_bytes = Arc::new(AtomicU64::new(0));
+        let fetcher = Fetcher {
+            security: security.clone(),
+            cache: Arc::clone(&self.cache),
+            report_state: Arc::clone(&self.report_state),
+            root: Arc::clone(&self.root),
+            network: Arc::new(Network::new(Arc::clone(&self.budgets))),
+            budgets: Arc::clone(&self.budgets),
+            stall_max: Duration::from_secs(options.source_timeout.max(1)),
+            tasks: self.tasks.clone(),
+            subd_stop: self.stop.clone(),
+            stop: self.stop.clone(),
+            prefetch_stop: Arc::default(),
+            fetched_bytes: Arc::clone(&fetched_bytes),
+        };
+        Arc::new(Service {
+            root: Arc::clone(&self.root),
+            report_state: Arc::clone(&self.report_state),
+            cache: Arc::clone(&self.cache),
+            scanner: Arc::clone(&self.scanner),
+            fetcher,
+            updater: Arc::clone(updater),
+            budgets: Arc::clone(&self.budgets),
+            fetched_bytes,
+            stop: self.stop.clone(),
+            index: Mutex::new(None),
+            configuring: Mutex::new(()),
+            giving_files: Arc::new(tokio::sync::Semaphore::new(1)),
+        })
+    }
+}
+
 /// Opens the audit log, and records an update that was finished or undone. A root that cannot be
 /// written has none; it is scanned all the same.
 async fn open_audit(options: &Options, directory: &Path, resumed: &Resumed) -> AuditLog {
-    let audit = AuditLog::open_some_time(options.audit.settings(directory), "subd").await;
+    let audit = AuditLog::open_or_retry(options.audit.settings(directory), "subd").await;
     if let Some(update_id) = resumed.update_id() {
         let (Ok(why) | Err(why)) = resumed.text();
-        let why = short(&why, WHY_BYTES_MAX);
+        let why = escape_and_cut(&why, WHY_BYTES_MAX);
         let arguments = format!("update={update_id}");
         let decision = "resume-update".to_owned();
         // What cannot be recorded was logged.
-        let _written = audit.record(Event::Decided { decision, arguments, why }).await;
+        let _written = audit.record(AuditEvent::Decided { decision, arguments, why }).await;
     }
     audit
 }
 
-/// What subd may take by the flags, and by what a dominator asked for before the restart.
+/// The budgets by the flags, and by the limits that a dominator set before the restart.
 fn budgets(flags: &LimitArgs, persisted: &PersistedState) -> Budgets {
     let mut speeds = flags.speeds();
     speeds.network = speeds.network.or_else(throughput::network_speed).or(persisted.network_speed);
@@ -401,7 +318,6 @@ fn budgets(flags: &LimitArgs, persisted: &PersistedState) -> Budgets {
 async fn measure(
     root: Arc<Root>,
     report_state: Arc<ReportState>,
-    state: Arc<StateDirectory>,
     budgets: Arc<Budgets>,
     stop: CancellationToken,
 ) {
@@ -423,14 +339,12 @@ async fn measure(
     }
     let speed = device.bytes_per_second;
     tracing::info!(device = device.device, "the root can be read at {speed} bytes per second");
-    report_state.change(|state| state.persisted.device = Some(device));
-    if let Err(error) = report_state.save(&state).await {
-        tracing::warn!("{}", report(&error));
-    }
+    // Write-behind: a speed that is lost in a crash is measured again.
+    report_state.persist_behind(move |_, persisted| persisted.device = Some(device)).await;
 }
 
 /// Reports each new snapshot.
-async fn follow(
+async fn report_snapshots(
     scanner: Arc<Scanner>,
     report_state: Arc<ReportState>,
     root: Arc<Root>,
@@ -440,7 +354,11 @@ async fn follow(
     let mut snapshots = scanner.subscribe();
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
-        report_state.take_snapshot(snapshot, identity.read(&root));
+        let is_complete = snapshot.report.is_some();
+        let generation = report_state.take_snapshot(snapshot, identity.read(&root));
+        if is_complete {
+            verify_last_update(&report_state, generation).await;
+        }
         tokio::select! {
             news = snapshots.changed() => if news.is_err() { return },
             () = stop.cancelled() => return,
@@ -448,15 +366,37 @@ async fn follow(
     }
 }
 
+/// Notes that the paths that the last update changed were scanned in `generation`, unless that is
+/// known: a subd that was killed after the update had ended has not noted it.
+async fn verify_last_update(report_state: &Arc<ReportState>, generation: u64) {
+    let is_unverified = |state: &State| {
+        let last = state.persisted.last_update.as_ref();
+        state.update == UpdatePhase::Idle
+            && last.is_some_and(|last| {
+                last.outcome == UpdateOutcome::Done && last.verified_generation.is_none()
+            })
+    };
+    if report_state.read(is_unverified) {
+        // Write-behind: the first scan after the next start verifies it again.
+        let verify = move |state: &mut State, persisted: &mut PersistedState| {
+            let last = persisted.last_update.as_mut().filter(|_| is_unverified(state));
+            if let Some(last) = last {
+                last.verified_generation = Some(generation);
+            }
+        };
+        report_state.persist_behind(verify).await;
+    }
+}
+
 /// The directories on the disk, besides the object cache.
-struct Places {
+struct OpenDirectories {
     root: Root,
     directories: Directories,
     state: StateDirectory,
     audit: PathBuf,
 }
 
-impl Places {
+impl OpenDirectories {
     /// Opens the directories, and takes the lock that keeps every other subd out.
     fn open(path: &Path, state_path: Option<&Path>) -> Result<Self, StartError> {
         let no_root = |source| StartError::Root { path: path.to_owned(), source };
@@ -484,7 +424,7 @@ impl Places {
         };
         let directories = Directories::open(&root).map_err(no_root)?;
         if let Err(error) = Directories::audit(&root, base.as_ref()) {
-            tracing::error!("the audit log has no directory: {}", report(&error));
+            tracing::error!("the audit log has no directory: {}", error_chain(&error));
         }
         let audit = state_path.map_or_else(|| path.join(&SUBD_DIRECTORY[1..]), Path::to_owned);
         Ok(Self { root, directories, state, audit })
@@ -495,7 +435,8 @@ impl Places {
 fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     let path = &options.root;
     let no_root = |source| StartError::Root { path: path.clone(), source };
-    let Places { root, directories, state, audit } = Places::open(path, options.state.as_deref())?;
+    let OpenDirectories { root, directories, state, audit } =
+        OpenDirectories::open(path, options.state.as_deref())?;
     let driver = driver(options);
     let time_max = Duration::from_secs(options.service_timeout);
     let services = TimedServices { driver: &driver, time_max };
@@ -508,26 +449,23 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
             tracing::info!(count, "removed leftovers of former updates");
         }
     }
-    let persisted = state.load();
-    let persisted = persisted.map_err(|source| StartError::State { path: path.clone(), source })?;
+    let saved = state.load();
+    let saved = saved.map_err(|source| StartError::State { path: path.clone(), source })?;
     let (cache, opened) = Cache::open(Arc::clone(&directories.objects))
         .map_err(|source| StartError::Cache { source })?;
-    let crate::cache::Opened { objects, removed } = opened;
+    let crate::cache::OpenReport { objects, removed } = opened;
     tracing::info!(objects, removed, root = %path.display(), "the object cache is checked");
     let (root, directories) = (Arc::new(root), Arc::new(directories));
     let (state, cache) = (Arc::new(state), Arc::new(cache));
-    Ok(Opened { root, directories, state, persisted, cache, resumed, audit })
+    Ok(Opened { root, directories, state, saved, cache, resumed, audit })
 }
 
-/// Finishes or undoes an update that was interrupted, and starts nothing. Says what was done; the
-/// error is why the tree is mixed.
-///
-/// # Errors
-///
-/// [`StartError`] if the root cannot be used.
+/// Finishes or undoes an update that was interrupted, and starts nothing. Returns a text that says
+/// what was done; the inner error is why the tree is mixed.
 pub fn recover(options: &Options) -> Result<Result<String, String>, StartError> {
     // The state is not needed, and may be on a file-system that is not mounted yet.
-    let Places { root, directories, state: _lock, .. } = Places::open(&options.root, None)?;
+    let OpenDirectories { root, directories, state: _lock, .. } =
+        OpenDirectories::open(&options.root, None)?;
     let identity = IdentitySource::new(options.hostname.clone());
     let boot_id = identity.boot_id();
     let executor = Executor { root: &root, directories: &directories, services: None, boot_id };
@@ -549,21 +487,4 @@ fn manages_this_machine(options: &Options) -> bool {
 
 fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
-}
-
-/// Returns hints for the operator about `error`.
-pub fn hints(error: &StartError) -> Vec<&'static str> {
-    match error {
-        StartError::State { source: PersistError::Locked, .. } => {
-            vec!["stop the other subd first, or give this one another --root"]
-        }
-        StartError::Root { .. } => vec!["--root must be a directory that root may write to"],
-        StartError::Listen { .. } => vec!["choose another address with --listen"],
-        _ => Vec::new(),
-    }
-}
-
-/// Returns the error with its causes.
-pub fn describe(error: &StartError) -> String {
-    report(error)
 }

@@ -3,24 +3,22 @@
 //! One fetch at a time. Objects that a file of the tree holds are copied from it. For the others
 //! the sources are tried in order: each is asked for the missing objects, with several requests at
 //! a time, and asked again, from where it stopped, when the connection was lost. The thread that
-//! writes an object also hashes it, and names it only when it is complete and correct. What has
-//! arrived stays when the rest fails.
+//! writes an object also hashes it, and gives it its name only when it is complete and correct.
+//! What was received is kept when the rest fails.
 //!
 //! Nothing is synced here: Prepare does that, and an object that a crash damaged is found when the
 //! cache is hashed at the next start.
 //!
 //! # Invariants
 //!
-//! * A source that sent wrong content is not asked again in the same fetch, and it is named.
+//! * A source that sent wrong content is not asked again in the same fetch, and is reported.
 //! * No byte that was kept is requested again, unless the whole object is wrong.
 //! * All writes of one attempt have ended when the next attempt begins.
 
-mod ledger;
 pub mod network;
-pub mod request;
+pub mod policy;
+mod record;
 mod reuse;
-pub mod source_error;
-pub mod space;
 mod transfer;
 mod writer;
 
@@ -32,22 +30,20 @@ use std::time::{Duration, Instant};
 
 use api::fault::{Fault, FaultCode};
 use api::object_server::IDS_MAX;
-use api::subd::{FetchFailure, FetchObject, FetchRequest, LastFetch};
+use api::subd::{FetchFailure, FetchObject, FetchProgress, FetchRequest, LastFetch, UpdatePhase};
+use model::display::error_chain;
 use model::lock::locked;
-use model::report::report;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cache::Cache;
+use crate::fetch::policy::{Retry, RetryCounter, SourceError};
 use crate::limits::Budgets;
 use crate::root::Root;
-use crate::state::persisted_state::StateDirectory;
-use crate::state::report_state::{FetchProgress, ReportState, State, UpdatePhase};
-use ledger::Ledger;
+use crate::state::{ReportState, State};
 use network::Network;
+use record::FetchRecord;
 use reuse::Reuse;
-use source_error::{Next, Patience, SourceError};
-pub use space::shortage;
 use transfer::{Transfer, client_of};
 
 /// The port of a source that names none: that of the imageserver.
@@ -63,7 +59,7 @@ pub const STALL_MAX: Duration = Duration::from_secs(60);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long a prefetch may take to stop.
-const WAY_MAX: Duration = Duration::from_secs(5);
+const PREFETCH_STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Less than this counts as no progress, in bytes.
 const PROGRESS_BYTES_MIN: u64 = 64 << 10;
@@ -75,23 +71,22 @@ pub struct Fetcher {
     pub security: Security,
     pub cache: Arc<Cache>,
     pub report_state: Arc<ReportState>,
-    /// Whose space and whose files are used.
+    /// The root whose free space and files are used.
     pub root: Arc<Root>,
     /// How much of the machine subd may use.
     pub budgets: Arc<Budgets>,
-    /// What may be taken of the network.
+    /// Limits the use of the network.
     pub network: Arc<Network>,
-    /// Where the speed of the network is remembered.
-    pub state: Arc<StateDirectory>,
     /// How long a source may send nothing.
     pub stall_max: Duration,
     pub tasks: TaskTracker,
     /// Cancelled when subd stops.
-    pub leave: CancellationToken,
-    /// Cancelled when this fetch must stop; differs from `leave` in the copy that runs a prefetch.
+    pub subd_stop: CancellationToken,
+    /// Cancelled when this fetch must stop; differs from `subd_stop` in the copy that runs a
+    /// prefetch.
     pub stop: CancellationToken,
     /// Stops the prefetch, if there is one.
-    pub way: Arc<Mutex<CancellationToken>>,
+    pub prefetch_stop: Arc<Mutex<CancellationToken>>,
     /// Bytes that arrived since subd started.
     pub fetched_bytes: Arc<AtomicU64>,
 }
@@ -106,7 +101,7 @@ impl Fetcher {
     pub async fn start(&self, request: FetchRequest) -> Result<(), Fault> {
         check(&request)?;
         if !request.ahead {
-            self.make_way(request.fetch_id).await;
+            self.stop_prefetch(request.fetch_id).await;
         }
         let (fetch_id, ahead) = (request.fetch_id, request.ahead);
         let stop = self.stop.child_token();
@@ -127,7 +122,7 @@ impl Fetcher {
             state.fetch = Some(FetchProgress { fetch_id, ahead, ..FetchProgress::default() });
             if ahead {
                 // Set before the fetch is reported, so that it can be stopped from then on.
-                *locked(&self.way) = stop.clone();
+                *locked(&self.prefetch_stop) = stop.clone();
             }
             Ok(Some(()))
         })?;
@@ -139,58 +134,53 @@ impl Fetcher {
     }
 
     /// Stops a prefetch that is not the one with this id, and waits until it has stopped.
-    async fn make_way(&self, fetch_id: u64) {
-        let is_in_the_way = |state: &State| {
+    async fn stop_prefetch(&self, fetch_id: u64) {
+        let is_other_prefetch = |state: &State| {
             state.fetch.is_some_and(|fetch| fetch.ahead && fetch.fetch_id != fetch_id)
         };
-        if self.report_state.read(is_in_the_way) {
-            locked(&self.way).cancel();
+        if self.report_state.read(is_other_prefetch) {
+            locked(&self.prefetch_stop).cancel();
             let mut news = self.report_state.watch();
             let gone = async {
-                while self.report_state.read(is_in_the_way) && news.changed().await.is_ok() {}
+                while self.report_state.read(is_other_prefetch) && news.changed().await.is_ok() {}
             };
-            // One that does not end in time is still under way then, which is said.
-            let _in_time = tokio::time::timeout(WAY_MAX, gone).await;
+            // If it does not stop in time, the caller is told that a fetch is under way.
+            let _stopped = tokio::time::timeout(PREFETCH_STOP_TIME_MAX, gone).await;
         }
     }
 
     async fn run(&self, request: FetchRequest) {
         let started = Instant::now();
         let fetch_id = request.fetch_id;
-        let ledger = Arc::new(Ledger::default());
-        let fetching = self.fetch_all(&request, &ledger);
-        let result = self.reporting(&ledger, fetching).await;
-        self.report(&ledger);
-        let (objects, bytes) = ledger.amount();
-        let reused = ledger.reused.load(Ordering::Relaxed);
+        let record = Arc::new(FetchRecord::default());
+        let fetching = self.fetch_all(&request, &record);
+        let result = self.reporting(&record, fetching).await;
+        self.report(&record);
+        let (objects, bytes) = record.amount();
+        let reused = record.reused.load(Ordering::Relaxed);
         if let Err(error) = &result {
             tracing::warn!(fetch_id, ?error, "the fetch failed");
         }
         let took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(fetch_id, objects, bytes, reused, took_ms, "the fetch has ended");
-        let (error, complaints) = (result.err(), ledger.complaints());
+        let (error, complaints) = (result.err(), record.complaints());
         let last = LastFetch { fetch_id, error, objects, bytes, took_ms, reused, complaints };
         self.report_state.change(|state| {
             state.fetch = None;
             state.last_fetch = Some(last);
         });
         if let Some(speed) = self.network.take_measured() {
-            self.remember(speed).await;
-        }
-    }
-
-    /// Records the speed of the network, in bytes per second, so that it is not measured again.
-    async fn remember(&self, speed: u64) {
-        self.report_state.change(|state| state.persisted.network_speed = Some(speed));
-        if let Err(error) = self.report_state.save(&self.state).await {
-            tracing::warn!("{}", report(&error));
+            // Write-behind: a speed that is lost in a crash is measured again.
+            self.report_state
+                .persist_behind(move |_, persisted| persisted.network_speed = Some(speed))
+                .await;
         }
     }
 
     async fn fetch_all(
         &self,
         request: &FetchRequest,
-        ledger: &Arc<Ledger>,
+        record: &Arc<FetchRecord>,
     ) -> Result<(), FetchFailure> {
         let mut missing = self.missing(&request.objects);
         self.discard_partials(&missing).await?;
@@ -198,7 +188,7 @@ impl Fetcher {
             return Ok(());
         }
         let fits = self.check_space(&missing)?;
-        self.reuse(&missing, fits.is_ok(), ledger).await?;
+        self.reuse(&missing, fits.is_ok(), record).await?;
         missing = self.missing(&missing);
         self.check_space(&missing)??;
         self.network.begin();
@@ -207,11 +197,11 @@ impl Fetcher {
             if missing.is_empty() || self.stop.is_cancelled() {
                 break;
             }
-            if ledger.is_liar(source) {
+            if record.is_liar(source) {
                 continue;
             }
             let others = index + 1 < request.sources.len();
-            let refusal = self.ask(source, others, &mut missing, ledger).await?;
+            let refusal = self.ask(source, others, &mut missing, record).await?;
             refusals.extend(refusal.map(|text| format!("{source}: {text}")));
         }
         if missing.is_empty() {
@@ -222,11 +212,11 @@ impl Fetcher {
         Err(FetchFailure::Sources(format!("{count} objects missing ({first}...): {refusals}")))
     }
 
-    /// Waits for `work`, and reports progress meanwhile; stops waiting when subd stops. A prefetch
-    /// that must stop is waited for, because it must not write when the next fetch begins.
+    /// Waits for `work`, and reports progress in the meantime; stops waiting when subd stops. A
+    /// prefetch that must stop is waited for, because it must not write when the next fetch begins.
     async fn reporting<T>(
         &self,
-        ledger: &Ledger,
+        record: &FetchRecord,
         work: impl Future<Output = Result<T, FetchFailure>>,
     ) -> Result<T, FetchFailure> {
         let mut interval = tokio::time::interval(PROGRESS_INTERVAL);
@@ -234,25 +224,25 @@ impl Fetcher {
         loop {
             tokio::select! {
                 result = &mut work => {
-                    let is_ended = self.stop.is_cancelled() && !self.leave.is_cancelled();
+                    let is_ended = self.stop.is_cancelled() && !self.subd_stop.is_cancelled();
                     let gave_way = is_ended && result.is_err();
                     return if gave_way { Err(FetchFailure::GaveWay) } else { result };
                 }
-                () = self.leave.cancelled() => {
+                () = self.subd_stop.cancelled() => {
                     return Err(FetchFailure::Local("subd is stopping".to_owned()));
                 }
-                _ = interval.tick() => self.report(ledger),
+                _ = interval.tick() => self.report(record),
             }
         }
     }
 
-    fn report(&self, ledger: &Ledger) {
-        let arrived = ledger.take_arrived();
+    fn report(&self, record: &FetchRecord) {
+        let arrived = record.take_arrived();
         if arrived.is_empty() {
             return;
         }
         self.report_state.add_to_cache(&arrived, |id| self.cache.size_of(id).is_some());
-        let (objects, bytes) = ledger.amount();
+        let (objects, bytes) = record.amount();
         self.report_state.change(|state| {
             if let Some(fetch) = &mut state.fetch {
                 (fetch.objects, fetch.bytes) = (objects, bytes);
@@ -278,7 +268,7 @@ impl Fetcher {
             tokio::task::spawn_blocking(move || cache.discard_partials(|id| wanted.contains(id)));
         match discarding.await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(FetchFailure::Local(report(&error))),
+            Ok(Err(error)) => Err(FetchFailure::Local(error_chain(&error))),
             Err(error) => Err(FetchFailure::Local(error.to_string())),
         }
     }
@@ -288,11 +278,11 @@ impl Fetcher {
         &self,
         missing: &[FetchObject],
     ) -> Result<Result<(), FetchFailure>, FetchFailure> {
-        let space = self.root.space().map_err(|error| FetchFailure::Local(report(&error)))?;
+        let space = self.root.space().map_err(|error| FetchFailure::Local(error_chain(&error)))?;
         let rest = |object: &FetchObject| {
             object.size_bytes.saturating_sub(self.cache.partial_bytes(&object.id))
         };
-        Ok(space::check(missing.iter().map(rest), space))
+        Ok(policy::check_space(missing.iter().map(rest), space))
     }
 
     /// Takes objects from files of the machine.
@@ -300,7 +290,7 @@ impl Fetcher {
         &self,
         missing: &[FetchObject],
         may_copy: bool,
-        ledger: &Arc<Ledger>,
+        record: &Arc<FetchRecord>,
     ) -> Result<(), FetchFailure> {
         let snapshot = self.report_state.read(|state| state.snapshot.clone());
         let Some(tree) = snapshot.and_then(|snapshot| snapshot.tree.clone()) else {
@@ -310,7 +300,7 @@ impl Fetcher {
             cache: Arc::clone(&self.cache),
             root: Arc::clone(&self.root),
             budgets: Arc::clone(&self.budgets),
-            ledger: Arc::clone(ledger),
+            record: Arc::clone(record),
             stop: self.stop.clone(),
             may_copy,
         };
@@ -326,29 +316,29 @@ impl Fetcher {
         source: &str,
         others: bool,
         missing: &mut Vec<FetchObject>,
-        ledger: &Arc<Ledger>,
+        record: &Arc<FetchRecord>,
     ) -> Result<Option<String>, FetchFailure> {
-        let mut patience = Patience::default();
+        let mut retries = RetryCounter::default();
         loop {
-            let before = ledger.amount();
-            let answer = self.attempt(source, missing, ledger).await;
+            let before = record.amount();
+            let answer = self.attempt(source, missing, record).await;
             *missing = self.missing(missing);
-            let trouble = match answer {
+            let error = match answer {
                 Ok(()) if missing.is_empty() => return Ok(None),
                 Ok(()) => return Ok(Some("it lacks objects".to_owned())),
                 Err(SourceError::Local(failure)) => return Err(failure),
-                Err(trouble) => trouble,
+                Err(error) => error,
             };
-            let (objects, bytes) = ledger.amount();
+            let (objects, bytes) = record.amount();
             let progress = objects > before.0 || bytes >= before.1 + PROGRESS_BYTES_MIN;
-            let text = trouble.text();
-            match patience.after(&trouble, progress, others) {
-                Next::Switch => {
-                    ledger.complain(source, matches!(trouble, SourceError::Lie(_)), &text);
+            let text = error.text();
+            match retries.after(&error, progress, others) {
+                Retry::SwitchSource => {
+                    record.complain(source, matches!(error, SourceError::Lie(_)), &text);
                     return Ok(Some(text));
                 }
-                Next::Again(_) if missing.is_empty() => return Ok(None),
-                Next::Again(pause) => {
+                Retry::After(_) if missing.is_empty() => return Ok(None),
+                Retry::After(pause) => {
                     tracing::info!(source, text, ?pause, "asking a source again");
                     self.stop.clone().run_until_cancelled(tokio::time::sleep(pause)).await;
                     if self.stop.is_cancelled() {
@@ -364,7 +354,7 @@ impl Fetcher {
         &self,
         source: &str,
         missing: &[FetchObject],
-        ledger: &Arc<Ledger>,
+        record: &Arc<FetchRecord>,
     ) -> Result<(), SourceError> {
         let (client, local) = client_of(source, &self.security)?;
         let transfer = Transfer {
@@ -372,7 +362,7 @@ impl Fetcher {
             root: Arc::clone(&self.root),
             budgets: Arc::clone(&self.budgets),
             network: Arc::clone(&self.network),
-            ledger: Arc::clone(ledger),
+            record: Arc::clone(record),
             fetched_bytes: Arc::clone(&self.fetched_bytes),
             client,
             source: Arc::from(source),

@@ -1,7 +1,229 @@
-//! What others reach subd by: RPC methods, pages and metrics.
+//! The interfaces of subd: RPC methods, a page and metrics.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`operator`] | the methods that operators call |
+//! | [`pages`] | the status page |
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::object_server::IDS_MAX;
+use api::subd::{
+    Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
+    GetDirectories, GetDirectoriesReply, OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply,
+    PollRequest, Prepare, ScanCounters, SetConfiguration, SetConfigurationRequest,
+};
+use model::display::error_chain;
+use model::escape::ByteText;
+use model::lock::locked;
+use model::object::ObjectId;
+use model::tree::{Child, Directory, Tree};
+use rpc::page_frame::Frame;
+use rpc::server::Router;
+use rpc::tls::Security;
+use system::clock::wall;
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::blocking;
+use crate::cache::Cache;
+use crate::fetch::Fetcher;
+use crate::interface::metrics::SubMetrics;
+use crate::interface::operator::refuse_if_paused;
+use crate::limits::Budgets;
+use crate::root::Root;
+use crate::scan::Scanner;
+use crate::state::{Measured, ReportState};
+use crate::update::Updater;
 
 mod metrics;
 pub mod operator;
 pub mod pages;
-pub mod server;
-pub mod service;
+
+/// How much of directories one reply carries, in bytes.
+const DIRECTORIES_BYTES_MAX: usize = 16 << 20;
+
+type DirectoryIndex = BTreeMap<ObjectId, Arc<Directory>>;
+
+/// What the methods of subd use.
+pub struct Service {
+    pub root: Arc<Root>,
+    pub report_state: Arc<ReportState>,
+    pub cache: Arc<Cache>,
+    pub scanner: Arc<Scanner>,
+    pub fetcher: Fetcher,
+    pub updater: Arc<Updater>,
+    /// How much of the machine subd may use.
+    pub budgets: Arc<Budgets>,
+    /// Bytes that were fetched since the start.
+    pub fetched_bytes: Arc<AtomicU64>,
+    pub stop: CancellationToken,
+    /// The directories of the latest tree that was requested, by digest.
+    pub index: Mutex<Option<(ObjectId, Arc<DirectoryIndex>)>>,
+    /// Held while the configuration changes.
+    pub configuring: Mutex<()>,
+    /// Lets one call of GetFiles at a time read files.
+    pub giving_files: Arc<tokio::sync::Semaphore>,
+}
+
+fn too_many(count: usize, max: usize, what: &str) -> Fault {
+    Fault::new(FaultCode::TooLarge, format!("{count} {what}: at most {max} are accepted"))
+}
+
+impl Service {
+    /// Waits until anything differs from what the caller knows, and returns the report.
+    pub async fn poll(&self, request: PollRequest) -> PollReply {
+        let wait = Duration::from_millis(request.wait_ms.min(POLL_WAIT_MS_MAX).into());
+        let deadline = Instant::now() + wait;
+        let mut versions = self.report_state.watch();
+        while request.have == Some(*versions.borrow_and_update()) {
+            let news = timeout_at(deadline, versions.changed());
+            tokio::select! {
+                news = news => if news.is_err() { break },
+                () = self.stop.cancelled() => break,
+            }
+        }
+        self.report_state.reply(request.have, self.measured())
+    }
+
+    /// Measures what a poll reports.
+    pub fn measured(&self) -> Measured {
+        let space = self.root.space().unwrap_or_else(|error| {
+            tracing::warn!("{}", error_chain(&error));
+            api::subd::FreeSpace::default()
+        });
+        let fetched_bytes = self.fetched_bytes.load(Ordering::Relaxed);
+        let counters = ScanCounters { fetched_bytes, ..self.scanner.counters() };
+        let (load, ceilings) = (self.budgets.load(), self.budgets.ceilings());
+        Measured { space, counters, load, ceilings, clock: wall() }
+    }
+
+    fn directories(&self, digests: &[ObjectId]) -> Result<GetDirectoriesReply, Fault> {
+        if digests.len() > DIRECTORIES_MAX {
+            return Err(too_many(digests.len(), DIRECTORIES_MAX, "digests"));
+        }
+        let snapshot = self.report_state.read(|state| state.snapshot.clone());
+        let tree = snapshot.and_then(|snapshot| snapshot.tree.clone());
+        let index = tree.map_or_else(Arc::default, |tree| self.index_of(&tree));
+        let mut reply = GetDirectoriesReply { directories: Vec::new(), absent: Vec::new() };
+        let mut bytes = 0;
+        for digest in digests {
+            let Some(directory) = index.get(digest) else {
+                reply.absent.push(*digest);
+                continue;
+            };
+            let encoded = directory.encode();
+            bytes += encoded.len();
+            if bytes > DIRECTORIES_BYTES_MAX && !reply.directories.is_empty() {
+                break;
+            }
+            reply.directories.push(EncodedDirectory(ByteText(encoded)));
+        }
+        Ok(reply)
+    }
+
+    fn index_of(&self, tree: &Tree) -> Arc<DirectoryIndex> {
+        let mut slot = locked(&self.index);
+        match &*slot {
+            Some((root, index)) if *root == tree.digest() => Arc::clone(index),
+            _ => {
+                let index = Arc::new(directories_of(tree));
+                *slot = Some((tree.digest(), Arc::clone(&index)));
+                index
+            }
+        }
+    }
+
+    fn cleanup(&self, objects: &[ObjectId]) -> Result<Done, Fault> {
+        if objects.len() > IDS_MAX {
+            return Err(too_many(objects.len(), IDS_MAX, "objects"));
+        }
+        let removed = self.cache.remove(objects);
+        self.report_state.set_cache(|| self.cache.ids());
+        match removed {
+            Ok(_) => Ok(Done {}),
+            Err(error) => Err(Fault::new(FaultCode::Internal, error_chain(&error))),
+        }
+    }
+
+    /// Writes the configuration, and then puts it in force. Blocks.
+    fn configure(&self, request: SetConfigurationRequest) -> Result<Done, Fault> {
+        let _turn = locked(&self.configuring);
+        let old = self.report_state.read(|state| state.persisted.configuration.clone());
+        let scan = request.scan.unwrap_or_else(|| old.scan.clone());
+        let limits = request.limits.unwrap_or(old.limits);
+        let configuration = Configuration { scan, limits };
+        let persisted = self
+            .report_state
+            .persist(|persisted| persisted.configuration.clone_from(&configuration));
+        persisted.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
+        if configuration != old {
+            self.budgets.set_limits(configuration.limits);
+            self.scanner.set_settings(configuration.scan);
+        }
+        Ok(Done {})
+    }
+}
+
+/// Returns all directories of `tree` by digest.
+fn directories_of(tree: &Tree) -> DirectoryIndex {
+    let mut index = BTreeMap::new();
+    let mut stack = vec![Arc::clone(tree.root())];
+    while let Some(directory) = stack.pop() {
+        if index.contains_key(&directory.digest()) {
+            continue;
+        }
+        for entry in directory.entries() {
+            if let Child::Directory(below) = &entry.child {
+                stack.push(Arc::clone(below));
+            }
+        }
+        index.insert(directory.digest(), directory);
+    }
+    index
+}
+
+/// Returns the router with all methods, the page and the metrics of `service`.
+pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service>> {
+    let router = Router::new("subd", security).with_state(Arc::clone(service));
+    let metrics = SubMetrics(Arc::clone(service));
+    let router = router.metrics(|registry| registry.register_collector(Box::new(metrics)));
+    let router = pages::add_pages(router, Frame::new("subd", security));
+    operator::add_methods(router)
+        .method::<Poll, _>(async |service, _, request| Ok(service.poll(request).await))
+        .method::<GetDirectories, _>(async |service, _, request| {
+            blocking(move || service.directories(&request.digests)).await
+        })
+        .method::<Fetch, _>(async |service, _, request| {
+            service.fetcher.start(request).await.map(|()| Done {})
+        })
+        .method::<Prepare, _>(async |service, _, request| {
+            refuse_if_paused(&service.report_state)?;
+            service.updater.prepare(request).await.map(|()| Done {})
+        })
+        .method::<Commit, _>(async |service, _, request| {
+            refuse_if_paused(&service.report_state)?;
+            service.updater.permit(request.update_id).await?;
+            service.updater.commit(request.update_id).map(|()| Done {})
+        })
+        .method::<OfferImage, _>(async |service, _, request| {
+            let Some(trust) = &service.updater.trust else { return Ok(Done {}) };
+            let snapshot = service.report_state.read(|state| state.snapshot.clone());
+            let scanned = snapshot.and_then(|snapshot| snapshot.tree.clone());
+            trust.offer(request, scanned).await.map(|()| Done {})
+        })
+        .method::<Cleanup, _>(async |service, _, request| {
+            blocking(move || service.cleanup(&request.objects)).await
+        })
+        .method::<GetConfiguration, _>(async |service, _, ()| {
+            Ok(service.report_state.read(|state| state.persisted.configuration.clone()))
+        })
+        .method::<SetConfiguration, _>(async |service, _, request| {
+            blocking(move || service.configure(request)).await
+        })
+}

@@ -8,9 +8,9 @@
 //! | [`fetch`] | gets objects from object servers |
 //! | [`scan`] | keeps an up-to-date tree of the root |
 //! | [`cache`] | the objects that are ready for an update |
-//! | [`trust`] | decides whether an image is signed as this machine demands |
+//! | [`trust`] | decides whether an image is signed as this machine requires |
 //! | [`machine`] | services, health, reboots, disruption, identity, systemd |
-//! | [`limits`] | how much of the machine subd may use, and how much it uses |
+//! | [`limits`] | limits what subd uses of the machine, and measures it |
 //! | [`state`] | what polls report, and what survives a restart |
 //! | [`root`] | the only way to the managed tree |
 //!
@@ -18,8 +18,8 @@
 //!
 //! # Invariants
 //!
-//! * No path below the root is ever given to the kernel as a path from `/`: [`root`] opens
-//!   directories one below the other.
+//! * No path below the root is given to the kernel as a path from `/`: [`root`] opens directories
+//!   one below the other.
 //! * While the tree may be mixed there is a journal on the medium ([`update`]). One thread, the
 //!   executor, carries it out, also after a crash.
 //! * On a machine with trusted keys nothing is staged that [`trust`] has not verified against the
@@ -40,7 +40,7 @@ pub mod update;
 
 use api::fault::{Fault, FaultCode};
 
-/// Runs `work`, which waits for the disk, in a thread where that delays nothing else.
+/// Runs `work`, which waits for the disk, in a blocking thread.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {

@@ -1,31 +1,34 @@
-//! What subd may take of the machine, and what it takes.
+//! Limits what subd uses of the machine, and measures what it uses.
 //!
 //! Four rates are limited, each by a [`Budget`] of its own: processor time of the passes that hash,
-//! reads from the device of the root, writes of what is fetched, and the network. How much that is
-//! follows from the machine's own ceilings, from what a dominator asks for, which can only be less,
-//! and from how fast device and network are: [`rates()`] decides, [`Budgets`] puts it in force.
+//! reads from the device of the root, writes of what is fetched, and the network. The rates follow
+//! from the machine's own ceilings, from the limits that a dominator sets, which can only be lower,
+//! and from the speed of device and network: [`rates()`](rates::rates) decides, [`Budgets`] applies
+//! them.
 //!
 //! # Invariants
 //!
-//! * A limit can be changed at any time; who waits already is told within [`WAIT_MAX`].
-//! * What is used is counted whether it is limited or not.
+//! * A limit can be changed at any time; callers that wait already obey it within [`WAIT_MAX`].
+//! * Usage is measured whether it is limited or not.
 //!
 //! [`WAIT_MAX`]: budget::WAIT_MAX
 
-pub mod budget;
-pub mod meter;
-pub mod rates;
-pub mod throughput;
-pub mod usage;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use api::subd::{Limits, Load};
+use model::lock::locked;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::time::{ClockId, clock_gettime};
 
-pub use budget::Budget;
-pub use rates::{Ceilings, Rates, Speeds, rates};
+use crate::limits::budget::Budget;
+use crate::limits::rates::{Ceilings, Rates, Speeds, rates};
 
-/// The flags that say what subd may take of the machine at most.
+pub mod budget;
+pub mod rates;
+pub mod throughput;
+
+/// The flags that limit what subd uses of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Limits (a dominator can lower them, never raise them)")]
 pub struct LimitArgs {
@@ -45,13 +48,13 @@ pub struct LimitArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = percent())]
     pub network_percent: u8,
 
-    /// How fast the device of the root can be read, in bytes per second, instead of measuring it
-    /// at the first start.
+    /// The read speed of the device of the root in bytes per second, instead of measuring it at the
+    /// first start.
     #[arg(long, value_name = "BYTES", value_parser = speed())]
     pub device_speed: Option<u64>,
 
-    /// How fast the network is, in bytes per second, instead of what its interface says or
-    /// fetching shows.
+    /// The speed of the network in bytes per second, instead of what its interface reports or
+    /// fetching measures.
     #[arg(long, value_name = "BYTES", value_parser = speed())]
     pub network_speed: Option<u64>,
 }
@@ -71,13 +74,13 @@ impl LimitArgs {
         Ceilings { cpu_percent, scan_percent, write_percent, network_percent }
     }
 
-    /// The speeds that these flags say; what was measured is of no interest beside them.
+    /// The speeds that these flags set. They take precedence over measured ones.
     pub fn speeds(&self) -> Speeds {
         Speeds { device: self.device_speed, network: self.network_speed }
     }
 }
 
-/// What the rates were made of.
+/// The values that the rates were computed from.
 #[derive(Clone, Copy, Debug, Default)]
 struct Inputs {
     wire: Limits,
@@ -100,7 +103,7 @@ pub struct Budgets {
 }
 
 impl Budgets {
-    /// Puts in force what follows from `ceilings`, what a dominator asked for, and `speeds`.
+    /// Applies the rates that follow from `ceilings`, the limits of a dominator, and `speeds`.
     pub fn new(ceilings: Ceilings, wire: Limits, speeds: Speeds) -> Self {
         let Rates { cpu, scan, write, network } = rates(&ceilings, &wire, &speeds);
         Self {
@@ -114,8 +117,8 @@ impl Budgets {
     }
 
     fn inputs(&self) -> MutexGuard<'_, Inputs> {
-        // Plain values: there is nothing that a panic could leave half done.
-        self.inputs.lock().unwrap_or_else(PoisonError::into_inner)
+        // Plain values: a panic cannot leave them half changed.
+        locked(&self.inputs)
     }
 
     fn change(&self, change: impl FnOnce(&mut Inputs)) {
@@ -129,27 +132,27 @@ impl Budgets {
         self.network.set_rate(network);
     }
 
-    /// Puts in force what a dominator asks for now.
+    /// Applies the limits that a dominator sets.
     pub fn set_limits(&self, wire: Limits) {
         self.change(|inputs| inputs.wire = wire);
     }
 
-    /// Notes how fast the device of the root can be read, in bytes per second.
+    /// Sets the read speed of the device of the root, in bytes per second.
     pub fn set_device_speed(&self, speed: u64) {
         self.change(|inputs| inputs.speeds.device = Some(speed));
     }
 
-    /// Notes how fast the network is, in bytes per second.
+    /// Sets the speed of the network, in bytes per second.
     pub fn set_network_speed(&self, speed: u64) {
         self.change(|inputs| inputs.speeds.network = Some(speed));
     }
 
-    /// How fast device and network are, as far as that is known.
+    /// Returns the known speeds of device and network.
     pub fn speeds(&self) -> Speeds {
         self.inputs().speeds
     }
 
-    /// The machine's own ceilings, as polls report them.
+    /// Returns the machine's own ceilings, as polls report them.
     pub fn ceilings(&self) -> Limits {
         let Ceilings { cpu_percent, scan_percent, write_percent, network_percent } = self.ceilings;
         Limits {
@@ -160,7 +163,7 @@ impl Budgets {
         }
     }
 
-    /// The limits in force, and what is used of them.
+    /// Returns the limits in force, and what is used of them.
     pub fn load(&self) -> Load {
         Load {
             cpu: self.cpu.share(),
@@ -171,9 +174,56 @@ impl Budgets {
     }
 }
 
+/// The unit in which the kernel counts reads, whatever the block size of the device.
+const BLOCK_BYTES: u64 = 512;
+
+/// What a thread has used since it was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub cpu: Duration,
+    /// Bytes read from devices, not from the page cache.
+    pub read_bytes: u64,
+}
+
+impl Usage {
+    /// Returns what the calling thread has used until now.
+    pub fn now() -> Self {
+        Self { cpu: cpu_time(), read_bytes: read_bytes() }
+    }
+
+    /// Returns what was used since `self`, and sets `self` to now.
+    pub fn step(&mut self) -> Self {
+        let now = Self::now();
+        let step = Self {
+            cpu: now.cpu.saturating_sub(self.cpu),
+            read_bytes: now.read_bytes.saturating_sub(self.read_bytes),
+        };
+        *self = now;
+        step
+    }
+
+    /// The processor time in microseconds.
+    pub fn cpu_us(&self) -> u64 {
+        u64::try_from(self.cpu.as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Returns the processor time that this thread has used.
+pub fn cpu_time() -> Duration {
+    // Linux always has the clock of the calling thread. Without it passes would run at the shortest
+    // interval.
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+/// Returns how much this thread has read from devices, in bytes; 0 on kernels that do not count it.
+pub fn read_bytes() -> u64 {
+    let blocks = getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.block_reads());
+    u64::try_from(blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES)
+}
+
 #[cfg(test)]
 mod tests {
-    use api::subd::Share;
+    use api::subd::ResourceUse;
     use clap::Parser;
 
     use super::*;
@@ -189,7 +239,7 @@ mod tests {
         let flags = ["", "--scan-percent", "4", "--device-speed", "1000000"];
         let args = Options::try_parse_from(flags).unwrap().limits;
         let budgets = Budgets::new(args.ceilings(), Limits::default(), args.speeds());
-        let limit = |limit| Share { limit, used: 0 };
+        let limit = |limit| ResourceUse { limit, used: 0 };
         assert_eq!(
             budgets.load(),
             Load {

@@ -2,24 +2,13 @@
 //!
 //! A [`Root`] is a descriptor of the directory given by `--root`. Every path below it is opened by
 //! the kernel with `openat2` and `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV`, so that
-//! nothing that somebody does to the tree meanwhile can lead subd out of it: a symlink in the
-//! place of a directory is `ELOOP`, a mount point is `EXDEV`. All that is done to an entry is
-//! done by its single name in an open [`Directory`].
+//! no concurrent change of the tree can lead subd out of it: a symlink in the place of a directory
+//! is `ELOOP`, a mount point is `EXDEV`. Entries are changed by their single name in an open
+//! [`Directory`].
 //!
-//! The descriptor is one of a mount that only subd has, so what lies under the mount points of the
-//! machine is part of the tree: see `handle`. subd's own directories are reached through it too,
-//! because nothing can be renamed from one mount to another.
-
-pub mod aligned_buffer;
-mod change;
-mod directory;
-pub mod entry;
-mod error;
-mod locks;
-pub mod mount_clone;
-mod occupied;
-mod status;
-pub mod write_check;
+//! The descriptor belongs to a mount that only subd has, so what lies under the mount points of the
+//! machine is part of the tree: see [`mount_clone`]. subd's own directories are reached through it
+//! too, because nothing can be renamed from one mount to another.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -27,10 +16,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use api::subd::Space;
+use api::subd::FreeSpace;
+use model::escape::escape;
 use model::path::TreePath;
 use model::plan::Occupant;
-use model::tree::Times;
+use model::scope::SUBD_DIRECTORY;
+use model::tree::TimePrecision;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{Mode, lstat};
@@ -38,13 +29,20 @@ use nix::sys::statvfs::fstatvfs;
 use nix::unistd::syncfs;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
-pub use crate::root::entry::OpenEntry;
-pub use directory::{AttributeList, Directory, ENTRIES_MAX, OpenedFile};
-pub use error::RootError;
-pub use locks::Locks;
-pub use status::{Kind, Status};
+mod change;
+mod directory;
+pub mod entry;
+mod file;
+mod locks;
+pub mod mount_clone;
+mod used_paths;
 
 use crate::root::mount_clone::MountClone;
+
+pub use crate::root::entry::OpenEntry;
+pub use directory::{AttributeList, Directory, ENTRIES_MAX, OpenedFile, errno_of};
+pub use file::{ALIGNMENT, AlignedBuffer, Kind, Status};
+pub use locks::Locks;
 
 /// The longest piece of a path that is given to the kernel at once, in bytes. Linux refuses
 /// strings of 4,096 bytes; longer paths are opened in several steps.
@@ -55,13 +53,13 @@ const PIECE_BYTES_MAX: usize = 4_000;
 pub struct Root {
     handle: MountClone,
     path: PathBuf,
-    times: OnceLock<Times>,
+    times: OnceLock<TimePrecision>,
 }
 
 impl Root {
     /// Opens the directory `path` as the root, with what lies under the mount points in it.
     /// Symlinks in `path` itself are followed. Where this process may not look under mount points
-    /// it says so in the log, and leaves them alone.
+    /// it logs that, and leaves them alone.
     ///
     /// # Errors
     ///
@@ -71,8 +69,8 @@ impl Root {
         Self::open_by(path, MountClone::cloned)
     }
 
-    /// As [`Root::open`], without what lies under mount points: for directories of subd's own that
-    /// are elsewhere.
+    /// As [`Root::open`], without what lies under mount points: for subd's own directories
+    /// elsewhere.
     pub fn open_as_seen(path: &Path) -> Result<Self, RootError> {
         Self::open_by(path, MountClone::as_seen)
     }
@@ -81,88 +79,75 @@ impl Root {
         path: &Path,
         open: impl FnOnce(&Path) -> Result<MountClone, Errno>,
     ) -> Result<Self, RootError> {
-        // Modes and extended attributes have no calls of their own by descriptor and name.
+        // Modes and extended attributes are set by paths below /proc/self/fd.
         lstat("/proc/self/fd").map_err(|source| RootError::NoProc { source })?;
         let handle =
             open(path).map_err(|source| RootError::Open { path: path.to_owned(), source })?;
         Ok(Self { handle, path: path.to_owned(), times: OnceLock::new() })
     }
 
-    /// True if what lies under mount points is part of the tree.
-    pub fn sees_under_mounts(&self) -> bool {
-        self.handle.is_clone()
-    }
-
     /// True if nothing can be written: the file-system of the root or its mount is read-only.
     pub fn is_read_only(&self) -> Result<bool, RootError> {
-        self.handle.is_read_only().map_err(|source| self.unasked(source))
+        self.handle.is_read_only().map_err(|source| self.flags_error(source))
     }
 
-    /// True if the machine has made the root writable and this handle of it is still read-only: it
-    /// must be opened again.
+    /// True if the machine has made the root writable and this handle is still read-only: it must
+    /// be opened again.
     pub fn is_outdated(&self) -> Result<bool, RootError> {
-        self.handle.is_outdated().map_err(|source| self.unasked(source))
+        self.handle.is_outdated().map_err(|source| self.flags_error(source))
     }
 
-    fn unasked(&self, source: Errno) -> RootError {
+    fn flags_error(&self, source: Errno) -> RootError {
         RootError::call("ask for the flags of", TreePath::root(), source)
     }
 
-    /// The paths of the tree that the kernel uses now, whether they exist or are hidden: mount
-    /// points and active swap files.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] if the kernel does not tell.
-    pub fn occupied(&self) -> Result<BTreeMap<TreePath, Occupant>, RootError> {
+    /// Returns the paths of the tree that the kernel uses now, whether they exist or are hidden:
+    /// mount points and active swap files.
+    pub fn used_paths(&self) -> Result<BTreeMap<TreePath, Occupant>, RootError> {
         let fail = |source| RootError::call("ask for mount points in", TreePath::root(), source);
         let read = |path: &str| match std::fs::read(path) {
             // A kernel without swap has no such file.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            other => other.map_err(|error| fail(directory::errno_of(&error))),
+            other => other.map_err(|error| fail(errno_of(error))),
         };
         let seen = &self.handle.seen;
         let found = statx(seen, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)
             .map_err(|error| fail(Errno::from_raw(error.raw_os_error())))?;
         let path = std::fs::read_link(format!("/proc/self/fd/{}", seen.as_raw_fd()))
-            .map_err(|error| fail(directory::errno_of(&error)))?;
-        let place = occupied::Place { mount: found.stx_mnt_id, path: path.as_os_str().as_bytes() };
+            .map_err(|error| fail(errno_of(error)))?;
+        let place =
+            used_paths::RootLocation { mount: found.stx_mnt_id, path: path.as_os_str().as_bytes() };
         let (mountinfo, swaps) = (read("/proc/thread-self/mountinfo")?, read("/proc/swaps")?);
-        Ok(occupied::occupied(place, &mountinfo, &swaps))
+        Ok(used_paths::used_paths(place, &mountinfo, &swaps))
     }
 
-    /// What the file-system keeps of a time that is set: everything, until
-    /// [`Root::learn_times`] has found out.
-    pub fn times(&self) -> Times {
+    /// Returns which times the file-system keeps as they are set: all, until [`Root::learn_times`]
+    /// has measured it.
+    pub fn times(&self) -> TimePrecision {
         self.times.get().copied().unwrap_or_default()
     }
 
-    /// Finds out what the file-system keeps of a time, by a file that it makes for a moment in
-    /// `directory`, which is one of subd's own on the file-system of the root. Where that fails it
-    /// says so in the log, and every time is believed to be kept.
+    /// Measures which times the file-system keeps, with a temporary file in `directory`, which is
+    /// one of subd's own on the file-system of the root. If that fails, it is logged, and all times
+    /// count as kept.
     pub fn learn_times(&self, directory: &Directory) {
-        match write_check::times(directory) {
+        match directory.kept_times() {
             Ok(times) => {
                 let _known = self.times.set(times);
             }
             Err(error) => {
-                let error = model::report::report(&error);
-                tracing::warn!("cannot find out what times the file-system keeps: {error}");
+                let error = model::display::error_chain(&error);
+                tracing::warn!("cannot measure which times the file-system keeps: {error}");
             }
         }
     }
 
-    /// Writes a file as a trial in `/.subd`, waits until it is on the medium, and removes it.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] says what the kernel refused.
+    /// Writes a test file in `/.subd`, waits until it is on the medium, and removes it.
     pub fn try_to_write(&self) -> Result<(), RootError> {
-        let own = TreePath::new(model::scope::SUBD_DIRECTORY).expect("the constant is a path");
-        write_check::write(&self.directory(&own)?)
+        self.directory(&subd_directory())?.try_to_write()
     }
 
-    /// Where the root was found, to be shown to people; nothing is opened by it again.
+    /// Returns the path by which the root was opened, for reports only.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -191,7 +176,7 @@ impl Root {
         Ok(Directory::new(descriptor, path.clone()))
     }
 
-    /// Opens the directory that holds `path`; gives it with the name that `path` has there.
+    /// Opens the parent directory of `path`. Returns it with the name of `path` in it.
     ///
     /// # Errors
     ///
@@ -206,23 +191,28 @@ impl Root {
         Ok((self.directory(&parent)?, path.name()))
     }
 
-    /// Writes all that is changed in the file-system of the root to its medium, and waits for it.
+    /// Syncs the file-system of the root.
     pub fn sync_filesystem(&self) -> Result<(), RootError> {
         syncfs(&self.handle.directory)
             .map_err(|source| RootError::call("sync", TreePath::root(), source))
     }
 
-    /// The free space of the file-system of the root.
-    pub fn space(&self) -> Result<Space, RootError> {
+    /// Returns the free space of the file-system of the root.
+    pub fn space(&self) -> Result<FreeSpace, RootError> {
         let status = fstatvfs(&self.handle.directory).map_err(|source| {
             RootError::call("ask for the free space of", TreePath::root(), source)
         })?;
-        // `f_bfree`, not `f_bavail`: subd runs as root, for whom the reserve is.
+        // `f_bfree`, not `f_bavail`: subd runs as root, which may use the reserve.
         let free_bytes = status.blocks_free().saturating_mul(status.fragment_size());
-        // btrfs has no limit of inodes and says that it has none at all.
+        // btrfs has no limit of inodes and reports 0.
         let free_inodes = if status.files() == 0 { u64::MAX } else { status.files_free() };
-        Ok(Space { free_bytes, free_inodes })
+        Ok(FreeSpace { free_bytes, free_inodes })
     }
+}
+
+/// Returns the path of subd's own directory.
+pub fn subd_directory() -> TreePath {
+    TreePath::new(SUBD_DIRECTORY).expect("the constant is a path")
 }
 
 /// Opens a directory below `descriptor` without leaving it.
@@ -244,4 +234,68 @@ fn open_below(
             | ResolveFlag::RESOLVE_NO_XDEV,
     );
     openat2(descriptor, piece, how)
+}
+
+/// A failed operation on the managed tree.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RootError {
+    #[error("cannot open the root `{}`", path.display())]
+    Open { path: PathBuf, source: Errno },
+    #[error("cannot see /proc/self/fd: is /proc mounted?")]
+    NoProc { source: Errno },
+    #[error("cannot {operation} {path}")]
+    Call {
+        /// The failed operation, such as `rename`.
+        operation: &'static str,
+        path: TreePath,
+        source: Errno,
+    },
+    #[error("cannot {operation} `{name}` in {directory}: {why}")]
+    BadName { operation: &'static str, directory: TreePath, name: String, why: &'static str },
+    #[error("{path} is not a regular file")]
+    NotRegular { path: TreePath },
+}
+
+impl RootError {
+    pub(super) fn call(operation: &'static str, path: TreePath, source: Errno) -> Self {
+        Self::Call { operation, path, source }
+    }
+
+    /// The error of `operation` on `name`, which may be no name at all.
+    pub(super) fn entry(
+        operation: &'static str,
+        directory: &TreePath,
+        name: &[u8],
+        source: Errno,
+    ) -> Self {
+        match directory.join(name) {
+            Ok(path) => Self::call(operation, path, source),
+            Err(_) => Self::bad_name(operation, directory, name, "it is not a valid name"),
+        }
+    }
+
+    pub(super) fn bad_name(
+        operation: &'static str,
+        directory: &TreePath,
+        name: &[u8],
+        why: &'static str,
+    ) -> Self {
+        Self::BadName { operation, directory: directory.clone(), name: escape(name), why }
+    }
+
+    /// Returns the kernel's error; `None` if it was not called.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Open { source, .. } | Self::NoProc { source } | Self::Call { source, .. } => {
+                Some(*source)
+            }
+            Self::BadName { .. } | Self::NotRegular { .. } => None,
+        }
+    }
+
+    /// True if the entry does not exist.
+    pub fn is_absent(&self) -> bool {
+        self.errno() == Some(Errno::ENOENT)
+    }
 }

@@ -1,12 +1,12 @@
-//! The scanner: knows at any time what the managed tree holds, at a negligible cost.
+//! The scanner: keeps an up-to-date tree of the managed root, at a negligible cost.
 //!
-//! One thread of its own scans for ever. The *metadata pass* looks at every entry and hashes each
-//! file whose inode, size, time of modification or of change has moved; it runs as often as half a
-//! per cent of a core allows, and at once when asked. The *content pass* hashes every file
+//! One thread scans all the time. The *metadata pass* reads the status of every entry and hashes
+//! each file whose inode, size, time of modification or time of change differs; it runs as often as
+//! half a per cent of a core allows, and at once on request. The *content pass* hashes every file
 //! whatever its metadata says, through the page cache; the *media pass* does so around it, because
-//! the cache hides what happened to the medium. Both go a chunk at a time, so that they hold up
-//! neither a metadata pass nor a command. A file whose content is not what the tree says is then
-//! read again by a metadata pass, which is the only one that changes the tree.
+//! the cache hides damage of the medium. Both work chunk by chunk, so that they delay neither a
+//! metadata pass nor a request. A file whose content differs from the tree is then read again by a
+//! metadata pass, which is the only pass that changes the tree.
 //!
 //! [`Pace`] says how often passes come, [`Budgets`] how much they take meanwhile. No pass leaves
 //! anything in the page cache that was not there before.
@@ -15,62 +15,51 @@
 //!
 //! * A [`Snapshot`] is immutable, and complete for its settings or empty.
 //! * Directories that did not change are the same `Arc` in one snapshot and the next.
-//! * While a [`Pause`] is held nothing of the tree is open or looked at.
-//! * `/.subd` is never looked at.
-
-mod content;
-pub mod counters;
-pub mod coverage;
-pub mod file_order;
-pub mod links;
-pub mod medium;
-pub mod memory;
-pub mod pace;
-pub mod pass;
-pub mod progress;
-pub mod reading;
-pub mod stall;
-mod thread;
-mod worker;
+//! * While a [`Pause`] exists nothing of the tree is open or read.
+//! * `/.subd` is never read.
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use api::subd::{Alarm, ScanCounters};
 use model::filter::Patterns;
+use model::lock::locked;
 use model::path::TreePath;
 use model::scope::ScanSettings;
+use thread::{Mailbox, ScanControl};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::Budgets;
-use crate::state::report_state::ReportState;
-use crate::state::snapshot::Snapshot;
+use crate::scan::pace::{Pace, StallDetector};
+use crate::state::{ReportState, Snapshot};
 
-pub use pace::Pace;
-use stall::StallDetector;
-use thread::{Mailbox, Shared};
+mod content;
+pub mod coverage;
+pub mod known_entries;
+pub mod pace;
+pub mod pass;
+pub mod progress;
+pub mod reading;
+mod thread;
+mod worker;
+
 pub use thread::{Pause, Stopped};
 
-/// A handle of the scanning thread. Dropping it ends the thread.
+/// The handle of the scanning thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Scanner {
-    shared: Arc<Shared>,
+    shared: Arc<ScanControl>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Scanner {
-    /// Starts to scan `root`: what `settings` cover, less the local `exclusions`. Passes come at
-    /// `pace`, and take no more of the machine than `budgets` allow.
-    ///
-    /// # Errors
-    ///
-    /// If the system gives no thread.
+    /// Starts to scan `root`: what `settings` cover without the local `exclusions`, at `pace` and
+    /// within `budgets`.
     pub fn start(
         root: Arc<crate::root::Root>,
         exclusions: Patterns,
@@ -78,7 +67,7 @@ impl Scanner {
         pace: Pace,
         budgets: Arc<Budgets>,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(exclusions, settings, budgets));
+        let shared = Arc::new(ScanControl::new(exclusions, settings, budgets));
         let worker = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("scan".to_owned())
@@ -86,82 +75,69 @@ impl Scanner {
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// What is known now.
+    /// Returns the latest snapshot.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.shared.snapshot()
     }
 
-    /// Follows what is known: the receiver sees each new snapshot.
+    /// Returns a receiver of each new snapshot.
     pub fn subscribe(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.shared.subscribe()
     }
 
-    /// What was counted since the start. Counters alone make no new snapshot.
+    /// Returns the counters since the start. A change of counters alone makes no new snapshot.
     pub fn counters(&self) -> ScanCounters {
         self.shared.counters.read()
     }
 
-    /// How many files the last media pass could not read around the page cache.
+    /// Returns how many files the last media pass could not read around the page cache.
     pub fn media_skipped(&self) -> u64 {
         self.shared.counters.media_skipped()
     }
 
-    /// Makes a metadata pass now, and the passes over all files that are asked for from their
-    /// beginning, without limits until each has come to its end.
+    /// Runs a metadata pass now, and the requested passes over all files from their beginning. Each
+    /// has no limits until it ends.
     pub fn boost(&self, content: bool, media: bool) {
         self.shared.boost(content, media);
     }
 
-    /// Looks whether the thread stands still, and says what it is at if it does. `watch` is what
-    /// the same watcher used before.
+    /// Returns what the thread works on if it is stalled. `watch` is the state of the caller
+    /// between calls.
     pub fn stalled(&self, watch: &mut StallDetector) -> Option<String> {
-        self.shared.progress.look(watch)
+        self.shared.progress.stalled_work(watch)
     }
 
-    /// Scans by other settings from now on. The snapshot is empty at once, until the first pass
-    /// under them is complete; hashes of the same algorithm are used again. Equal settings change
-    /// nothing.
+    /// Scans by other settings from now on. The snapshot is empty until the first pass under them
+    /// is complete; hashes of the same algorithm are used again. Equal settings change nothing.
     pub fn set_settings(&self, settings: ScanSettings) {
         self.shared.set_settings(settings);
     }
 
     /// Runs a metadata pass that starts after this call, and waits for its snapshot.
-    ///
-    /// # Errors
-    ///
-    /// [`Stopped`] if the scanner ends first.
     pub async fn rescan_now(&self) -> Result<Arc<Snapshot>, Stopped> {
         self.scan_touched(BTreeSet::new()).await
     }
 
-    /// As [`Scanner::rescan_now`], and reads `paths` whatever their metadata says. What lies below
-    /// a path is read only where it has moved.
-    ///
-    /// # Errors
-    ///
-    /// [`Stopped`] if the scanner ends first.
+    /// As [`Scanner::rescan_now`], and reads `paths` even if their metadata is unchanged. What lies
+    /// below a path is read only if its metadata has changed.
     pub async fn scan_touched(&self, paths: BTreeSet<TreePath>) -> Result<Arc<Snapshot>, Stopped> {
         let answer = self.shared.change(|mailbox: &mut Mailbox| mailbox.request(paths));
         answer.await.map_err(|_| Stopped)
     }
 
-    /// Waits until the scanner is out of the tree, and keeps it out until the guard is dropped. A
-    /// pass that is under way is given up; what it has read is not lost. A pass that is waited for
-    /// meanwhile comes after the guard is gone.
-    ///
-    /// # Errors
-    ///
-    /// [`Stopped`] if the scanner has ended.
+    /// Waits until the scanner has closed all of the tree, and stops it until the returned value is
+    /// dropped. A pass that is under way is aborted; what it has read is not lost. A pass that a
+    /// caller waits for runs after that.
     pub async fn pause(&self) -> Result<Pause, Stopped> {
-        let (guard, out) = Shared::pause(&self.shared);
+        let (guard, out) = ScanControl::pause(&self.shared);
         out.await.map_err(|_| Stopped)?;
         Ok(guard)
     }
 
-    /// Ends the thread and waits for it: for a chunk of a file at most.
+    /// Ends the thread and waits for it, for the time of one chunk of a file.
     pub fn stop(&self) {
         self.shared.stop();
-        let thread = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let thread = locked(&self.thread).take();
         if let Some(thread) = thread
             && thread.join().is_err()
         {
@@ -176,7 +152,7 @@ impl Drop for Scanner {
     }
 }
 
-/// How often [`watch_for_stalls`] looks.
+/// How often [`watch_for_stalls`] checks.
 const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Raises [`Alarm::ScannerStalled`] while the scanner makes no progress, until `stop` is cancelled.

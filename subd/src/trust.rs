@@ -1,63 +1,67 @@
-//! Takes only images that are signed, where the machine's own configuration has trusted keys.
+//! Accepts only signed images, if the machine's own configuration has trusted keys.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`verification`] | decides whether a plan leads to the signed tree and nothing else (core) |
+//! | [`accepted_image`] | the file with the image that was accepted last |
 //!
-//! Whoever orders updates offers the signed part of the image, its signatures and the address of an
-//! object server before it sends a plan. Nothing of that is trusted: signatures are verified first,
-//! and from then on each digest follows from the one before, from the signed part to its tree.
+//! A dominator offers the signed part of the image, its signatures and the address of an object
+//! server before it sends a plan. None of these is trusted: signatures are verified first, and each
+//! further digest is verified by the one before, from the signed part to its tree.
 //!
 //! # Invariants
 //!
 //! * Nothing over the network changes which keys are trusted, how many must sign, or what was
-//!   accepted last. The keys are read again for each verification, so that an image can bring
-//!   others.
-//! * If keys, record or clock cannot be read, nothing is accepted. Nor is anything where keys were
-//!   trusted once, and no flag names them any more.
-//! * No directory is asked for before signatures have vouched for the root of the tree.
+//!   accepted last. The keys are read again for each verification, so that an image can change
+//!   them.
+//! * If keys, record or clock cannot be read, nothing is accepted. The same holds if keys were
+//!   trusted once, and no flag names them now.
+//! * No directory is fetched before the root of the tree was verified by signatures.
 //! * A plan is verified with the scan for which it is staged.
-
-pub mod verification;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{OfferImageRequest, PrepareRequest, SOURCES_MAX};
+use model::display::error_chain;
 use model::filter::Patterns;
 use model::image::Content;
 use model::image::required::RequiredImage;
-use model::report::report;
+use model::lock::locked;
 use model::signing::keys::TEXT_BYTES_MAX;
 use model::signing::signature::are_bounded;
 use model::signing::{Signature, TrustedKeys};
 use model::tree::Tree;
 use rpc::client::{Client, Peer};
 use rpc::tls::Security;
-use rpc::trees::Reader;
+use rpc::trees::TreeReader;
+use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::verification::{Refusal, SigningPolicy, UpdateCase, VerifiedUpdate};
-use crate::state::accepted_image::AcceptedImage;
+use crate::state::Snapshot;
 use crate::state::persisted_state::StateDirectory;
-use crate::state::snapshot::Snapshot;
-use system::clock::wall;
+use crate::trust::verification::{
+    AcceptedImage, Refusal, SigningPolicy, UpdateCase, VerifiedUpdate,
+};
 
-/// How long an offer waits for the directories of the tree before it answers that they come.
+pub mod accepted_image;
+pub mod verification;
+
+/// How long an offer waits for the directories of the tree before it answers `Busy`.
 const OFFER_WAIT: Duration = Duration::from_secs(20);
 
 /// The port of object servers.
 const SOURCE_PORT: u16 = daemon::IMAGESERVER_PORT;
 
-/// The flags that say whose images are taken.
+/// The flags that say which images are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Signed images (nothing over the network changes these)")]
 pub struct TrustArgs {
-    /// Take only images that are signed by these keys: a file with an ed25519 public key of
+    /// Accept only images that are signed by these keys: a file with an ed25519 public key of
     /// OpenSSH on each line. `images="web/,base/debian-12"` before a key lets it sign only these.
     #[arg(long, value_name = "FILE")]
     pub trusted_keys: Option<PathBuf>,
@@ -67,7 +71,7 @@ pub struct TrustArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=16))]
     pub signatures_needed: u32,
 
-    /// Take signed images that are older than the one that was taken last, too.
+    /// Also accept signed images that are older than the image that was accepted last.
     #[arg(long, requires = "trusted_keys")]
     pub allow_older_images: bool,
 }
@@ -90,7 +94,7 @@ pub struct Trust {
     offered: Mutex<Option<Arc<OfferedImage>>>,
     /// Held while directories are fetched.
     turn: Arc<tokio::sync::Mutex<()>>,
-    reader: Arc<Reader>,
+    reader: Arc<TreeReader>,
     security: Security,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -107,7 +111,7 @@ impl Trust {
     /// Sets up what `args` ask for; `None` if every image is accepted. A machine that was once
     /// started with trusted keys accepts no image when it is started without them, so that removing
     /// the configuration file does not open it.
-    pub fn of(
+    pub fn new(
         args: &TrustArgs,
         state: Arc<StateDirectory>,
         security: Security,
@@ -116,13 +120,13 @@ impl Trust {
     ) -> Option<Arc<Self>> {
         let keys = args.trusted_keys.clone();
         match &keys {
-            None if !state.takes_only_signed() => return None,
+            None if !accepted_image::takes_only_signed(&state) => return None,
             None => {}
-            // Before the first update, too; and whatever becomes of the flags.
+            // Also before the first update, so that it outlasts the flags.
             Some(_) => {
-                if let Err(error) = state.store_only_signed() {
-                    let error = report(&error);
-                    tracing::error!("cannot note that only signed images are taken: {error}");
+                if let Err(error) = accepted_image::store_only_signed(&state) {
+                    let error = error_chain(&error);
+                    tracing::error!("cannot record that only signed images are accepted: {error}");
                 }
             }
         }
@@ -133,7 +137,7 @@ impl Trust {
             state,
             offered: Mutex::default(),
             turn: Arc::default(),
-            reader: Arc::new(Reader::new(1)),
+            reader: Arc::new(TreeReader::new(1)),
             security,
             tasks,
             stop,
@@ -142,18 +146,19 @@ impl Trust {
             Ok(TrustState { keys, last, .. }) => {
                 let (needed, trusted) = (trust.needed, keys.len());
                 let last = last.map(|last| last.to_string());
-                tracing::info!(needed, trusted, last, "takes only images that are signed");
+                tracing::info!(needed, trusted, last, "only signed images are accepted");
             }
-            // A machine that scans and says so can be mended; one whose subd ends can not.
-            Err(refusal) => tracing::error!("no update is accepted: {}", report(&refusal)),
+            // A subd that runs and reports this can be repaired over the network; one that has
+            // ended cannot.
+            Err(refusal) => tracing::error!("no update is accepted: {}", error_chain(&refusal)),
         }
         Some(Arc::new(trust))
     }
 
     /// Describes the trusted keys for the page.
-    pub fn in_words(&self) -> String {
+    pub fn text(&self) -> String {
         match self.trust_state() {
-            Err(refusal) => format!("none is accepted: {}", report(&refusal)),
+            Err(refusal) => format!("none is accepted: {}", error_chain(&refusal)),
             Ok(TrustState { keys, last, .. }) => {
                 let (needed, trusted) = (self.needed, keys.len());
                 let last = last.map_or_else(|| "none yet".to_owned(), |last| last.to_string());
@@ -168,8 +173,8 @@ impl Trust {
         let keys = TrustedKeys::read(&text, self.needed).map_err(|error| Refusal::Local {
             why: format!("the trusted keys in {} cannot be used: {error}", path.display()),
         })?;
-        let last = self.state.load_accepted();
-        let last = last.map_err(|error| Refusal::Local { why: report(&error) })?;
+        let last = accepted_image::load(&self.state);
+        let last = last.map_err(|error| Refusal::Local { why: error_chain(&error) })?;
         let now = u64::try_from(wall().seconds).unwrap_or_default();
         Ok(TrustState { keys, last, now })
     }
@@ -209,13 +214,18 @@ impl Trust {
             Ok((content, signatures))
         })
         .await?;
-        let busy = || Fault::new(FaultCode::Busy, "still gets the directories of the signed tree");
+        let busy = || {
+            Fault::new(
+                FaultCode::Busy,
+                "the directories of the signed tree are still being fetched",
+            )
+        };
         let turn = tokio::time::timeout(OFFER_WAIT, Arc::clone(&self.turn).lock_owned());
         let turn = turn.await.map_err(|_| busy())?;
         if self.take_signatures(&content, &signatures) {
             return Ok(());
         }
-        // A task of its own, so that it finishes even if the caller disconnects.
+        // In a task of its own, so that it finishes even if the caller disconnects.
         let trust = Arc::clone(self);
         let getting = self.tasks.spawn(async move {
             let stop = trust.stop.clone();
@@ -234,7 +244,7 @@ impl Trust {
     /// Replaces the signatures of the image that was offered last; false if `content` is another
     /// image.
     fn take_signatures(&self, content: &Content, signatures: &[Signature]) -> bool {
-        let mut slot = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = locked(&self.offered);
         let Some(offered) = slot.as_ref().filter(|offered| offered.image.content == *content)
         else {
             return false;
@@ -262,13 +272,13 @@ impl Trust {
                     let tree = self.reader.from_image_server(&client, content.root).await;
                     tree.map_err(|error| error.text())
                 }
-                Err(error) => Err(report(&error)),
+                Err(error) => Err(error_chain(&error)),
             };
             match got {
                 Ok(tree) => {
                     let image = verified(content, tree).await?;
                     let offered = Arc::new(OfferedImage { image, signatures });
-                    let mut slot = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut slot = locked(&self.offered);
                     *slot = Some(offered);
                     return Ok(());
                 }
@@ -278,15 +288,11 @@ impl Trust {
         if troubles.is_empty() {
             troubles.push("no source was named".to_owned());
         }
-        let text = format!("the signed tree of {} is not to be had: ", content.name);
+        let text = format!("the signed tree of {} cannot be fetched: ", content.name);
         Err(Fault::new(FaultCode::Unavailable, text + &troubles.join("; ")))
     }
 
     /// Verifies that a plan leads from `scan` to the signed tree. Blocks.
-    ///
-    /// # Errors
-    ///
-    /// `Untrusted`, with the reason.
     pub fn verify(
         &self,
         request: &PrepareRequest,
@@ -296,7 +302,7 @@ impl Trust {
         let verified = self.verified_update(request, scan, exclusions);
         verified.map_err(|refusal| {
             let (update_id, image) = (request.update_id, &request.image);
-            tracing::warn!(update_id, %image, "refused an update: {}", report(&refusal));
+            tracing::warn!(update_id, %image, "refused an update: {}", error_chain(&refusal));
             fault_of(&refusal)
         })
     }
@@ -308,7 +314,7 @@ impl Trust {
         exclusions: &Patterns,
     ) -> Result<VerifiedUpdate, Refusal> {
         let trust_state = self.trust_state()?;
-        let offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let offered = locked(&self.offered).clone();
         let offered = offered
             .filter(|offered| offered.image.digest == request.image_digest)
             .ok_or_else(|| Refusal::Unsigned { image: request.image.clone() })?;
@@ -318,17 +324,17 @@ impl Trust {
     }
 }
 
-/// The image, if content and tree belong together and any machine could have it.
+/// Returns the image, if content and tree belong together.
 async fn verified(content: Content, tree: Tree) -> Result<RequiredImage, Fault> {
     crate::blocking(move || match content.verify(&tree) {
         Ok(()) => Ok(RequiredImage::new(content, tree)),
-        Err(error) => Err(Fault::new(FaultCode::Untrusted, report(&error))),
+        Err(error) => Err(Fault::new(FaultCode::Untrusted, error_chain(&error))),
     })
     .await
 }
 
 fn fault_of(refusal: &Refusal) -> Fault {
-    Fault::new(FaultCode::Untrusted, report(refusal))
+    Fault::new(FaultCode::Untrusted, error_chain(refusal))
 }
 
 fn read_keys(path: &Path) -> Result<String, String> {

@@ -2,18 +2,18 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `admission` | decides what is accepted (core) |
+//! | [`admission`] | decides what is accepted, and when a pause is in force (core) |
 //! | [`step_plan`] | decides how a plan is staged and in which steps it becomes visible (core) |
-//! | [`step`] | the steps as data (core) |
-//! | [`locking`] | decides which file flags must be cleared for the steps (core) |
-//! | `guard` | refuses what a read-only root or the kernel would refuse, and sets file flags |
+//! | [`step`] | the steps, the phases and the file flags that are cleared, as data (core) |
+//! | `used_paths` | refuses what a read-only root or the kernel would refuse |
 //! | [`metadata`] | sets and compares owner, mode, attributes and time |
 //! | [`stage`], [`prepared`] | creates everything that is new in `/.subd/staging/<id>` |
 //! | [`activate`] | executes the steps, or undoes them |
-//! | [`journal`], [`phase`] | the record of an update that survives a crash, and its phase |
+//! | [`journal`] | the record of an update that survives a crash |
+//! | [`running_update`] | how far an update with a journal has come |
 //! | [`executor`] | everything that is done after a Commit, in order, in one thread |
 //! | `reboot` | reboots the machine, and detects that it was rebooted |
-//! | [`recovery`] | finishes or undoes an interrupted update when subd starts |
+//! | [`recovery`] | finds, finishes or undoes an interrupted update when subd starts |
 //! | `update_task` | runs the executor in the daemon: scanner, reports, reboot, retries |
 //!
 //! At the start of a Commit one rename makes the staging directory `/.subd/undo/<id>`. A slot that
@@ -28,52 +28,50 @@
 //!   outcome is `stuck`, the journal stays, and no other update is accepted.
 //! * Services that were stopped are started again, whatever happens.
 
-pub mod activate;
-mod admission;
-pub mod executor;
-mod guard;
-pub mod journal;
-pub mod locking;
-pub mod metadata;
-pub mod pause;
-pub mod phase;
-pub mod prepared;
-mod reboot;
-pub mod recovery;
-pub mod stage;
-pub mod step;
-pub mod step_plan;
-pub mod update_task;
-
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
-use api::subd::{LastUpdate, PrepareRequest};
-use model::report::report;
+use api::subd::{LastUpdate, PrepareRequest, UpdatePhase};
+use model::display::error_chain;
+use model::lock::locked;
 use model::scope::Scope;
 use model::trigger::Triggers;
 use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::admission::{admit, check_plan, was_carried};
-use self::prepared::{Prepared, StageContext, UpdateSpec};
-use self::stage::StageError;
 use crate::cache::Cache;
+use crate::machine::IdentitySource;
 use crate::machine::command_runner::CommandRunner;
 use crate::machine::disruption::DisruptionGate;
-use crate::machine::identity::IdentitySource;
 use crate::machine::services::ServiceDriver;
 use crate::root::Root;
+use crate::scan::Scanner;
 use crate::state::directories::Directories;
-use crate::state::persisted_state::StateDirectory;
-use crate::state::report_state::{ReportState, UpdatePhase, note_reboot, note_update};
+use crate::state::persisted_state::{PersistedState, StateDirectory};
+use crate::state::{ReportState, Snapshot, State, note_reboot, note_update};
 use crate::trust::Trust;
 use crate::trust::verification::VerifiedUpdate;
-use crate::update::pause::refuse_if_paused;
+use crate::update::admission::{admit, check_plan, refuse_if_paused, was_committed};
+use crate::update::prepared::{Prepared, StageContext, UpdateSpec};
+use crate::update::stage::StageError;
 use crate::update::step_plan::StepPlan;
-use crate::{scan::Scanner, state::snapshot::Snapshot};
+
+pub mod activate;
+pub mod admission;
+pub mod executor;
+pub mod journal;
+pub mod metadata;
+pub mod prepared;
+mod reboot;
+pub mod recovery;
+pub mod running_update;
+pub mod stage;
+pub mod step;
+pub mod step_plan;
+pub mod update_task;
+mod used_paths;
 
 /// The longest that a staged update may wait for its Commit.
 const EXPIRES_MAX: Duration = Duration::from_secs(24 * 3_600);
@@ -97,24 +95,25 @@ pub struct Updater {
     pub gate: Option<Arc<DisruptionGate>>,
     /// How long the machine may take to shut down for a reboot.
     pub down_time_max: Duration,
-    /// Held during a health check that an operator asked for.
+    /// Held during a health check that an operator requested.
     pub checking: tokio::sync::Mutex<()>,
     /// How long one service may take to stop or start.
     pub service_time_max: Duration,
     /// How long to wait before a stuck update is retried; doubles each time.
     pub retry_after: Duration,
+    /// Where the accepted image is recorded.
     pub state: Arc<StateDirectory>,
     pub identity: IdentitySource,
     pub tasks: TaskTracker,
-    /// When staged updates are given up.
+    /// When staged updates are discarded.
     pub stop: CancellationToken,
     /// The update that is staged.
-    pub prepared: Mutex<Option<Staged>>,
+    pub prepared: Mutex<Option<StagedUpdate>>,
 }
 
 /// A staged update, and the scope of the scan that it was planned for.
 #[derive(Debug)]
-pub struct Staged {
+pub struct StagedUpdate {
     prepared: Prepared,
     scope: Scope,
 }
@@ -138,7 +137,7 @@ impl Updater {
         });
         let trust = self.trust.clone();
         let checking = tokio::task::spawn_blocking(move || {
-            guard::admit(&root, &reported, &request.plan)?;
+            used_paths::admit(&root, &reported, &request.plan)?;
             let step_plan = check_plan(&request, &settings, &exclusions)?;
             // `admit` below compares the digest of the tree again.
             let verify = |trust: &Trust| trust.verify(&request, &snapshot_before, &exclusions);
@@ -190,19 +189,18 @@ impl Updater {
     ) {
         let update_id = request.update_id;
         let expires = Duration::from_secs(request.expires_seconds.into()).min(EXPIRES_MAX);
-        let order =
-            UpdateSpec { own_service: self.own_service.clone(), ..UpdateSpec::new(request) };
-        let order = match verified {
-            Some(verified) => order.verified(verified),
-            None => order,
+        let spec = UpdateSpec { own_service: self.own_service.clone(), ..UpdateSpec::new(request) };
+        let spec = match verified {
+            Some(verified) => spec.verified(verified),
+            None => spec,
         };
-        let (updater, kept) = (Arc::clone(&self), order.clone());
+        let (updater, staged_spec) = (Arc::clone(&self), spec.clone());
         let staging = tokio::task::spawn_blocking(move || {
-            updater.give_up(None);
-            updater.stage(order, &step_plan, &snapshot)
+            updater.discard(None);
+            updater.stage(spec, &step_plan, &snapshot)
         });
         let result = match staging.await {
-            Ok(result) => result.map_err(|error| report(&error)),
+            Ok(result) => result.map_err(|error| error_chain(&error)),
             Err(error) => Err(error.to_string()),
         };
         self.report_state.set_cache(|| self.cache.ids());
@@ -214,18 +212,18 @@ impl Updater {
                 self.tasks.spawn(async move { updater.expire(update_id, expires).await });
             }
             Err(text) => {
-                tracing::warn!(update_id, error = text, "the update cannot be staged");
-                self.note(kept.not_prepared(text), None, UpdatePhase::Idle).await;
+                tracing::warn!(update_id, error = text, "cannot stage the update");
+                self.note(staged_spec.not_prepared(text), None, UpdatePhase::Idle).await;
             }
         }
     }
 
     fn stage(
         &self,
-        order: UpdateSpec,
+        spec: UpdateSpec,
         step_plan: &StepPlan,
         snapshot: &Snapshot,
-    ) -> Result<Staged, StageError> {
+    ) -> Result<StagedUpdate, StageError> {
         let scanned = snapshot.tree.as_ref().expect("an update is admitted only with a scan");
         let context = StageContext {
             root: &self.root,
@@ -234,27 +232,27 @@ impl Updater {
             scanned,
             managed: snapshot.settings.attributes,
         };
-        let prepared = Prepared::stage(&context, order, step_plan)?;
-        Ok(Staged { prepared, scope: snapshot.scope })
+        let prepared = Prepared::stage(&context, spec, step_plan)?;
+        Ok(StagedUpdate { prepared, scope: snapshot.scope })
     }
 
-    fn lock_prepared(&self) -> std::sync::MutexGuard<'_, Option<Staged>> {
-        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_prepared(&self) -> std::sync::MutexGuard<'_, Option<StagedUpdate>> {
+        locked(&self.prepared)
     }
 
     /// Discards the staged update, or does so only if it is `update_id`.
-    fn give_up(&self, update_id: Option<u64>) {
+    fn discard(&self, update_id: Option<u64>) {
         let staged = {
             let mut slot = self.lock_prepared();
-            let wanted = |staged: &mut Staged| {
-                update_id.is_none_or(|update_id| staged.prepared.order.update_id == update_id)
+            let wanted = |staged: &mut StagedUpdate| {
+                update_id.is_none_or(|update_id| staged.prepared.spec.update_id == update_id)
             };
             slot.take_if(wanted)
         };
-        if let Some(Staged { prepared, .. }) = staged {
-            let update_id = prepared.order.update_id;
+        if let Some(StagedUpdate { prepared, .. }) = staged {
+            let update_id = prepared.spec.update_id;
             tracing::info!(update_id, "discarding the staged update");
-            prepared.give_up(&self.directories, &self.cache);
+            prepared.discard(&self.directories, &self.cache);
         }
     }
 
@@ -272,18 +270,18 @@ impl Updater {
             () = self.stop.cancelled() => {}
             () = tokio::time::sleep(expires) => {}
         }
-        let begun = self.report_state.try_change(|state| {
+        let started = self.report_state.try_change(|state| {
             if state.update != UpdatePhase::Prepared(update_id) {
                 return Err(());
             }
             state.update = UpdatePhase::Preparing(update_id);
             Ok(Some(()))
         });
-        if begun.is_err() {
+        if started.is_err() {
             return;
         }
         let updater = Arc::clone(&self);
-        let cleared = tokio::task::spawn_blocking(move || updater.give_up(Some(update_id))).await;
+        let cleared = tokio::task::spawn_blocking(move || updater.discard(Some(update_id))).await;
         if let Err(error) = cleared {
             tracing::error!(update_id, %error, "cannot discard the staged update");
         }
@@ -299,7 +297,7 @@ impl Updater {
     /// have changed since it was staged, `Held` during a pause.
     pub fn commit(self: &Arc<Self>, update_id: u64) -> Result<(), Fault> {
         let scope = self.lock_prepared().as_ref().map(|prepared| prepared.scope);
-        let begun = self.report_state.try_change(|state| {
+        let started = self.report_state.try_change(|state| {
             let last = state.persisted.last_update.as_ref();
             match state.update {
                 UpdatePhase::Updating(current) if current == update_id => Ok(None),
@@ -308,13 +306,15 @@ impl Updater {
                         let text = "the scan settings changed since the update was staged";
                         return Err(Fault::new(FaultCode::Stale, text));
                     }
-                    // The caller may have waited for a permission since it looked at the pause.
-                    // Here the state is locked: no update begins after `Pause` has answered.
+                    // The caller may have waited for a permission since it checked the pause. Here
+                    // the state is locked: no update begins after `Pause` has answered.
                     refuse_if_paused(state.persisted.paused.as_ref(), wall())?;
                     state.update = UpdatePhase::Updating(update_id);
                     Ok(Some(()))
                 }
-                _ if last.is_some_and(|last| last.update_id == update_id && was_carried(last)) => {
+                _ if last
+                    .is_some_and(|last| last.update_id == update_id && was_committed(last)) =>
+                {
                     Ok(None)
                 }
                 UpdatePhase::Updating(current) | UpdatePhase::Preparing(current) => {
@@ -327,7 +327,7 @@ impl Updater {
                 }
             }
         })?;
-        if begun.is_some() {
+        if started.is_some() {
             let updater = Arc::clone(self);
             self.tasks.spawn(async move { updater.run_commit(update_id).await });
         }
@@ -336,15 +336,15 @@ impl Updater {
 
     async fn run_commit(self: Arc<Self>, update_id: u64) {
         let Some(prepared) = self.lock_prepared().take() else {
-            tracing::error!(update_id, "the staged update is gone");
+            tracing::error!(update_id, "the staged update was lost");
             self.report_state.change(|state| state.update = UpdatePhase::Idle);
             return;
         };
         let triggers = self.report_state.read(|state| state.persisted.triggers.clone());
-        let touched = prepared.prepared.order.touched.clone();
+        let touched = prepared.prepared.spec.touched.clone();
         let journal = prepared.prepared.journal(&triggers, self.identity.boot_id());
         let head = journal.head.clone();
-        self.conduct(touched, &head, |executor, host| executor.commit(host, journal)).await;
+        self.run_update(touched, &head, |executor, host| executor.commit(host, journal)).await;
     }
 
     /// Asks for permission if the staged update would disturb the machine. Succeeds if `update_id`
@@ -360,32 +360,27 @@ impl Updater {
             let slot = self.lock_prepared();
             let staged = slot.as_ref().map(|staged| &staged.prepared);
             staged.is_some_and(|prepared| {
-                prepared.order.update_id == update_id
-                    && !prepared.order.force_disruption
+                prepared.spec.update_id == update_id
+                    && !prepared.spec.force_disruption
                     && prepared.calls(&triggers).high_impact
             })
         };
         if disturbs { gate.permit(update_id).await } else { Ok(()) }
     }
 
-    /// Records how an update ended, durably, and sets the next phase.
+    /// Reports how an update ended, and sets the next phase.
     async fn note(&self, last: LastUpdate, triggers: Option<Triggers>, phase: UpdatePhase) {
-        self.report_state.change(|state| {
-            note_update(&mut state.persisted, &last, triggers.as_ref());
-            note_reboot(state);
+        // Write-behind: the executor has written the result of a committed update before it closed
+        // the journal. One that could not be staged is ordered again after a crash.
+        let change = move |state: &mut State, persisted: &mut PersistedState| {
+            note_update(persisted, &last, triggers.as_ref());
+            note_reboot(persisted, &state.identity.boot_id);
             state.update = phase;
-        });
-        self.store().await;
-    }
-
-    /// Writes the persisted state; a failure is logged.
-    async fn store(&self) {
-        if let Err(error) = self.report_state.save(&self.state).await {
-            tracing::error!("{}", report(&error));
-        }
+        };
+        self.report_state.persist_behind(change).await;
     }
 }
 
 fn internal(error: &dyn std::error::Error) -> Fault {
-    Fault::new(FaultCode::Internal, report(error))
+    Fault::new(FaultCode::Internal, error_chain(error))
 }

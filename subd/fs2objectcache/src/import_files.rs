@@ -1,31 +1,31 @@
 //! Moves the regular files of a tree into the object cache.
 //!
-//! Files are taken in batches, through a directory that nobody else can enter: the intake. One is
-//! moved there by a rename if root alone could have written to it: it belongs to root, has one
-//! name and no other writers. All others are copied, so that no descriptor that somebody kept
-//! leads to what the cache holds. What is in the intake is hashed there and becomes an object.
+//! Files are taken in batches, through a directory that only root can enter: the intake. A file is
+//! moved there by a rename if only root could have written to it: it belongs to root, has one name
+//! and no other writers. All others are copied, so that no open descriptor leads to an object of
+//! the cache. A file in the intake is hashed and becomes an object.
 //!
 //! # Invariants
 //!
-//! * At any time each content is in the tree, in the intake or in the cache. What a killed run
-//!   left in the intake is taken into the cache by the next run.
+//! * At any time each content is in the tree, in the intake or in the cache. The next run takes
+//!   what a killed run left in the intake.
 //! * A copied file leaves the tree only after its copy is on the medium.
-//! * What a process is writing stays in the tree.
+//! * A file that a process is writing stays in the tree.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 
+use model::display::error_chain;
 use model::filter::Patterns;
 use model::object::Algorithm;
 use model::path::TreePath;
-use model::report::report;
-use model::scope::{Attributes, SUBD_DIRECTORY};
+use model::scope::Attributes;
 use nix::errno::Errno;
 use serde::Serialize;
 
 use super::writers;
 use subd::cache::{Cache, CacheError};
-use subd::root::{Directory, Kind, Root, RootError, Status};
+use subd::root::{Directory, Kind, Root, RootError, Status, errno_of, subd_directory};
 
 /// How many files are taken at once.
 const BATCH: usize = 1_024;
@@ -39,13 +39,13 @@ const MOVED: &str = "move.";
 /// The start of the names of files that are copied into it, whose originals are in the tree.
 const COPIED: &str = "copy.";
 
-/// How many paths that stay are named.
+/// How many of the paths that stay are reported.
 const LEFT_MAX: usize = 100;
 
 /// How much is copied at once, in bytes.
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// A harvest that had to stop. What was taken until then is safe.
+/// The import stopped. What was taken until then is safe.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
@@ -67,7 +67,7 @@ pub enum ImportError {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sums {
     pub moved: u64,
-    /// Files that were copied, because somebody else could have written to them.
+    /// Files that were copied, because other users could have written to them.
     pub copied: u64,
     /// How many of both were equal to another.
     pub duplicates: u64,
@@ -89,7 +89,7 @@ impl Sums {
     }
 }
 
-/// A file of the tree, as it was seen.
+/// A file of the tree with its status.
 struct Found {
     path: TreePath,
     status: Status,
@@ -102,17 +102,17 @@ struct Taken {
     is_copy: bool,
 }
 
-/// Takes a tree.
+/// Imports the files of a tree.
 pub struct Import<'a> {
     pub root: &'a Root,
-    /// What leads to the intake and the cache, if that is not the tree.
+    /// The root of the intake and the cache.
     pub home: &'a Root,
     pub intake: &'a Directory,
     pub cache: &'a Cache,
-    /// What they are named by.
+    /// The digest of the objects.
     pub algorithm: Algorithm,
     pub exclusions: &'a Patterns,
-    /// Told of progress: files and bytes so far.
+    /// Called with the files and bytes so far.
     pub progress: &'a mut dyn FnMut(u64, u64),
     /// What was done so far.
     pub sums: Sums,
@@ -121,7 +121,7 @@ pub struct Import<'a> {
 }
 
 impl<'a> Import<'a> {
-    /// A harvest of `root`.
+    /// Prepares the import of `root`.
     pub fn new(
         root: &'a Root,
         home: &'a Root,
@@ -142,7 +142,7 @@ impl<'a> Import<'a> {
     /// [`ImportError`]; a file that cannot be taken is none, it stays and is counted.
     pub fn run(mut self) -> Result<Sums, ImportError> {
         self.drain()?;
-        let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
+        let own = subd_directory();
         let mut directories = vec![TreePath::root()];
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while let Some(path) = directories.pop() {
@@ -150,9 +150,9 @@ impl<'a> Import<'a> {
             let (names, directory) = match seen {
                 Ok(seen) => seen,
                 Err(error) => {
-                    // What is mounted is no part of the tree.
+                    // Mounted file-systems are no part of the tree.
                     if error.errno() != Some(Errno::EXDEV) {
-                        self.sums.leave(path, report(&error));
+                        self.sums.leave(path, error_chain(&error));
                     }
                     continue;
                 }
@@ -170,7 +170,7 @@ impl<'a> Import<'a> {
                     }
                     Ok(_) => {}
                     Err(error) if error.is_absent() => {}
-                    Err(error) => self.sums.leave(below, report(&error)),
+                    Err(error) => self.sums.leave(below, error_chain(&error)),
                 }
                 if batch.len() == BATCH || bytes >= BATCH_BYTES {
                     self.take(std::mem::take(&mut batch))?;
@@ -184,8 +184,8 @@ impl<'a> Import<'a> {
         Ok(self.sums)
     }
 
-    /// Takes what a killed run left in the intake. Who could write to it is not known any more, so
-    /// it is copied.
+    /// Takes what a killed run left in the intake. It is copied, because it is not known who could
+    /// write to it.
     fn drain(&mut self) -> Result<(), ImportError> {
         for old in self.intake.names()? {
             if !old.starts_with(MOVED.as_bytes()) {
@@ -204,8 +204,8 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// A name that nothing in the intake has: what was there when it began was numbered too, but
-    /// is gone when the first file of the tree is taken, and its copies are no moves.
+    /// Returns an unused name in the intake. Leftovers of a former run have numbers too, but they
+    /// are removed before the first file of the tree is taken.
     fn name(&mut self, start: &str) -> Vec<u8> {
         let name = format!("{start}{}", self.next).into_bytes();
         self.next += 1;
@@ -226,10 +226,10 @@ impl<'a> Import<'a> {
             }
             match self.bring(&found) {
                 Ok((name, is_copy)) => taken.push(Taken { found, name, is_copy }),
-                Err(error) => self.sums.leave(found.path, report(&error)),
+                Err(error) => self.sums.leave(found.path, error_chain(&error)),
             }
         }
-        // Who has opened one since the first look is seen now; from here on nobody can.
+        // Finds the processes that have opened one since the first check. From here on none can.
         let writers = written()?;
         let (written, quiet): (Vec<Taken>, Vec<Taken>) = taken
             .into_iter()
@@ -257,7 +257,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// Brings a file into the intake: its name there, and true if by a copy.
+    /// Moves or copies a file into the intake. Returns its name there, and true if it is a copy.
     fn bring(&mut self, found: &Found) -> Result<(Vec<u8>, bool), RootError> {
         let (directory, old) = self.root.parent(&found.path)?;
         if is_roots_alone(&directory, old, &found.status)? {
@@ -277,7 +277,7 @@ impl<'a> Import<'a> {
         Ok((name, true))
     }
 
-    /// Puts a file back that somebody has begun to write meanwhile.
+    /// Puts a file back that a process has begun to write in the meantime.
     fn put_back(&mut self, taken: Taken) -> Result<(), ImportError> {
         let Taken { found, name, .. } = taken;
         let (directory, old) = self.root.parent(&found.path)?;
@@ -290,7 +290,7 @@ impl<'a> Import<'a> {
     fn remove_copied(&mut self, found: Found) {
         let removed = self.root.parent(&found.path).and_then(|(directory, name)| {
             let now = directory.stat(name)?;
-            // Its other names that went before have moved the change time.
+            // Removing its other names has changed the time of change.
             let same = |status: &Status| (status.inode, status.size_bytes, status.mtime);
             if same(&now) != same(&found.status) {
                 return Ok(false);
@@ -303,7 +303,7 @@ impl<'a> Import<'a> {
                 let why = "it was changed while it was copied".to_owned();
                 self.sums.leave(found.path, why);
             }
-            Err(error) => self.sums.leave(found.path, report(&error)),
+            Err(error) => self.sums.leave(found.path, error_chain(&error)),
         }
     }
 }
@@ -312,7 +312,7 @@ fn written() -> Result<BTreeSet<u64>, ImportError> {
     writers::inodes().map_err(|source| ImportError::Writers { source })
 }
 
-/// True if nobody but root can have opened the file for writing, and it has no other name.
+/// True if only root can have opened the file for writing, and it has no other name.
 fn is_roots_alone(directory: &Directory, name: &[u8], status: &Status) -> Result<bool, RootError> {
     if status.uid != 0 || status.links != 1 || status.mode & 0o022 != 0 {
         return Ok(false);
@@ -323,7 +323,7 @@ fn is_roots_alone(directory: &Directory, name: &[u8], status: &Status) -> Result
 
 /// Copies the file `old` to the new file `name`.
 fn copy(from: &Directory, old: &[u8], to: &Directory, name: &[u8]) -> Result<(), RootError> {
-    let unread = |error: io::Error| from.error("copy", old, errno_of(&error));
+    let unread = |error: io::Error| from.error("copy", old, errno_of(error));
     let mut source = from.open_file(old)?;
     let mut target = to.create_file(name, 0o600)?;
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -332,11 +332,7 @@ fn copy(from: &Directory, old: &[u8], to: &Directory, name: &[u8]) -> Result<(),
             0 => return Ok(()),
             length => target
                 .write_all(&buffer[..length])
-                .map_err(|error| to.error("write", name, errno_of(&error)))?,
+                .map_err(|error| to.error("write", name, errno_of(error)))?,
         }
     }
-}
-
-fn errno_of(error: &io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

@@ -1,8 +1,8 @@
 //! `fs2objectcache`: moves the regular files of a tree into subd's object cache.
 //!
-//! A machine that is to be installed anew then fetches only what it does not have: its old files,
-//! each hashed, are the objects of the new tree. Nothing of the old tree is trusted, because an
-//! object is used only for what it hashes to.
+//! A machine that is installed again then fetches only what it does not have: its old files are
+//! objects of the new tree. Nothing of the old tree is trusted, because an object is used only by
+//! its hash.
 
 pub mod import_files;
 pub mod writers;
@@ -16,17 +16,16 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, EXIT_PARTLY, exit};
+use model::display::{counted, error_chain, size};
 use model::filter::{PatternError, Patterns};
 use model::object::Algorithm;
 use model::path::TreePath;
-use model::report::report;
 use model::scope::SUBD_DIRECTORY;
-use model::words::{counted, size};
 use tool::Format;
 
 use crate::import_files::{Import, ImportError, Sums};
 use subd::cache::{Cache, CacheError};
-use subd::root::{Directory, Root, RootError};
+use subd::root::{Directory, Root, RootError, subd_directory};
 use subd::state::directories::{Directories, own_directory};
 use subd::state::persisted_state::{PersistError, StateDirectory};
 use subd::update::journal;
@@ -45,9 +44,9 @@ const PACE: Duration = Duration::from_millis(250);
 ///
 ///   subtool --imageserver images push-image base/debian-12
 ///
-/// What root alone could write is moved, all else is copied and then removed, so that nobody can
-/// change an object through a descriptor that was kept. Files that are being written stay. It can
-/// be killed at any time and started again: no content is lost.
+/// Files that only root could write are moved, all others are copied and then removed, so that no
+/// process can change an object through an open descriptor. Files that are being written stay. It
+/// can be killed at any time and started again: no content is lost.
 ///
 /// Exit codes: 0 done, 1 failed, 2 misuse, 3 some files stay.
 #[derive(Debug, Parser)]
@@ -66,7 +65,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = Digest::Blake3)]
     digest: Digest,
 
-    /// Leave paths that match this regular expression, which is anchored at the start of the path,
+    /// Skip paths that match this regular expression, which is anchored at the start of the path,
     /// and what lies below them. May be repeated.
     #[arg(long, value_name = "REGEX")]
     exclude: Vec<String>,
@@ -92,10 +91,10 @@ enum Digest {
     Sha512,
 }
 
-/// Why nothing, or not all, was done.
+/// An error of the program.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("bad --exclude")]
+    #[error("invalid --exclude")]
     Exclude {
         #[from]
         source: PatternError,
@@ -104,9 +103,9 @@ enum Failure {
     Running { path: PathBuf },
     #[error("not confirmed: nothing was done")]
     NotConfirmed,
-    #[error("cannot look at `{}`", path.display())]
+    #[error("cannot read the status of `{}`", path.display())]
     Look { path: PathBuf, source: std::io::Error },
-    #[error("`{}` is no directory that can hold a cache", path.display())]
+    #[error("`{}` cannot be the directory of a cache", path.display())]
     Objects { path: PathBuf },
     #[error("cannot use `{}`", path.display())]
     Root { path: PathBuf, source: RootError },
@@ -119,7 +118,7 @@ enum Failure {
         #[from]
         source: CacheError,
     },
-    #[error("stopped; what was taken is safe, and the rest is in the tree")]
+    #[error("stopped; files that were taken are in the cache, the others are in the tree")]
     Import {
         #[from]
         source: ImportError,
@@ -136,7 +135,7 @@ impl Failure {
 
     fn hints(&self) -> &'static [&'static str] {
         match self {
-            Self::Running { .. } => &["boot something else, mount it, and give --root DIR"],
+            Self::Running { .. } => &["boot another system, mount this one, and use --root DIR"],
             Self::NotConfirmed => &["--yes confirms without being asked"],
             Self::Locked { source: PersistError::Locked, .. } => {
                 &["stop the subd that manages this tree first"]
@@ -153,7 +152,7 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(&arguments) {
         Ok(sums) => print(&arguments, &sums),
-        Err(failure) => exit(failure.exit_code(), &report(&failure), failure.hints()),
+        Err(failure) => exit(failure.exit_code(), &error_chain(&failure), failure.hints()),
     }
 }
 
@@ -184,7 +183,7 @@ fn print(arguments: &Arguments, sums: &Sums) -> ExitCode {
 /// What is opened before anything is moved.
 struct Opened {
     root: Root,
-    /// What leads to the cache, if that is not below the root.
+    /// The root of the cache, if that is not below the root of the tree.
     elsewhere: Option<Root>,
     cache: Cache,
     intake: Directory,
@@ -229,14 +228,13 @@ fn run(arguments: &Arguments) -> Result<Sums, Failure> {
 /// True if `path` is the root directory of this very process, under whatever name.
 fn is_running_system(path: &Path) -> Result<bool, Failure> {
     let look = |path: &Path| {
-        let looked = std::fs::metadata(path);
-        looked.map_err(|source| Failure::Look { path: path.to_owned(), source })
+        std::fs::metadata(path).map_err(|source| Failure::Look { path: path.to_owned(), source })
     };
     let (given, running) = (look(path)?, look(Path::new("/"))?);
     Ok((given.dev(), given.ino()) == (running.dev(), running.ino()))
 }
 
-/// Says what will be done, and asks unless that was answered before.
+/// Prints what will be done, and asks for confirmation unless a flag confirms it.
 fn confirm(arguments: &Arguments) -> Result<(), Failure> {
     let root = arguments.root.display();
     let objects = match &arguments.objects {
@@ -269,13 +267,13 @@ fn open(arguments: &Arguments) -> Result<Opened, Failure> {
     let lock = StateDirectory::lock(state)
         .map_err(|source| Failure::Locked { path: arguments.root.clone(), source })?;
     let home = Directories::open(&root).map_err(bad)?;
-    // What the journal names must be where the update left it.
+    // The entries that the journal names must stay where the update left them.
     if !matches!(journal::read(&home.journal), Ok(None)) {
         return Err(Failure::Unfinished { path: arguments.root.clone() });
     }
     let Some(objects) = &arguments.objects else {
-        let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
-        let intake = root.directory(&own).and_then(|own| own_directory(&own, b"intake"));
+        let intake =
+            root.directory(&subd_directory()).and_then(|own| own_directory(&own, b"intake"));
         let (cache, _) = Cache::open(home.objects)?;
         return Ok(Opened {
             intake: intake.map_err(bad)?,
@@ -300,7 +298,8 @@ fn open(arguments: &Arguments) -> Result<Opened, Failure> {
     Ok(Opened { root, elsewhere: Some(elsewhere), cache, intake, _lock: lock })
 }
 
-/// The exclusions that keep a cache at `objects` out of the harvest of `root`, if it is there.
+/// Returns the exclusions that keep a cache at `objects` out of the import of `root`, if it is
+/// there.
 fn below(root: &Path, objects: &Path) -> Result<Vec<String>, Failure> {
     let look = |path: &Path| {
         let real = path.canonicalize();

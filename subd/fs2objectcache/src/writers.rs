@@ -1,4 +1,4 @@
-//! Finds out which files any process could still write to, although their names are gone.
+//! Finds the files that any process can still write to, although their names were removed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,18 +6,19 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The inodes that a process has open for writing, or mapped shared and writable. File-systems are
-/// not told apart: an inode too many costs a file its move, one too few its safety.
+/// Returns the inodes that a process has open for writing, or mapped shared and writable.
+/// File-systems are not distinguished: a file too many is copied instead of moved, a file too few
+/// would be unsafe.
 ///
 /// # Errors
 ///
-/// What the kernel said of `/proc` itself. Processes that end meanwhile are no error.
+/// What the kernel said of `/proc` itself. Processes that end in the meantime are no error.
 pub fn inodes() -> io::Result<BTreeSet<u64>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let is_process = entry.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit());
-        // One that has ended writes no more.
+        // A process that has ended writes no more.
         if is_process {
             let _ended = descriptors(&entry.path(), &mut found);
             let _ended = mappings(&entry.path(), &mut found);
@@ -44,7 +45,7 @@ fn descriptors(process: &Path, found: &mut BTreeSet<u64>) -> io::Result<()> {
 fn writes(info: &str) -> bool {
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u64::from_str_radix(flags.trim(), 8).ok());
-    // O_RDONLY is 0 in the two lowest bits; what cannot be read is taken for a writer.
+    // O_RDONLY is 0 in the two lowest bits; what cannot be read counts as a writer.
     flags.is_none_or(|flags| flags & 0o3 != 0)
 }
 
@@ -56,7 +57,7 @@ fn mappings(process: &Path, found: &mut BTreeSet<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// The inode of a line of `maps`, if it is mapped shared and writable.
+/// Returns the inode of a line of `maps`, if it is mapped shared and writable.
 fn shared(line: &str) -> Option<u64> {
     let mut columns = line.split_whitespace().skip(1);
     let permissions = columns.next()?;

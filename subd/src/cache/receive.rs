@@ -1,40 +1,40 @@
-//! Objects on their way into the cache.
+//! Objects that are being received into the cache.
 //!
-//! What comes is hashed while it is written, into a file named after the object it should become.
-//! A transfer that is cut leaves a *partial*: the file, and the state of its hash. Whoever brings
-//! the rest goes on where it ended. A partial of a former run of subd is hashed again from the
-//! disk.
+//! Content is hashed while it is written to a file named after the object. A transfer that is cut
+//! leaves a *partial*: the file, and the state of its hash. The next transfer continues where it
+//! ended. A partial of a former run of subd is hashed again from the disk.
 //!
 //! # Invariants
 //!
 //! * At most [`PARTIALS_MAX`] partials, each of at least [`PARTIAL_BYTES_MIN`], are kept.
-//! * A partial is trusted by nobody: the object as a whole must hash to its id.
+//! * A partial is not trusted: the object as a whole must hash to its id.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
+use model::lock::locked;
 use model::object::{Hasher, ObjectId};
 use nix::errno::Errno;
 
-use super::{BUFFER_BYTES, Cache, CacheError, Holding, Seal, name_of};
+use crate::cache::{BUFFER_BYTES, Cache, CacheError, CachedObject, FileState, name_of};
 use crate::root::{Directory, Kind, Status};
 
-/// The most partials that are kept; further ones take the place of the smallest.
+/// The most partials that are kept. A further one replaces the smallest.
 pub const PARTIALS_MAX: usize = 16;
 
-/// The least that is worth keeping, in bytes: less is as well asked for again.
+/// The smallest partial that is kept, in bytes. Less is fetched again.
 pub const PARTIAL_BYTES_MIN: u64 = 64 << 10;
 
-/// The start of the names of files that are not complete; the id follows.
+/// The start of the names of incomplete files; the id follows.
 const PARTIAL: &[u8] = b"partial.";
 
-/// What has arrived of an object.
+/// The received part of an object.
 pub(super) struct Partial {
     got_bytes: u64,
-    /// The state of the hash; `None` if it is to be made from the file.
+    /// The state of the hash; `None` if the file must be hashed.
     hasher: Option<Hasher>,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Debug for Partial {
     }
 }
 
-/// The partial of a former run that the file `name` is, if it may be used as one.
+/// Returns the partial of a former run in the file `name`, if it can be used.
 pub(super) fn leftover(directory: &Directory, name: &[u8]) -> Option<(ObjectId, Partial)> {
     let id = std::str::from_utf8(name.strip_prefix(PARTIAL)?).ok()?.parse().ok()?;
     let status = directory.stat(name).ok()?;
@@ -63,19 +63,15 @@ fn partial_name(id: &ObjectId) -> Vec<u8> {
 impl Cache {
     fn partials(&self) -> MutexGuard<'_, BTreeMap<ObjectId, Partial>> {
         // As for the objects: each change is one insertion or removal.
-        self.partials.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.partials)
     }
 
-    /// How much of the object has arrived, in bytes; 0 if nothing of it is kept.
+    /// Returns how much of the object was received, in bytes; 0 if nothing is kept.
     pub fn partial_bytes(&self, id: &ObjectId) -> u64 {
         self.partials().get(id).map_or(0, |partial| partial.got_bytes)
     }
 
-    /// Starts to store an object of `size_bytes` from its first byte on.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] if no file can be made.
+    /// Starts to receive an object of `size_bytes` from its first byte.
     pub fn receive(&self, id: ObjectId, size_bytes: u64) -> Result<Receiving<'_>, CacheError> {
         let name = partial_name(&id);
         self.partials().remove(&id);
@@ -87,15 +83,20 @@ impl Cache {
             other => other?,
         };
         let hasher = Hasher::new(id.algorithm());
-        Ok(Receiving { cache: self, id, size_bytes, name, file, hasher, got_bytes: 0, over: false })
+        Ok(Receiving {
+            cache: self,
+            id,
+            size_bytes,
+            name,
+            file,
+            hasher,
+            got_bytes: 0,
+            detached: false,
+        })
     }
 
-    /// Goes on to store an object of `size_bytes` where its partial ends; `None` if there is none,
-    /// or if it is not what it was.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] if the file cannot be read.
+    /// Continues to receive an object of `size_bytes` where its partial ends; `None` if there is
+    /// none, or if it has changed.
     pub fn resume(
         &self,
         id: ObjectId,
@@ -109,8 +110,8 @@ impl Cache {
             Err(error) if error.is_absent() => return Ok(None),
             other => other?,
         };
-        let status =
-            Status::of(&file).map_err(|errno| self.directory.error("look at", &name, errno))?;
+        let status = Status::of(&file)
+            .map_err(|errno| self.directory.error("read the status of", &name, errno))?;
         if !is_private(&status) || status.size_bytes != got_bytes || got_bytes >= size_bytes {
             crate::state::directories::remove_all(&self.directory, &name)?;
             return Ok(None);
@@ -124,15 +125,11 @@ impl Cache {
                 hasher
             }
         };
-        let over = false;
-        Ok(Some(Receiving { cache: self, id, size_bytes, name, file, hasher, got_bytes, over }))
+        let detached = false;
+        Ok(Some(Receiving { cache: self, id, size_bytes, name, file, hasher, got_bytes, detached }))
     }
 
-    /// Removes what has arrived of the object, if it is not complete.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] if the file cannot be removed.
+    /// Removes the partial of the object.
     pub fn discard_partial(&self, id: &ObjectId) -> Result<(), CacheError> {
         if self.partials().remove(id).is_some() {
             crate::state::directories::remove_all(&self.directory, &partial_name(id))?;
@@ -141,17 +138,13 @@ impl Cache {
     }
 
     /// Removes all partials but those of objects that are `wanted`.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] for the first file that cannot be removed.
     pub fn discard_partials(&self, wanted: impl Fn(&ObjectId) -> bool) -> Result<(), CacheError> {
         let unwanted: Vec<ObjectId> =
             self.partials().keys().filter(|id| !wanted(id)).copied().collect();
         unwanted.iter().try_for_each(|id| self.discard_partial(id))
     }
 
-    /// Keeps one more partial, and the largest of all.
+    /// Adds a partial, and removes the smallest if there are too many.
     fn keep_partial(&self, id: ObjectId, partial: Partial) -> Result<(), CacheError> {
         let mut partials = self.partials();
         partials.insert(id, partial);
@@ -165,8 +158,8 @@ impl Cache {
     }
 }
 
-/// An object that is being received. Dropped before [`Receiving::finish`] or [`Receiving::keep`],
-/// nothing stays.
+/// An object that is being received. If it is dropped before [`Receiving::finish`] or
+/// [`Receiving::keep_partial`], its file is removed.
 pub struct Receiving<'cache> {
     cache: &'cache Cache,
     id: ObjectId,
@@ -175,22 +168,22 @@ pub struct Receiving<'cache> {
     file: File,
     hasher: Hasher,
     got_bytes: u64,
-    /// True if the file is no longer this value's.
-    over: bool,
+    /// True if the file no longer belongs to this value.
+    detached: bool,
 }
 
 impl Receiving<'_> {
-    /// How much has arrived, in bytes.
+    /// Returns how much was received, in bytes.
     pub fn got_bytes(&self) -> u64 {
         self.got_bytes
     }
 
-    /// The digest of what has arrived.
+    /// Returns the digest of what was received.
     pub fn digest(&self) -> ObjectId {
         self.hasher.finish()
     }
 
-    /// Takes the next part of the content.
+    /// Writes the next part of the content.
     ///
     /// # Errors
     ///
@@ -199,7 +192,7 @@ impl Receiving<'_> {
     pub fn write(&mut self, chunk: &[u8]) -> Result<(), CacheError> {
         if self.got_bytes + chunk.len() as u64 > self.size_bytes {
             self.got_bytes += chunk.len() as u64;
-            return Err(self.wrong());
+            return Err(self.wrong_content());
         }
         self.file.write_all(chunk).map_err(|source| self.failed("write", source))?;
         self.hasher.update(chunk);
@@ -207,18 +200,14 @@ impl Receiving<'_> {
         Ok(())
     }
 
-    /// Takes the whole content from the file `from` by sharing its blocks, and reads it to hash
-    /// it; `read` is told of each part that was read. False if the file-system cannot share them;
-    /// then nothing was taken.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] if the file cannot be written or read.
+    /// Takes the whole content from the file `from` by sharing its blocks, and reads it to hash it.
+    /// Calls `read` with the length of each part that was read. False if the file-system cannot
+    /// share blocks; then nothing was taken.
     pub fn share(&mut self, from: &File, read: &mut dyn FnMut(u64)) -> Result<bool, CacheError> {
         use rustix::io::Errno;
         match rustix::fs::ioctl_ficlone(&self.file, from) {
             Ok(()) => {}
-            // Another file-system, or one that cannot; a file that may not be shared.
+            // Another file-system, one without shared blocks, or a file that may not be shared.
             Err(Errno::NOTSUP | Errno::XDEV | Errno::INVAL | Errno::NOTTY | Errno::TXTBSY) => {
                 return Ok(false);
             }
@@ -232,38 +221,34 @@ impl Receiving<'_> {
         Ok(true)
     }
 
-    /// Puts the object into the cache, if its content is what its id says.
+    /// Puts the object into the cache, if its content hashes to its id.
     ///
     /// # Errors
     ///
     /// [`CacheError::Wrong`] if it is not, [`CacheError::Directory`] if it cannot be renamed.
     pub fn finish(mut self) -> Result<(), CacheError> {
         if self.got_bytes != self.size_bytes || self.hasher.finish() != self.id {
-            return Err(self.wrong());
+            return Err(self.wrong_content());
         }
         let directory = &self.cache.directory;
         let name = name_of(&self.id);
         directory.rename_over(&self.name, directory, &name)?;
-        self.over = true;
+        self.detached = true;
         let status = directory.stat(&name)?;
         let mut objects = self.cache.lock();
-        // A copy that an update has taken stays taken; this one is one more.
-        objects.insert(self.id, Holding::Stored(Seal::of(&status)));
+        // A copy that an update has taken stays there; this is another one.
+        objects.insert(self.id, CachedObject::Stored(FileState::of(&status)));
         Ok(())
     }
 
-    /// Keeps what has arrived for [`Cache::resume`]; gives how much that is, in bytes: 0 if it is
-    /// too little to be worth it.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`] if a smaller partial cannot be removed in its favour.
-    pub fn keep(mut self) -> Result<u64, CacheError> {
+    /// Keeps what was received for [`Cache::resume`]. Returns how much that is, in bytes; 0 if it
+    /// is too little to be kept.
+    pub fn keep_partial(mut self) -> Result<u64, CacheError> {
         let got_bytes = self.got_bytes;
         if !(PARTIAL_BYTES_MIN..self.size_bytes).contains(&got_bytes) {
             return Ok(0);
         }
-        self.over = true;
+        self.detached = true;
         let fresh = Hasher::new(self.id.algorithm());
         let hasher = Some(std::mem::replace(&mut self.hasher, fresh));
         self.cache.keep_partial(self.id, Partial { got_bytes, hasher })?;
@@ -274,7 +259,7 @@ impl Receiving<'_> {
         CacheError::Content { operation, id: self.id, source }
     }
 
-    fn wrong(&self) -> CacheError {
+    fn wrong_content(&self) -> CacheError {
         CacheError::Wrong {
             want: self.id,
             want_bytes: self.size_bytes,
@@ -286,16 +271,16 @@ impl Receiving<'_> {
 
 impl Drop for Receiving<'_> {
     fn drop(&mut self) {
-        if !self.over
+        if !self.detached
             && let Err(error) = self.cache.directory.unlink(&self.name)
         {
-            let error = model::report::report(&error);
+            let error = model::display::error_chain(&error);
             tracing::warn!(%error, "cannot remove an incomplete object");
         }
     }
 }
 
-/// Hashes at most `limit` bytes of `file`; gives how many they were.
+/// Hashes at most `limit` bytes of `file`. Returns how many were hashed.
 fn hash(
     file: &mut File,
     hasher: &mut Hasher,

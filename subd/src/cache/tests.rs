@@ -34,14 +34,14 @@ fn store(cache: &Cache, content: &str) -> ObjectId {
 fn trusts_no_name_after_a_restart() {
     let place = place();
     let (cache, opened) = Cache::open(Arc::clone(&place.directory)).unwrap();
-    assert_eq!(opened, Opened::default());
+    assert_eq!(opened, OpenReport::default());
     let good = store(&cache, "good");
     let bad = store(&cache, "bad");
     std::fs::write(place.path.join(bad.to_string()), "evil").unwrap();
     std::fs::write(place.path.join("incoming.0"), "half").unwrap();
     std::fs::create_dir(place.path.join("strange")).unwrap();
     let (cache, opened) = Cache::open(Arc::clone(&place.directory)).unwrap();
-    assert_eq!(opened, Opened { objects: 1, removed: 3 });
+    assert_eq!(opened, OpenReport { objects: 1, removed: 3 });
     assert_eq!(cache.ids(), [good]);
     assert_eq!(cache.size_of(&good), Some(4));
     assert_eq!(place.directory.names().unwrap(), [name_of(&good).into_boxed_slice()]);
@@ -124,14 +124,14 @@ fn what_was_taken_comes_back_or_is_forgotten() {
     assert_eq!(place.directory.names().unwrap(), [Box::from(b"2".as_slice())]);
 }
 
-/// Leaves the first half of `content` as a partial; gives its id.
+/// Leaves the first half of `content` as a partial; returns its id.
 fn begin(cache: &Cache, content: &[u8]) -> ObjectId {
     let id = Algorithm::Blake3.digest(content);
     let mut receiving = cache.receive(id, content.len() as u64).unwrap();
     let half = content.len() / 2;
     receiving.write(&content[..half]).unwrap();
     let kept = if half as u64 >= PARTIAL_BYTES_MIN { half as u64 } else { 0 };
-    assert_eq!(receiving.keep().unwrap(), kept);
+    assert_eq!(receiving.keep_partial().unwrap(), kept);
     assert_eq!(cache.partial_bytes(&id), kept);
     id
 }
@@ -157,9 +157,9 @@ fn what_was_cut_goes_on_where_it_ended() {
     assert!(cache.resume(ids[0], same.len() as u64).unwrap().is_none());
     let id = begin(&cache, &spoilt);
     let (cache, opened) = Cache::open(Arc::clone(&place.directory)).unwrap();
-    assert_eq!(opened, Opened { objects: 1, removed: 0 });
+    assert_eq!(opened, OpenReport { objects: 1, removed: 0 });
     go_on(&cache, &restarted).unwrap();
-    // What somebody changed meanwhile is noticed in the end.
+    // What somebody changed in the meantime is noticed in the end.
     std::fs::write(place.path.join(format!("partial.{id}")), vec![0; spoilt.len() / 2]).unwrap();
     assert!(matches!(go_on(&cache, &spoilt).unwrap_err(), CacheError::Wrong { .. }));
     ids.sort();

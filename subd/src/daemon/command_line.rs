@@ -1,15 +1,139 @@
 //! The command line of `subd`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::daemon::{Daemon, Options, StartError, describe, hints, recover};
-use daemon::{EXIT_FAILED, EXIT_MISUSE, config, exit, start_logging, stop_on_signals};
+use daemon::config::{self, ConfigArgs};
+use daemon::{
+    EXIT_FAILED, EXIT_MISUSE, LogArgs, SecurityArgs, exit, ignore_hangup, start_logging,
+    stop_on_signals,
+};
+use model::display::error_chain;
+use model::trigger::services::SUBD_SERVICE;
+use rpc::audit_log::AuditArgs;
+use rpc::page_frame::PageArgs;
+
+use crate::daemon::{Daemon, StartError, recover};
+use crate::fetch::STALL_MAX;
+use crate::limits::LimitArgs;
+use crate::machine::services::TIME_MAX;
+use crate::state::persisted_state::PersistError;
+use crate::trust::TrustArgs;
 
 /// How many threads answer calls; scans and updates have their own.
 const THREADS: usize = 2;
 
 /// The hint when an update can be neither finished nor undone.
 const RECOVER_HINT: &str = "repair what is named, then run this again or start subd";
+
+/// Keeps this machine equal to its image.
+///
+/// subd scans and checksums the root file-system all the time, and reports to a dominator, which
+/// tells it which objects to fetch and what to change. It keeps its cache and its state in
+/// `/.subd` below the root.
+///
+/// Examples:
+///
+///   subd
+///
+///   subd --listen 127.0.0.2:6969 --root /srv/test --service-command 'echo would run'
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = "subd", version, verbatim_doc_comment)]
+pub struct Options {
+    /// Where to listen: ADDRESS:PORT, or :PORT for all addresses.
+    #[arg(long, value_name = "ADDR", default_value = ":6969")]
+    pub listen: String,
+
+    /// The directory to manage.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+
+    /// Never scan or change paths that match this regular expression, which is anchored at the
+    /// start of the path, nor what lies below them. May be repeated.
+    #[arg(long, value_name = "REGEX")]
+    pub exclude: Vec<String>,
+
+    /// The command that controls services. It is split at white space, and run with the service and
+    /// the verb as its last two arguments: stop, start or reload; restart for subd's own service,
+    /// whose end it should not wait for; or reboot for the service `reboot`. Without it, systemctl
+    /// is used where systemd runs and `service` elsewhere. With another root than / no service is
+    /// controlled, because the services of this machine are not those of that root.
+    #[arg(long, value_name = "CMD")]
+    pub service_command: Option<String>,
+
+    /// How long the service command may take, in seconds, before it is killed.
+    #[arg(long, value_name = "SECONDS", default_value_t = TIME_MAX.as_secs())]
+    pub service_timeout: u64,
+
+    /// How long the machine may take to shut down for a reboot, in seconds. After that it is
+    /// reported, and the reboot is requested again.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub reboot_timeout: u64,
+
+    /// The name of subd's own service: it is never stopped for an update, and restarted last.
+    #[arg(long, value_name = "NAME", default_value = SUBD_SERVICE)]
+    pub own_service: String,
+
+    /// The command that decides whether the machine may be disturbed now. It is split at white
+    /// space, and run with check, request or cancel as its last argument, before an update that
+    /// reboots or fires a trigger with HighImpact, and from time to time. Exit code 0 means
+    /// permitted, 1 that permission is requested, 2 that it is denied. Without it the machine may
+    /// always be disturbed.
+    #[arg(long, value_name = "CMD")]
+    pub disruption_command: Option<String>,
+
+    /// Finish or undo an update that was interrupted, and exit: for early boot, before any other
+    /// service starts. Needs no network, and starts no service itself.
+    #[arg(long)]
+    pub recover: bool,
+
+    /// How long to wait before an update is retried that could be neither finished nor undone, in
+    /// seconds. It is longer each time, at most twenty times as long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub retry_after: u64,
+
+    /// How long a source of objects may send nothing, in seconds, before the connection counts as
+    /// lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = STALL_MAX.as_secs())]
+    pub source_timeout: u64,
+
+    /// Keep the saved state in `state` below this directory instead of `/.subd` below the root.
+    /// Objects and staged updates are always in `/.subd`.
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+
+    /// The host name to report, instead of the system's.
+    #[arg(long, value_name = "NAME")]
+    pub hostname: Option<String>,
+
+    /// What subd may use of the machine.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    /// Which images are accepted.
+    #[command(flatten)]
+    pub trust: TrustArgs,
+
+    /// What is logged, and how.
+    #[command(flatten)]
+    pub log: LogArgs,
+
+    /// How connections are protected.
+    #[command(flatten)]
+    pub security: SecurityArgs,
+
+    /// The audit log.
+    #[command(flatten)]
+    pub audit: AuditArgs,
+
+    /// Who may see pages.
+    #[command(flatten)]
+    pub pages: PageArgs,
+
+    /// The configuration file.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+}
 
 /// Runs the program, with the arguments of this process.
 pub fn main() -> ExitCode {
@@ -24,10 +148,10 @@ pub fn main() -> ExitCode {
                 ExitCode::SUCCESS
             }
             Ok(Err(stuck)) => exit(EXIT_FAILED, &stuck, &[RECOVER_HINT]),
-            Err(error) => exit(EXIT_FAILED, &describe(&error), &hints(&error)),
+            Err(error) => exit(EXIT_FAILED, &error_chain(&error), &hints(&error)),
         };
     }
-    let security = match options.security.of_daemon("subd") {
+    let security = match options.security.for_daemon("subd") {
         Ok(security) => security,
         Err(error) => return error.exit(),
     };
@@ -38,7 +162,7 @@ pub fn main() -> ExitCode {
         Err(error) => return exit(EXIT_FAILED, &format!("cannot start: {error}"), &[]),
     };
     runtime.block_on(async {
-        let stop = match stop_on_signals() {
+        let stop = match ignore_hangup().and_then(|()| stop_on_signals()) {
             Ok(stop) => stop,
             Err(error) => return exit(EXIT_FAILED, &format!("cannot catch signals: {error}"), &[]),
         };
@@ -47,11 +171,23 @@ pub fn main() -> ExitCode {
             match Daemon::start(options.clone(), &security, stop.clone()).await {
                 Ok(daemon) => daemon.run().await,
                 Err(error @ StartError::Exclude { .. }) => {
-                    return exit(EXIT_MISUSE, &describe(&error), &[]);
+                    return exit(EXIT_MISUSE, &error_chain(&error), &[]);
                 }
-                Err(error) => return exit(EXIT_FAILED, &describe(&error), &hints(&error)),
+                Err(error) => return exit(EXIT_FAILED, &error_chain(&error), &hints(&error)),
             }
         }
         ExitCode::SUCCESS
     })
+}
+
+/// Returns hints for the operator about `error`.
+fn hints(error: &StartError) -> Vec<&'static str> {
+    match error {
+        StartError::State { source: PersistError::Locked, .. } => {
+            vec!["stop the other subd first, or use another --root"]
+        }
+        StartError::Root { .. } => vec!["--root must be a directory that root may write to"],
+        StartError::Listen { .. } => vec!["choose another address with --listen"],
+        _ => Vec::new(),
+    }
 }

@@ -1,7 +1,9 @@
 //! Limits fetching to its share of the network, and measures the speed of the network.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use model::lock::locked;
 
 use crate::limits::Budgets;
 
@@ -9,12 +11,12 @@ use crate::limits::Budgets;
 /// other reasons leads to a speed that is too low, which is the safe side.
 const MEASURED_BYTES: u64 = 8 << 20;
 
-/// The shortest time that gives a speed.
+/// The shortest time of a measurement.
 const MEASURED_TIME_MIN: Duration = Duration::from_millis(1);
 
-/// The bytes that arrived since the first of them.
+/// The bytes since the first of them.
 #[derive(Debug)]
-struct Stretch {
+struct Measurement {
     since: Instant,
     bytes: u64,
 }
@@ -23,24 +25,24 @@ struct Stretch {
 #[derive(Debug)]
 pub struct Network {
     budgets: Arc<Budgets>,
-    stretch: Mutex<Option<Stretch>>,
+    measurement: Mutex<Option<Measurement>>,
     measured: Mutex<Option<u64>>,
 }
 
 impl Network {
     /// Counts against `budgets`.
     pub fn new(budgets: Arc<Budgets>) -> Self {
-        Self { budgets, stretch: Mutex::new(None), measured: Mutex::new(None) }
+        Self { budgets, measurement: Mutex::new(None), measured: Mutex::new(None) }
     }
 
     /// Starts a new measurement, for example after a pause without requests.
     pub fn begin(&self) {
-        *self.stretch.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *locked(&self.measurement) = None;
     }
 
-    /// Notes that `bytes` came, and waits until more may come. What comes from this very machine
-    /// (`local`) takes nothing of the network. False while the network is measured: nothing else
-    /// should slow it down then.
+    /// Charges `bytes`, and waits until more may be received. Bytes from this very machine
+    /// (`local`) are not charged. False while the network is measured: nothing else should slow it
+    /// down then.
     pub async fn take(&self, bytes: u64, local: bool) -> bool {
         if local {
             return true;
@@ -50,15 +52,15 @@ impl Network {
         measured
     }
 
-    /// Measures; true if it is known how fast the network is.
+    /// Measures. True if the speed of the network is known.
     fn measure(&self, bytes: u64) -> bool {
         if self.budgets.speeds().network.is_some() {
             return true;
         }
-        let mut stretch = self.stretch.lock().unwrap_or_else(PoisonError::into_inner);
-        // What came first says nothing of how long it took.
-        let Some(Stretch { since, bytes: sum }) = &mut *stretch else {
-            *stretch = Some(Stretch { since: Instant::now(), bytes: 0 });
+        let mut measurement = locked(&self.measurement);
+        // The time of the first bytes is not known.
+        let Some(Measurement { since, bytes: sum }) = &mut *measurement else {
+            *measurement = Some(Measurement { since: Instant::now(), bytes: 0 });
             return false;
         };
         *sum += bytes;
@@ -70,12 +72,12 @@ impl Network {
         let speed = u64::try_from(speed).unwrap_or(u64::MAX).max(1);
         tracing::info!(bytes_per_second = speed, "the speed of the network was measured");
         self.budgets.set_network_speed(speed);
-        *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = Some(speed);
+        *locked(&self.measured) = Some(speed);
         true
     }
 
-    /// Takes the speed in bytes per second that was measured since it was asked last.
+    /// Takes the speed in bytes per second that was measured since the last call.
     pub fn take_measured(&self) -> Option<u64> {
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner).take()
+        locked(&self.measured).take()
     }
 }

@@ -1,10 +1,9 @@
-//! Takes objects from files of the machine that hold the same content already.
+//! Copies objects from files of the machine that have the same content.
 //!
-//! Where a file is that should have an object's content is known from the last scan, which somebody
-//! may have made untrue since: nothing is trusted, and nothing is linked. The content is shared by
-//! the file-system where it can (then it is read once, to hash it) and copied elsewhere, and it is
-//! the object only if it hashes to its id. A file that does not is no trouble: the object is
-//! fetched.
+//! The last scan says which file should have an object's content, and may be outdated: nothing is
+//! trusted, and nothing is linked. The content is shared by the file-system where it can (then it
+//! is read once, to hash it) and copied elsewhere, and it is the object only if it hashes to its
+//! id. Otherwise the object is fetched.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,14 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use api::subd::FetchObject;
+use model::display::error_chain;
 use model::object::ObjectId;
 use model::path::TreePath;
-use model::report::report;
 use model::tree::{Child, Leaf, Tree};
 use tokio_util::sync::CancellationToken;
 
-use super::ledger::Ledger;
 use crate::cache::{Cache, CacheError};
+use crate::fetch::record::FetchRecord;
 use crate::limits::Budgets;
 use crate::root::{Root, RootError, Status};
 
@@ -39,7 +38,7 @@ enum ReuseError {
     Cache(#[from] CacheError),
     #[error("cannot copy it")]
     Read(#[from] std::io::Error),
-    #[error("it would have to be copied, for which there is no space")]
+    #[error("there is no space to copy it")]
     NoSpace,
     #[error("it has changed since it was scanned")]
     Changed,
@@ -47,36 +46,36 @@ enum ReuseError {
     Stopping,
 }
 
-/// What taking objects from the tree works with.
+/// Copies objects from files of the tree.
 pub(super) struct Reuse {
     pub cache: Arc<Cache>,
     pub root: Arc<Root>,
     pub budgets: Arc<Budgets>,
-    pub ledger: Arc<Ledger>,
+    pub record: Arc<FetchRecord>,
     pub stop: CancellationToken,
-    /// True if content may be copied where it cannot be shared: there is space for all.
+    /// True if content may be copied where it cannot be shared, because there is space for all.
     pub may_copy: bool,
 }
 
 impl Reuse {
-    /// Takes those of `missing` that files of `tree` have.
+    /// Copies those of `missing` that files of `tree` have.
     pub fn run(&self, tree: &Tree, missing: &[FetchObject]) {
         let candidates = candidates(tree, missing);
         for object in missing {
-            // What has come of it already is not thrown away.
+            // A partial is not discarded.
             if self.cache.partial_bytes(&object.id) > 0 {
                 continue;
             }
             for path in candidates.get(&object.id).into_iter().flatten() {
                 match self.take(object, path) {
                     Ok(()) => {
-                        self.ledger.reused.fetch_add(1, Ordering::Relaxed);
-                        self.ledger.arrive(object.id);
+                        self.record.reused.fetch_add(1, Ordering::Relaxed);
+                        self.record.arrive(object.id);
                         break;
                     }
                     Err(ReuseError::Stopping) => return,
                     Err(error) => {
-                        let (error, id) = (report(&error), &object.id);
+                        let (error, id) = (error_chain(&error), &object.id);
                         tracing::debug!(%path, %id, error, "a file cannot be reused");
                     }
                 }
@@ -87,7 +86,8 @@ impl Reuse {
     fn take(&self, object: &FetchObject, path: &TreePath) -> Result<(), ReuseError> {
         let (directory, name) = self.root.parent(path)?;
         let mut file = directory.open_file(name)?;
-        let status = Status::of(&file).map_err(|errno| directory.error("look at", name, errno))?;
+        let status = Status::of(&file)
+            .map_err(|errno| directory.error("read the status of", name, errno))?;
         if status.size_bytes != object.size_bytes {
             return Err(ReuseError::Changed);
         }
@@ -105,7 +105,7 @@ impl Reuse {
     fn copy(
         &self,
         file: &mut File,
-        receiving: &mut crate::cache::Receiving<'_>,
+        receiving: &mut crate::cache::receive::Receiving<'_>,
     ) -> Result<(), ReuseError> {
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
@@ -122,8 +122,8 @@ impl Reuse {
         }
     }
 
-    /// Holds reading and copying to the share of writing: taking a file takes no more of the device
-    /// than fetching it.
+    /// Limits reading and copying to the rate of writing: copying uses no more of the device than
+    /// fetching.
     fn pace(&self, bytes: u64) {
         let mut wait = self.budgets.write.charge(bytes);
         while let Some(time) = wait.filter(|_| !self.stop.is_cancelled()) {
@@ -133,11 +133,11 @@ impl Reuse {
     }
 }
 
-/// The files of `tree` that had the content of `missing` when they were scanned.
+/// Returns the files of `tree` that had the content of `missing` when they were scanned.
 fn candidates(tree: &Tree, missing: &[FetchObject]) -> BTreeMap<ObjectId, Vec<TreePath>> {
     let mut candidates: BTreeMap<ObjectId, Vec<TreePath>> =
         missing.iter().map(|object| (object.id, Vec::new())).collect();
-    // Paths are made of directories and of what is found only: most files are of no interest.
+    // Paths are built only for directories and for matching files.
     let mut stack = vec![(TreePath::root(), Arc::clone(tree.root()))];
     while let Some((path, directory)) = stack.pop() {
         for entry in directory.entries() {

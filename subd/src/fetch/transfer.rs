@@ -2,39 +2,39 @@
 //!
 //! A request is read by a task and written by a [`Writer`]; between them is a short queue. On the
 //! first error all requests are ended, and what they have received is kept. A source that sends
-//! nothing for too long is handled like one whose connection broke.
+//! nothing for too long is handled like a lost connection.
 
-use rpc::tls::Security;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use api::object_server::GetObjectsRequest;
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use api::subd::{FetchFailure, FetchObject};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use model::report::report;
+use model::display::error_chain;
 use rpc::client::{CallError, Client, Extent, Peer, Remedy, StreamError};
+use rpc::tls::Security;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::SOURCE_PORT;
-use super::ledger::Ledger;
-use super::network::Network;
-use super::request::{Request, requests};
-use super::source_error::SourceError;
-use super::writer::{Piece, Writer};
 use crate::cache::Cache;
+use crate::fetch::SOURCE_PORT;
+use crate::fetch::network::Network;
+use crate::fetch::policy::SourceError;
+use crate::fetch::policy::{Request, requests};
+use crate::fetch::record::FetchRecord;
+use crate::fetch::writer::{Writer, WriterMessage};
 use crate::limits::Budgets;
 use crate::root::Root;
 
 /// How many requests are under way at once.
 const REQUESTS_IN_FLIGHT: usize = 2;
 
-/// How many pieces may wait to be written.
-const PIECES_MAX: usize = 16;
+/// How many messages may wait to be written.
+const QUEUE_MAX: usize = 16;
 
 /// One attempt to get objects from one source.
 pub(super) struct Transfer {
@@ -42,7 +42,7 @@ pub(super) struct Transfer {
     pub root: Arc<Root>,
     pub budgets: Arc<Budgets>,
     pub network: Arc<Network>,
-    pub ledger: Arc<Ledger>,
+    pub record: Arc<FetchRecord>,
     pub fetched_bytes: Arc<AtomicU64>,
     pub client: Client,
     pub source: Arc<str>,
@@ -53,10 +53,10 @@ pub(super) struct Transfer {
     pub stop: CancellationToken,
 }
 
-/// The client of `source`, and whether it is on this machine.
+/// Returns the client of `source`, and whether it is on this machine.
 pub(super) fn client_of(source: &str, security: &Security) -> Result<(Client, bool), SourceError> {
-    let peer =
-        Peer::parse(source, SOURCE_PORT).map_err(|error| SourceError::Refused(report(&error)))?;
+    let peer = Peer::parse(source, SOURCE_PORT)
+        .map_err(|error| SourceError::Refused(error_chain(&error)))?;
     let local = peer.is_local();
     Ok((Client::new(peer, security), local))
 }
@@ -70,8 +70,8 @@ impl Transfer {
         let mut worst: Option<SourceError> = None;
         while let Some(answer) = answers.next().await {
             if let Err(trouble) = answer {
-                // The others end too, but each is waited for: nothing may write any more when the
-                // next attempt begins.
+                // The other requests end too, but each is waited for: none may write when the next
+                // attempt begins.
                 self.stop.cancel();
                 worst = Some(match worst {
                     None => trouble,
@@ -96,30 +96,30 @@ impl Transfer {
     async fn batch(&self, objects: Vec<FetchObject>) -> Result<(), SourceError> {
         let request = GetObjectsRequest { ids: objects.iter().map(|object| object.id).collect() };
         let asking = self.in_time(self.client.get_objects(&request));
-        let mut reader = asking.await?.map_err(|error| call_trouble(&error))?;
-        let (sender, receiver) = mpsc::channel(PIECES_MAX);
+        let mut reader = asking.await?.map_err(|error| call_error(&error))?;
+        let (sender, receiver) = mpsc::channel(QUEUE_MAX);
         let reading = async move {
             loop {
                 let head = self.in_time(reader.head()).await?;
-                let (id, size_bytes) = match head.map_err(|error| stream_trouble(&error))? {
-                    Head::Object { id, size_bytes } => (id, size_bytes),
-                    // What is absent stays missing, which is noticed at the end.
-                    Head::Absent(_) => continue,
-                    Head::End => return Ok(()),
+                let (id, size_bytes) = match head.map_err(|error| stream_error(&error))? {
+                    ObjectHead::Object { id, size_bytes } => (id, size_bytes),
+                    // An absent object stays missing, which is noticed at the end.
+                    ObjectHead::Absent(_) => continue,
+                    ObjectHead::End => return Ok(()),
                 };
-                if !send(&sender, Piece::Begin { id, size_bytes, rest: false }).await {
+                if !send(&sender, WriterMessage::Begin { id, size_bytes, rest: false }).await {
                     return Ok(());
                 }
                 loop {
                     let chunk = self.in_time(reader.chunk()).await?;
-                    let Some(chunk) = chunk.map_err(|error| stream_trouble(&error))? else {
+                    let Some(chunk) = chunk.map_err(|error| stream_error(&error))? else {
                         break;
                     };
                     if !self.pass(&sender, chunk, reader.take_wire_bytes()).await {
                         return Ok(());
                     }
                 }
-                if !send(&sender, Piece::End).await {
+                if !send(&sender, WriterMessage::End).await {
                     return Ok(());
                 }
             }
@@ -127,13 +127,13 @@ impl Transfer {
         self.written(&objects, receiver, reading).await
     }
 
-    /// Gets what is missing of `object`, of which `from` bytes have arrived.
+    /// Gets the end of `object`, of which `from` bytes were received.
     async fn rest(&self, object: FetchObject, from: u64) -> Result<(), SourceError> {
         let FetchObject { id, size_bytes } = object;
         let path = format!("/objects/{id}");
         let asking = self.in_time(self.client.download(&path, from));
-        let Some(mut download) = asking.await?.map_err(|error| call_trouble(&error))? else {
-            // One that knows no ranges at all may still have it.
+        let Some(mut download) = asking.await?.map_err(|error| call_error(&error))? else {
+            // A source without ranges may still have it.
             return self.batch(vec![object]).await;
         };
         let rest = match download.extent() {
@@ -145,19 +145,19 @@ impl Transfer {
             }
             Extent::Whole(total) if total.is_none_or(|total| total == size_bytes) => {
                 let text = format!("asked for object {id} from byte {from} on, it sends all of it");
-                self.ledger.complain(&self.source, false, &text);
+                self.record.complain(&self.source, false, &text);
                 false
             }
             extent => return Err(self.bad_extent(&object, from, extent)),
         };
-        let (sender, receiver) = mpsc::channel(PIECES_MAX);
+        let (sender, receiver) = mpsc::channel(QUEUE_MAX);
         let reading = async move {
-            let mut open = send(&sender, Piece::Begin { id, size_bytes, rest }).await;
+            let mut open = send(&sender, WriterMessage::Begin { id, size_bytes, rest }).await;
             let mut left = if rest { size_bytes - from } else { size_bytes };
             while open && left > 0 {
                 let chunk = self.in_time(download.chunk()).await?;
-                match chunk.map_err(|error| stream_trouble(&error))? {
-                    // More than was asked for is refused by the writer.
+                match chunk.map_err(|error| stream_error(&error))? {
+                    // The writer refuses more than was requested.
                     Some(chunk) => {
                         left = left.saturating_sub(chunk.len() as u64);
                         let wire_bytes = chunk.len() as u64;
@@ -171,14 +171,14 @@ impl Transfer {
                 }
             }
             if open {
-                send(&sender, Piece::End).await;
+                send(&sender, WriterMessage::End).await;
             }
             Ok(())
         };
         self.written(&[object], receiver, reading).await
     }
 
-    /// A source that sends another part than was asked for.
+    /// Returns the error of a source that sends another part than was requested.
     fn bad_extent(&self, object: &FetchObject, from: u64, extent: Extent) -> SourceError {
         let FetchObject { id, size_bytes } = object;
         let asked = format!("asked for bytes {from} to {size_bytes} of object {id}");
@@ -188,33 +188,33 @@ impl Transfer {
                 SourceError::Lie(format!("{asked}, it says that the object has {total} bytes"))
             }
             Extent::Part { first, end, total_bytes } => {
-                let of = total_bytes.map_or_else(String::new, |total| format!(" of {total}"));
-                SourceError::Lie(format!("{asked}, it sends bytes {first} to {end}{of}"))
+                let of_total = total_bytes.map_or_else(String::new, |total| format!(" of {total}"));
+                SourceError::Lie(format!("{asked}, it sends bytes {first} to {end}{of_total}"))
             }
             Extent::Unclear => {
                 let text = format!("{asked}, it does not say which bytes it sends");
-                self.ledger.complain(&self.source, false, &text);
-                // Its batches may be better: the next attempt asks for the whole.
+                self.record.complain(&self.source, false, &text);
+                // Its batches may be right: the next attempt requests the whole object.
                 match self.cache.discard_partial(id) {
                     Ok(()) => SourceError::Unfit(text),
-                    Err(error) => SourceError::Local(FetchFailure::Local(report(&error))),
+                    Err(error) => SourceError::Local(FetchFailure::Local(error_chain(&error))),
                 }
             }
         }
     }
 
-    /// Runs a writer of `objects` beside `reading`, which gives it what comes. The writer's trouble
-    /// is told before the reader's.
+    /// Runs a writer of `objects` in parallel to `reading`, which sends it what it receives. The
+    /// writer's error precedes the reader's.
     async fn written(
         &self,
         objects: &[FetchObject],
-        receiver: mpsc::Receiver<Piece>,
+        receiver: mpsc::Receiver<WriterMessage>,
         reading: impl Future<Output = Result<(), SourceError>>,
     ) -> Result<(), SourceError> {
         let writer = Writer {
             cache: Arc::clone(&self.cache),
             root: Arc::clone(&self.root),
-            ledger: Arc::clone(&self.ledger),
+            record: Arc::clone(&self.record),
             source: Arc::clone(&self.source),
             wanted: objects.iter().map(|object| (object.id, object.size_bytes)).collect(),
             fetched_bytes: Arc::clone(&self.fetched_bytes),
@@ -226,21 +226,26 @@ impl Transfer {
         };
         let written = writing.await;
         let lost = |error: tokio::task::JoinError| {
-            SourceError::Local(FetchFailure::Local(format!("the writer died: {error}")))
+            SourceError::Local(FetchFailure::Local(format!("the writer failed: {error}")))
         };
         written.map_err(lost)?.and(read)
     }
 
-    /// Hands a chunk on, for which so many bytes came over the wire, within the limits; false if
-    /// the writer has ended, whose trouble counts.
-    async fn pass(&self, sender: &mpsc::Sender<Piece>, chunk: Bytes, wire_bytes: u64) -> bool {
+    /// Sends a chunk to the writer within the limits. `wire_bytes` came over the network for it.
+    /// False if the writer has ended with an error.
+    async fn pass(
+        &self,
+        sender: &mpsc::Sender<WriterMessage>,
+        chunk: Bytes,
+        wire_bytes: u64,
+    ) -> bool {
         let bytes = chunk.len() as u64;
         if self.network.take(wire_bytes, self.local).await {
             self.budgets.write.take(bytes).await;
         } else {
             self.budgets.write.note(bytes);
         }
-        send(sender, Piece::Chunk(chunk)).await
+        send(sender, WriterMessage::Chunk(chunk)).await
     }
 
     /// Waits for the source, with a time limit.
@@ -256,12 +261,12 @@ impl fmt::Debug for Transfer {
     }
 }
 
-async fn send(sender: &mpsc::Sender<Piece>, piece: Piece) -> bool {
+async fn send(sender: &mpsc::Sender<WriterMessage>, piece: WriterMessage) -> bool {
     sender.send(piece).await.is_ok()
 }
 
-fn call_trouble(error: &CallError) -> SourceError {
-    let text = report(error);
+fn call_error(error: &CallError) -> SourceError {
+    let text = error_chain(error);
     match (error, error.remedy()) {
         (CallError::Connect { .. }, _) => SourceError::Unreachable(text),
         (_, Remedy::Wait) => SourceError::Cut(text),
@@ -269,8 +274,8 @@ fn call_trouble(error: &CallError) -> SourceError {
     }
 }
 
-fn stream_trouble(error: &StreamError) -> SourceError {
-    let text = report(error);
+fn stream_error(error: &StreamError) -> SourceError {
+    let text = error_chain(error);
     match error {
         StreamError::Transport { .. } | StreamError::Cut { .. } | StreamError::Stalled { .. } => {
             SourceError::Cut(text)

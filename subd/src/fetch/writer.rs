@@ -1,4 +1,4 @@
-//! Hashes and writes what comes from a source, on a thread that may wait for the disk.
+//! Hashes and writes what a source sends, on a blocking thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,77 +6,78 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use api::subd::FetchFailure;
 use bytes::Bytes;
+use model::display::error_chain;
 use model::object::ObjectId;
-use model::report::report;
 use tokio::sync::mpsc;
 
-use super::ledger::{Ledger, Origin};
-use super::source_error::SourceError;
-use super::space;
-use crate::cache::{Cache, CacheError, Receiving};
+use crate::cache::receive::Receiving;
+use crate::cache::{Cache, CacheError};
+use crate::fetch::policy;
+use crate::fetch::policy::SourceError;
+use crate::fetch::record::{FetchRecord, Segment};
 use crate::root::Root;
 
-/// What a reader hands to its writer.
-pub(super) enum Piece {
+/// A message of a reader to its writer.
+pub(super) enum WriterMessage {
     Begin {
         id: ObjectId,
         size_bytes: u64,
-        /// True if what comes is what its partial lacks.
+        /// True if what follows is the missing end of a partial.
         rest: bool,
     },
     Chunk(Bytes),
     End,
 }
 
-/// Writes what one request brings.
+/// Writes the objects of one request.
 pub(super) struct Writer {
     pub cache: Arc<Cache>,
     pub root: Arc<Root>,
-    pub ledger: Arc<Ledger>,
+    pub record: Arc<FetchRecord>,
     pub source: Arc<str>,
-    /// What was asked for, with the sizes in bytes.
+    /// The requested objects, with their sizes in bytes.
     pub wanted: BTreeMap<ObjectId, u64>,
     /// Bytes that arrived since subd started.
     pub fetched_bytes: Arc<AtomicU64>,
 }
 
 /// The object that is being received.
-struct Current<'cache> {
+struct CurrentObject<'cache> {
     id: ObjectId,
     receiving: Receiving<'cache>,
-    /// How much of it is in the ledger as arrived, in bytes.
+    /// How much of it was counted in the record, in bytes.
     counted: u64,
-    /// Where what came before that is from.
-    origins: Vec<Origin>,
-    /// Where the object's suspect stretches end, in bytes; if it is received from its start.
+    /// Its segments before that.
+    segments: Vec<Segment>,
+    /// The ends of the object's suspect segments in bytes, if it is received from its start.
     checkpoints: Vec<u64>,
-    /// Its digests there, as far as it has come.
+    /// Its digests there, as far as it was received.
     digests: Vec<ObjectId>,
 }
 
 impl Writer {
-    /// Writes until the sender is gone. After a wrong object the others are still taken; the
-    /// trouble is told at the end.
-    pub fn run(&self, mut pieces: mpsc::Receiver<Piece>) -> Result<(), SourceError> {
-        let mut current: Option<Current<'_>> = None;
+    /// Writes until the sender is dropped. After a wrong object the others are still written; the
+    /// error is returned at the end.
+    pub fn run(&self, mut pieces: mpsc::Receiver<WriterMessage>) -> Result<(), SourceError> {
+        let mut current: Option<CurrentObject<'_>> = None;
         let mut trouble: Option<SourceError> = None;
         while let Some(piece) = pieces.blocking_recv() {
             let result = match piece {
-                Piece::Begin { id, size_bytes, rest } => {
+                WriterMessage::Begin { id, size_bytes, rest } => {
                     current = Some(self.begin(id, size_bytes, rest)?);
                     Ok(())
                 }
-                Piece::Chunk(chunk) => match &mut current {
+                WriterMessage::Chunk(chunk) => match &mut current {
                     Some(current) => self.write(current, &chunk),
                     None => Ok(()),
                 },
-                Piece::End => current.take().map_or(Ok(()), |current| self.end(current)),
+                WriterMessage::End => current.take().map_or(Ok(()), |current| self.end(current)),
             };
             match result {
                 Ok(()) => {}
                 Err(error @ (SourceError::Lie(_) | SourceError::Unfit(_))) => {
                     if let Some(current) = current.take() {
-                        self.ledger.lose(current.counted);
+                        self.record.lose(current.counted);
                     }
                     trouble = Some(match trouble {
                         None => error,
@@ -87,15 +88,20 @@ impl Writer {
             }
         }
         if let Some(current) = current {
-            self.keep(current)?;
+            self.keep_partial(current)?;
         }
         trouble.map_or(Ok(()), Err)
     }
 
-    fn begin(&self, id: ObjectId, size_bytes: u64, rest: bool) -> Result<Current<'_>, SourceError> {
+    fn begin(
+        &self,
+        id: ObjectId,
+        size_bytes: u64,
+        rest: bool,
+    ) -> Result<CurrentObject<'_>, SourceError> {
         match self.wanted.get(&id) {
             None => {
-                return Err(SourceError::Lie(format!("it sent {id}, which nobody asked for")));
+                return Err(SourceError::Lie(format!("it sent {id}, which was not requested")));
             }
             Some(wanted) if *wanted != size_bytes => {
                 let text = format!("it has {size_bytes} bytes for object {id} of {wanted} bytes");
@@ -103,39 +109,39 @@ impl Writer {
             }
             Some(_) => {}
         }
-        let fail = |error| self.trouble(size_bytes, error);
+        let fail = |error| self.cache_error(size_bytes, error);
         let resumed = if rest { self.cache.resume(id, size_bytes).map_err(fail)? } else { None };
         let Some(receiving) = resumed else {
             if rest {
-                return Err(SourceError::Unfit(format!("what had arrived of object {id} is gone")));
+                return Err(SourceError::Unfit(format!("the partial of object {id} was lost")));
             }
-            self.ledger.lose(counted(&self.ledger.take_origins(&id)));
+            self.record.lose(counted(&self.record.take_segments(&id)));
             self.check_space(size_bytes)?;
-            let checkpoints = self.ledger.suspects(&id).iter().map(|origin| origin.end).collect();
+            let checkpoints = self.record.suspects(&id).iter().map(|segment| segment.end).collect();
             let receiving = self.cache.receive(id, size_bytes).map_err(fail)?;
-            let (origins, digests) = (Vec::new(), Vec::new());
-            return Ok(Current { id, receiving, counted: 0, origins, checkpoints, digests });
+            let (segments, digests) = (Vec::new(), Vec::new());
+            return Ok(CurrentObject { id, receiving, counted: 0, segments, checkpoints, digests });
         };
         let end = receiving.got_bytes();
         self.check_space(size_bytes - end)?;
-        let mut origins = self.ledger.take_origins(&id);
-        if origins.is_empty() {
-            origins.push(Origin { source: None, end, digest: receiving.digest() });
+        let mut segments = self.record.take_segments(&id);
+        if segments.is_empty() {
+            segments.push(Segment { source: None, end, digest: receiving.digest() });
         }
         let (checkpoints, digests) = (Vec::new(), Vec::new());
-        let counted = counted(&origins);
-        Ok(Current { id, receiving, counted, origins, checkpoints, digests })
+        let counted = counted(&segments);
+        Ok(CurrentObject { id, receiving, counted, segments, checkpoints, digests })
     }
 
-    /// Others write to the disk too: what fitted at the start may not fit any more.
+    /// Other programs write to the disk too, so space may have become short since the start.
     fn check_space(&self, bytes: u64) -> Result<(), SourceError> {
         let space = self.root.space();
         let space =
-            space.map_err(|error| SourceError::Local(FetchFailure::Local(report(&error))))?;
-        space::check(std::iter::once(bytes), space).map_err(SourceError::Local)
+            space.map_err(|error| SourceError::Local(FetchFailure::Local(error_chain(&error))))?;
+        policy::check_space(std::iter::once(bytes), space).map_err(SourceError::Local)
     }
 
-    fn write(&self, current: &mut Current<'_>, chunk: &[u8]) -> Result<(), SourceError> {
+    fn write(&self, current: &mut CurrentObject<'_>, chunk: &[u8]) -> Result<(), SourceError> {
         let mut rest = chunk;
         while !rest.is_empty() {
             let next = current.checkpoints.get(current.digests.len()).copied();
@@ -144,9 +150,9 @@ impl Writer {
                 usize::try_from(before).map_or(rest.len(), |before| before.min(rest.len()));
             let (part, after) = rest.split_at(length);
             let written = current.receiving.write(part);
-            written.map_err(|error| self.trouble(length as u64, error))?;
+            written.map_err(|error| self.cache_error(length as u64, error))?;
             current.counted += length as u64;
-            self.ledger.bytes.fetch_add(length as u64, Ordering::Relaxed);
+            self.record.bytes.fetch_add(length as u64, Ordering::Relaxed);
             if next == Some(current.receiving.got_bytes()) {
                 current.digests.push(current.receiving.digest());
             }
@@ -155,60 +161,62 @@ impl Writer {
         Ok(())
     }
 
-    fn end(&self, current: Current<'_>) -> Result<(), SourceError> {
-        let Current { id, receiving, counted, mut origins, digests, .. } = current;
+    fn end(&self, current: CurrentObject<'_>) -> Result<(), SourceError> {
+        let CurrentObject { id, receiving, counted, mut segments, digests, .. } = current;
         let (got_bytes, digest) = (receiving.got_bytes(), receiving.digest());
         let error = match receiving.finish() {
             Ok(()) => {
-                self.ledger.convict(&id, &digests);
-                self.ledger.objects.fetch_add(1, Ordering::Relaxed);
+                self.record.convict(&id, &digests);
+                self.record.objects.fetch_add(1, Ordering::Relaxed);
                 self.fetched_bytes.fetch_add(got_bytes, Ordering::Relaxed);
-                self.ledger.arrive(id);
+                self.record.arrive(id);
                 return Ok(());
             }
             Err(error) => error,
         };
-        self.ledger.lose(counted);
-        let own = origins.iter().all(|origin| origin.source.as_ref() == Some(&self.source));
-        if own || !matches!(error, CacheError::Wrong { .. }) {
-            return Err(self.trouble(got_bytes, error));
+        self.record.lose(counted);
+        let is_only_source =
+            segments.iter().all(|segment| segment.source.as_ref() == Some(&self.source));
+        if is_only_source || !matches!(error, CacheError::Wrong { .. }) {
+            return Err(self.cache_error(got_bytes, error));
         }
         let source = Some(Arc::clone(&self.source));
-        origins.push(Origin { source, end: got_bytes, digest });
-        self.ledger.suspect(id, origins);
+        segments.push(Segment { source, end: got_bytes, digest });
+        self.record.suspect(id, segments);
         Err(SourceError::Unfit(format!("what several sources sent of object {id} does not fit")))
     }
 
-    /// Keeps what has arrived of an object that was cut.
-    fn keep(&self, current: Current<'_>) -> Result<(), SourceError> {
-        let Current { id, receiving, counted, mut origins, .. } = current;
+    /// Keeps what was received of an incomplete object.
+    fn keep_partial(&self, current: CurrentObject<'_>) -> Result<(), SourceError> {
+        let CurrentObject { id, receiving, counted, mut segments, .. } = current;
         let (end, digest) = (receiving.got_bytes(), receiving.digest());
-        let kept = receiving.keep().map_err(|error| self.trouble(end, error))?;
-        if kept == 0 {
-            self.ledger.lose(counted);
+        let kept_bytes = receiving.keep_partial().map_err(|error| self.cache_error(end, error))?;
+        if kept_bytes == 0 {
+            self.record.lose(counted);
         } else {
-            origins.push(Origin { source: Some(Arc::clone(&self.source)), end, digest });
-            self.ledger.put_origins(id, origins);
+            segments.push(Segment { source: Some(Arc::clone(&self.source)), end, digest });
+            self.record.put_segments(id, segments);
         }
         Ok(())
     }
 
-    /// What an error of the cache means for the fetch; `need_bytes` were to be written.
-    fn trouble(&self, need_bytes: u64, error: CacheError) -> SourceError {
+    /// Converts an error of the cache. `need_bytes` were to be written.
+    fn cache_error(&self, need_bytes: u64, error: CacheError) -> SourceError {
         if let CacheError::Wrong { .. } = error {
-            return SourceError::Lie(report(&error));
+            return SourceError::Lie(error_chain(&error));
         }
         if !error.is_full() {
-            return SourceError::Local(FetchFailure::Local(report(&error)));
+            return SourceError::Local(FetchFailure::Local(error_chain(&error)));
         }
         let free_bytes = self.root.space().map_or(0, |space| space.free_bytes);
         SourceError::Local(FetchFailure::InsufficientSpace { need_bytes, free_bytes })
     }
 }
 
-/// How much of what came from `origins` came in this fetch, in bytes.
-fn counted(origins: &[Origin]) -> u64 {
-    let earlier = origins.iter().filter(|origin| origin.source.is_none()).map(|origin| origin.end);
-    let end = origins.last().map_or(0, |origin| origin.end);
+/// Returns how much of `segments` was received in this fetch, in bytes.
+fn counted(segments: &[Segment]) -> u64 {
+    let earlier =
+        segments.iter().filter(|segment| segment.source.is_none()).map(|segment| segment.end);
+    let end = segments.last().map_or(0, |segment| segment.end);
     end - earlier.max().unwrap_or(0)
 }

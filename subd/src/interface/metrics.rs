@@ -8,7 +8,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use crate::interface::service::Service;
+use crate::interface::Service;
 
 /// Reads the values when Prometheus asks for them.
 pub(super) struct SubMetrics(pub(super) Arc<Service>);
@@ -58,7 +58,7 @@ impl Collector for SubMetrics {
             ("subd_generation", "Generation of tree and cache", generation),
             ("subd_cached_objects", "Objects in the cache", cached),
             ("subd_trigger_failures", "Triggers that failed since the last good update", failures),
-            ("subd_paused", "1 while updates are paused by hand", paused),
+            ("subd_paused", "1 while an operator has paused updates", paused),
             ("subd_free_bytes", "Free space of the root", measured.space.free_bytes),
             ("subd_free_inodes", "Free inodes of the root", inodes),
         ];

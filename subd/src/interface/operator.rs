@@ -17,27 +17,24 @@ use api::subd::{
     CheckHealth, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX, PIECES_MAX, Pause,
     Paused, Piece, PieceContent, Resume, ScanNow,
 };
+use model::display::error_chain;
 use model::escape::ByteText;
-use model::path::TreePath;
-use model::report::report;
-use model::scope::SUBD_DIRECTORY;
 use rpc::server::Router;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking;
-use crate::interface::service::{Service, too_many};
-use crate::root::{Kind, Root, RootError, Status};
-use crate::state::persisted_state::StateDirectory;
-use crate::state::report_state::ReportState;
-use crate::update::pause;
+use crate::interface::{Service, too_many};
+use crate::root::{Kind, Root, Status, subd_directory};
+use crate::state::ReportState;
+use crate::update::admission;
 use system::clock::wall;
 
-/// How much of files one reply carries before it stops, in bytes.
+/// How much file content one reply carries, in bytes.
 const FILES_BYTES_MAX: usize = 8 << 20;
 
-/// How often the clock is read during a pause, because it may have been set.
-const CLOCK_LOOK: Duration = Duration::from_secs(30);
+/// How often the clock is read during a pause, because it may be set.
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Adds the methods of this module to `router`.
 pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
@@ -47,18 +44,18 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
             Ok(Done {})
         })
         .method::<Pause, _>(async |service, _, paused| {
-            pause::check(&paused, wall())?;
-            let until = model::when::moment(paused.until);
+            admission::check_pause(&paused, wall())?;
+            let until = model::display::utc(paused.until);
             tracing::warn!(until, reason = paused.reason, "updates are paused");
-            set_pause(&service.report_state, &service.state, Some(paused)).await
+            set_pause(&service.report_state, Some(paused)).await
         })
         .method::<Resume, _>(async |service, _, ()| {
             tracing::info!("updates resume");
-            set_pause(&service.report_state, &service.state, None).await
+            set_pause(&service.report_state, None).await
         })
         .method::<CheckHealth, _>(async |service, _, ()| service.updater.check_health().await)
         .method::<GetFiles, _>(async |service, _, request| {
-            // One call at a time, so that many callers do not fill the memory.
+            // One call at a time limits the memory.
             let turn = service.giving_files.clone().acquire_owned().await;
             blocking(move || {
                 let reply = give(&service.root, &request);
@@ -70,35 +67,22 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
 }
 
 /// Refuses if updates are paused.
-///
-/// # Errors
-///
-/// `Held` says until when, and why.
 pub fn refuse_if_paused(report_state: &ReportState) -> Result<(), Fault> {
-    report_state.read(|state| pause::refuse_if_paused(state.persisted.paused.as_ref(), wall()))
+    report_state.read(|state| admission::refuse_if_paused(state.persisted.paused.as_ref(), wall()))
 }
 
-async fn set_pause(
-    report_state: &Arc<ReportState>,
-    state: &Arc<StateDirectory>,
-    paused: Option<Paused>,
-) -> Result<Done, Fault> {
-    let (report_state, state) = (Arc::clone(report_state), Arc::clone(state));
+async fn set_pause(report_state: &Arc<ReportState>, paused: Option<Paused>) -> Result<Done, Fault> {
+    let report_state = Arc::clone(report_state);
     blocking(move || {
-        let persisted =
-            report_state.persist(&state, |persisted| persisted.paused.clone_from(&paused));
-        persisted.map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
+        let persisted = report_state.persist(|persisted| persisted.paused = paused);
+        persisted.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
         Ok(Done {})
     })
     .await
 }
 
 /// Ends pauses when their time is over, until `stop` is cancelled.
-pub async fn end_pauses(
-    report_state: Arc<ReportState>,
-    state: Arc<StateDirectory>,
-    stop: CancellationToken,
-) {
+pub async fn end_pauses(report_state: Arc<ReportState>, stop: CancellationToken) {
     let mut versions = report_state.watch();
     let mut in_force: Option<(Paused, Instant)> = None;
     loop {
@@ -109,31 +93,29 @@ pub async fn end_pauses(
             (Some(paused), _) => Some((paused, Instant::now())),
             (None, _) => None,
         };
-        let left =
-            in_force.as_ref().map(|(paused, since)| pause::left(paused, wall(), since.elapsed()));
+        let left = in_force
+            .as_ref()
+            .map(|(paused, since)| admission::pause_left(paused, wall(), since.elapsed()));
         if left == Some(Duration::ZERO) {
             tracing::info!("the pause is over: updates resume");
-            report_state.change(|state| {
-                // Another pause may have been set meanwhile.
-                state
-                    .persisted
-                    .paused
-                    .take_if(|paused| in_force.as_ref().is_some_and(|(ended, _)| paused == ended));
+            let ended = in_force.take().map(|(ended, _)| ended);
+            // Write-behind: after a crash the pause ends again, by the clock.
+            let end = report_state.persist_behind(move |_, persisted| {
+                // Another pause may have been set in the meantime.
+                persisted.paused.take_if(|paused| Some(&*paused) == ended.as_ref());
             });
-            if let Err(error) = report_state.save(&state).await {
-                tracing::warn!("the end of the pause is not on the disk: {}", report(&error));
-            }
+            end.await;
             continue;
         }
-        let look = async {
+        let wait = async {
             match left {
-                Some(left) => tokio::time::sleep(left.min(CLOCK_LOOK)).await,
+                Some(left) => tokio::time::sleep(left.min(CLOCK_CHECK_INTERVAL)).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             news = versions.changed() => if news.is_err() { return },
-            () = look => {}
+            () = wait => {}
             () = stop.cancelled() => return,
         }
     }
@@ -159,17 +141,15 @@ fn give(root: &Root, request: &GetFilesRequest) -> Result<GetFilesReply, Fault> 
 
 fn read_piece(root: &Root, piece: &Piece) -> Result<PieceContent, String> {
     let path = &piece.path;
-    let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
-    if path.starts_with(&own) {
+    if path.starts_with(&subd_directory()) {
         return Err(format!("{path} is subd's own"));
     }
-    let said = |error: &RootError| report(error);
-    let (directory, name) = root.parent(path).map_err(|error| said(&error))?;
+    let (directory, name) = root.parent(path).map_err(|error| error_chain(&error))?;
     // Opening a device has effects, so its kind is checked first.
-    if directory.stat(name).map_err(|error| said(&error))?.kind != Kind::File {
-        return Err(format!("{path} is no regular file"));
+    if directory.stat(name).map_err(|error| error_chain(&error))?.kind != Kind::File {
+        return Err(format!("{path} is not a regular file"));
     }
-    let file = directory.open_file(name).map_err(|error| said(&error))?;
+    let file = directory.open_file(name).map_err(|error| error_chain(&error))?;
     let unread = |error: std::io::Error| format!("cannot read {path}: {error}");
     let status = Status::of(&file).map_err(|errno| unread(errno.into()))?;
     let there = status.size_bytes.saturating_sub(piece.offset);
@@ -178,7 +158,7 @@ fn read_piece(root: &Root, piece: &Piece) -> Result<PieceContent, String> {
     let mut filled = 0;
     while filled < bytes.len() {
         match file.read_at(&mut bytes[filled..], piece.offset + filled as u64) {
-            // It has become shorter.
+            // The file was truncated.
             Ok(0) => break,
             Ok(count) => filled += count,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

@@ -1,121 +1,85 @@
-//! The page of a sub.
+//! The status page of a sub.
 
 use std::sync::Arc;
 
 use api::subd::{
-    Activity, Complaint, Health, LastFetch, LastUpdate, Outcome, Paused, PollReply, Share,
+    Activity, Complaint, Health, LastFetch, LastUpdate, Paused, PollReply, ResourceUse,
+    UpdateOutcome,
 };
-use model::tree::Time;
-use model::when::moment;
-use rpc::page_frame::{Cell, Frame, Mark, pairs, table};
+use askama::Template;
+use model::display::utc;
+use model::path::TreePath;
+use rpc::page_frame::Frame;
 use rpc::server::{Page, Router};
 
-use crate::interface::metrics::SubMetrics;
-use crate::interface::service::Service;
+use crate::interface::Service;
 
-/// Adds the page and the metrics of `service`.
-pub fn add_pages(
-    router: Router<Arc<Service>>,
-    service: &Arc<Service>,
-    frame: Frame,
-) -> Router<Arc<Service>> {
-    let metrics = SubMetrics(Arc::clone(service));
-    router
-        .page("/", move |service, _| {
-            let html = page(&service, &frame);
-            async move { Ok(Page::Html(html)) }
-        })
-        .metrics(|registry| registry.register_collector(Box::new(metrics)))
+/// Adds the status page to `router`.
+pub fn add_pages(router: Router<Arc<Service>>, frame: Frame) -> Router<Arc<Service>> {
+    router.page("/", move |service, _| {
+        let html = page(&service, &frame);
+        async move { Ok(Page::Html(html)) }
+    })
+}
+
+#[derive(Template)]
+#[template(path = "status.html")]
+struct StatusPage<'a> {
+    reply: &'a PollReply,
+    activity: String,
+    updates: String,
+    last_image: String,
+    last_update: String,
+    last_fetch: String,
+    root: String,
+    instance: String,
+    /// Which images are accepted; `None` if all are.
+    images: Option<String>,
+    cached_objects: usize,
+    metadata_passes: String,
+    content_passes: String,
+    media_passes: String,
+    cpu: String,
+    scan_reads: String,
+    fetch_writes: String,
+    network: String,
+    complaints: &'a [Complaint],
+    unreadable: &'a [(TreePath, String)],
 }
 
 fn page(service: &Service, frame: &Frame) -> String {
-    let status = service.report_state.reply(None, service.measured());
-    let hostname = &status.identity.hostname;
-    let mut body = pairs(facts(&status, service));
-    if !status.trigger_failures.is_empty() {
-        body.push_str("<h2>Trigger failures</h2>");
-        let rows: Vec<Vec<Cell>> = status
-            .trigger_failures
-            .iter()
-            .map(|failure| {
-                let text = format!("{} {}", failure.service, failure.verb);
-                // What the command printed before may be for fewer eyes; subtool poll shows it.
-                let end = failure.output.trim_end().lines().last().unwrap_or_default();
-                vec![Cell::Mark { mark: Mark::Bad, text }, Cell::Text(end.to_owned())]
-            })
-            .collect();
-        body.push_str(&table(&["Service", "Output"], &rows));
-    }
-    if let Some(last) = status.last_fetch.as_ref().filter(|last| !last.complaints.is_empty()) {
-        body.push_str("<h2>Sources</h2>");
-        let row = |complaint: &Complaint| {
-            let (mark, what) =
-                if complaint.lies { (Mark::Bad, "lies") } else { (Mark::Quiet, "fails") };
-            let text = format!("{} {what}", complaint.source);
-            vec![Cell::Mark { mark, text }, Cell::Text(complaint.text.clone())]
-        };
-        let rows: Vec<Vec<Cell>> = last.complaints.iter().map(row).collect();
-        body.push_str(&table(&["Source", "What was wrong in the last fetch"], &rows));
-    }
-    if let Some(scan) = status.scan.as_ref().filter(|scan| !scan.unreadable.is_empty()) {
-        body.push_str("<h2>Unreadable paths</h2>");
-        let row = |(path, why): &(model::path::TreePath, String)| {
-            vec![Cell::Name(path.to_string()), Cell::Text(why.clone())]
-        };
-        let rows: Vec<Vec<Cell>> = scan.unreadable.iter().map(row).collect();
-        body.push_str(&table(&["Path", "Why"], &rows));
-    }
-    frame.render(&format!("subd on {hostname}"), &body)
+    let reply = service.report_state.reply(None, service.measured());
+    let (counters, load) = (&reply.counters, &reply.load);
+    let none = || "none".to_owned();
+    let page = StatusPage {
+        activity: activity(&reply.activity),
+        updates: reply.paused.as_ref().map_or_else(|| "allowed".to_owned(), paused),
+        last_image: reply.last_image.as_ref().map_or_else(none, ToString::to_string),
+        last_update: reply.last_update.as_ref().map_or_else(none, update),
+        last_fetch: reply.last_fetch.as_ref().map_or_else(none, fetch),
+        root: service.root.path().display().to_string(),
+        instance: format!("{:016x}", reply.version.instance),
+        images: service.updater.trust.as_ref().map(|trust| trust.text()),
+        cached_objects: service.report_state.cached_count(),
+        metadata_passes: passes(counters.metadata_passes, counters.metadata_pass_ms),
+        content_passes: passes(counters.content_passes, counters.content_pass_ms),
+        media_passes: media(counters.media_passes, counters.media_pass_ms, service),
+        cpu: share(load.cpu, "us"),
+        scan_reads: share(load.scan, "bytes"),
+        fetch_writes: share(load.write, "bytes"),
+        network: share(load.network, "bytes"),
+        complaints: reply.last_fetch.as_ref().map_or(&[], |last| &last.complaints),
+        unreadable: reply.scan.as_ref().map_or(&[], |scan| &scan.unreadable),
+        reply: &reply,
+    };
+    let body = page.render().expect("writing to a String cannot fail");
+    frame.render(&format!("subd on {}", reply.identity.hostname), &body)
 }
 
-fn facts(status: &PollReply, service: &Service) -> Vec<(&'static str, String)> {
-    let version = status.version;
-    let counters = &status.counters;
-    let none = || "none".to_owned();
-    let mut facts = vec![
-        ("Activity", activity(&status.activity)),
-        ("Updates", status.paused.as_ref().map_or_else(|| "allowed".to_owned(), paused)),
-        ("Last image", status.last_image.as_ref().map_or_else(none, ToString::to_string)),
-        ("Last update", status.last_update.as_ref().map_or_else(none, update)),
-        ("Last fetch", status.last_fetch.as_ref().map_or_else(none, fetch)),
-        ("Root", service.root.path().display().to_string()),
-        ("Instance", format!("{:016x}", version.instance)),
-        ("Generation", version.generation.to_string()),
-        ("Status version", version.status.to_string()),
-        ("Scope", status.scope.0.to_string()),
-    ];
-    if let Some(trust) = &service.updater.trust {
-        facts.push(("Images", trust.in_words()));
-    }
-    match &status.scan {
-        None => facts.push(("Tree", "the first scan is not complete".to_owned())),
-        Some(scan) => facts.extend([
-            ("Tree", scan.root.to_string()),
-            ("Entries", scan.totals.entries.to_string()),
-            ("Bytes", scan.totals.bytes.to_string()),
-            ("Directories with kept content", scan.kept_directories.len().to_string()),
-            ("Files linked from outside", scan.externally_linked.len().to_string()),
-            ("Unreadable paths", scan.unreadable.len().to_string()),
-        ]),
-    }
-    facts.extend([
-        ("Cached objects", service.report_state.cached_count().to_string()),
-        ("Metadata passes", passes(counters.metadata_passes, counters.metadata_pass_ms)),
-        ("Content passes", passes(counters.content_passes, counters.content_pass_ms)),
-        ("Media passes", media(counters.media_passes, counters.media_pass_ms, service)),
-        ("Processor time of the passes", share(status.load.cpu, "us")),
-        ("Read from the device by scanning", share(status.load.scan, "bytes")),
-        ("Written by fetching", share(status.load.write, "bytes")),
-        ("Fetched over the network", share(status.load.network, "bytes")),
-        ("Bytes hashed", counters.hashed_bytes.to_string()),
-        ("Bytes fetched", counters.fetched_bytes.to_string()),
-        ("Free space", format!("{} bytes", status.space.free_bytes)),
-        ("Free inodes", status.space.free_inodes.to_string()),
-        ("Machine id", status.identity.machine_id.clone()),
-        ("Boot id", status.identity.boot_id.clone()),
-        ("Version", status.identity.subd_version.clone()),
-    ]);
-    facts
+/// The last line of the output of a command. What it printed before may be for fewer eyes; subtool
+/// poll shows it.
+fn last_line(output: &str) -> &str {
+    output.trim_end().lines().last().unwrap_or_default()
 }
 
 fn passes(count: u64, last_ms: u64) -> String {
@@ -130,8 +94,8 @@ fn media(count: u64, last_ms: u64, service: &Service) -> String {
     }
 }
 
-fn share(share: Share, unit: &str) -> String {
-    let Share { limit, used } = share;
+fn share(share: ResourceUse, unit: &str) -> String {
+    let ResourceUse { limit, used } = share;
     match limit {
         0 => format!("{used} {unit} a second in the last minute, without a limit"),
         _ => format!("{used} {unit} a second in the last minute, of {limit} at most"),
@@ -151,16 +115,16 @@ fn activity(activity: &Activity) -> String {
 }
 
 fn paused(paused: &Paused) -> String {
-    format!("paused until {}: {}", moment(paused.until), paused.reason)
+    format!("paused until {}: {}", utc(paused.until), paused.reason)
 }
 
 fn update(last: &LastUpdate) -> String {
     let outcome = match &last.outcome {
-        Outcome::Done => "done".to_owned(),
-        Outcome::NotPrepared(why) => format!("not prepared: {why}"),
-        Outcome::RolledBack(why) => format!("rolled back: {why}"),
-        Outcome::Stuck(why) => format!("stuck: {why}"),
-        Outcome::Undone(why) => format!("put back, as the health check failed: {why}"),
+        UpdateOutcome::Done => "done".to_owned(),
+        UpdateOutcome::NotPrepared(why) => format!("not prepared: {why}"),
+        UpdateOutcome::RolledBack(why) => format!("rolled back: {why}"),
+        UpdateOutcome::Stuck(why) => format!("stuck: {why}"),
+        UpdateOutcome::Undone(why) => format!("undone, because the health check failed: {why}"),
     };
     let verified = match last.verified_generation {
         Some(generation) => format!("verified in generation {generation}"),
@@ -173,12 +137,13 @@ fn update(last: &LastUpdate) -> String {
     };
     let boot = if last.awaits_boot { ", waits for its reboot" } else { "" };
     format!(
-        "{} to {}: {outcome}{health}{boot}; {} operations, window {} us, {verified}, ended {}",
+        "{} to {}: {outcome}{health}{boot}; {} operations, window {} us, {verified}, ended {} s \
+         since 1970",
         last.update_id,
         last.image,
         last.operations,
         last.window_ns / 1_000,
-        time(last.ended),
+        last.ended.seconds,
     )
 }
 
@@ -191,8 +156,4 @@ fn fetch(last: &LastFetch) -> String {
         None => text,
         Some(error) => format!("{text}; failed: {error:?}"),
     }
-}
-
-fn time(time: Time) -> String {
-    format!("{} s since 1970", time.seconds)
 }

@@ -1,49 +1,50 @@
-//! One rate that is held, whatever is counted.
+//! One limited rate, of whatever unit.
 //!
-//! Work is charged after it was done, when it is known what it took: whoever did it then waits
-//! until the charge is paid. Debts are common to all who share a budget, and nobody works on while
-//! there is one, so that it is never more than a piece of work of each of them.
+//! Work is charged after it was done, when its cost is known: the caller then waits until the
+//! charge is paid. The debt is common to all callers that share a budget, and none of them
+//! continues while there is a debt, so it is never more than one piece of work of each of them.
 //!
-//! A quota of `governor` is fixed, so that another rate is another limiter. Its cells are fractions
-//! of a rate and not bytes: the time of a cell is a whole number of nanoseconds, which would be far
-//! off for a byte of a fast device.
+//! A quota of `governor` is fixed, so each new rate gets a new limiter. Its cells are fractions of
+//! a rate and not bytes: the time of a cell is a whole number of nanoseconds, which would be
+//! inaccurate for a byte of a fast device.
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use api::subd::Share;
+use api::subd::ResourceUse;
 use governor::clock::{Clock, MonotonicClock, Reference};
 use governor::middleware::NoOpMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 use governor::{Quota, RateLimiter};
+use model::lock::locked;
 
-use super::meter::Meter;
+use crate::limits::rates::UsageAverage;
 
-/// The longest that a caller waits before it asks again; the rate may have changed.
+/// The longest wait before a caller asks again; the rate may have changed.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Into how many cells what may be taken in a second is divided at most.
+/// The most cells of one second.
 const CELLS_PER_SECOND: u64 = 10_000;
 
-/// How many parts of a second may be saved up while nothing is taken: a quarter of a second's
-/// share, so that a rate is held over a few seconds already.
+/// How many bursts a second is divided into. A burst is what can be saved up while nothing is
+/// charged: a quarter of a second, so that a rate is already kept over a few seconds.
 const BURSTS_PER_SECOND: u64 = 4;
 
 type Limiter<C> = RateLimiter<NotKeyed, InMemoryState, C, NoOpMiddleware<<C as Clock>::Instant>>;
 
-/// A rate and what waits to be paid.
-struct Limited<C: Clock> {
+/// A rate, and the debt.
+struct LimitedRate<C: Clock> {
     rate: u64,
     cell_units: u64,
     burst_cells: u32,
     limiter: Limiter<C>,
-    owed_units: u64,
+    debt_units: u64,
 }
 
-impl<C: Clock + Clone> Limited<C> {
-    fn new(rate: u64, owed_units: u64, clock: C) -> Self {
+impl<C: Clock + Clone> LimitedRate<C> {
+    fn new(rate: u64, debt_units: u64, clock: C) -> Self {
         let rate = rate.max(1);
         let cell_units = (rate / CELLS_PER_SECOND).max(1);
         let nanoseconds = u128::from(cell_units) * 1_000_000_000 / u128::from(rate);
@@ -53,37 +54,37 @@ impl<C: Clock + Clone> Limited<C> {
         let burst = NonZeroU32::new(burst_cells).unwrap_or(NonZeroU32::MIN);
         let quota = Quota::with_period(period).expect("it is not zero").allow_burst(burst);
         let limiter = RateLimiter::direct_with_clock(quota, clock);
-        Self { rate, cell_units, burst_cells, limiter, owed_units }
+        Self { rate, cell_units, burst_cells, limiter, debt_units }
     }
 
-    /// Pays what can be paid now; gives how long to wait for more, if anything is left.
+    /// Pays what can be paid now. Returns how long to wait if a debt is left.
     fn pay(&mut self, now: C::Instant) -> Option<Duration> {
         loop {
-            let cells = (self.owed_units / self.cell_units).min(self.burst_cells.into());
+            let cells = (self.debt_units / self.cell_units).min(self.burst_cells.into());
             let cells = NonZeroU32::new(u32::try_from(cells).unwrap_or(u32::MAX))?;
             match self.limiter.check_n(cells) {
-                Ok(Ok(())) => self.owed_units -= u64::from(cells.get()) * self.cell_units,
+                Ok(Ok(())) => self.debt_units -= u64::from(cells.get()) * self.cell_units,
                 Ok(Err(not_until)) => {
                     let wait = not_until.wait_time_from(now);
                     return Some(wait.clamp(Duration::from_millis(1), WAIT_MAX));
                 }
-                // Never asked for: no more than a burst is.
+                // Not reached: no more than a burst is requested.
                 Err(_) => return None,
             }
         }
     }
 }
 
-struct Inner<C: Clock> {
-    limited: Option<Limited<C>>,
-    meter: Meter,
+struct BudgetState<C: Clock> {
+    limited: Option<LimitedRate<C>>,
+    average: UsageAverage,
 }
 
-/// A rate that is held. Units are what the owner counts: bytes, or microseconds.
+/// A limited rate. The owner chooses the unit: bytes, or microseconds.
 pub struct Budget<C: Clock = MonotonicClock> {
     clock: C,
     start: C::Instant,
-    inner: Mutex<Inner<C>>,
+    inner: Mutex<BudgetState<C>>,
 }
 
 impl<C: Clock> fmt::Debug for Budget<C> {
@@ -102,41 +103,41 @@ impl Budget {
 impl<C: Clock + Clone> Budget<C> {
     /// As [`Budget::new`], by another clock.
     pub fn with_clock(rate: Option<u64>, clock: C) -> Self {
-        let limited = rate.map(|rate| Limited::new(rate, 0, clock.clone()));
-        let inner = Mutex::new(Inner { limited, meter: Meter::default() });
+        let limited = rate.map(|rate| LimitedRate::new(rate, 0, clock.clone()));
+        let inner = Mutex::new(BudgetState { limited, average: UsageAverage::default() });
         Self { start: clock.now(), clock, inner }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner<C>> {
-        // Each change is one assignment: there is nothing that a panic could leave half done.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BudgetState<C>> {
+        // Each change is one assignment, so a panic cannot leave it half done.
+        locked(&self.inner)
     }
 
-    /// Holds another rate from now on; what is owed stays owed. The same rate changes nothing.
+    /// Sets another rate; the debt stays. The same rate changes nothing.
     pub fn set_rate(&self, rate: Option<u64>) {
         let mut inner = self.lock();
         if inner.limited.as_ref().map(|limited| limited.rate) == rate {
             return;
         }
-        let owed_units = inner.limited.as_ref().map_or(0, |limited| limited.owed_units);
-        inner.limited = rate.map(|rate| Limited::new(rate, owed_units, self.clock.clone()));
+        let debt_units = inner.limited.as_ref().map_or(0, |limited| limited.debt_units);
+        inner.limited = rate.map(|rate| LimitedRate::new(rate, debt_units, self.clock.clone()));
     }
 
-    /// Charges `units` that were just taken; gives how long to wait before any more are. Ask with 0
-    /// units afterwards, as long as there is a wait: none is longer than [`WAIT_MAX`].
+    /// Charges `units` that were just used. Returns how long to wait before more are used, at most
+    /// [`WAIT_MAX`]. Call it again with 0 units until there is no wait.
     #[must_use]
     pub fn charge(&self, units: u64) -> Option<Duration> {
         let now = self.clock.now();
         let mut inner = self.lock();
         if units > 0 {
-            inner.meter.add(now.duration_since(self.start).into(), units);
+            inner.average.add(now.duration_since(self.start).into(), units);
         }
         let limited = inner.limited.as_mut()?;
-        limited.owed_units = limited.owed_units.saturating_add(units);
+        limited.debt_units = limited.debt_units.saturating_add(units);
         limited.pay(now)
     }
 
-    /// As [`Budget::charge`], and waits. Dropped early, what it charged stays owed.
+    /// As [`Budget::charge`], and waits. If it is dropped early, the debt stays.
     pub async fn take(&self, units: u64) {
         let mut wait = self.charge(units);
         while let Some(time) = wait {
@@ -145,21 +146,21 @@ impl<C: Clock + Clone> Budget<C> {
         }
     }
 
-    /// Counts `units` that no limit holds for.
+    /// Counts `units` without limiting them.
     pub fn note(&self, units: u64) {
         if units == 0 {
             return;
         }
         let now = self.clock.now().duration_since(self.start).into();
-        self.lock().meter.add(now, units);
+        self.lock().average.add(now, units);
     }
 
     /// The limit in force and what is used of it.
-    pub fn share(&self) -> Share {
+    pub fn share(&self) -> ResourceUse {
         let now = self.clock.now().duration_since(self.start).into();
         let mut inner = self.lock();
         let limit = inner.limited.as_ref().map_or(0, |limited| limited.rate);
-        Share { limit, used: inner.meter.per_second(now) }
+        ResourceUse { limit, used: inner.average.per_second(now) }
     }
 }
 
@@ -169,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes pieces of `piece` units for `time` by a clock of its own; gives how many were taken.
+    /// Takes pieces of `piece` units for `time` by a clock of its own; returns how many were taken.
     fn taken(budget: &Budget<FakeRelativeClock>, piece: u64, time: Duration) -> u64 {
         let mut units = 0;
         let mut left = time;
@@ -234,10 +235,10 @@ mod tests {
         assert_eq!(budget.charge(0), Some(Duration::from_millis(200)), "nothing is given for it");
         budget.set_rate(Some(10_000_000));
         assert_eq!(budget.charge(0), None);
-        assert_eq!(budget.share(), Share { limit: 10_000_000, used: 1_000_000 });
+        assert_eq!(budget.share(), ResourceUse { limit: 10_000_000, used: 1_000_000 });
         budget.set_rate(None);
         assert_eq!(budget.charge(1_000_000_000), None);
-        assert_eq!(budget.share(), Share { limit: 0, used: 1_001_000_000 });
+        assert_eq!(budget.share(), ResourceUse { limit: 0, used: 1_001_000_000 });
     }
 
     #[test]
@@ -245,7 +246,7 @@ mod tests {
         let budget = Budget::with_clock(Some(10), FakeRelativeClock::default());
         budget.note(600);
         budget.clock.advance(Duration::from_secs(5));
-        assert_eq!(budget.share(), Share { limit: 10, used: 100 });
+        assert_eq!(budget.share(), ResourceUse { limit: 10, used: 100 });
         assert_eq!(budget.charge(1), None);
     }
 

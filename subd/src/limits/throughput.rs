@@ -1,9 +1,9 @@
-//! How fast the device of the root can be read, and how fast the network is.
+//! Measures the speed of the device of the root and of the network.
 //!
 //! The device is measured once, at the first start, by a short read around the page cache: of the
 //! device itself where that can be opened, and otherwise of large files of the root. A root in
-//! memory has no device, and one that cannot be measured is taken for a slow one; neither keeps
-//! subd from starting.
+//! memory has no device. A device that cannot be measured is assumed to be slow. Neither keeps subd
+//! from starting.
 
 use std::fs::File;
 use std::io;
@@ -15,26 +15,26 @@ use model::path::TreePath;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{major, minor};
 
-use crate::limits::usage::read_bytes;
-use crate::root::aligned_buffer::AlignedBuffer;
+use crate::limits::read_bytes;
+use crate::root::AlignedBuffer;
 use crate::root::{Kind, Root, RootError};
 use crate::state::persisted_state::DeviceSpeed;
 
 /// How much is read at once, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// How much is read in all, in bytes.
+/// How much is read in total, in bytes.
 const READ_BYTES_MAX: u64 = 128 << 20;
 
-/// What says too little of a device, in bytes.
+/// The least that must be read to measure a device, in bytes.
 const READ_BYTES_MIN: u64 = 4 << 20;
 
-/// How long reading goes on.
+/// The longest time of reading.
 const READ_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How many entries are looked at to find large files, and for how long.
+/// How many entries are searched for large files, and for how long.
 const ENTRIES_MAX: usize = 20_000;
-const LOOK_TIME_MAX: Duration = Duration::from_secs(2);
+const SEARCH_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A block device.
 struct BlockDevice {
@@ -59,18 +59,18 @@ pub fn measure_device(root: &Root, known: Option<&DeviceSpeed>) -> Option<Device
         let file = options.read(true).custom_flags(flags.bits()).open(&block.path).ok()?;
         let step = block.size_bytes / (READ_BYTES_MAX / PIECE_BYTES as u64);
         let step = step - step % PIECE_BYTES as u64;
-        Timed::default().read(&file, step.max(PIECE_BYTES as u64)).speed()
+        ReadSpeed::default().read(&file, step.max(PIECE_BYTES as u64)).speed()
     });
     let bytes_per_second = measured.or_else(|| files_speed(root))?;
     Some(DeviceSpeed { device, bytes_per_second })
 }
 
-/// The block device that holds `root`, if there is one that can be seen here.
+/// Returns the block device of `root`, if it is visible here.
 fn block_device(root: &Root) -> Option<BlockDevice> {
     let status = root.directory(&TreePath::root()).and_then(|top| top.status()).ok()?;
     let number = status.filesystem;
     block_of(major(number), minor(number)).or_else(|| {
-        // btrfs and others show numbers that belong to no device.
+        // btrfs and others report numbers that belong to no device.
         let mounts = fs_err::read_to_string("/proc/self/mountinfo").ok()?;
         let source = mount_source(&mounts, &root.path().canonicalize().ok()?)?;
         let device = nix::sys::stat::stat(source.as_str()).ok()?.st_rdev;
@@ -86,14 +86,14 @@ fn block_of(major: u64, minor: u64) -> Option<BlockDevice> {
     Some(BlockDevice { path: Path::new("/dev").join(name), size_bytes: sectors * 512 })
 }
 
-/// The device, as a path, that `mounts` (the text of `mountinfo`) say is mounted above `path`.
+/// Returns the path of the device that is mounted above `path`, by the text of `mountinfo`.
 fn mount_source(mounts: &str, path: &Path) -> Option<String> {
     let mut found: Option<(usize, String)> = None;
     for line in mounts.lines() {
         let mut fields = line.split(' ');
         let Some(point) = fields.nth(4) else { continue };
         let Some(source) = fields.skip_while(|field| *field != "-").nth(2) else { continue };
-        // The last of several mounts upon one another is the one that is seen.
+        // Of several mounts on one path the last is visible.
         let nearer = found.as_ref().is_none_or(|(length, _)| *length <= point.len());
         if path.starts_with(point) && nearer {
             found = Some((point.len(), source.to_owned()));
@@ -102,7 +102,7 @@ fn mount_source(mounts: &str, path: &Path) -> Option<String> {
     found.map(|(_, source)| source).filter(|source| source.starts_with("/dev/"))
 }
 
-/// What stands for the device of a root that has none.
+/// Returns a name for the file-system of a root without a device.
 fn files_name(root: &Root) -> Option<String> {
     let status = nix::sys::statfs::statfs(root.path()).ok()?;
     let kind = status.filesystem_type().0;
@@ -110,19 +110,19 @@ fn files_name(root: &Root) -> Option<String> {
 }
 
 /// What was read, and how long that took.
-struct Timed {
+struct ReadSpeed {
     buffer: AlignedBuffer,
     bytes: u64,
     took: Duration,
 }
 
-impl Default for Timed {
+impl Default for ReadSpeed {
     fn default() -> Self {
         Self { buffer: AlignedBuffer::new(PIECE_BYTES), bytes: 0, took: Duration::ZERO }
     }
 }
 
-impl Timed {
+impl ReadSpeed {
     fn is_enough(&self) -> bool {
         self.bytes >= READ_BYTES_MAX || self.took >= READ_TIME_MAX
     }
@@ -150,34 +150,34 @@ impl Timed {
     }
 }
 
-/// How fast large files of `root` can be read; `None` if there are none, or they are in memory.
+/// Measures the speed of large files of `root`; `None` if there are none, or they are in memory.
 fn files_speed(root: &Root) -> Option<u64> {
     let before = read_bytes();
-    let mut timed = Timed::default();
+    let mut speed = ReadSpeed::default();
     let start = Instant::now();
     let mut directories = vec![TreePath::root()];
     let mut entries = 0;
     while let Some(path) = directories.pop() {
-        // What cannot be read is of no use here, and reported by the scan.
+        // The scan reports what cannot be read.
         let Ok(directory) = root.directory(&path) else { continue };
         for name in directory.names().unwrap_or_default() {
             entries += 1;
-            if entries > ENTRIES_MAX || start.elapsed() > LOOK_TIME_MAX || timed.is_enough() {
-                return timed.speed().filter(|_| read_bytes() > before);
+            if entries > ENTRIES_MAX || start.elapsed() > SEARCH_TIME_MAX || speed.is_enough() {
+                return speed.speed().filter(|_| read_bytes() > before);
             }
             let Ok(status) = directory.stat(&name) else { continue };
             match status.kind {
                 Kind::Directory => directories.extend(path.join(&name)),
                 Kind::File if status.size_bytes >= PIECE_BYTES as u64 => {
                     if let Ok(file) = open_direct(&directory, &name) {
-                        timed = timed.read(&file, PIECE_BYTES as u64);
+                        speed = speed.read(&file, PIECE_BYTES as u64);
                     }
                 }
                 _ => {}
             }
         }
     }
-    timed.speed().filter(|_| read_bytes() > before)
+    speed.speed().filter(|_| read_bytes() > before)
 }
 
 fn open_direct(directory: &crate::root::Directory, name: &[u8]) -> Result<File, RootError> {
@@ -189,7 +189,7 @@ fn open_direct(directory: &crate::root::Directory, name: &[u8]) -> Result<File, 
     Ok(file)
 }
 
-/// How fast the interface of the default route is, in bytes per second, if it says so.
+/// Returns the speed of the interface of the default route in bytes per second, if it is known.
 pub fn network_speed() -> Option<u64> {
     let read = |path: &str| -> io::Result<String> { fs_err::read_to_string(path) };
     let interface = interface_of(
@@ -198,11 +198,11 @@ pub fn network_speed() -> Option<u64> {
     )?;
     let megabits: i64 =
         read(&format!("/sys/class/net/{interface}/speed")).ok()?.trim().parse().ok()?;
-    // Virtual interfaces say -1, or nothing at all.
+    // Virtual interfaces report -1 or nothing.
     u64::try_from(megabits).ok().filter(|megabits| *megabits > 0).map(|megabits| megabits * 125_000)
 }
 
-/// The interface of the default route, by the texts of the kernel's two tables.
+/// Returns the interface of the default route, by the kernel's tables for IPv4 and IPv6.
 fn interface_of(ipv4: &str, ipv6: &str) -> Option<String> {
     let ipv4 = ipv4.lines().skip(1).find_map(|line| {
         let mut fields = line.split_whitespace();

@@ -1,15 +1,15 @@
-//! Runs one command of the machine so that it can do no harm: nothing to read, its output kept to
-//! the end of it, a time limit, and a process group of its own, which is killed as a whole.
+//! Runs one command of the machine with limits: it has no input, only the end of its output is
+//! kept, it has a time limit, and a process group of its own, which is killed as a whole.
 //!
-//! It is synchronous and makes no thread, because the executor of updates runs commands between
-//! its steps and has one thread only: the kernel is asked to wait for the output, the end of the
-//! command and the time limit at once.
+//! It is synchronous and starts no thread, because the executor of updates runs commands between
+//! its steps and has one thread only: one `poll` waits for the output, the end of the command and
+//! the time limit.
 //!
 //! # Invariants
 //!
-//! * At most [`OUTPUT_BYTES_MAX`] bytes of output are held, however much there is.
+//! * At most [`OUTPUT_BYTES_MAX`] bytes of output are in memory.
 //! * What the command leaves running in the background is not waited for.
-//! * After [`run`] the command itself has ended and is buried.
+//! * After [`run`] the command itself has ended, and its exit status was read.
 
 use std::fmt;
 use std::io::{self, PipeReader, Read};
@@ -25,13 +25,13 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, pidfd_open};
 
-/// How much of the end of a command's output is kept, in bytes.
+/// How much of the end of the output is kept, in bytes.
 pub const OUTPUT_BYTES_MAX: usize = 2 << 10;
 
-/// How often it is asked whether the command is wanted still.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How often `is_unwanted` is asked.
+const UNWANTED_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where programs are looked for if subd itself was not told.
+/// The search path for programs if subd has none in its environment.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// How a command ended.
@@ -40,9 +40,9 @@ pub enum CommandEnd {
     /// It exited with this code.
     Exited(i32),
     Killed(i32),
-    /// It took longer than this and was killed with all that it had started.
+    /// It exceeded this limit and was killed with its process group.
     TimedOut(Duration),
-    /// Nobody wanted to wait for it any more: it was killed with all that it had started.
+    /// It was no longer wanted, and was killed with its process group.
     GivenUp,
     /// It could not be run or waited for.
     Broken {
@@ -64,11 +64,11 @@ impl fmt::Display for CommandEnd {
     }
 }
 
-/// What is known of a command that has ended.
+/// The end and the output of a command.
 #[derive(Debug)]
 pub struct CommandResult {
     pub end: CommandEnd,
-    /// The end of what it wrote, standard output and error as they came: at most
+    /// The end of its standard output and error, mixed as they were written: at most
     /// [`OUTPUT_BYTES_MAX`] bytes before they are made text.
     pub output: String,
 }
@@ -94,7 +94,7 @@ pub fn run(line: &[String], limit: Duration) -> CommandResult {
     run_unless(line, limit, &|| false)
 }
 
-/// As [`run`], but gives up soon after `is_unwanted` has become true.
+/// As [`run`], but kills the command soon after `is_unwanted` has become true.
 #[must_use]
 pub fn run_unless(
     line: &[String],
@@ -119,7 +119,8 @@ pub fn run_unless(
                     CommandEnd::Broken { what: "wait for it".to_owned(), source }
                 }
             };
-            // What it wrote last is in the pipe already; nothing waits for whoever else holds it.
+            // The last output is in the pipe already. Other processes that hold the pipe are not
+            // waited for.
             running.output.take();
             CommandResult { end, output: running.output.text() }
         }
@@ -130,25 +131,22 @@ pub fn run_unless(
     }
 }
 
-/// Starts a command that nobody waits for, and that outlives subd: its output goes nowhere.
-///
-/// # Errors
-///
-/// What the kernel says.
+/// Starts a command that nobody waits for and that outlives subd. Its output is discarded.
 pub fn start_detached(line: &[String]) -> io::Result<()> {
-    // The shell ends at once, so that the command is not a child of subd that must be buried.
+    // The shell ends at once, so that the command is not a child of subd.
     let script = r#"exec setsid -- "$@" & "#;
-    let words = ["sh", "-c", script, "sh"].map(str::to_owned);
-    let line: Vec<String> = words.into_iter().chain(line.iter().cloned()).collect();
-    let status = prepared(&line)?.stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+    let shell = ["sh", "-c", script, "sh"].map(str::to_owned);
+    let line: Vec<String> = shell.into_iter().chain(line.iter().cloned()).collect();
+    let status = command_of(&line)?.stdout(Stdio::null()).stderr(Stdio::null()).status()?;
     if status.success() { Ok(()) } else { Err(io::Error::other(status.to_string())) }
 }
 
-/// The command with the surroundings that every command gets: those of the machine, not of subd.
-fn prepared(line: &[String]) -> io::Result<Command> {
+/// Returns the command with the environment that every command gets: that of the machine, not of
+/// subd.
+fn command_of(line: &[String]) -> io::Result<Command> {
     let (program, arguments) = line
         .split_first()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "there is no program"))?;
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program is named"))?;
     let mut command = Command::new(program);
     let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
     command
@@ -175,7 +173,7 @@ struct Running {
     child: Child,
     /// Readable when the command itself has ended.
     ended: OwnedFd,
-    output: Tail,
+    output: OutputTail,
 }
 
 impl Running {
@@ -183,15 +181,15 @@ impl Running {
         let (reader, writer) = io::pipe()?;
         let flags = OFlag::from_bits_retain(fcntl(&reader, FcntlArg::F_GETFL)?);
         fcntl(&reader, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-        let mut command = prepared(line)?;
+        let mut command = command_of(line)?;
         command.stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn()?;
-        // The command holds the writing ends; without them here the pipe ends with it.
+        // `command` holds the writing ends of the pipe.
         drop(command);
         let pid = rustix::process::Pid::from_child(&child);
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(ended) => {
-                let output = Tail { pipe: reader, bytes: Vec::new(), ended: false };
+                let output = OutputTail { pipe: reader, bytes: Vec::new(), ended: false };
                 Ok(Self { child, ended, output })
             }
             Err(error) => {
@@ -202,8 +200,8 @@ impl Running {
         }
     }
 
-    /// Waits for the end of the command while its output is read; `None` if it takes too long, or
-    /// is not wanted any more.
+    /// Reads the output until the command ends; `None` if it takes too long, or is no longer
+    /// wanted.
     fn wait(
         &mut self,
         deadline: Instant,
@@ -212,7 +210,7 @@ impl Running {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             // In whole milliseconds, rounded up, so that it does not spin before the deadline.
-            let left = (left + Duration::from_micros(999)).min(LOOK_AGAIN);
+            let left = (left + Duration::from_micros(999)).min(UNWANTED_CHECK_INTERVAL);
             let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
             let (ended, readable) = {
                 let mut events = [
@@ -239,7 +237,7 @@ impl Running {
         }
     }
 
-    /// Kills the process group of the command, and buries the command.
+    /// Kills the process group of the command, and reads its exit status.
     fn kill(&mut self) {
         kill_group(&self.child);
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
@@ -255,19 +253,19 @@ fn kill_group(child: &Child) {
     }
 }
 
-/// The end of what a command wrote.
-struct Tail {
+/// The end of the output of a command.
+struct OutputTail {
     pipe: PipeReader,
     bytes: Vec<u8>,
     ended: bool,
 }
 
-impl Tail {
-    /// How much is read before somebody looks at the clock again, in bytes: a command that writes
-    /// faster than this is read must not outlive its limit.
+impl OutputTail {
+    /// How much is read before the clock is read again, in bytes: a command that writes without end
+    /// must not exceed its limit.
     const TAKE_BYTES_MAX: usize = 1 << 20;
 
-    /// Reads what is there.
+    /// Reads the available output.
     fn take(&mut self) {
         let mut buffer = [0; 4_096];
         let mut taken = 0;

@@ -1,25 +1,27 @@
 //! Runs the machine's disruption command before work of high impact. [`permission`] decides when it
-//! is called, and with which word.
+//! is called, and with which argument.
 //!
 //! # Invariants
 //!
 //! * The request of an update ends when the update ends, however it ends.
 //! * An update that is not permitted stays staged.
 
-pub mod permission;
-
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
+use api::subd::UpdatePhase;
+use model::lock::locked;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::permission::{Disruption, Event, Permission, Question};
 use crate::machine::command::{CommandEnd, CommandResult};
 use crate::machine::command_runner::CommandRunner;
-use crate::state::report_state::{ReportState, State, UpdatePhase};
+use crate::machine::disruption::permission::{Disruption, Event, Permission, Question};
+use crate::state::{ReportState, State};
+
+pub mod permission;
 
 /// How long the command may take.
 const TIME_MAX: Duration = Duration::from_secs(30);
@@ -28,7 +30,7 @@ const TIME_MAX: Duration = Duration::from_secs(30);
 /// machine, and short enough for the caller.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// The last answer of the command since permission is wanted.
+/// The last answer of the command since permission was requested.
 #[derive(Clone, Debug, Default)]
 struct LatestAnswer {
     permission: Option<Permission>,
@@ -41,19 +43,19 @@ pub struct DisruptionGate {
     command_runner: CommandRunner,
     /// The update whose work of high impact is wanted.
     wanted: watch::Sender<Option<u64>>,
-    told: watch::Sender<LatestAnswer>,
+    latest: watch::Sender<LatestAnswer>,
     /// Held while the wanted update changes.
     turn: Mutex<()>,
 }
 
 impl DisruptionGate {
-    /// The gate that asks `command`, split at white space; `None` if there is no word in it.
+    /// Returns the gate for `command`, split at white space; `None` if `command` is empty.
     pub fn new(command: &str, command_runner: CommandRunner) -> Option<Arc<Self>> {
         let line: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
         (!line.is_empty()).then(|| {
-            let (wanted, told) =
+            let (wanted, latest) =
                 (watch::Sender::new(None), watch::Sender::new(LatestAnswer::default()));
-            Arc::new(Self { line, command_runner, wanted, told, turn: Mutex::new(()) })
+            Arc::new(Self { line, command_runner, wanted, latest, turn: Mutex::new(()) })
         })
     }
 
@@ -63,22 +65,23 @@ impl DisruptionGate {
     ///
     /// `Held` unless the command permits it. The request stays.
     pub async fn permit(&self, update_id: u64) -> Result<(), Fault> {
-        let mut told = self.told.subscribe();
+        let mut latest = self.latest.subscribe();
         {
-            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let _turn = locked(&self.turn);
             if *self.wanted.borrow() != Some(update_id) {
                 // An answer for another update does not count.
-                self.told.send_replace(LatestAnswer::default());
+                self.latest.send_replace(LatestAnswer::default());
                 self.wanted.send_replace(Some(update_id));
             }
         }
-        let answered = |told: &LatestAnswer| told.permission.is_some() || told.error.is_some();
-        let waiting = timeout(ANSWER_MAX, told.wait_for(answered));
-        let told = match waiting.await {
-            Ok(Ok(told)) => told.clone(),
+        let answered =
+            |latest: &LatestAnswer| latest.permission.is_some() || latest.error.is_some();
+        let waiting = timeout(ANSWER_MAX, latest.wait_for(answered));
+        let latest = match waiting.await {
+            Ok(Ok(latest)) => latest.clone(),
             Ok(Err(_)) | Err(_) => LatestAnswer::default(),
         };
-        let why = match told {
+        let why = match latest {
             LatestAnswer { permission: Some(Permission::Permitted), .. } => return Ok(()),
             LatestAnswer { permission: Some(Permission::Requested), .. } => {
                 "it is requested".to_owned()
@@ -91,7 +94,7 @@ impl DisruptionGate {
         Err(Fault::new(FaultCode::Held, text))
     }
 
-    /// Asks the command whenever it is time to, until `stop` is cancelled.
+    /// Calls the command when it is due, until `stop` is cancelled.
     pub async fn run(self: Arc<Self>, report_state: Arc<ReportState>, stop: CancellationToken) {
         let (mut core, started) = (Disruption::new(), Instant::now());
         let (mut wanted, mut versions) = (self.wanted.subscribe(), report_state.watch());
@@ -99,25 +102,25 @@ impl DisruptionGate {
         loop {
             let event = tokio::select! {
                 () = stop.cancelled() => return,
-                _ = wanted.changed() => wish(&wanted),
+                _ = wanted.changed() => wanted_event(&wanted),
                 _ = versions.changed() => {
                     self.release_if(|update_id| {
-                        !report_state.read(|state| concerns(state, update_id))
+                        !report_state.read(|state| is_in_progress(state, update_id))
                     });
                     continue;
                 }
                 answer = answer(&mut asking) => {
                     asking = None;
-                    self.understand(answer)
+                    self.read_answer(answer)
                 }
                 () = sleep_until(started + core.wake_at()), if asking.is_none() => Event::Wake,
             };
             if let Some(question) = core.step(started.elapsed(), event) {
                 asking = Some(self.ask(question));
             }
-            self.told.send_if_modified(|told| {
-                let changed = told.permission != core.permission();
-                told.permission = core.permission();
+            self.latest.send_if_modified(|latest| {
+                let changed = latest.permission != core.permission();
+                latest.permission = core.permission();
                 changed
             });
         }
@@ -125,10 +128,10 @@ impl DisruptionGate {
 
     /// Ends the request if its update `is_over`.
     fn release_if(&self, is_over: impl Fn(u64) -> bool) {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = locked(&self.turn);
         let update_id = *self.wanted.borrow();
         if update_id.is_some_and(is_over) {
-            self.told.send_replace(LatestAnswer::default());
+            self.latest.send_replace(LatestAnswer::default());
             self.wanted.send_replace(None);
         }
     }
@@ -145,7 +148,7 @@ impl DisruptionGate {
         tokio::task::spawn_blocking(move || command_runner.run(&line, TIME_MAX, &|| false))
     }
 
-    fn understand(&self, answer: Result<CommandResult, tokio::task::JoinError>) -> Event {
+    fn read_answer(&self, answer: Result<CommandResult, tokio::task::JoinError>) -> Event {
         let (permission, error) = match answer {
             Ok(ended) => match ended.end {
                 CommandEnd::Exited(code) if Permission::of_exit_code(code).is_some() => {
@@ -159,16 +162,16 @@ impl DisruptionGate {
             tracing::error!(error, "the disruption command failed");
         }
         let wanted = self.wanted.borrow().is_some();
-        self.told.send_modify(|told| told.error = error.filter(|_| wanted));
+        self.latest.send_modify(|latest| latest.error = error.filter(|_| wanted));
         Event::Answer(permission)
     }
 }
 
-fn wish(wanted: &watch::Receiver<Option<u64>>) -> Event {
+fn wanted_event(wanted: &watch::Receiver<Option<u64>>) -> Event {
     if wanted.borrow().is_some() { Event::Want } else { Event::Release }
 }
 
-/// Waits for the answer; for ever if nothing is asked.
+/// Waits for the answer; for ever if no call runs.
 async fn answer(
     asking: &mut Option<tokio::task::JoinHandle<CommandResult>>,
 ) -> Result<CommandResult, tokio::task::JoinError> {
@@ -179,7 +182,7 @@ async fn answer(
 }
 
 /// True if the update is staged, under way, or waits for its reboot.
-fn concerns(state: &State, update_id: u64) -> bool {
+fn is_in_progress(state: &State, update_id: u64) -> bool {
     let last = state.persisted.last_update.as_ref();
     let boots = last.is_some_and(|last| last.update_id == update_id && last.awaits_boot);
     match state.update {

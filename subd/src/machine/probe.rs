@@ -1,27 +1,27 @@
-//! Checks that the root can be written: nothing can be repaired on one that cannot.
+//! Checks that the root can be written: without that nothing can be repaired.
 //!
-//! Whether the root is mounted read-only is asked all the time, because that costs nothing. From
-//! time to time a test file is written and synced, which detects a disk that fails or is full. Both
-//! are alarms, which end when their cause ends.
+//! Whether the root is mounted read-only is checked often, because that is cheap. From time to time
+//! a test file is written and synced, which detects a disk that fails or is full. Both raise
+//! alarms, which end when their cause ends.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::subd::Alarm;
-use model::report::report;
+use model::display::error_chain;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::root::Root;
-use crate::state::report_state::ReportState;
+use crate::state::ReportState;
 
-/// How often it is asked whether the root is read-only.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// How often the root is checked for being read-only.
+const READ_ONLY_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often a test file is written.
 const WRITE_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Looks after the root.
+/// Checks the root.
 #[derive(Clone)]
 pub struct Probe {
     pub root: Arc<Root>,
@@ -29,37 +29,37 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Watches until `stop` is cancelled, by others or by itself: the handle of a root that was
-    /// read-only and is not any more must be opened again, and all that was opened through it.
+    /// Checks until `stop` is cancelled, by others or by itself: when a read-only root has become
+    /// writable, it and all that was opened through it must be opened again.
     pub async fn watch(self, stop: CancellationToken) {
-        let mut ticks = interval(LOOK_INTERVAL);
+        let mut ticks = interval(READ_ONLY_CHECK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut trial_due = Instant::now();
+        let mut write_due = Instant::now();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = stop.cancelled() => return,
             }
-            if !self.look() {
+            if !self.check_read_only() {
                 continue;
             }
             if self.root.is_outdated().unwrap_or(false) {
-                tracing::info!("the root has become writable: starting over");
+                tracing::info!("the root has become writable: starting again");
                 return stop.cancel();
             }
-            if trial_due <= Instant::now() {
-                trial_due = Instant::now() + WRITE_INTERVAL;
+            if write_due <= Instant::now() {
+                write_due = Instant::now() + WRITE_INTERVAL;
                 let probe = self.clone();
                 if let Err(error) = tokio::task::spawn_blocking(move || probe.try_to_write()).await
                 {
-                    tracing::error!(%error, "the write test did not end");
+                    tracing::error!(%error, "the write test failed");
                 }
             }
         }
     }
 
     /// Raises or clears [`Alarm::ReadOnly`]; true if a test file can be written.
-    pub fn look(&self) -> bool {
+    pub fn check_read_only(&self) -> bool {
         match self.root.is_read_only() {
             Ok(true) if self.root.is_outdated().unwrap_or(false) => true,
             Ok(true) => {
@@ -72,7 +72,7 @@ impl Probe {
                 true
             }
             Err(error) => {
-                tracing::warn!("{}", report(&error));
+                tracing::warn!("{}", error_chain(&error));
                 false
             }
         }
@@ -83,7 +83,7 @@ impl Probe {
         match self.root.try_to_write() {
             Ok(()) => self.report_state.clear(|alarm| matches!(alarm, Alarm::WriteFailed(_))),
             Err(error) => {
-                let text = report(&error);
+                let text = error_chain(&error);
                 tracing::error!("the root cannot be written: {text}");
                 self.report_state.raise(Alarm::WriteFailed(text));
             }

@@ -1,8 +1,9 @@
-//! Stops, starts and reloads the services of the machine, and reboots it.
+//! The service manager: stops, starts and reloads services, reboots the machine, and reports to
+//! systemd that subd is ready, alive or stopping.
 //!
 //! [`ServiceDriver::command_line`] decides which program is run for a call. [`command`] runs it, or
-//! [`super::command_runner`] if an operator gave the command. All of it blocks, and starts no
-//! thread.
+//! [`crate::machine::command_runner`] if an operator gave the command. All of it blocks, and starts
+//! no thread. Without `NOTIFY_SOCKET` in the environment nothing is reported.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +12,9 @@ use std::time::Duration;
 
 use api::subd::TriggerFailure;
 use model::trigger::REBOOT;
-use model::trigger::services::{ServiceCall, Verb};
+use model::trigger::services::{ServiceCall, ServiceVerb};
+use sd_notify::NotifyState;
+use tokio_util::sync::CancellationToken;
 
 use crate::machine::command::{self, CommandEnd};
 use crate::machine::command_runner::CommandRunner;
@@ -19,13 +22,13 @@ use crate::machine::command_runner::CommandRunner;
 /// How long one command may take.
 pub const TIME_MAX: Duration = Duration::from_secs(60);
 
-/// What systemctl and init scripts exit with when there is no such service.
+/// The exit code of systemctl and init scripts for an unknown service.
 const NOT_INSTALLED: i32 = 5;
 
-/// Where init scripts are.
+/// The directory of init scripts.
 const INIT_SCRIPTS: &str = "/etc/init.d";
 
-/// How services are driven.
+/// The way in which services are controlled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceDriver {
     /// These words, followed by the service and the verb.
@@ -34,7 +37,7 @@ pub enum ServiceDriver {
     Systemd,
     /// `service SERVICE VERB`.
     SystemV,
-    /// Not at all: the root is not that of the running machine.
+    /// Not at all: the root is not that of this machine.
     Nothing,
 }
 
@@ -43,20 +46,20 @@ impl ServiceDriver {
     /// root is not `/`, because the services of this machine are not those of that root; systemd
     /// where it runs; `service` elsewhere.
     pub fn choose(command: Option<&str>, manages_this_machine: bool, has_systemd: bool) -> Self {
-        let words: Vec<String> =
+        let given: Vec<String> =
             command.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
         let command_runner = CommandRunner::choose(manages_this_machine, has_systemd);
-        match (words.is_empty(), manages_this_machine, has_systemd) {
-            (false, _, _) => Self::Command(words, command_runner),
+        match (given.is_empty(), manages_this_machine, has_systemd) {
+            (false, _, _) => Self::Command(given, command_runner),
             (true, false, _) => Self::Nothing,
             (true, true, true) => Self::Systemd,
             (true, true, false) => Self::SystemV,
         }
     }
 
-    /// The program and its arguments for `call`; `None` if nothing is to be run.
+    /// Returns the program and its arguments for `call`; `None` if nothing is run.
     pub fn command_line(&self, call: &ServiceCall) -> Option<Vec<String>> {
-        let words = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect());
+        let line = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect());
         let verb = call.verb.name();
         match self {
             Self::Command(command, _) => {
@@ -64,23 +67,22 @@ impl ServiceDriver {
                 line.extend([call.service.clone(), verb.to_owned()]);
                 Some(line)
             }
-            Self::Systemd if call.verb == Verb::Reboot => words(&["systemctl", "reboot"]),
-            // It would wait for its own end.
-            Self::Systemd if call.verb == Verb::Restart => {
-                words(&["systemctl", "restart", "--no-block", &call.service])
+            Self::Systemd if call.verb == ServiceVerb::Reboot => line(&["systemctl", "reboot"]),
+            // Otherwise it would wait for its own end.
+            Self::Systemd if call.verb == ServiceVerb::Restart => {
+                line(&["systemctl", "restart", "--no-block", &call.service])
             }
-            Self::Systemd => words(&["systemctl", verb, &call.service]),
-            Self::SystemV if call.verb == Verb::Reboot => words(&["reboot"]),
-            Self::SystemV => words(&["service", &call.service, verb]),
+            Self::Systemd => line(&["systemctl", verb, &call.service]),
+            Self::SystemV if call.verb == ServiceVerb::Reboot => line(&["reboot"]),
+            Self::SystemV => line(&["service", &call.service, verb]),
             Self::Nothing => None,
         }
     }
 
-    /// Carries out `calls` in order, and gives those that failed. A failure does not keep the
-    /// others from being carried out.
+    /// Carries out all `calls` in order, also after a failure. Returns those that failed.
     pub fn run_all(&self, calls: &[ServiceCall], limit: Duration) -> Vec<TriggerFailure> {
         let mut failures = Vec::new();
-        if calls.iter().any(|call| call.verb != Verb::Stop) {
+        if calls.iter().any(|call| call.verb != ServiceVerb::Stop) {
             self.reread_units(limit);
         }
         for call in calls {
@@ -89,15 +91,15 @@ impl ServiceDriver {
         failures
     }
 
-    /// Asks the system to reboot the machine; that it has gone down is another matter.
+    /// Asks the system to reboot the machine. Does not wait for it.
     pub fn reboot(&self, limit: Duration) -> Option<TriggerFailure> {
-        self.run(&ServiceCall::new(REBOOT, Verb::Reboot), limit)
+        self.run(&ServiceCall::new(REBOOT, ServiceVerb::Reboot), limit)
     }
 
-    /// Has subd's own service, called `service`, restarted: this process is told to stop then. It
-    /// is not waited for.
+    /// Restarts subd's own service, called `service`, which stops this process. Does not wait for
+    /// that.
     pub fn restart_own(&self, service: &str, limit: Duration) -> Option<TriggerFailure> {
-        let call = ServiceCall::new(service, Verb::Restart);
+        let call = ServiceCall::new(service, ServiceVerb::Restart);
         self.reread_units(limit);
         match self {
             Self::Systemd | Self::Nothing => self.run(&call, limit),
@@ -112,14 +114,13 @@ impl ServiceDriver {
         }
     }
 
-    /// Lets systemd see what an update changed of its units, without which it would start what
-    /// they said before.
+    /// Has systemd read its units again, which an update may have changed.
     fn reread_units(&self, limit: Duration) {
         if *self == Self::Systemd {
             let line = ["systemctl", "daemon-reload"].map(str::to_owned);
             let ended = command::run(&line, limit);
             if !ended.succeeded() {
-                tracing::error!(output = ended.text(), "systemd does not read its units again");
+                tracing::error!(output = ended.text(), "systemd cannot reload its units");
             }
         }
     }
@@ -127,7 +128,11 @@ impl ServiceDriver {
     fn run(&self, call: &ServiceCall, limit: Duration) -> Option<TriggerFailure> {
         let (service, verb) = (&call.service, call.verb.name());
         let Some(line) = self.command_line(call) else {
-            tracing::warn!(service, verb, "no service is driven: the root is not this machine's");
+            tracing::warn!(
+                service,
+                verb,
+                "no service command is run: the root is not that of this machine"
+            );
             return None;
         };
         tracing::info!(service, verb, command = line.join(" "), "running a trigger");
@@ -139,31 +144,31 @@ impl ServiceDriver {
             return None;
         }
         let output = ended.text();
-        if call.verb == Verb::Stop && self.knows_no(service, &ended.end) {
+        if call.verb == ServiceVerb::Stop && self.knows_no(service, &ended.end) {
             tracing::info!(service, output, "there is no such service to stop");
             return None;
         }
         if call.may_fail {
-            tracing::info!(service, verb, output, "that failed; the service may not be there");
+            tracing::info!(service, verb, output, "the trigger failed; the service may not exist");
             return None;
         }
         Some(failure(call, output))
     }
 
-    /// True if a command for `service` that failed and ended so did because there is no such
-    /// service.
+    /// True if a command for `service` failed because there is no such service.
     fn knows_no(&self, service: &str, end: &CommandEnd) -> bool {
         let says_so = matches!(end, CommandEnd::Exited(NOT_INSTALLED));
         match self {
             Self::Systemd => says_so,
-            // What `service` itself exits with then is what scripts exit with for other reasons.
+            // The exit code of `service` for an unknown service is one that scripts use for other
+            // failures.
             Self::SystemV => says_so || !has_init_script(service),
             Self::Command(..) | Self::Nothing => false,
         }
     }
 }
 
-/// True if `service` finds a script to run; one that may not be executed is none to it.
+/// True if `service` finds an executable script.
 fn has_init_script(service: &str) -> bool {
     match fs_err::metadata(Path::new(INIT_SCRIPTS).join(service)) {
         Ok(script) => script.mode() & 0o111 != 0,
@@ -177,6 +182,38 @@ fn failure(call: &ServiceCall, output: String) -> TriggerFailure {
     TriggerFailure { service, verb, output }
 }
 
+/// Reports that subd answers calls.
+pub fn report_ready() {
+    notify(&[NotifyState::Ready]);
+}
+
+/// Reports that subd is about to stop.
+pub fn report_stopping() {
+    notify(&[NotifyState::Stopping]);
+}
+
+/// Reports that subd is alive, twice per watchdog interval of systemd, until `stop` is cancelled.
+/// It runs in a task like those that answer calls, so it stops when they hang.
+pub async fn report_alive(stop: CancellationToken) {
+    let Some(interval) = sd_notify::watchdog_enabled().filter(|interval| !interval.is_zero())
+    else {
+        return;
+    };
+    let mut ticks = tokio::time::interval((interval / 2).max(Duration::from_millis(1)));
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => notify(&[NotifyState::Watchdog]),
+        }
+    }
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "cannot notify systemd");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,13 +222,13 @@ mod tests {
     fn each_driver_has_its_command_line() {
         let given = ServiceDriver::choose(Some(" sh /x  -v "), false, false);
         let table = [
-            (&given, Verb::Stop, "sh /x -v ssh stop"),
-            (&ServiceDriver::Systemd, Verb::Reload, "systemctl reload ssh"),
-            (&ServiceDriver::Systemd, Verb::Reboot, "systemctl reboot"),
-            (&ServiceDriver::Systemd, Verb::Restart, "systemctl restart --no-block ssh"),
-            (&ServiceDriver::SystemV, Verb::Restart, "service ssh restart"),
-            (&ServiceDriver::SystemV, Verb::Start, "service ssh start"),
-            (&ServiceDriver::SystemV, Verb::Reboot, "reboot"),
+            (&given, ServiceVerb::Stop, "sh /x -v ssh stop"),
+            (&ServiceDriver::Systemd, ServiceVerb::Reload, "systemctl reload ssh"),
+            (&ServiceDriver::Systemd, ServiceVerb::Reboot, "systemctl reboot"),
+            (&ServiceDriver::Systemd, ServiceVerb::Restart, "systemctl restart --no-block ssh"),
+            (&ServiceDriver::SystemV, ServiceVerb::Restart, "service ssh restart"),
+            (&ServiceDriver::SystemV, ServiceVerb::Start, "service ssh start"),
+            (&ServiceDriver::SystemV, ServiceVerb::Reboot, "reboot"),
         ];
         for (driver, verb, line) in table {
             assert_eq!(
@@ -200,7 +237,7 @@ mod tests {
             );
         }
         let nothing = ServiceDriver::choose(None, false, true);
-        assert_eq!(nothing.command_line(&ServiceCall::new("ssh", Verb::Stop)), None);
+        assert_eq!(nothing.command_line(&ServiceCall::new("ssh", ServiceVerb::Stop)), None);
         assert_eq!(ServiceDriver::choose(None, true, true), ServiceDriver::Systemd);
         assert_eq!(ServiceDriver::choose(Some(" "), true, false), ServiceDriver::SystemV);
     }
@@ -210,9 +247,12 @@ mod tests {
         let script = "echo $1 $2; test $1 != bad";
         let words = ["sh", "-c", script, "sh"].map(str::to_owned).into();
         let driver = ServiceDriver::Command(words, CommandRunner::Child);
-        let absent = ServiceCall { may_fail: true, ..ServiceCall::new("bad", Verb::Start) };
-        let calls =
-            [ServiceCall::new("bad", Verb::Stop), absent, ServiceCall::new("good", Verb::Start)];
+        let absent = ServiceCall { may_fail: true, ..ServiceCall::new("bad", ServiceVerb::Start) };
+        let calls = [
+            ServiceCall::new("bad", ServiceVerb::Stop),
+            absent,
+            ServiceCall::new("good", ServiceVerb::Start),
+        ];
         let failed = TriggerFailure {
             service: "bad".to_owned(),
             verb: "stop".to_owned(),

@@ -1,14 +1,15 @@
-//! An open directory: what can be changed of its entries.
+//! An open directory: changes of its entries, and test files in directories of subd's own.
 //!
 //! Modes given to the calls that make entries pass through the umask of the process; the mode that
 //! counts is set by [`Directory::set_mode`] at the end.
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 
-use model::tree::{Device, Time};
+use model::tree::{Device, Time, TimePrecision};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, renameat2};
 use nix::sys::stat::{
@@ -18,15 +19,11 @@ use nix::sys::stat::{
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, fsync, linkat, symlinkat, unlinkat};
 
-use super::directory::{Directory, errno_of};
-use super::{Kind, RootError, Status, open_below};
+use crate::root::directory::{Directory, errno_of};
+use crate::root::{Kind, RootError, Status, open_below};
 
 impl Directory {
-    /// Makes the empty file `name`, which must not exist, and opens it for writing.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `EEXIST` if something has that name.
+    /// Creates the empty file `name`, which must not exist, and opens it for writing.
     pub fn create_file(&self, name: &[u8], mode: u32) -> Result<File, RootError> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
         self.on("create", name, || {
@@ -47,29 +44,17 @@ impl Directory {
         })
     }
 
-    /// Makes the directory `name`, which must not exist.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `EEXIST` if something has that name.
+    /// Creates the directory `name`, which must not exist.
     pub fn make_directory(&self, name: &[u8], mode: u32) -> Result<(), RootError> {
         self.on("make the directory", name, || mkdirat(&self.descriptor, name, mode_of(mode)))
     }
 
-    /// Makes the symlink `name`, which must not exist, point to `target`.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `EEXIST` if something has that name.
+    /// Creates the symlink `name`, which must not exist, with `target`.
     pub fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<(), RootError> {
         self.on("make the symlink", name, || symlinkat(target, &self.descriptor, name))
     }
 
-    /// Makes the device or fifo `name`, which must not exist.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `EEXIST` if something has that name, `EPERM` if this process may not.
+    /// Creates the device or fifo `name`, which must not exist.
     pub fn make_special(&self, name: &[u8], device: Device, mode: u32) -> Result<(), RootError> {
         let (kind, number) = match device {
             Device::Fifo => (SFlag::S_IFIFO, 0),
@@ -85,11 +70,7 @@ impl Directory {
         })
     }
 
-    /// Gives the file `name` a further name: `new_name` in `to`, which must not exist.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `EEXIST` if something has the new name.
+    /// Links the file `name` to `new_name` in `to`, which must not exist.
     pub fn link(&self, name: &[u8], to: &Self, new_name: &[u8]) -> Result<(), RootError> {
         to.check("link", new_name)?;
         self.on("link", name, || {
@@ -98,10 +79,6 @@ impl Directory {
     }
 
     /// Moves `name` to `new_name` in `to`, which must not exist.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `EEXIST` if something has the new name.
     pub fn rename_noreplace(
         &self,
         name: &[u8],
@@ -112,16 +89,12 @@ impl Directory {
     }
 
     /// Swaps `name` and `new_name` in `to` in one step; both must exist.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `ENOENT` if one of them does not exist.
     pub fn exchange(&self, name: &[u8], to: &Self, new_name: &[u8]) -> Result<(), RootError> {
         self.rename(name, to, new_name, RenameFlags::RENAME_EXCHANGE)
     }
 
-    /// Moves `name` to `new_name` in `to`, in the place of what may be there: for subd's own
-    /// files, never for the tree.
+    /// Moves `name` to `new_name` in `to`, replacing what may be there: for subd's own files, never
+    /// for the tree.
     pub fn rename_over(&self, name: &[u8], to: &Self, new_name: &[u8]) -> Result<(), RootError> {
         self.rename(name, to, new_name, RenameFlags::empty())
     }
@@ -140,19 +113,11 @@ impl Directory {
     }
 
     /// Removes the entry `name`, which must be no directory.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `EISDIR` for a directory.
     pub fn unlink(&self, name: &[u8]) -> Result<(), RootError> {
         self.on("remove", name, || unlinkat(&self.descriptor, name, UnlinkatFlags::NoRemoveDir))
     }
 
     /// Removes the directory `name`, which must be empty.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `ENOTEMPTY` if it is not empty, `ENOTDIR` if it is no directory.
     pub fn remove_directory(&self, name: &[u8]) -> Result<(), RootError> {
         self.on("remove the directory", name, || {
             unlinkat(&self.descriptor, name, UnlinkatFlags::RemoveDir)
@@ -175,8 +140,8 @@ impl Directory {
     /// [`RootError`], with `EOPNOTSUPP` for a symlink.
     pub fn set_mode(&self, name: &[u8], mode: u32) -> Result<(), RootError> {
         self.on("change the mode of", name, || {
-            // The descriptor holds the inode, so that nobody can put a symlink in its place
-            // between the look and the change.
+            // The descriptor refers to the inode, so that nobody can replace it with a symlink
+            // between the check and the change.
             let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
             let held = open_below(&self.descriptor, name, flags, Mode::empty())?;
             if Status::new(&fstat(&held)?).kind == Kind::Symlink {
@@ -200,8 +165,7 @@ impl Directory {
     /// Sets an extended attribute of the entry `name`, not following a symlink.
     pub fn set_xattr(&self, name: &[u8], key: &[u8], value: &[u8]) -> Result<(), RootError> {
         self.on("set an extended attribute of", name, || {
-            xattr::set(self.descriptor_path(name), OsStr::from_bytes(key), value)
-                .map_err(|error| errno_of(&error))
+            xattr::set(self.descriptor_path(name), OsStr::from_bytes(key), value).map_err(errno_of)
         })
     }
 
@@ -209,7 +173,7 @@ impl Directory {
     pub fn remove_xattr(&self, name: &[u8], key: &[u8]) -> Result<(), RootError> {
         self.on("remove an extended attribute of", name, || {
             xattr::remove(self.descriptor_path(name), OsStr::from_bytes(key)).or_else(|error| {
-                match errno_of(&error) {
+                match errno_of(error) {
                     Errno::ENODATA => Ok(()),
                     errno => Err(errno),
                 }
@@ -225,4 +189,57 @@ impl Directory {
 
 fn mode_of(mode: u32) -> Mode {
     Mode::from_bits_truncate(mode)
+}
+
+/// The name of the test file. What a crash leaves of it is removed by the next test.
+const TEST_FILE: &[u8] = b"trial";
+
+/// How much is written as a test: a block of most file-systems, so that it is not stored in the
+/// inode.
+const TEST_BYTES: usize = 4_096;
+
+/// Outside of the range of times that any file-system keeps.
+const SECONDS_OUT_OF_RANGE: [i64; 2] = [i64::MIN, i64::MAX];
+
+/// Tests in a directory of subd's own.
+impl Directory {
+    /// Finds out which times the file-system keeps as they are set.
+    pub(super) fn kept_times(&self) -> Result<TimePrecision, RootError> {
+        self.with_test_file(|_| {
+            let kept = |time: Time| -> Result<Time, RootError> {
+                self.set_mtime(TEST_FILE, time)?;
+                self.stat(TEST_FILE).map(|Status { mtime, .. }| mtime)
+            };
+            let kept_of_trial = kept(TimePrecision::PROBE)?;
+            let [first, last] = SECONDS_OUT_OF_RANGE.map(|seconds| {
+                let time = Time { seconds, nanoseconds: 0 };
+                // A file-system that refuses such a time says nothing of its range.
+                kept(time).unwrap_or(time)
+            });
+            Ok(TimePrecision::from_probe(kept_of_trial, first, last))
+        })
+    }
+
+    /// Writes a test file, and waits until it is on the medium.
+    pub(super) fn try_to_write(&self) -> Result<(), RootError> {
+        self.with_test_file(|file| {
+            let written = file.write_all(&[0; TEST_BYTES]).and_then(|()| file.sync_all());
+            written.map_err(|error| self.error("write", TEST_FILE, errno_of(error)))
+        })
+    }
+
+    /// Creates the test file, calls `test`, and removes the file whatever happens.
+    fn with_test_file<T>(
+        &self,
+        test: impl FnOnce(&mut File) -> Result<T, RootError>,
+    ) -> Result<T, RootError> {
+        match self.unlink(TEST_FILE) {
+            Err(error) if !error.is_absent() => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let mut file = self.create_file(TEST_FILE, 0o600)?;
+        let result = test(&mut file);
+        let removed = self.unlink(TEST_FILE);
+        result.and_then(|value| removed.map(|()| value))
+    }
 }

@@ -1,4 +1,4 @@
-//! An open directory: what can be seen of its entries.
+//! An open directory: reading its entries.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,10 +12,9 @@ use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, readlinkat};
 use nix::sys::stat::{Mode, fstat, fstatat};
-
 use xattr::FileExt;
 
-use super::{Kind, RootError, Status, open_below, open_directory};
+use crate::root::{Kind, RootError, Status, open_below, open_directory};
 
 /// The most entries of one directory: all their names are in memory at once.
 pub const ENTRIES_MAX: usize = 4_000_000;
@@ -32,13 +31,13 @@ pub struct Directory {
     pub(super) path: TreePath,
 }
 
-/// A regular file, and what was seen of it when it was opened.
+/// A regular file, and its status when it was opened.
 #[derive(Debug)]
 pub struct OpenedFile {
-    /// The file, to be read.
+    /// Open for reading.
     pub file: File,
     pub status: Status,
-    /// What of it the file-system has given room, in bytes: less than its length if it has holes.
+    /// The allocated bytes: less than its length if it has holes.
     pub allocated_bytes: u64,
 }
 
@@ -47,7 +46,7 @@ impl Directory {
         Self { descriptor, path }
     }
 
-    /// The path by which it was opened; it may have been moved since.
+    /// Returns the path by which it was opened. It may have been moved since.
     pub fn path(&self) -> &TreePath {
         &self.path
     }
@@ -59,7 +58,7 @@ impl Directory {
         }
     }
 
-    /// The error of `operation` on the entry called `name`.
+    /// Returns the error of `operation` on the entry `name`.
     pub fn error(&self, operation: &'static str, name: &[u8], source: Errno) -> RootError {
         RootError::entry(operation, &self.path, name, source)
     }
@@ -75,7 +74,7 @@ impl Directory {
         call().map_err(|source| RootError::entry(operation, &self.path, name, source))
     }
 
-    /// The names of all entries, sorted; `.` and `..` left out.
+    /// Returns the names of all entries but `.` and `..`, sorted.
     ///
     /// # Errors
     ///
@@ -83,7 +82,7 @@ impl Directory {
     /// [`ENTRIES_MAX`] entries (`EOVERFLOW`).
     pub fn names(&self) -> Result<Vec<Box<[u8]>>, RootError> {
         let fail = |source| RootError::call("list", self.path.clone(), source);
-        // An own description, because the position in the directory is a part of it.
+        // Opened again, because the position in the directory belongs to the open description.
         let descriptor = open_directory(&self.descriptor, b".").map_err(fail)?;
         let mut names = Vec::new();
         for entry in Dir::from_fd(descriptor).map_err(fail)?.iter() {
@@ -98,28 +97,24 @@ impl Directory {
             names.push(Box::from(name));
         }
         names.sort_unstable();
-        // One that was moved meanwhile may come twice.
+        // An entry that was moved in the meantime may be listed twice.
         names.dedup();
         Ok(names)
     }
 
-    /// Looks at the entry called `name`, not following a symlink.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `ENOENT` if there is none.
+    /// Reads the status of the entry called `name`, not following a symlink.
     pub fn stat(&self, name: &[u8]) -> Result<Status, RootError> {
-        self.on("look at", name, || {
+        self.on("read the status of", name, || {
             fstatat(&self.descriptor, name, AtFlags::AT_SYMLINK_NOFOLLOW)
                 .map(|status| Status::new(&status))
         })
     }
 
-    /// Looks at the directory itself.
+    /// Reads the status of the directory itself.
     pub fn status(&self) -> Result<Status, RootError> {
         fstat(&self.descriptor)
             .map(|status| Status::new(&status))
-            .map_err(|source| RootError::call("look at", self.path.clone(), source))
+            .map_err(|source| RootError::call("read the status of", self.path.clone(), source))
     }
 
     /// Opens the directory called `name`.
@@ -144,13 +139,13 @@ impl Directory {
         self.open_seen(name).map(|opened| opened.file)
     }
 
-    /// As [`Directory::open_file`], with what was seen of the file when it was opened.
+    /// As [`Directory::open_file`], with the status of the file when it was opened.
     pub fn open_seen(&self, name: &[u8]) -> Result<OpenedFile, RootError> {
         let operation = "open";
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let open = |flags| open_below(&self.descriptor, name, flags, Mode::empty());
         let descriptor = self.on(operation, name, || {
-            // Reading must not make the kernel write times of access; only an owner may ask so.
+            // Reading must not change the time of access. Only the owner may request that.
             match open(flags | OFlag::O_NOATIME) {
                 Err(Errno::EPERM) => open(flags),
                 other => other,
@@ -168,10 +163,6 @@ impl Directory {
     }
 
     /// True if something is mounted upon the entry called `name`.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] if the entry cannot be opened for another reason.
     pub fn is_mount_point(&self, name: &[u8]) -> Result<bool, RootError> {
         self.on("open", name, || {
             let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
@@ -183,7 +174,7 @@ impl Directory {
         })
     }
 
-    /// What the symlink called `name` points to.
+    /// Returns the target of the symlink `name`.
     ///
     /// # Errors
     ///
@@ -194,14 +185,14 @@ impl Directory {
         })
     }
 
-    /// A name of the entry for calls that take none but paths. The first part leads to this very
-    /// directory, whatever has been renamed since.
+    /// Returns a path of the entry for calls that take only paths. It leads to this very directory,
+    /// whatever has been renamed since.
     pub(super) fn descriptor_path(&self, name: &[u8]) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
             .join(OsStr::from_bytes(name))
     }
 
-    /// The extended attributes of the entry called `name` that `attributes` manage. A file-system
+    /// Reads the extended attributes of the entry `name` that `attributes` manage. A file-system
     /// without attributes has none.
     pub fn xattrs(&self, name: &[u8], attributes: Attributes) -> Result<AttributeList, RootError> {
         let operation = "read the extended attributes of";
@@ -223,7 +214,7 @@ impl Directory {
         })
     }
 
-    /// The extended attributes of the directory itself that `attributes` manage.
+    /// Reads the extended attributes of the directory itself that `attributes` manage.
     pub fn own_xattrs(&self, attributes: Attributes) -> Result<AttributeList, RootError> {
         // The trailing dot makes the no-follow calls go through the link of /proc.
         let path = self.descriptor_path(b".");
@@ -242,8 +233,8 @@ impl AsFd for Directory {
     }
 }
 
-/// The errno behind an error of the standard library.
-pub(super) fn errno_of(error: &std::io::Error) -> Errno {
+/// Returns the errno of an error of the standard library.
+pub fn errno_of(error: std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
@@ -252,15 +243,15 @@ pub(super) fn read_attributes(
     list: impl FnOnce() -> std::io::Result<xattr::XAttrs>,
     get: impl Fn(&OsStr) -> std::io::Result<Option<Vec<u8>>>,
 ) -> Result<AttributeList, Errno> {
-    let names = match list().map_err(|error| errno_of(&error)) {
+    let names = match list().map_err(errno_of) {
         Ok(names) => names,
         Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
     let mut found = Vec::new();
     for name in names.filter(|name| attributes.manage(name.as_bytes())) {
-        // One that went in between is one that is not there.
-        if let Some(value) = get(&name).map_err(|error| errno_of(&error))? {
+        // An attribute that was removed in between counts as absent.
+        if let Some(value) = get(&name).map_err(errno_of)? {
             found.push((name.into_vec(), value));
         }
     }

@@ -1,5 +1,5 @@
-//! An entry that is held open, so that all that is done to it is done to the same inode, whatever
-//! somebody puts in its place meanwhile.
+//! An open entry. All changes are made to the same inode, whatever replaces the entry in the
+//! meantime.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,10 +15,10 @@ use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags, fchmodat, fstat, utime
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchownat};
 
-use super::directory::{AttributeList, Directory, errno_of, read_attributes};
-use super::{Kind, RootError, Status, open_below};
+use crate::root::directory::{AttributeList, Directory, errno_of, read_attributes};
+use crate::root::{Kind, RootError, Status, open_below};
 
-/// An entry of any kind; a symlink is held itself.
+/// An entry of any kind; of a symlink the link itself.
 #[derive(Debug)]
 pub struct OpenEntry {
     descriptor: OwnedFd,
@@ -26,15 +26,11 @@ pub struct OpenEntry {
 }
 
 impl Directory {
-    /// Holds the entry called `name`.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `ENOENT` if there is none, `EXDEV` for a mount point.
-    pub fn hold(&self, name: &[u8]) -> Result<OpenEntry, RootError> {
+    /// Opens the entry called `name`.
+    pub fn open_entry(&self, name: &[u8]) -> Result<OpenEntry, RootError> {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         let open = || open_below(&self.descriptor, name, flags, Mode::empty());
-        let descriptor = self.on("look at", name, open)?;
+        let descriptor = self.on("read the status of", name, open)?;
         let path = self.path.join(name).expect("the name was checked");
         Ok(OpenEntry { descriptor, path })
     }
@@ -49,15 +45,15 @@ impl OpenEntry {
         call().map_err(|source| RootError::call(operation, self.path.clone(), source))
     }
 
-    /// A name that leads to this very inode, for calls that take no descriptor of this kind. To
-    /// follow it is to stop at the inode, even if that is a symlink.
+    /// Returns a path that leads to this very inode, for calls that take no `O_PATH` descriptor.
+    /// Following it ends at the inode, even if that is a symlink.
     fn name(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
     }
 
-    /// Looks at it.
+    /// Reads the status of it.
     pub fn status(&self) -> Result<Status, RootError> {
-        self.on("look at", || fstat(&self.descriptor).map(|status| Status::new(&status)))
+        self.on("read the status of", || fstat(&self.descriptor).map(|status| Status::new(&status)))
     }
 
     /// As [`Directory::set_owner`].
@@ -105,17 +101,16 @@ impl OpenEntry {
     /// As [`Directory::set_xattr`].
     pub fn set_xattr(&self, key: &[u8], value: &[u8]) -> Result<(), RootError> {
         self.on("set an extended attribute of", || {
-            xattr::set_deref(self.name(), OsStr::from_bytes(key), value)
-                .map_err(|error| errno_of(&error))
+            xattr::set_deref(self.name(), OsStr::from_bytes(key), value).map_err(errno_of)
         })
     }
 
     /// As [`Directory::remove_xattr`].
     pub fn remove_xattr(&self, key: &[u8]) -> Result<(), RootError> {
         self.on("remove an extended attribute of", || {
-            match xattr::remove_deref(self.name(), OsStr::from_bytes(key)) {
-                Err(error) if errno_of(&error) != Errno::ENODATA => Err(errno_of(&error)),
-                Ok(()) | Err(_) => Ok(()),
+            match xattr::remove_deref(self.name(), OsStr::from_bytes(key)).map_err(errno_of) {
+                Err(Errno::ENODATA) => Ok(()),
+                other => other,
             }
         })
     }

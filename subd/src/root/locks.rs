@@ -1,7 +1,7 @@
 //! The flags of an inode that keep it from being changed: immutable and append-only (`chattr`).
 //!
-//! They are read without opening anything, and set only on the inode that is expected, so that
-//! nobody can have them taken from another file by swapping names.
+//! They are read without opening the file, and set only on the expected inode, so that nobody can
+//! have them cleared on another file by swapping names.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -13,20 +13,20 @@ use rustix::fs::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::directory::Directory;
-use super::{RootError, open_below};
+use crate::root::directory::Directory;
+use crate::root::{RootError, open_below};
 
 /// The flags of an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Locks {
     /// Nothing of it can be changed.
     pub immutable: bool,
-    /// Nothing can be done but adding to it.
+    /// Content can only be appended.
     pub append_only: bool,
 }
 
 impl Locks {
-    /// None of them.
+    /// No flags.
     pub const NONE: Self = Self { immutable: false, append_only: false };
 
     fn flags(self) -> IFlags {
@@ -38,32 +38,26 @@ impl Locks {
 }
 
 impl Directory {
-    /// The number of the inode called `name` and its flags, as far as the file-system tells them.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `ENOENT` if there is none.
+    /// Returns the inode number of the entry `name` and its flags, as far as the file-system
+    /// reports them.
     pub fn locks(&self, name: &[u8]) -> Result<(u64, Locks), RootError> {
-        self.on("look at", name, || locks_of(self.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW))
+        self.on("read the status of", name, || {
+            locks_of(self.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)
+        })
     }
 
     /// As [`Directory::locks`], of the directory itself.
     pub fn own_locks(&self) -> Result<(u64, Locks), RootError> {
         locks_of(self.as_fd(), b"", AtFlags::EMPTY_PATH)
-            .map_err(|source| RootError::call("look at", self.path().clone(), source))
+            .map_err(|source| RootError::call("read the status of", self.path().clone(), source))
     }
 
-    /// Gives the entry called `name` exactly the flags `locks`, if its inode is `inode`; true if it
-    /// is.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`], with `ENOENT` if there is none.
+    /// Sets the flags of the entry `name` to `locks`, if its inode is `inode`. True if it is.
     pub fn set_locks(&self, name: &[u8], inode: u64, locks: Locks) -> Result<bool, RootError> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         self.on("change the flags of", name, || {
             let (found, present) = locks_of(self.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)?;
-            // Devices have none and are not opened: opening one can have effects.
+            // Devices have no flags and are not opened, because that can have effects.
             if found != inode || present == locks {
                 return Ok(found == inode);
             }

@@ -1,10 +1,10 @@
-//! How the tree is reached: a mount of its own, which nobody else sees.
+//! The mount through which the tree is reached, which no other process sees.
 //!
 //! A clone of the mount of the root (`open_tree`) has nothing mounted upon it, so what lies under
-//! the mount points of the machine is seen and changed through it. It is kept in the mount
-//! namespace of the machine, attached nowhere: there the kernel refuses (`EBUSY`) to rename or
-//! remove what is a mount point for anybody. In a namespace of subd's own it would instead detach
-//! what is mounted there from the whole machine, which is why subd never makes one.
+//! the mount points of the machine is visible through it. It stays in the mount namespace of the
+//! machine, attached nowhere: there the kernel refuses (`EBUSY`) to rename or remove a mount point.
+//! In a namespace of subd's own the kernel would instead detach what is mounted there from the
+//! whole machine, so subd never creates one.
 //!
 //! A clone keeps the flags that the mount had when it was made. If that was read-only, as early in
 //! a boot, the clone stays so after the machine has made its own mount writable: see
@@ -22,16 +22,17 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 /// The descriptors of a root.
 #[derive(Debug)]
 pub(super) struct MountClone {
-    /// The directory that everything is reached through.
+    /// The directory through which everything is opened.
     pub(super) directory: OwnedFd,
-    /// The directory as everybody sees it. It also keeps the file-system from being unmounted.
+    /// The directory as all processes see it. It also keeps the file-system from being unmounted.
     pub(super) seen: OwnedFd,
-    /// What keeps the clone alive; `None` if there is none.
-    clone: Option<OwnedFd>,
+    /// Keeps the clone alive; `None` if there is none.
+    _clone: Option<OwnedFd>,
 }
 
 impl MountClone {
-    /// Opens `path` through a clone of its mount or, where the kernel makes none, as it is seen.
+    /// Opens `path` through a clone of its mount or, if the kernel makes none, as all processes see
+    /// it.
     pub(super) fn cloned(path: &Path) -> Result<Self, Errno> {
         let seen = Self::as_seen(path)?;
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
@@ -47,22 +48,17 @@ impl MountClone {
                 return Ok(seen);
             }
         };
-        // The clone itself is a mere name of the directory, which cannot be synced.
+        // The descriptor of the clone itself cannot be synced.
         let directory = openat(&clone, ".", directory_flags(), Mode::empty())?;
         warn_of_own_namespace();
-        Ok(Self { directory, clone: Some(clone), ..seen })
+        Ok(Self { directory, _clone: Some(clone), ..seen })
     }
 
-    /// Opens `path` as everybody sees it.
+    /// Opens `path` as all processes see it.
     pub(super) fn as_seen(path: &Path) -> Result<Self, Errno> {
         let directory = open(path, directory_flags(), Mode::empty())?;
         let seen = openat(&directory, ".", directory_flags(), Mode::empty())?;
-        Ok(Self { directory, seen, clone: None })
-    }
-
-    /// True if what lies under mount points can be reached.
-    pub(super) fn is_clone(&self) -> bool {
-        self.clone.is_some()
+        Ok(Self { directory, seen, _clone: None })
     }
 
     /// True if nothing can be written: the file-system is read-only, or its mount is.
@@ -70,7 +66,7 @@ impl MountClone {
         Ok(is_read_only(&self.directory)? || is_read_only(&self.seen)?)
     }
 
-    /// True if the clone is read-only and what it was cloned from is not any more.
+    /// True if the clone is read-only and the mount that it was cloned from no longer is.
     pub(super) fn is_outdated(&self) -> Result<bool, Errno> {
         Ok(is_read_only(&self.directory)? && !is_read_only(&self.seen)?)
     }
@@ -84,10 +80,10 @@ fn is_read_only(descriptor: &OwnedFd) -> Result<bool, Errno> {
     Ok(fstatvfs(descriptor)?.flags().contains(FsFlags::ST_RDONLY))
 }
 
-/// Says so if the mounts that this process sees may not be those of the machine.
+/// Logs a warning if the mounts that this process sees may not be those of the machine.
 fn warn_of_own_namespace() {
-    let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
-    if let (Some(own), Some(first)) = (of("thread-self"), of("1"))
+    let namespace_of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    if let (Some(own), Some(first)) = (namespace_of("thread-self"), namespace_of("1"))
         && own != first
     {
         tracing::warn!(

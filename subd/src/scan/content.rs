@@ -1,7 +1,7 @@
 //! The passes that hash every file whatever its metadata says, one chunk at a time: the content
 //! pass through the page cache, the media pass around it.
 //!
-//! They change nothing. If a file differs from the tree, a metadata pass reads it again. The media
+//! They change no tree. If a file differs from the tree, a metadata pass reads it again. The media
 //! pass checks such a file twice, the second time after that metadata pass: only a difference that
 //! remains is a defect of the medium, and not a recent change of the file.
 
@@ -11,88 +11,89 @@ use model::path::TreePath;
 use model::tree::{Child, Leaf, Tree};
 use nix::errno::Errno;
 
-use super::counters::Counters;
-use super::medium::OnMedium;
-use super::reading::{Reading, Via};
 use crate::root::{Directory, Root, Status};
-use crate::scan::file_order::file_after;
+use crate::scan::coverage::file_after;
+use crate::scan::known_entries::DamagedFiles;
+use crate::scan::progress::Counters;
+use crate::scan::reading::{ReadFrom, Reading};
 
 /// The result of one chunk of work.
-pub enum Step {
+pub enum ChunkResult {
     /// There is more to do.
     More,
-    /// The file at that path does not hold what the tree says.
+    /// The file at that path differs from the tree.
     Differs(TreePath),
-    /// The medium of the file at that path does not hold what the cache does; who it was.
+    /// The medium of the file at that path differs from the page cache. The status is that of the
+    /// file.
     Decayed(TreePath, Status),
     End {
         took: Duration,
-        /// How many files cannot be read in this way.
+        /// The number of files that cannot be read in this way.
         skipped: u64,
     },
 }
 
-/// What a pass is given for one step.
-pub struct Means<'means> {
-    pub root: &'means Root,
-    /// What they are said to hold: the newest tree.
-    pub tree: &'means Tree,
-    /// Those that are read around the cache in any case.
-    pub medium: &'means OnMedium,
-    /// Where to read to: a chunk, aligned.
-    pub buffer: &'means mut [u8],
-    pub counters: &'means Counters,
+/// The inputs of one step of a pass.
+pub struct ChunkContext<'context> {
+    pub root: &'context Root,
+    /// The newest tree.
+    pub tree: &'context Tree,
+    /// The files that every pass reads around the cache.
+    pub medium: &'context DamagedFiles,
+    /// The buffer for a chunk, aligned.
+    pub buffer: &'context mut [u8],
+    pub counters: &'context Counters,
 }
 
-/// A file in the middle of being read.
-struct Current {
+/// A file that is being read.
+struct OpenFile {
     path: TreePath,
     directory: Directory,
     reading: Reading,
-    /// True if it was looked at already.
-    again: bool,
+    /// True if this is the second check.
+    is_second: bool,
 }
 
 /// A pass that is under way.
 pub struct FilePass {
-    via: Via,
+    via: ReadFrom,
     started: Instant,
-    /// The last file that is done.
+    /// The last file that was checked.
     last: Option<TreePath>,
-    /// The file to be looked at once more before the next one.
-    doubted: Option<TreePath>,
-    current: Option<Current>,
+    /// The file that is checked again before the next one.
+    suspect: Option<TreePath>,
+    current: Option<OpenFile>,
     skipped: u64,
 }
 
 impl FilePass {
-    /// Begins with the first file.
-    pub fn new(via: Via) -> Self {
+    /// Starts with the first file.
+    pub fn new(via: ReadFrom) -> Self {
         let started = Instant::now();
-        Self { via, started, last: None, doubted: None, current: None, skipped: 0 }
+        Self { via, started, last: None, suspect: None, current: None, skipped: 0 }
     }
 
-    /// Closes the file that is being read; it is read from its start next time.
+    /// Closes the file that is being read. It is read from its start next time.
     pub fn leave(&mut self) {
-        if let Some(Current { path, again: true, .. }) = self.current.take() {
-            self.doubted = Some(path);
+        if let Some(OpenFile { path, is_second: true, .. }) = self.current.take() {
+            self.suspect = Some(path);
         }
     }
 
-    /// The file that is being read, or was last.
+    /// Returns the file that is being read, or was read last.
     pub fn place(&self) -> Option<&TreePath> {
         self.current.as_ref().map(|current| &current.path).or(self.last.as_ref())
     }
 
-    /// Reads one chunk, or opens or ends one file.
-    pub fn step(&mut self, means: &mut Means<'_>) -> Step {
-        let Some(mut current) = self.current.take() else { return self.open(means) };
-        match current.reading.step(means.buffer) {
-            Ok(0) => self.finish(means, current),
+    /// Reads one chunk, or opens or closes one file.
+    pub fn step(&mut self, context: &mut ChunkContext<'_>) -> ChunkResult {
+        let Some(mut current) = self.current.take() else { return self.open(context) };
+        match current.reading.step(context.buffer) {
+            Ok(0) => self.finish(context, current),
             Ok(length) => {
-                means.counters.add_hashed(length);
+                context.counters.add_hashed(length);
                 self.current = Some(current);
-                Step::More
+                ChunkResult::More
             }
             Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => {
                 self.skip(current.path)
@@ -100,74 +101,77 @@ impl FilePass {
             // An error of the medium: the metadata pass reports it when it reads the file.
             Err(_) => {
                 let status = *current.reading.status();
-                self.differs(current.path, status, current.again)
+                self.differs(current.path, status, current.is_second)
             }
         }
     }
 
-    fn open(&mut self, means: &Means<'_>) -> Step {
-        let (path, again) = match self.doubted.take() {
+    fn open(&mut self, context: &ChunkContext<'_>) -> ChunkResult {
+        let (path, is_second) = match self.suspect.take() {
             Some(path) => (path, true),
-            None => match file_after(means.tree, self.last.as_ref()) {
+            None => match file_after(context.tree, self.last.as_ref()) {
                 Some((path, _)) => (path, false),
                 None => {
-                    return Step::End { took: self.started.elapsed(), skipped: self.skipped };
+                    return ChunkResult::End {
+                        took: self.started.elapsed(),
+                        skipped: self.skipped,
+                    };
                 }
             },
         };
-        let opened = means.root.parent(&path).and_then(|(directory, name)| {
-            let reading = Reading::start(&directory, name, means.tree.algorithm())?;
+        let opened = context.root.parent(&path).and_then(|(directory, name)| {
+            let reading = Reading::start(&directory, name, context.tree.algorithm())?;
             Ok((directory, reading))
         });
-        // If it went, or cannot be read, the metadata pass reports that.
+        // The metadata pass reports a file that was removed or cannot be read.
         let Ok((directory, mut reading)) = opened else {
             self.last = Some(path);
-            return Step::More;
+            return ChunkResult::More;
         };
-        let around = self.via == Via::Medium || means.medium.has(&path, reading.status());
+        let around = self.via == ReadFrom::Medium || context.medium.has(&path, reading.status());
         if around && reading.go_around_cache().is_err() {
             return self.skip(path);
         }
-        self.current = Some(Current { path, directory, reading, again });
-        Step::More
+        self.current = Some(OpenFile { path, directory, reading, is_second });
+        ChunkResult::More
     }
 
     /// Skips a file that cannot be read in this way.
-    fn skip(&mut self, path: TreePath) -> Step {
+    fn skip(&mut self, path: TreePath) -> ChunkResult {
         self.skipped += 1;
         self.last = Some(path);
-        Step::More
+        ChunkResult::More
     }
 
-    fn finish(&mut self, means: &Means<'_>, current: Current) -> Step {
-        let Current { path, directory, reading, again } = current;
-        let was = reading.finish(&directory, path.name(), None);
-        let said = object_at(means.tree, &path);
-        match was {
-            Ok(was) if was.stable && said.is_some_and(|said| said != was.object) => {
-                self.differs(path, was.status, again)
+    fn finish(&mut self, context: &ChunkContext<'_>, current: OpenFile) -> ChunkResult {
+        let OpenFile { path, directory, reading, is_second } = current;
+        let result = reading.finish(&directory, path.name(), None);
+        let recorded = object_at(context.tree, &path);
+        match result {
+            Ok(read) if read.stable && recorded.is_some_and(|recorded| recorded != read.object) => {
+                self.differs(path, read.status, is_second)
             }
             // The metadata pass handles files that change.
             Ok(_) | Err(_) => {
                 self.last = Some(path);
-                Step::More
+                ChunkResult::More
             }
         }
     }
 
-    fn differs(&mut self, path: TreePath, status: Status, again: bool) -> Step {
-        match (self.via, again) {
-            (Via::Medium, false) => {
-                self.doubted = Some(path.clone());
-                Step::Differs(path)
+    fn differs(&mut self, path: TreePath, status: Status, is_second: bool) -> ChunkResult {
+        match (self.via, is_second) {
+            (ReadFrom::Medium, false) => {
+                self.suspect = Some(path.clone());
+                ChunkResult::Differs(path)
             }
-            (Via::Medium, true) => {
+            (ReadFrom::Medium, true) => {
                 self.last = Some(path.clone());
-                Step::Decayed(path, status)
+                ChunkResult::Decayed(path, status)
             }
-            (Via::Cache, _) => {
+            (ReadFrom::Cache, _) => {
                 self.last = Some(path.clone());
-                Step::Differs(path)
+                ChunkResult::Differs(path)
             }
         }
     }

@@ -1,20 +1,23 @@
-//! Decides which paths a scan records.
+//! Decides which paths a scan records, and in which order the content pass visits the files.
 // tidy: core
 
 use std::sync::Arc;
 
 use model::filter::Patterns;
 use model::path::TreePath;
-use model::scope::{Coverage, SUBD_DIRECTORY, ScanSettings};
+use model::scope::{Coverage, ScanSettings};
 
-/// What a scan does with a path.
+use crate::root::subd_directory;
+use model::tree::{Child, Directory, File, Leaf, Tree};
+
+/// The action of a scan for a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathAction {
     /// Records it, and enters it if it is a directory.
     Record,
-    /// Does not look at it, and marks its directory as one that holds kept content.
+    /// Does not read it, and marks its directory as one with kept content.
     Keep,
-    /// Does not look at it: it is subd's own.
+    /// Does not read it: it is subd's own.
     Ignore,
 }
 
@@ -23,14 +26,13 @@ pub enum PathAction {
 pub struct PathCoverage {
     settings: Arc<ScanSettings>,
     exclusions: Patterns,
-    own: TreePath,
+    subd_directory: TreePath,
 }
 
 impl PathCoverage {
-    /// Covers what `settings` cover, except for the local `exclusions`.
+    /// Covers what `settings` cover, without the local `exclusions`.
     pub fn new(settings: Arc<ScanSettings>, exclusions: Patterns) -> Self {
-        let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
-        Self { settings, exclusions, own }
+        Self { settings, exclusions, subd_directory: subd_directory() }
     }
 
     /// The settings.
@@ -38,18 +40,58 @@ impl PathCoverage {
         &self.settings
     }
 
-    /// Decides on `path`, whose parent is to be recorded.
-    pub fn look(&self, path: &TreePath) -> PathAction {
-        if *path == self.own {
+    /// Decides on `path`, whose parent is recorded.
+    pub fn action(&self, path: &TreePath) -> PathAction {
+        if *path == self.subd_directory {
             return PathAction::Ignore;
         }
-        let kept = self.exclusions.matches(path)
+        let is_kept = self.exclusions.matches(path)
             || match &self.settings.coverage {
                 Coverage::Full(filter) => filter.keeps_below_unkept(path),
                 Coverage::Paths(paths) => !paths.contains(path),
             };
-        if kept { PathAction::Keep } else { PathAction::Record }
+        if is_kept { PathAction::Keep } else { PathAction::Record }
     }
+}
+
+/// Returns the first regular file after `path` in component order, or the first of all. Costs a
+/// binary search for each level of `path`, and one step for each entry that it skips.
+pub fn file_after(tree: &Tree, path: Option<&TreePath>) -> Option<(TreePath, File)> {
+    // The directories above `path`, each with the position of the next entry.
+    let mut open: Vec<(TreePath, &Directory, usize)> = Vec::new();
+    let mut directory: &Directory = tree.root();
+    let mut place = TreePath::root();
+    for component in path.iter().flat_map(|path| path.components()) {
+        let entries = directory.entries();
+        match entries.binary_search_by(|entry| entry.name.as_bytes().cmp(component)) {
+            Ok(index) => {
+                open.push((place.clone(), directory, index + 1));
+                let Child::Directory(below) = &entries[index].child else { break };
+                place = place.join(component).expect("names of a tree are names");
+                directory = below;
+            }
+            Err(index) => {
+                open.push((place.clone(), directory, index));
+                break;
+            }
+        }
+    }
+    // The path itself may be a directory now, whose files follow it.
+    if path.is_none_or(|path| *path == place) {
+        open.push((place, directory, 0));
+    }
+    while let Some((place, directory, index)) = open.pop() {
+        let Some(entry) = directory.entries().get(index) else { continue };
+        open.push((place, directory, index + 1));
+        let place = &open.last().expect("it was just pushed").0;
+        let path = place.join(entry.name.as_bytes()).expect("names of a tree are names");
+        match &entry.child {
+            Child::Leaf(Leaf::File(file)) => return Some((path, file.clone())),
+            Child::Directory(below) => open.push((path, below, 0)),
+            Child::Leaf(_) => {}
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -61,7 +103,7 @@ mod tests {
     fn look(coverage: Coverage, exclusions: &[&str], path: &str) -> PathAction {
         let settings = Arc::new(ScanSettings { coverage, ..ScanSettings::default() });
         let exclusions = Patterns::new(exclusions).unwrap();
-        PathCoverage::new(settings, exclusions).look(&path.parse().unwrap())
+        PathCoverage::new(settings, exclusions).action(&path.parse().unwrap())
     }
 
     #[test]
@@ -80,6 +122,61 @@ mod tests {
         ];
         for (coverage, path, expected) in table {
             assert_eq!(look(coverage.clone(), &["/etc/local"], path), expected, "{path}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod file_order_tests {
+    use model::object::Algorithm;
+    use model::tree::{Metadata, Node, TreeBuilder};
+
+    use super::*;
+
+    fn tree(files: &[&str], directories: &[&str]) -> Tree {
+        let mut builder = TreeBuilder::new(Algorithm::Blake3);
+        for path in directories {
+            let node = Node::Directory(Metadata::new(0o755, 0, 0));
+            builder.insert(path.parse().unwrap(), node).unwrap();
+        }
+        for path in files {
+            let file = File {
+                metadata: Metadata::new(0o644, 0, 0),
+                mtime: Default::default(),
+                size_bytes: 0,
+                object: Algorithm::Blake3.digest(b""),
+            };
+            builder.insert(path.parse().unwrap(), Node::Leaf(Leaf::File(file))).unwrap();
+        }
+        builder.finish().unwrap()
+    }
+
+    #[test]
+    fn visits_every_file_once_in_component_order() {
+        let files = ["/a/b/c", "/a/b/d", "/a/x", "/a-b", "/z/y"];
+        let tree = tree(&files, &["/a", "/a/b", "/e", "/z"]);
+        let mut seen = Vec::new();
+        let mut last = None;
+        while let Some((path, _)) = file_after(&tree, last.as_ref()) {
+            seen.push(path.to_string());
+            last = Some(path);
+        }
+        assert_eq!(seen, files);
+    }
+
+    #[test]
+    fn goes_on_where_the_path_is_gone_or_is_something_else() {
+        let tree = tree(&["/a/f", "/c", "/d/f", "/d/g"], &["/a", "/d"]);
+        #[rustfmt::skip]
+        let table = [
+            ("/a", Some("/a/f")), ("/a/g", Some("/c")), ("/b/x/y", Some("/c")),
+            ("/c/x", Some("/d/f")), ("/d/f/x", Some("/d/g")), ("/d/g", None), ("/e", None),
+            ("/", Some("/a/f")),
+        ];
+        for (from, next) in table {
+            let from: TreePath = from.parse().unwrap();
+            let got = file_after(&tree, Some(&from)).map(|(path, _)| path.to_string());
+            assert_eq!(got.as_deref(), next, "{from}");
         }
     }
 }

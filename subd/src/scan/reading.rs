@@ -1,8 +1,8 @@
-//! Reads and hashes one file, a chunk at a time, and detects changes meanwhile.
+//! Reads and hashes one file, a chunk at a time, and detects changes in the meantime.
 //!
 //! Reading leaves the page cache as it was: pages that were not in it are dropped again, so that
 //! scanning does not evict the pages of other programs. Holes are hashed and not read. Reading the
-//! medium bypasses the cache, which would hide damage of the medium.
+//! medium bypasses the cache, which hides damage of the medium.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -16,24 +16,24 @@ use model::tree::{Time, Xattrs};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use rustix::fs::{Advice, SeekFrom, fadvise, seek};
-use rustix::io::{Errno as Refusal, ReadWriteFlags, preadv2};
+use rustix::io::{ReadWriteFlags, preadv2};
 
-use crate::limits::usage::read_bytes;
-use crate::root::aligned_buffer::ALIGNMENT;
+use crate::limits::read_bytes;
+use crate::root::ALIGNMENT;
 use crate::root::{Directory, OpenedFile, RootError, Status};
 
-/// How much of a file is read at once: what a command waits for at most, in bytes.
+/// How much of a file is read at once, in bytes. A request waits for at most one chunk.
 pub const CHUNK_BYTES: usize = 256 << 10;
 
-/// What a hole holds.
+/// The content of a hole.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Where a file is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Via {
+pub enum ReadFrom {
     /// Through the page cache: what programs see.
     Cache,
-    /// Bypassing it: what is left after a restart.
+    /// Around the page cache: what remains after a restart.
     Medium,
 }
 
@@ -44,18 +44,18 @@ pub struct Reading {
     before: Status,
     started: Time,
     bytes: u64,
-    via: Via,
-    /// True as long as the kernel tells whether something is in the page cache.
+    via: ReadFrom,
+    /// True as long as the kernel reports whether something is in the page cache.
     tells_cached: bool,
-    /// What of the file is data, from where it was last asked; `None` if there are no holes.
+    /// The last known range of data; `None` if there are no holes.
     data: Option<Range<u64>>,
 }
 
 /// A file that was read.
-pub struct WasRead {
+pub struct ReadFile {
     pub object: ObjectId,
     pub xattrs: Xattrs,
-    /// Who was read, as it was afterwards, with the size that was read.
+    /// The status after reading, with the size that was read.
     pub status: Status,
     pub started: Time,
     /// True if nothing changed while it was read.
@@ -71,8 +71,8 @@ impl Reading {
     ) -> Result<Self, RootError> {
         let started = system::clock::wall();
         let OpenedFile { file, status, allocated_bytes } = directory.open_seen(name)?;
-        // The kernel must not read further than it is asked to, or it could not be told what of
-        // that has been in the cache already. If it does, only the cache suffers.
+        // The kernel must not read ahead, or it would not be known which pages were in the cache
+        // already. If it does, only the cache is affected.
         if status.size_bytes > CHUNK_BYTES as u64 {
             let _advice = fadvise(&file, 0, None, Advice::Random);
         }
@@ -82,19 +82,19 @@ impl Reading {
             before: status,
             started,
             bytes: 0,
-            via: Via::Cache,
+            via: ReadFrom::Cache,
             tells_cached: true,
             data: (allocated_bytes < status.size_bytes).then_some(0..0),
         })
     }
 
-    /// Who the file was when it was opened.
+    /// Returns the status of the file when it was opened.
     pub fn status(&self) -> &Status {
         &self.before
     }
 
     /// Reads the medium from now on; the buffers must be aligned
-    /// ([`AlignedBuffer`](crate::root::aligned_buffer::AlignedBuffer)).
+    /// ([`AlignedBuffer`](crate::root::AlignedBuffer)).
     ///
     /// # Errors
     ///
@@ -102,15 +102,11 @@ impl Reading {
     pub fn go_around_cache(&mut self) -> Result<(), Errno> {
         let flags = OFlag::from_bits_retain(fcntl(&self.file, FcntlArg::F_GETFL)?);
         fcntl(&self.file, FcntlArg::F_SETFL(flags | OFlag::O_DIRECT))?;
-        self.via = Via::Medium;
+        self.via = ReadFrom::Medium;
         Ok(())
     }
 
-    /// Reads one more chunk into `buffer`; gives its length, 0 at the end.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel said.
+    /// Reads one more chunk into `buffer`; returns its length, 0 at the end.
     pub fn step(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         // `finish` detects whether it has grown.
         if self.bytes >= self.before.size_bytes {
@@ -130,8 +126,8 @@ impl Reading {
         }
         let length = loop {
             let read = match self.via {
-                Via::Cache => self.read_cached(buffer),
-                Via::Medium => self.read_medium(buffer),
+                ReadFrom::Cache => self.read_cached(buffer),
+                ReadFrom::Medium => self.read_medium(buffer),
             };
             match read {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -143,7 +139,7 @@ impl Reading {
         Ok(length)
     }
 
-    /// How much of a hole is ahead, in bytes.
+    /// Returns the length of the hole at the present position, in bytes.
     fn hole(&mut self) -> u64 {
         let Some(data) = &self.data else { return 0 };
         let (at, end) = (self.bytes, self.before.size_bytes);
@@ -152,43 +148,47 @@ impl Reading {
         }
         let data = if at < data.end { data.clone() } else { self.data_from(at) };
         let hole = data.start.min(end).saturating_sub(at);
-        // What follows is read from where the medium can be read.
+        // The position after it must be aligned.
         let whole = if data.start < end { hole - hole % ALIGNMENT as u64 } else { hole };
         self.data = Some(data);
         whole
     }
 
-    /// The next data at `at` or after it.
+    /// Returns the next range of data at `at` or after it.
     fn data_from(&self, at: u64) -> Range<u64> {
         match seek(&self.file, SeekFrom::Data(at)) {
             Ok(start) => {
                 let end = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(u64::MAX);
                 start..end.max(start + 1)
             }
-            Err(Refusal::NXIO) => self.before.size_bytes..u64::MAX,
+            Err(rustix::io::Errno::NXIO) => self.before.size_bytes..u64::MAX,
             // Without information on holes everything is read.
             Err(_) => at..u64::MAX,
         }
     }
 
-    /// Reads through the page cache, and takes out of it what was not there before.
+    /// Reads through the page cache, and drops the pages that were not in it before.
     fn read_cached(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.tells_cached {
             let slices = &mut [IoSliceMut::new(buffer)];
             match preadv2(&self.file, slices, self.bytes, ReadWriteFlags::NOWAIT) {
                 Ok(length) => return Ok(length),
-                Err(Refusal::AGAIN) => {
+                Err(rustix::io::Errno::AGAIN) => {
                     let length = self.file.read_at(buffer, self.bytes)?;
                     self.drop_cached(length);
                     return Ok(length);
                 }
-                Err(Refusal::OPNOTSUPP | Refusal::INVAL | Refusal::NOSYS) => {
+                Err(
+                    rustix::io::Errno::OPNOTSUPP
+                    | rustix::io::Errno::INVAL
+                    | rustix::io::Errno::NOSYS,
+                ) => {
                     self.tells_cached = false;
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        // An overlay, say. Then what the device had to give was not in the cache.
+        // For example on an overlay. What was read from the device was not in the cache.
         let before = read_bytes();
         let length = self.file.read_at(buffer, self.bytes)?;
         if read_bytes() != before {
@@ -197,7 +197,7 @@ impl Reading {
         Ok(length)
     }
 
-    /// Takes what was just read out of the page cache. What is changed or in use stays.
+    /// Drops the last read from the page cache. Pages that are dirty or in use stay.
     fn drop_cached(&self, length: usize) {
         if let Some(length) = NonZeroU64::new(length as u64) {
             // A failure only leaves pages in the cache.
@@ -206,24 +206,18 @@ impl Reading {
     }
 
     fn read_medium(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        // Only at its end does a file give less than it is asked for; and from there on its
-        // offsets are none to read at.
+        // A short read occurs only at the end of the file, and the offset after it is not aligned.
         let ended = !self.bytes.is_multiple_of(ALIGNMENT as u64);
         if ended { Ok(0) } else { self.file.read_at(buffer, self.bytes) }
     }
 
-    /// Ends with what was read so far, and the extended attributes that `attributes` manage;
-    /// without it, none are read.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] if the file cannot be looked at once more.
+    /// Ends the reading, and reads the extended attributes that `attributes` manage, if any.
     pub fn finish(
         self,
         directory: &Directory,
         name: &[u8],
         attributes: Option<Attributes>,
-    ) -> Result<WasRead, RootError> {
+    ) -> Result<ReadFile, RootError> {
         let xattrs = match attributes {
             Some(attributes) => directory.xattrs_of(name, &self.file, attributes)?,
             None => Vec::new(),
@@ -233,7 +227,7 @@ impl Reading {
         let stable = after.size_bytes == self.bytes
             && after.mtime == self.before.mtime
             && after.ctime == self.before.ctime;
-        Ok(WasRead {
+        Ok(ReadFile {
             object: self.hasher.finish(),
             xattrs: Xattrs::from_iter(xattrs),
             status: Status { size_bytes: self.bytes, ..after },
@@ -244,5 +238,5 @@ impl Reading {
 }
 
 fn status_of(file: &File, directory: &Directory, name: &[u8]) -> Result<Status, RootError> {
-    Status::of(file).map_err(|source| directory.error("look at", name, source))
+    Status::of(file).map_err(|source| directory.error("read the status of", name, source))
 }

@@ -1,6 +1,6 @@
 //! The mailbox through which other threads control the scanning thread.
 //!
-//! The mailbox holds requests; the thread reads it between two pieces of work. Requests that must
+//! The mailbox holds requests. The thread reads it between two pieces of work. Requests that must
 //! not wait for the end of a pass (settings, a pause, the end) also set the interrupt.
 
 use std::collections::BTreeSet;
@@ -8,20 +8,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use model::filter::Patterns;
+use model::lock::locked;
 use model::path::TreePath;
 use model::scope::{ScanSettings, Scope};
 use tokio::sync::{oneshot, watch};
 
-use super::counters::Counters;
-use super::pace::REST_MIN;
-use crate::limits::Budgets;
-use crate::limits::usage::Usage;
-use crate::scan::progress::Progress;
-use crate::state::snapshot::Snapshot;
+use crate::limits::{Budgets, Usage};
+use crate::scan::pace::REST_MIN;
+use crate::scan::progress::{Counters, Progress};
+use crate::state::Snapshot;
 
-/// The most paths that are marked to be read again at once; the content pass finds the others
+/// The most paths that are marked to be read again at once. The content pass finds the others
 /// again.
-const DISTRUSTED_MAX: usize = 1_000_000;
+const REREAD_PATHS_MAX: usize = 1_000_000;
 
 /// The scanner has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,19 +32,19 @@ pub struct Stopped;
 pub(super) struct Mailbox {
     pub(super) settings: Arc<ScanSettings>,
     /// Paths to be read whatever their metadata says.
-    pub(super) distrusted: BTreeSet<TreePath>,
+    pub(super) reread_paths: BTreeSet<TreePath>,
     /// The callers that wait for the next metadata pass.
     pub(super) waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
-    /// How many guards keep the thread out of the tree.
+    /// The number of existing [`Pause`]s.
     pub(super) pauses: usize,
-    /// The callers that wait until the thread has left the tree.
+    /// The callers that wait until the thread has closed all of the tree.
     pub(super) leaving: Vec<oneshot::Sender<()>>,
-    /// The passes to be made now, without limits.
+    /// The passes that were requested, without limits.
     pub(super) boost: Boost,
     pub(super) stop: bool,
 }
 
-/// Which passes are to be made now.
+/// The passes that were requested.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Boost {
     pub(super) metadata: bool,
@@ -54,7 +53,7 @@ pub(super) struct Boost {
 }
 
 impl Mailbox {
-    /// Asks for a pass that reads `paths`; the answer is its snapshot.
+    /// Requests a pass that reads `paths`. The answer is its snapshot.
     pub(super) fn request(
         &mut self,
         paths: BTreeSet<TreePath>,
@@ -63,28 +62,28 @@ impl Mailbox {
         if !self.stop {
             self.waiting.retain(|waiting| !waiting.is_closed());
             self.waiting.push(sender);
-            self.distrust(paths);
+            self.request_reread(paths);
         }
         receiver
     }
 
-    /// True if somebody waits for the end of the next pass.
+    /// True if a caller waits for the end of the next pass.
     fn is_urgent(&self) -> bool {
         !self.waiting.is_empty() || self.boost.metadata
     }
 
-    pub(super) fn distrust(&mut self, paths: impl IntoIterator<Item = TreePath>) {
-        let room = DISTRUSTED_MAX.saturating_sub(self.distrusted.len());
-        self.distrusted.extend(paths.into_iter().take(room));
+    pub(super) fn request_reread(&mut self, paths: impl IntoIterator<Item = TreePath>) {
+        let room = REREAD_PATHS_MAX.saturating_sub(self.reread_paths.len());
+        self.reread_paths.extend(paths.into_iter().take(room));
     }
 }
 
-/// What the thread and its handles share.
+/// The state that the thread and its handles share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ScanControl {
     pub(super) exclusions: Patterns,
     mailbox: Mutex<Mailbox>,
-    pub(super) news: Condvar,
+    pub(super) wakeup: Condvar,
     pub(super) interrupt: AtomicBool,
     pub(super) counters: Counters,
     pub(super) budgets: Arc<Budgets>,
@@ -92,7 +91,7 @@ pub(super) struct Shared {
     snapshots: watch::Sender<Arc<Snapshot>>,
 }
 
-impl Shared {
+impl ScanControl {
     pub(super) fn new(exclusions: Patterns, settings: ScanSettings, budgets: Arc<Budgets>) -> Self {
         let settings = Arc::new(settings);
         let scope = Scope::of(&settings, exclusions.lines());
@@ -107,14 +106,14 @@ impl Shared {
             exclusions,
             mailbox: Mutex::new(Mailbox {
                 settings,
-                distrusted: BTreeSet::new(),
+                reread_paths: BTreeSet::new(),
                 waiting: Vec::new(),
                 pauses: 0,
                 leaving: Vec::new(),
                 boost: Boost::default(),
                 stop: false,
             }),
-            news: Condvar::new(),
+            wakeup: Condvar::new(),
             interrupt: AtomicBool::new(false),
             counters: Counters::default(),
             budgets,
@@ -139,10 +138,10 @@ impl Shared {
         });
     }
 
-    /// Charges what a metadata pass has taken of the machine, and rests until it may read on. What
-    /// it looks at costs little processor time, and what has changed is to be hashed at once: only
-    /// its reads are limited, and not even those if somebody waits for it.
-    pub(super) fn brake(&self, taken: &mut Usage, urgent: bool) {
+    /// Charges what a metadata pass has used, and sleeps until it may continue. Reading metadata
+    /// costs little processor time, and changed files must be hashed at once: only its reads are
+    /// limited, and not even those if a caller waits for it.
+    pub(super) fn throttle(&self, taken: &mut Usage, urgent: bool) {
         self.progress.moved();
         let step = taken.step();
         self.budgets.cpu.note(step.cpu_us());
@@ -156,25 +155,25 @@ impl Shared {
             if self.interrupt.load(Ordering::Acquire) || mailbox.is_urgent() {
                 return;
             }
-            drop(self.news.wait_timeout(mailbox, time).unwrap_or_else(PoisonError::into_inner));
+            drop(self.wakeup.wait_timeout(mailbox, time).unwrap_or_else(PoisonError::into_inner));
             self.progress.moved();
             rest = self.budgets.scan.charge(0);
         }
     }
 
     pub(super) fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
-        // Every change of the mailbox is complete before anything in it can panic.
-        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+        // Every change is complete before a panic can occur.
+        locked(&self.mailbox)
     }
 
     /// Changes the mailbox and wakes the thread.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Mailbox) -> T) -> T {
         let changed = change(&mut self.mailbox());
-        self.news.notify_all();
+        self.wakeup.notify_all();
         changed
     }
 
-    /// As [`Shared::change`], and does not wait for the end of a pass.
+    /// As [`ScanControl::change`], and interrupts the pass.
     fn interrupt<T>(&self, change: impl FnOnce(&mut Mailbox) -> T) -> T {
         self.change(|mailbox| {
             self.interrupt.store(true, Ordering::Release);
@@ -189,17 +188,17 @@ impl Shared {
         }
         mailbox.settings = Arc::new(settings);
         self.interrupt.store(true, Ordering::Release);
-        // Here and not by the thread, so that whoever changed the settings sees no tree of the
-        // former ones any more.
+        // Here and not by the thread, so that the caller sees no tree of the former settings any
+        // more.
         let settings = Arc::clone(&mailbox.settings);
         let scope = Scope::of(&settings, self.exclusions.lines());
         self.publish(|_| Some(Snapshot { settings, scope, revision: 0, tree: None, report: None }));
         drop(mailbox);
-        self.news.notify_all();
+        self.wakeup.notify_all();
     }
 
-    /// Puts what `make` gives in the place of the last snapshot, as the next revision. Called
-    /// with the mailbox locked.
+    /// Replaces the last snapshot by what `make` returns, as the next revision. Called with the
+    /// mailbox locked.
     pub(super) fn publish(&self, make: impl FnOnce(&Snapshot) -> Option<Snapshot>) {
         self.snapshots.send_if_modified(|current| match make(current) {
             Some(next) => {
@@ -231,17 +230,17 @@ impl Shared {
     }
 }
 
-/// Keeps the scanner out of the tree until it is dropped.
+/// Stops the scanner until it is dropped.
 #[derive(Debug)]
 #[must_use = "the scanner goes on when this is dropped"]
 pub struct Pause {
-    shared: Arc<Shared>,
+    shared: Arc<ScanControl>,
     held: bool,
 }
 
 impl Pause {
-    /// Lets the scanner go on, with `paths` as [`super::Scanner::scan_touched`] takes them: the
-    /// very next pass reads them. The answer comes when its snapshot is published.
+    /// Lets the scanner continue, and reads `paths` in the next pass as
+    /// [`crate::scan::Scanner::scan_touched`] does. The future ends when its snapshot is published.
     pub fn scan_touched(
         mut self,
         paths: BTreeSet<TreePath>,

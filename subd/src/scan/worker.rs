@@ -1,4 +1,4 @@
-//! The worker: decides what the scanning thread does next, and keeps it within its budgets.
+//! The worker: decides what the scanning thread does next, within its budgets.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -9,33 +9,33 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::subd::ScanReport;
+use model::display::error_chain;
 use model::path::TreePath;
-use model::report::report;
 use model::scope::ScanSettings;
 use model::tree::{Child, Leaf, Tree};
 use tokio::sync::oneshot;
 
-use super::Pace;
-use super::content::{FilePass, Means, Step};
-use super::medium::OnMedium;
-use super::memory::DirectoryMemory;
-use super::pace::REST_MIN;
-use super::pass::{self, Found, PassError, Task};
-use super::reading::{CHUNK_BYTES, Via};
-use super::stall::Pass;
-use super::thread::{Mailbox, Shared};
-use crate::limits::usage::Usage;
+use crate::limits::Usage;
+use crate::root::AlignedBuffer;
 use crate::root::Root;
-use crate::root::aligned_buffer::AlignedBuffer;
+use crate::scan::content::{ChunkContext, ChunkResult, FilePass};
 use crate::scan::coverage::PathCoverage;
-use crate::state::snapshot::Snapshot;
+use crate::scan::known_entries::DamagedFiles;
+use crate::scan::known_entries::KnownDirectory;
+use crate::scan::pace::Pace;
+use crate::scan::pace::PassKind;
+use crate::scan::pace::REST_MIN;
+use crate::scan::pass::{self, PassContext, PassError, PassResult};
+use crate::scan::reading::{CHUNK_BYTES, ReadFrom};
+use crate::scan::thread::{Mailbox, ScanControl};
+use crate::state::Snapshot;
 
 /// The priority of the thread (`nice`).
 const NICENESS: i32 = 15;
 
-/// Scans until it is told to stop.
-pub(super) fn run(shared: &Shared, root: &Root, pace: Pace) {
-    step_back();
+/// Scans until it is stopped.
+pub(super) fn run(shared: &ScanControl, root: &Root, pace: Pace) {
+    lower_priority();
     let now = Instant::now();
     Worker {
         shared,
@@ -50,10 +50,10 @@ pub(super) fn run(shared: &Shared, root: &Root, pace: Pace) {
         first: true,
         urgent: false,
         // The first metadata pass reads every file already.
-        content: Round::new(Via::Cache, now + pace.content_pause),
-        media: Round::new(Via::Medium, now + pace.media_pause),
-        last: Via::Medium,
-        medium: OnMedium::default(),
+        content: PassSchedule::new(ReadFrom::Cache, now + pace.content_pause),
+        media: PassSchedule::new(ReadFrom::Medium, now + pace.media_pause),
+        last: ReadFrom::Medium,
+        medium: DamagedFiles::default(),
         taken: Usage::now(),
         resting: false,
     }
@@ -61,12 +61,12 @@ pub(super) fn run(shared: &Shared, root: &Root, pace: Pace) {
 }
 
 /// Gives the thread low priority for the processor and the disk.
-fn step_back() {
-    // No process is named: Linux takes that for the calling thread alone.
+fn lower_priority() {
+    // Without a process, Linux sets the priority of the calling thread alone.
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
         tracing::warn!("the scanner runs with normal priority: {error}");
     }
-    // No safe library has the call that sets the class of a thread, and util-linux is everywhere.
+    // No safe library sets the I/O class of a thread, and util-linux is everywhere.
     let thread = nix::unistd::gettid().to_string();
     let ionice = Command::new("ionice")
         .args(["-c", "3", "-p", &thread])
@@ -81,29 +81,29 @@ fn step_back() {
     }
 }
 
-/// What the thread does next.
-enum CurrentWork {
+/// The next work of the thread.
+enum NextWork {
     Stop,
     Metadata(PathCoverage, BTreeSet<TreePath>, Vec<oneshot::Sender<Arc<Snapshot>>>),
-    Files(Via, Tree),
+    Files(ReadFrom, Tree),
 }
 
-/// The passes of one kind over all files.
-struct Round {
-    via: Via,
+/// The schedule of one kind of pass over all files.
+struct PassSchedule {
+    via: ReadFrom,
     pass: Option<FilePass>,
     /// When the next one may start.
     due: Instant,
-    /// True if the one that is under way has no limits.
+    /// True if the pass that is under way has no limits.
     boosted: bool,
 }
 
-impl Round {
-    fn new(via: Via, due: Instant) -> Self {
+impl PassSchedule {
+    fn new(via: ReadFrom, due: Instant) -> Self {
         Self { via, pass: None, due, boosted: false }
     }
 
-    /// Starts anew, and without limits.
+    /// Starts again, and without limits.
     fn boost(&mut self) {
         *self = Self { boosted: true, ..Self::new(self.via, Instant::now()) };
     }
@@ -114,7 +114,7 @@ impl Round {
         }
     }
 
-    /// When it may go on, if what is limited may go on at `paid`.
+    /// Returns when it may continue, if limited passes may continue at `paid`.
     fn ready(&self, paid: Instant) -> Instant {
         match (self.boosted, &self.pass) {
             (true, _) => self.due,
@@ -125,60 +125,59 @@ impl Round {
 }
 
 struct Worker<'worker> {
-    shared: &'worker Shared,
+    shared: &'worker ScanControl,
     root: &'worker Root,
     pace: Pace,
     buffer: AlignedBuffer,
-    memory: Option<DirectoryMemory>,
+    memory: Option<KnownDirectory>,
     /// The settings of the last metadata pass that was started.
     settings: Option<Arc<ScanSettings>>,
     metadata_due: Instant,
-    /// When a pass may start at all, after one that found no root.
+    /// The earliest start of a pass, after one that failed.
     not_before: Instant,
-    /// How long a metadata pass may take, and anything that holds it up.
+    /// How long a metadata pass may take, and anything that delays it.
     stall_limit: Duration,
     /// True until a metadata pass under these settings is complete.
     first: bool,
-    /// True if the next metadata pass was asked for and has no limits.
+    /// True if the next metadata pass was requested and has no limits.
     urgent: bool,
-    content: Round,
-    media: Round,
-    /// Which of the two had its turn last.
-    last: Via,
-    medium: OnMedium,
+    content: PassSchedule,
+    media: PassSchedule,
+    /// Which of the two ran last.
+    last: ReadFrom,
+    medium: DamagedFiles,
     taken: Usage,
-    /// True while what was taken is paid for.
+    /// True while the worker sleeps to pay its debt.
     resting: bool,
 }
 
 impl Worker<'_> {
     fn run(mut self) {
         loop {
-            match self.next() {
-                CurrentWork::Stop => return,
-                CurrentWork::Metadata(coverage, distrusted, waiting) => {
-                    self.metadata(&coverage, distrusted, waiting);
+            match self.next_work() {
+                NextWork::Stop => return,
+                NextWork::Metadata(coverage, reread_paths, waiting) => {
+                    self.run_metadata_pass(&coverage, reread_paths, waiting);
                 }
-                CurrentWork::Files(via, tree) => self.files(via, &tree),
+                NextWork::Files(via, tree) => self.scan_chunk(via, &tree),
             }
         }
     }
 
-    /// Waits for something to do. Nothing of the tree is open while it waits for the end of a
-    /// pause.
-    fn next(&mut self) -> CurrentWork {
+    /// Waits for work. Nothing of the tree is open while it waits for the end of a pause.
+    fn next_work(&mut self) -> NextWork {
         let mut mailbox = self.shared.mailbox();
         loop {
             self.shared.interrupt.store(false, Ordering::Release);
             if mailbox.stop {
-                return CurrentWork::Stop;
+                return NextWork::Stop;
             }
             self.take_boost(&mut mailbox);
             if mailbox.pauses > 0 {
                 self.content.leave();
                 self.media.leave();
                 for leaving in mailbox.leaving.drain(..) {
-                    // Whoever does not wait any more has dropped the guard as well.
+                    // A caller that no longer waits has dropped its pause as well.
                     let _gone = leaving.send(());
                 }
                 mailbox = self.wait(mailbox, None);
@@ -194,18 +193,14 @@ impl Worker<'_> {
                 let settings = Arc::clone(&mailbox.settings);
                 self.settings = Some(Arc::clone(&settings));
                 let coverage = PathCoverage::new(settings, self.shared.exclusions.clone());
-                let distrusted = mem::take(&mut mailbox.distrusted);
-                return CurrentWork::Metadata(
-                    coverage,
-                    distrusted,
-                    mem::take(&mut mailbox.waiting),
-                );
+                let reread_paths = mem::take(&mut mailbox.reread_paths);
+                return NextWork::Metadata(coverage, reread_paths, mem::take(&mut mailbox.waiting));
             }
             let until = match &self.shared.snapshot().tree {
                 Some(tree) => {
-                    let (via, ready) = self.turn(now);
+                    let (via, ready) = self.next_file_pass(now);
                     if ready <= now {
-                        return CurrentWork::Files(via, tree.clone());
+                        return NextWork::Files(via, tree.clone());
                     }
                     ready.min(metadata_due)
                 }
@@ -226,8 +221,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Which of the passes over all files may go on first, and when.
-    fn turn(&mut self, now: Instant) -> (Via, Instant) {
+    /// Returns which of the passes over all files may continue first, and when.
+    fn next_file_pass(&mut self, now: Instant) -> (ReadFrom, Instant) {
         let budgets = &self.shared.budgets;
         let debt = budgets.cpu.charge(0).max(budgets.scan.charge(0));
         let debt = debt.filter(|debt| self.resting || *debt >= REST_MIN);
@@ -235,8 +230,8 @@ impl Worker<'_> {
         let paid = debt.map_or(now, |debt| now + debt);
         let (content, media) = (self.content.ready(paid), self.media.ready(paid));
         let both = content <= now && media <= now;
-        let content_first = if both { self.last == Via::Medium } else { content <= media };
-        if content_first { (Via::Cache, content) } else { (Via::Medium, media) }
+        let content_first = if both { self.last == ReadFrom::Medium } else { content <= media };
+        if content_first { (ReadFrom::Cache, content) } else { (ReadFrom::Medium, media) }
     }
 
     fn wait<'guard>(
@@ -245,41 +240,41 @@ impl Worker<'_> {
         until: Option<Instant>,
     ) -> MutexGuard<'guard, Mailbox> {
         match until {
-            None => self.shared.news.wait(mailbox).unwrap_or_else(PoisonError::into_inner),
+            None => self.shared.wakeup.wait(mailbox).unwrap_or_else(PoisonError::into_inner),
             Some(until) => {
                 let limit = until.saturating_duration_since(Instant::now());
-                let waited = self.shared.news.wait_timeout(mailbox, limit);
+                let waited = self.shared.wakeup.wait_timeout(mailbox, limit);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         }
     }
 
-    fn metadata(
+    fn run_metadata_pass(
         &mut self,
         coverage: &PathCoverage,
-        mut distrusted: BTreeSet<TreePath>,
+        mut reread_paths: BTreeSet<TreePath>,
         waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
     ) {
         let start = Instant::now();
         if let Some(tree) = &self.shared.snapshot().tree {
-            add_carriers(tree, &mut distrusted);
+            add_carriers(tree, &mut reread_paths);
         }
         let urgent = self.urgent || !waiting.is_empty();
         let progress = &self.shared.progress;
-        progress.begin(Pass::Metadata, TreePath::root(), self.stall_limit, self.first);
+        progress.begin(PassKind::Metadata, TreePath::root(), self.stall_limit, self.first);
         let taken = RefCell::new(&mut self.taken);
-        let task = Task {
+        let task = PassContext {
             root: self.root,
             coverage,
-            distrusted: &distrusted,
+            reread_paths: &reread_paths,
             medium: &self.medium,
             interrupt: &self.shared.interrupt,
             counters: &self.shared.counters,
             progress,
-            brake: &|| self.shared.brake(&mut taken.borrow_mut(), urgent),
+            throttle: &|| self.shared.throttle(&mut taken.borrow_mut(), urgent),
         };
         let result = pass::run(&task, &mut self.memory, self.buffer.bytes());
-        self.shared.brake(&mut self.taken, true);
+        self.shared.throttle(&mut self.taken, true);
         self.shared.progress.rest();
         match result {
             Ok(found) => {
@@ -290,46 +285,46 @@ impl Worker<'_> {
                 self.metadata_due = Instant::now() + interval;
                 self.urgent = false;
                 self.first = false;
-                self.publish(coverage, found, distrusted, waiting);
+                self.publish(coverage, found, reread_paths, waiting);
             }
             Err(PassError::Interrupted) => {
                 self.metadata_due = Instant::now();
-                self.put_back(distrusted, waiting);
+                self.request_again(reread_paths, waiting);
             }
             Err(error) => {
-                tracing::error!("{}", report(&error));
-                self.put_back(distrusted, waiting);
+                tracing::error!("{}", error_chain(&error));
+                self.request_again(reread_paths, waiting);
                 self.not_before = Instant::now() + self.pace.metadata_interval_min;
                 self.metadata_due = self.not_before;
             }
         }
     }
 
-    /// Keeps for the next pass what this one was asked for.
-    fn put_back(
+    /// Requests again for the next pass what was requested of this pass.
+    fn request_again(
         &self,
-        distrusted: BTreeSet<TreePath>,
+        reread_paths: BTreeSet<TreePath>,
         waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
     ) {
         let mut mailbox = self.shared.mailbox();
         if !mailbox.stop {
-            mailbox.distrust(distrusted);
+            mailbox.request_reread(reread_paths);
             mailbox.waiting.extend(waiting);
         }
     }
 
-    /// Publishes what a pass found, unless the settings have changed meanwhile.
+    /// Publishes what a pass found, unless the settings have changed in the meantime.
     fn publish(
         &self,
         coverage: &PathCoverage,
-        found: Found,
-        distrusted: BTreeSet<TreePath>,
+        found: PassResult,
+        reread_paths: BTreeSet<TreePath>,
         waiting: Vec<oneshot::Sender<Arc<Snapshot>>>,
     ) {
         let mailbox = self.shared.mailbox();
         if *mailbox.settings != *coverage.settings() {
             drop(mailbox);
-            return self.put_back(distrusted, waiting);
+            return self.request_again(reread_paths, waiting);
         }
         self.shared.publish(|current| {
             let report = ScanReport {
@@ -357,16 +352,16 @@ impl Worker<'_> {
     }
 
     /// Does one chunk of a pass over all files.
-    fn files(&mut self, via: Via, tree: &Tree) {
+    fn scan_chunk(&mut self, via: ReadFrom, tree: &Tree) {
         let (round, kind) = match via {
-            Via::Cache => (&mut self.content, Pass::Content),
-            Via::Medium => (&mut self.media, Pass::Media),
+            ReadFrom::Cache => (&mut self.content, PassKind::Content),
+            ReadFrom::Medium => (&mut self.media, PassKind::Media),
         };
         self.last = via;
         let pass = round.pass.get_or_insert_with(|| FilePass::new(via));
         let place = pass.place().cloned().unwrap_or_else(TreePath::root);
         self.shared.progress.begin(kind, place, self.stall_limit, false);
-        let step = pass.step(&mut Means {
+        let step = pass.step(&mut ChunkContext {
             root: self.root,
             tree,
             medium: &self.medium,
@@ -379,40 +374,40 @@ impl Worker<'_> {
             budgets.cpu.note(taken.cpu_us());
             budgets.scan.note(taken.read_bytes);
         } else {
-            // How long to rest is asked before the next chunk.
+            // The wait is computed before the next chunk.
             let _rest = budgets.cpu.charge(taken.cpu_us());
             let _rest = budgets.scan.charge(taken.read_bytes);
         }
         match step {
-            Step::More => {}
-            Step::Differs(path) => {
+            ChunkResult::More => {}
+            ChunkResult::Differs(path) => {
                 tracing::debug!("{path} differs from the tree: reading it again");
                 self.read_again(path);
             }
-            Step::Decayed(path, status) => {
+            ChunkResult::Decayed(path, status) => {
                 tracing::warn!("{path} differs between its medium and the page cache");
                 self.medium.add(path.clone(), &status);
                 self.read_again(path);
             }
-            Step::End { took, skipped } => self.end(via, took, skipped, tree),
+            ChunkResult::End { took, skipped } => self.end_file_pass(via, took, skipped, tree),
         }
     }
 
-    /// Has the next metadata pass read `path`, at once.
+    /// Has a metadata pass read `path` at once.
     fn read_again(&mut self, path: TreePath) {
-        self.shared.mailbox().distrust([path]);
+        self.shared.mailbox().request_reread([path]);
         self.metadata_due = Instant::now();
     }
 
-    fn end(&mut self, via: Via, took: Duration, skipped: u64, tree: &Tree) {
+    fn end_file_pass(&mut self, via: ReadFrom, took: Duration, skipped: u64, tree: &Tree) {
         let now = Instant::now();
         match via {
-            Via::Cache => {
-                self.content = Round::new(via, now + self.pace.content_pause);
+            ReadFrom::Cache => {
+                self.content = PassSchedule::new(via, now + self.pace.content_pause);
                 self.shared.counters.end_content_pass(took);
             }
-            Via::Medium => {
-                self.media = Round::new(via, now + self.pace.media_pause);
+            ReadFrom::Medium => {
+                self.media = PassSchedule::new(via, now + self.pace.media_pause);
                 self.medium.retain(|path| tree.file(path).is_some());
                 self.shared.counters.end_media_pass(took, skipped);
                 if skipped > 0 {
@@ -423,8 +418,8 @@ impl Worker<'_> {
     }
 }
 
-/// Adds the files that the hard links among `paths` are names of: a pass reads a file by the name
-/// that carries it.
+/// Adds the carriers of the hard links among `paths`: a pass reads a file by the name that carries
+/// it.
 fn add_carriers(tree: &Tree, paths: &mut BTreeSet<TreePath>) {
     let carriers: Vec<TreePath> = paths
         .iter()

@@ -1,6 +1,6 @@
-//! Remembers how the object cache changed, so that a poll need not carry all of it.
+//! Records how the object cache changed, so that a poll need not report all of it.
 //!
-//! Bounded: who asks for a generation that is no longer remembered gets the whole cache.
+//! Bounded: a caller that knows only a forgotten generation gets the whole cache.
 // tidy: core
 
 use std::collections::{BTreeMap, VecDeque};
@@ -10,7 +10,7 @@ use model::object::ObjectId;
 /// The most changes that are remembered, of all generations together.
 pub const CHANGES_MAX: usize = 32_768;
 
-/// Objects that came and went, sorted; an object is in at most one of the two.
+/// Objects that were added and removed, sorted. An object is in at most one of the two.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Objects that are there now and were not.
@@ -34,7 +34,7 @@ impl ChangeLog {
         Self { complete_from: generation, ..Self::default() }
     }
 
-    /// Notes that `changes` (object, true if it came) led to `generation`.
+    /// Records that `changes` (object, true if it was added) led to `generation`.
     pub fn record(&mut self, generation: u64, changes: Vec<(ObjectId, bool)>) {
         self.length += changes.len();
         self.entries.push_back((generation, changes));
@@ -46,13 +46,13 @@ impl ChangeLog {
         }
     }
 
-    /// What changed after `generation`, or `None` if that is no longer known.
+    /// Returns what changed after `generation`; `None` if that is no longer known.
     pub fn since(&self, generation: u64) -> Option<Changes> {
         if generation < self.complete_from {
             return None;
         }
-        // The first change of an object tells whether it was there before, the last one whether
-        // it is there now.
+        // The first change of an object shows whether it was cached before, the last change whether
+        // it is cached now.
         let mut seen: BTreeMap<ObjectId, (bool, bool)> = BTreeMap::new();
         for (_, changes) in self.entries.iter().filter(|(at, _)| *at > generation) {
             for (id, present) in changes {

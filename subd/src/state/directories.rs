@@ -10,11 +10,11 @@
 //! | `audit` | the audit log; elsewhere with `--state` or `--audit-log` |
 //!
 //! The first four are on the file-system of the root, because entries move between them and the
-//! tree by rename, and what is on the medium of one is to be on that of the other. All belong to
-//! root and nobody else may look inside. Nothing here is scanned.
+//! tree by rename, and are synced together with it. All belong to root, and only root may read
+//! them. Nothing here is scanned.
 //!
-//! What is left in `staging`, and in `undo` of updates that are over, is cleared at the start, when
-//! it is known that no journal needs it.
+//! What is left in `staging`, and in `undo` of updates that have ended, is removed when subd
+//! starts, when it is known that no journal needs it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use nix::errno::Errno;
 
 use crate::root::{Directory, Kind, Locks, Root, RootError};
 
-/// The deepest that is cleared. Nothing that subd makes is deeper.
+/// The greatest depth that is removed. Nothing that subd creates is deeper.
 const DEPTH_MAX: usize = 2 * model::path::DEPTH_MAX;
 
 /// The directories below `/.subd`.
@@ -38,11 +38,7 @@ pub struct Directories {
 }
 
 impl Directories {
-    /// Opens the directories, and makes those that are missing.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] if one cannot be made, or something else is in its place.
+    /// Opens the directories, and creates those that are missing.
     pub fn open(root: &Root) -> Result<Self, RootError> {
         let top = root.directory(&TreePath::root())?;
         let own = own_directory(&top, &SUBD_DIRECTORY.as_bytes()[1..])?;
@@ -55,12 +51,12 @@ impl Directories {
         })
     }
 
-    /// The directory for state: `state` in `base`, or in `/.subd` below `root`.
+    /// Opens the directory for state: `state` in `base`, or in `/.subd` below `root`.
     pub fn state(root: &Root, base: Option<&Root>) -> Result<Directory, RootError> {
         Self::beside(root, base, b"state")
     }
 
-    /// The directory for the audit log: `audit`, where that for state is.
+    /// Opens the directory for the audit log: `audit`, beside the directory for state.
     pub fn audit(root: &Root, base: Option<&Root>) -> Result<Directory, RootError> {
         Self::beside(root, base, b"audit")
     }
@@ -76,12 +72,13 @@ impl Directories {
     }
 }
 
-/// The name of what belongs to an update in `staging`, and in `undo` while it changes the tree.
+/// Returns the name of the directory of an update in `staging`, and in `undo` while it changes the
+/// tree.
 pub fn directory_name(update_id: u64) -> Vec<u8> {
     update_id.to_string().into_bytes()
 }
 
-/// Opens the directory `name`, makes it if it is missing, and closes it to everybody else.
+/// Opens the directory `name`, creates it if it is missing, and gives it to root alone.
 pub fn own_directory(parent: &Directory, name: &[u8]) -> Result<Directory, RootError> {
     match parent.make_directory(name, 0o700) {
         Err(error) if error.errno() != Some(Errno::EEXIST) => return Err(error),
@@ -97,10 +94,6 @@ pub fn own_directory(parent: &Directory, name: &[u8]) -> Result<Directory, RootE
 }
 
 /// Removes everything inside `directory`, which is one of subd's own.
-///
-/// # Errors
-///
-/// [`RootError`] for the first entry that cannot be removed.
 pub fn empty(directory: &Directory) -> Result<(), RootError> {
     for name in directory.names()? {
         remove_all(directory, &name)?;
@@ -109,11 +102,7 @@ pub fn empty(directory: &Directory) -> Result<(), RootError> {
 }
 
 /// Removes the entry `name` of `parent`, which is one of subd's own directories, with all that it
-/// holds. That it is gone already is no error.
-///
-/// # Errors
-///
-/// [`RootError`] for the first entry that cannot be removed.
+/// holds. An absent entry is no error.
 pub fn remove_all(parent: &Directory, name: &[u8]) -> Result<(), RootError> {
     // Depth first, without recursion; only directories that are open are on the stack.
     let mut stack: Vec<(Directory, Vec<Box<[u8]>>)> = Vec::new();
@@ -146,7 +135,7 @@ pub fn remove_all(parent: &Directory, name: &[u8]) -> Result<(), RootError> {
     Ok(())
 }
 
-/// Removes `name` unless it is a directory; true if nothing has that name any more.
+/// Removes `name` unless it is a directory. True if the entry no longer exists.
 fn remove_leaf(parent: &Directory, name: &[u8]) -> Result<bool, RootError> {
     match parent.stat(name) {
         Err(error) if error.is_absent() => Ok(true),
@@ -156,8 +145,9 @@ fn remove_leaf(parent: &Directory, name: &[u8]) -> Result<bool, RootError> {
     }
 }
 
-/// Removes the entry `name` of `parent` by `remove`; if it may not be removed, once more without
-/// the flags that keep it and `parent` from being changed. What an update took away can have them.
+/// Removes the entry `name` of `parent` with `remove`. If that is not permitted, clears the
+/// immutable and append-only flags of the entry and of `parent`, which removed entries can have,
+/// and tries again.
 fn unlocking(
     parent: &Directory,
     name: &[u8],

@@ -1,11 +1,12 @@
 //! The state that survives a restart of subd: `state.json` in its state directory.
 //!
-//! It is written to a temporary file, synced and renamed, so that there is always a complete one.
-//! The file `lock` beside it keeps a second subd from managing the same root.
+//! It is a [`Durable`] value: written to a temporary file, synced and renamed, so that there is
+//! always a complete file. The file `lock` beside it keeps a second subd from managing the same
+//! root.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
 use api::subd::{Configuration, LastUpdate, Paused, TriggerFailure};
 use model::image::{HealthCheck, ImageName};
@@ -13,22 +14,17 @@ use model::trigger::Triggers;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
+use system::durable::{Durable, DurableError, Medium, PrettyJson};
 
 use crate::root::{Directory, RootError};
-use crate::state::accepted_image::AcceptedImage;
+use crate::state::directories::remove_all;
 
-const STATE: &[u8] = b"state.json";
-const TEMPORARY: &[u8] = b"state.json.new";
-const BAD: &[u8] = b"state.json.bad";
-const ACCEPTED: &[u8] = b"accepted.json";
-const ACCEPTED_TEMPORARY: &[u8] = b"accepted.json.new";
+const STATE: &str = "state.json";
+const BAD: &str = "state.json.bad";
 const LOCK: &[u8] = b"lock";
 
 /// The largest state that is read, in bytes.
 const STATE_BYTES_MAX: u64 = 64 << 20;
-
-/// The largest record of what was accepted, in bytes.
-const ACCEPTED_BYTES_MAX: u64 = 1 << 20;
 
 /// The content of `state.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,30 +37,30 @@ pub struct PersistedState {
     pub triggers: Triggers,
     /// Triggers that failed since the last good update.
     pub trigger_failures: Vec<TriggerFailure>,
-    /// How the last update ended.
+    /// The result of the last update.
     pub last_update: Option<LastUpdate>,
-    /// How fast the device of the root is, if it was measured.
+    /// The speed of the device of the root, if it was measured.
     pub device: Option<DeviceSpeed>,
     /// The pause of updates that an operator asked for.
     pub paused: Option<Paused>,
-    /// The boot in which an update has made a reboot due.
+    /// The boot in which an update made a reboot due.
     pub reboot_due_in: Option<String>,
     /// The health check of the last image.
     pub health_check: Option<HealthCheck>,
-    /// How fast the network is, in bytes per second, if fetching has shown it.
+    /// The speed of the network in bytes per second, if a fetch has measured it.
     pub network_speed: Option<u64>,
 }
 
-/// A device that was measured.
+/// The speed of the device of the root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSpeed {
-    /// Which device: another one is measured anew.
+    /// The device. Another one is measured again.
     pub device: String,
-    /// How fast it can be read.
+    /// The read speed.
     pub bytes_per_second: u64,
 }
 
-/// State that cannot be kept.
+/// The state directory or a file in it cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PersistError {
@@ -73,25 +69,64 @@ pub enum PersistError {
         #[from]
         source: RootError,
     },
-    #[error("cannot {operation} the state")]
-    Content { operation: &'static str, source: io::Error },
-    #[error(
-        "accepted.json in the state directory, which says which image was accepted last, cannot be \
-         read: remove it to have that forgotten"
-    )]
-    AcceptedImage { source: io::Error },
+    #[error(transparent)]
+    File {
+        #[from]
+        source: DurableError,
+    },
+    #[error("cannot lock the state directory")]
+    Lock { source: io::Error },
     #[error("another subd manages this root already (it has the lock in the state directory)")]
     Locked,
 }
 
+/// A file of subd's own that is replaced as a whole. The temporary file beside it is `NAME.new`.
+#[derive(Debug)]
+pub struct StateFile {
+    pub directory: Arc<Directory>,
+    pub name: &'static str,
+    /// The most that is read, in bytes.
+    pub bytes_max: u64,
+}
+
+impl Medium for StateFile {
+    fn place(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        let file = match self.directory.open_file(self.name.as_bytes()) {
+            Err(error) if error.is_absent() => return Ok(None),
+            file => file.map_err(io::Error::other)?,
+        };
+        let mut bytes = Vec::new();
+        file.take(self.bytes_max).read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    fn replace(&self, bytes: &[u8]) -> io::Result<()> {
+        let (directory, name) = (&*self.directory, self.name.as_bytes());
+        let temporary = [name, b".new"].concat();
+        let created = remove_all(directory, &temporary)
+            .and_then(|()| directory.create_file(&temporary, 0o600));
+        let mut file = created.map_err(io::Error::other)?;
+        file.write_all(bytes).and_then(|()| file.sync_all())?;
+        directory
+            .rename_over(&temporary, directory, name)
+            .and_then(|()| directory.sync())
+            .map_err(io::Error::other)
+    }
+}
+
+/// The content of `state.json` in memory and on the medium.
+pub type SavedState = Durable<PersistedState, StateFile, PrettyJson>;
+
 /// The state directory, locked.
 #[derive(Debug)]
 pub struct StateDirectory {
-    directory: Directory,
+    directory: Arc<Directory>,
     /// The one in `/.subd`, if the state is elsewhere.
-    directories: Option<Directory>,
-    /// Held while a file is written; true if the last write of the state failed.
-    writing: Mutex<bool>,
+    lock_directory: Option<Arc<Directory>>,
     _lock: Flock<File>,
 }
 
@@ -112,150 +147,47 @@ impl StateDirectory {
             if errno == Errno::EWOULDBLOCK {
                 PersistError::Locked
             } else {
-                PersistError::Content { operation: "lock", source: errno.into() }
+                PersistError::Lock { source: errno.into() }
             }
         })?;
-        Ok(Self { directory, directories: None, writing: Mutex::new(false), _lock: lock })
+        Ok(Self { directory: Arc::new(directory), lock_directory: None, _lock: lock })
     }
 
     /// The same lock, with the state itself in `elsewhere`.
     pub fn with_state_in(self, elsewhere: Directory) -> Self {
-        Self { directory: elsewhere, directories: Some(self.directory), ..self }
+        let lock_directory = Some(self.directory);
+        Self { directory: Arc::new(elsewhere), lock_directory, ..self }
+    }
+
+    /// The directory with the state.
+    pub fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
+    /// The directory with the state and, if it is another one, the directory in `/.subd`.
+    pub fn directories(&self) -> impl Iterator<Item = &Arc<Directory>> {
+        std::iter::once(&self.directory).chain(&self.lock_directory)
     }
 
     /// Reads the state. A file that cannot be parsed is renamed to `state.json.bad`, and the state
     /// starts empty: a machine without its state is better than one without subd.
-    ///
-    /// # Errors
-    ///
-    /// [`PersistError`] if it is there and cannot be read.
-    pub fn load(&self) -> Result<PersistedState, PersistError> {
-        let fail = |source| PersistError::Content { operation: "read", source };
-        let file = match self.directory.open_file(STATE) {
-            Err(error) if error.is_absent() => return Ok(PersistedState::default()),
-            other => other?,
+    pub fn load(&self) -> Result<SavedState, PersistError> {
+        let directory = &self.directory;
+        let file = || {
+            let directory = Arc::clone(directory);
+            StateFile { directory, name: STATE, bytes_max: STATE_BYTES_MAX }
         };
-        let mut text = Vec::new();
-        file.take(STATE_BYTES_MAX).read_to_end(&mut text).map_err(fail)?;
-        match serde_json::from_slice(&text) {
-            Ok(persisted) => Ok(persisted),
-            Err(error) => {
-                let kept = String::from_utf8_lossy(BAD);
-                tracing::error!(%error, %kept, "the state is not valid: starting without it");
-                self.directory.rename_over(STATE, &self.directory, BAD)?;
-                Ok(PersistedState::default())
+        match Durable::load_or_default_as(file(), PrettyJson) {
+            Ok(saved) => return Ok(saved),
+            Err(DurableError::Damaged { source, .. }) => {
+                let error = &source;
+                tracing::error!(%error, kept = BAD, "the state is not valid: starting without it");
+                directory.rename_over(STATE.as_bytes(), directory, BAD.as_bytes())?;
             }
+            Err(error) => return Err(error.into()),
         }
+        Ok(Durable::new(file(), PrettyJson, PersistedState::default()))
     }
-
-    /// Writes the state that `latest` returns, durably. One caller at a time, and `latest` is
-    /// called when it is this caller's turn, so that no older state is written over a newer one.
-    ///
-    /// # Errors
-    ///
-    /// [`PersistError`]; the former state is still on the medium.
-    pub fn store(&self, latest: impl FnOnce() -> PersistedState) -> Result<(), PersistError> {
-        self.store_before(|_| Some(latest()), || ())
-    }
-
-    /// Writes the state that `latest` returns, durably, and then calls `after`, in the same turn.
-    /// Does neither if `latest` returns `None`. The argument of `latest` is true if the last write
-    /// failed, so that it is not known what is on the medium.
-    ///
-    /// # Errors
-    ///
-    /// [`PersistError`]; the former state is still on the medium, and `after` was not called.
-    pub fn store_before(
-        &self,
-        latest: impl FnOnce(bool) -> Option<PersistedState>,
-        after: impl FnOnce(),
-    ) -> Result<(), PersistError> {
-        let mut failed = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(persisted) = latest(*failed) {
-            *failed = true;
-            replace(&self.directory, STATE, TEMPORARY, &persisted)?;
-            *failed = false;
-            after();
-        }
-        Ok(())
-    }
-
-    /// Reads which image was accepted last; `None` if there was none.
-    ///
-    /// # Errors
-    ///
-    /// [`PersistError`] if that is not known: it must not be taken for none.
-    pub fn load_accepted(&self) -> Result<Option<AcceptedImage>, PersistError> {
-        let fail = |source| PersistError::AcceptedImage { source };
-        let file = match self.directory.open_file(ACCEPTED) {
-            Err(error) if error.is_absent() => return Ok(None),
-            other => other?,
-        };
-        let mut text = Vec::new();
-        file.take(ACCEPTED_BYTES_MAX).read_to_end(&mut text).map_err(fail)?;
-        serde_json::from_slice(&text).map_err(|error| fail(error.into()))
-    }
-
-    /// The directories that say whether only signed images are taken. Not that of the state alone:
-    /// where that is may have been in the configuration file that is gone.
-    fn marked(&self) -> impl Iterator<Item = &Directory> {
-        std::iter::once(&self.directory).chain(&self.directories)
-    }
-
-    /// True unless it is certain that this machine was never told to accept only signed images, or
-    /// that an operator has ended that.
-    pub fn takes_only_signed(&self) -> bool {
-        self.marked().any(|directory| match directory.open_file(ACCEPTED) {
-            Ok(_) => true,
-            Err(error) => !error.is_absent(),
-        })
-    }
-
-    /// Records that this machine accepts only signed images, durably. The image that was accepted
-    /// last stays recorded.
-    ///
-    /// # Errors
-    ///
-    /// [`PersistError`] if that may be forgotten.
-    pub fn store_only_signed(&self) -> Result<(), PersistError> {
-        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        for directory in self.marked() {
-            match directory.open_file(ACCEPTED) {
-                Err(error) if error.is_absent() => {
-                    replace(directory, ACCEPTED, ACCEPTED_TEMPORARY, &None::<AcceptedImage>)?;
-                }
-                other => drop(other?),
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes which image was accepted last, durably.
-    ///
-    /// # Errors
-    ///
-    /// [`PersistError`]; what was there before is still there.
-    pub fn store_accepted(&self, accepted: &AcceptedImage) -> Result<(), PersistError> {
-        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        replace(&self.directory, ACCEPTED, ACCEPTED_TEMPORARY, accepted)
-    }
-}
-
-/// Replaces a file atomically and durably.
-fn replace(
-    directory: &Directory,
-    name: &[u8],
-    temporary: &[u8],
-    value: &impl Serialize,
-) -> Result<(), PersistError> {
-    let fail = |source| PersistError::Content { operation: "write", source };
-    let text = serde_json::to_vec_pretty(value).map_err(|error| fail(error.into()))?;
-    crate::state::directories::remove_all(directory, temporary)?;
-    let mut file = directory.create_file(temporary, 0o600)?;
-    file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
-    directory.rename_over(temporary, directory, name)?;
-    directory.sync()?;
-    Ok(())
 }
 
 #[cfg(test)]
@@ -272,7 +204,7 @@ mod tests {
         let open = || root.directory(&TreePath::root()).unwrap();
         let state = StateDirectory::lock(open()).unwrap();
         assert!(matches!(StateDirectory::lock(open()), Err(PersistError::Locked)));
-        assert_eq!(state.load().unwrap(), PersistedState::default());
+        assert_eq!(*state.load().unwrap().get(), PersistedState::default());
         let failure = TriggerFailure {
             service: "ssh".to_owned(),
             verb: "start".to_owned(),
@@ -284,13 +216,13 @@ mod tests {
             trigger_failures: vec![failure],
             ..PersistedState::default()
         };
-        state.store(|| persisted.clone()).unwrap();
-        state.store(|| persisted.clone()).unwrap();
+        let saved = state.load().unwrap();
+        saved.set(persisted.clone()).unwrap();
         drop(state);
         let state = StateDirectory::lock(open()).unwrap();
-        assert_eq!(state.load().unwrap(), persisted);
+        assert_eq!(*state.load().unwrap().get(), persisted);
         std::fs::write(place.path().join("state.json"), "{").unwrap();
-        assert_eq!(state.load().unwrap(), PersistedState::default());
+        assert_eq!(*state.load().unwrap().get(), PersistedState::default());
         assert_eq!(std::fs::read(place.path().join("state.json.bad")).unwrap(), b"{");
     }
 }

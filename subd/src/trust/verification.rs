@@ -1,44 +1,70 @@
 //! Decides whether an update is what trusted keys have signed, and nothing else.
 //!
-//! The question is not who made the plan, nor how: it is carried out on the scanned tree, in
-//! memory, and what comes out must comply with the signed tree. Whatever else the update does must
-//! be the image's own: its triggers and its health check. Which paths have changed, and so which
-//! triggers fire, is found out here, because a plan could lie about its reasons.
+//! It does not matter who made the plan: it is applied to the scanned tree in memory, and the
+//! result must comply with the signed tree. Triggers and health check must be those of the image.
+//! Which paths have changed, and so which triggers fire, is computed here, because a plan could lie
+//! about its reasons.
 //!
 //! # Invariants
 //!
 //! * If the plan is accepted, the plan from its result to the signed tree is empty, and it has put
 //!   or changed nothing at paths that the signed tree does not have.
-//! * It was scanned as the signed image asks, so that the filter in force is the signed one.
-//! * Of computed files the content is not signed; path, mode, owner and attributes are.
+//! * The scan used the settings of the signed image, so that the filter in force is the signed one.
+//! * The content of computed files is not signed; their path, mode, owner and attributes are.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use api::subd::{PrepareRequest, ScanReport};
+use model::display::utc;
 use model::filter::Patterns;
 use model::image::required::{RequiredImage, required_tree};
 use model::image::{Content, ImageName};
+use model::object::ObjectId;
 use model::path::TreePath;
-use model::plan::{Action, ApplyError, Blocked, Difference, Have, Operation, Plan, apply, plan};
+use model::plan::{
+    Action, ApplyError, Blocked, Difference, Operation, Plan, ScannedTree, apply, plan,
+};
 use model::scope::Scope;
 use model::signing::{Endorsed, Policy, Signature, TrustedKeys, endorse};
-use model::tree::{Child, Leaf, Node, Tree, TreeBuilder, TreeError};
+use model::tree::{Child, Leaf, Node, Time, Tree, TreeBuilder, TreeError};
+use serde::{Deserialize, Serialize};
 
-use crate::state::accepted_image::{AcceptedImage, at};
-use crate::state::snapshot::Snapshot;
+use crate::state::Snapshot;
 
-/// What the machine's own configuration and history ask for.
+/// The image that was accepted last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptedImage {
+    pub image: ImageName,
+    /// The digest of its signed part.
+    pub digest: ObjectId,
+    /// When it was signed by as many keys as are needed, in seconds after 1970-01-01 UTC.
+    pub signed: u64,
+}
+
+impl fmt::Display for AcceptedImage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}, signed at {}", self.image, time_text(self.signed))
+    }
+}
+
+/// The time that is so many seconds after 1970-01-01 UTC, for people.
+fn time_text(seconds: u64) -> String {
+    utc(Time { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 })
+}
+
+/// The requirements of the machine's own configuration and history.
 #[derive(Clone, Copy, Debug)]
 pub struct SigningPolicy<'a> {
     pub keys: &'a TrustedKeys,
-    /// How many different ones are needed.
+    /// How many different keys must have signed.
     pub needed: u32,
     /// The machine's clock, in seconds after 1970-01-01 UTC.
     pub now: u64,
     /// True if images may be older than the one that was accepted last.
     pub allow_older: bool,
-    /// The one that was accepted last.
+    /// The image that was accepted last.
     pub last: Option<&'a AcceptedImage>,
 }
 
@@ -48,7 +74,7 @@ pub struct UpdateCase<'a> {
     pub request: &'a PrepareRequest,
     /// The signed image, whose tree is known to be its tree.
     pub image: &'a RequiredImage,
-    /// What was signed, and by whom.
+    /// The signatures of the image.
     pub signatures: &'a [Signature],
     /// The scan that the plan is staged upon.
     pub scan: &'a Snapshot,
@@ -58,7 +84,7 @@ pub struct UpdateCase<'a> {
 /// An update that is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedUpdate {
-    /// What is to be remembered when it has succeeded.
+    /// Recorded when the update has succeeded.
     pub accepted: AcceptedImage,
     /// The paths that may fire triggers.
     pub changed: Vec<TreePath>,
@@ -68,32 +94,32 @@ pub struct VerifiedUpdate {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    #[error("{why}; no update is accepted until that is mended on the machine itself")]
+    #[error("{why}; no update is accepted until that is repaired on the machine itself")]
     Local { why: String },
     #[error(
-        "this machine takes only signed images, and subd was started without --trusted-keys: give \
-         them again (was a config.toml taken away?), or, if it shall take every image from now on, \
+        "this machine accepts only signed images, and subd was started without --trusted-keys: \
+         give them again (was a config.toml removed?), or, to accept every image from now on, \
          remove accepted.json from /.subd/state (and from --state) and start subd again"
     )]
     KeysGone,
     #[error(
-        "this machine takes only signed images, and no signatures of {image} were offered: \
+        "this machine accepts only signed images, and no signatures of {image} were offered: \
          `imagetool sign` makes them"
     )]
     Unsigned { image: ImageName },
-    #[error("this machine takes only signed images: {why}")]
+    #[error("this machine accepts only signed images: {why}")]
     Unendorsed {
         /// Which signatures do not count, and why.
         why: String,
     },
     #[error(
         "{image} was signed at {}, and {} was accepted before ({last}): sign it again if the \
-         machine is to go back", at(*.signed), newness(*.signed, last)
+         machine is to go back", time_text(*.signed), newness(*.signed, last)
     )]
     Older { image: ImageName, signed: u64, last: AcceptedImage },
     #[error("the {what} of the update are not those that are signed with {image}")]
     Other { what: &'static str, image: ImageName },
-    #[error("the machine does not scan as {image} asks, so that it cannot be compared with it")]
+    #[error("the machine does not scan with the settings of {image}, so they cannot be compared")]
     Scope { image: ImageName },
     #[error("the plan does not fit the machine")]
     Misfit {
@@ -129,12 +155,8 @@ fn others(more: usize) -> String {
     if more == 0 { String::new() } else { format!(", nor would {more} others") }
 }
 
-/// Says how new the image is, if enough trusted keys vouch for it and it is newer than the one that
-/// was accepted last, or that one.
-///
-/// # Errors
-///
-/// [`Refusal`].
+/// Returns the record of the image, if enough trusted keys have signed it and it is not older than
+/// the image that was accepted last.
 pub fn verify_signatures(
     content: &Content,
     signatures: &[Signature],
@@ -144,14 +166,14 @@ pub fn verify_signatures(
     let is_last = policy.last.is_some_and(|last| last.digest == digest);
     let passed = policy.last.map_or(0, |last| last.signed);
     let SigningPolicy { keys, needed, now, .. } = *policy;
-    // What the machine has is kept up even when it may not be gone to any more.
+    // The present image may be repaired even when its signatures have expired.
     let endorsing = Policy { keys, needed, now, passed, even_expired: is_last };
     let Endorsed { signed, .. } = endorse(image, &digest, signatures, &endorsing)
         .map_err(|error| Refusal::Unendorsed { why: error.to_string() })?;
-    // What was accepted once was signed then, whatever is shown now.
+    // An accepted image stays as new as it was when it was accepted.
     let signed = if is_last { signed.max(passed) } else { signed };
     match policy.last {
-        // Of two that were signed in the same second nobody can tell which is newer.
+        // Of two images that were signed in the same second it is not known which is newer.
         Some(last) if signed <= last.signed && !is_last && !policy.allow_older => {
             Err(Refusal::Older { image: image.clone(), signed, last: last.clone() })
         }
@@ -160,10 +182,6 @@ pub fn verify_signatures(
 }
 
 /// Verifies an update.
-///
-/// # Errors
-///
-/// [`Refusal`] says what is not as it was signed.
 pub fn verify_update(
     case: &UpdateCase<'_>,
     policy: &SigningPolicy<'_>,
@@ -198,7 +216,7 @@ fn in_words(operation: &Operation) -> String {
     names.join(", ")
 }
 
-/// Refuses an order that brings anything along that is not the image's own.
+/// Refuses a request whose name, triggers or health check are not those of the image.
 fn expect_same_order(request: &PrepareRequest, image: &RequiredImage) -> Result<(), Refusal> {
     let content = &image.content;
     let table = [
@@ -212,10 +230,10 @@ fn expect_same_order(request: &PrepareRequest, image: &RequiredImage) -> Result<
     }
 }
 
-/// Refuses operations that the trees do not tell of, and that no planner makes. A directory that
-/// holds what the machine keeps, and that the image does not have, stays: with the owner, mode and
-/// ACL that it has. And who has a file open, or a name of it outside of what is signed, must not
-/// find it changed to something that has privileges.
+/// Refuses operations that a comparison of the trees does not show, and that no planner makes. A
+/// directory with kept content that the image does not have keeps its owner, mode and ACL. And a
+/// file with privileges is not changed in place, because a process may have it open or hold another
+/// name of it.
 fn expect_tame(plan: &Plan, have: &Tree, want: &Tree, report: &ScanReport) -> Result<(), Refusal> {
     for Operation { path, action, .. } in &plan.operations {
         if *action != Action::Remove && want.get(path).is_none() {
@@ -245,7 +263,7 @@ fn plan_between(have: &Tree, want: &Tree, report: &ScanReport) -> Plan {
     let externally_linked: BTreeSet<TreePath> = report.externally_linked.iter().cloned().collect();
     let occupied: BTreeMap<_, _> = report.occupied.iter().cloned().collect();
     let times = report.times;
-    let have = Have {
+    let have = ScannedTree {
         tree: have,
         kept_directories: &kept_directories,
         externally_linked: &externally_linked,
@@ -255,7 +273,7 @@ fn plan_between(have: &Tree, want: &Tree, report: &ScanReport) -> Plan {
     plan(&have, want)
 }
 
-/// The signed tree with the computed files that the plan brings, whose content nobody signs.
+/// Returns the signed tree with the computed files of the plan, whose content is not signed.
 fn with_computed(want: &Tree, after: &Tree) -> Result<Tree, Refusal> {
     if want.root().totals().computed == 0 {
         return Ok(want.clone());

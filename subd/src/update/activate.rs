@@ -1,14 +1,14 @@
-//! Carries a script out, step by step, or undoes it.
+//! Executes a script, step by step, or undoes it.
 //!
-//! Synchronous and single-threaded; makes no choices. Before a step the path is looked at: if
-//! something else is there than the script says, the step fails. What must not be lost is looked at
-//! again after the kernel has swapped it, because only then nobody can slip in between.
+//! Synchronous, in one thread, without decisions. Before a step the path is checked: if something
+//! else is there than the script says, the step fails. What must not be lost is checked again after
+//! the kernel has swapped it, because only then no other process can change it.
 //!
-//! All of it can be repeated after it was interrupted anywhere. Whether a step was done is told by
-//! its slot, which nobody else can reach, and not by the path, where anybody may have put something
-//! since. If it was interrupted between a swap and the look at what came out, that look is made
-//! when the step is repeated: if something else is in the slot than was to come out, or somebody
-//! has written to it meanwhile, it is put back and the step fails.
+//! Execution can be repeated after an interruption at any point. Whether a step was done is decided
+//! by its slot, which no other process can reach, and not by the path, which others may have
+//! changed since. If it was interrupted between a swap and the check of the entry that was swapped
+//! out, that check is made when the step is repeated: if the slot holds another entry than
+//! expected, or it was written to in the meantime, it is put back and the step fails.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -17,24 +17,24 @@ use model::path::TreePath;
 use model::scope::Attributes;
 use nix::errno::Errno;
 
-use super::metadata::Target;
-use super::stage::{at_place, slot_name};
-use super::step::{Former, Script, Step};
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
+use crate::update::metadata::Target;
+use crate::update::stage::{at_place, slot_name};
+use crate::update::step::{FormerEntry, Script, Step};
 use crate::update::step_plan::SlotPath;
 
-/// What is said of a directory that was to be removed and is not empty.
+/// The reason why a directory cannot be removed that is not empty.
 const NOT_EMPTY: &str = "it holds something that is not in the scan";
 
-/// How often undoing looks again, in all, where somebody else has changed something: a user who
-/// swaps things back and forth shall not keep the tree from being put back.
-const LOOKS_AGAIN_MAX: usize = 2_000;
+/// The most retries of an undo, in total, where another process has changed something: a user who
+/// swaps entries back and forth must not keep the tree from being undone.
+const UNDO_RETRIES_MAX: usize = 2_000;
 
-/// How often it looks again for one step.
-const LOOKS_AGAIN_FOR_ONE_MAX: usize = 200;
+/// The most retries of one step.
+const UNDO_RETRIES_OF_STEP_MAX: usize = 200;
 
-/// How long it waits before.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
+/// The pause before a retry.
+const UNDO_RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// A step that failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,18 +52,18 @@ pub enum StepError {
 }
 
 impl StepError {
-    /// True if somebody else has changed what is at the path, or on the way to it.
-    fn is_of_others(&self) -> bool {
+    /// True if another process has changed the entry or a directory above it.
+    fn is_foreign_change(&self) -> bool {
         match self {
             Self::Root { source } | Self::Refused { source, .. } => {
-                // Something came between a look and a rename.
+                // Changed between the check and the rename.
                 is_gone(source) || source.errno() == Some(Errno::EEXIST)
             }
             Self::Changed { .. } => true,
         }
     }
 
-    fn of(self, step: &Step) -> Self {
+    fn at(self, step: &Step) -> Self {
         match self {
             Self::Root { source } => Self::Refused { path: step.path().clone(), source },
             other => other,
@@ -73,14 +73,14 @@ impl StepError {
 
 /// A script that could not be carried out.
 #[derive(Debug)]
-pub struct Failed {
-    /// How many steps were done or tried.
+pub struct ActivationFailure {
+    /// The number of steps that were done or tried.
     pub begun: usize,
-    /// Why the last of them failed.
+    /// The error of the last of them.
     pub cause: StepError,
 }
 
-/// Where a script is carried out.
+/// Executes scripts.
 #[derive(Clone, Copy, Debug)]
 pub struct Activation<'a> {
     pub root: &'a Root,
@@ -88,71 +88,59 @@ pub struct Activation<'a> {
 }
 
 impl Activation<'_> {
-    /// Gives files of the tree their further names in the slots. Nothing visible changes. May be
-    /// repeated only while nothing has left the slots: a link that has gone from its slot to its
-    /// place cannot be told from one that was not made.
-    ///
-    /// # Errors
-    ///
-    /// [`StepError`] for the first link that cannot be made. Those before it stay.
+    /// Links files of the tree into the slots. Nothing visible changes. May be repeated only while
+    /// all entries are in the slots: a link that was moved to its path cannot be distinguished from
+    /// one that was not made.
     pub fn link_all(&self, script: &Script) -> Result<(), StepError> {
         script.steps.iter().try_for_each(|step| match step {
             Step::Link { carrier, inode, place } => {
-                self.link(carrier, *inode, place).map_err(|error| error.of(step))
+                self.link(carrier, *inode, place).map_err(|error| error.at(step))
             }
             _ => Ok(()),
         })
     }
 
-    /// Carries out all steps but the links that were not done yet; gives the time from the first
+    /// Executes all steps that were not done yet, except for links. Returns the time from the first
     /// visible change to the last step.
-    ///
-    /// # Errors
-    ///
-    /// [`Failed`] for the first step that cannot be done. What was done stays done.
-    pub fn activate(&self, script: &Script) -> Result<Duration, Failed> {
+    pub fn activate(&self, script: &Script) -> Result<Duration, ActivationFailure> {
         let mut first = None;
         for (number, step) in script.steps.iter().enumerate() {
             if step.is_visible() {
                 first.get_or_insert_with(Instant::now);
             }
-            if let Err(cause) = self.step(script.managed, step).map_err(|error| error.of(step)) {
-                return Err(Failed { begun: number + 1, cause });
+            if let Err(cause) = self.step(script.managed, step).map_err(|error| error.at(step)) {
+                return Err(ActivationFailure { begun: number + 1, cause });
             }
         }
         Ok(first.map_or(Duration::ZERO, |first| first.elapsed()))
     }
 
-    /// Undoes the first `count` steps, last first; one that was not done is left alone. What cannot
-    /// be undone does not keep the rest from it. May be repeated. Gives what is left to others,
-    /// because they have put something else there, or have taken the directory away: they could
-    /// keep a machine from being updated ever again if that had to be mended first.
-    ///
-    /// # Errors
-    ///
-    /// [`StepError`] for the last step that the file-system refuses to undo.
+    /// Undoes the first `count` steps in reverse order; steps that were not done are skipped. A
+    /// step that cannot be undone does not stop the rest. May be repeated. Returns the steps that
+    /// were not undone because another process has changed the path or removed its directory:
+    /// otherwise it could keep the machine from ever being updated again.
     pub fn undo(&self, script: &Script, count: usize) -> Result<Vec<StepError>, StepError> {
         let (mut left, mut result) = (Vec::new(), Ok(()));
-        let mut looks_left = LOOKS_AGAIN_MAX;
+        let mut retries_left = UNDO_RETRIES_MAX;
         for step in script.steps.iter().take(count).rev() {
             let mut undone = self.undo_step(script.managed, step);
-            for _ in 0..LOOKS_AGAIN_FOR_ONE_MAX.min(looks_left) {
-                if !undone.as_ref().is_err_and(StepError::is_of_others) {
+            for _ in 0..UNDO_RETRIES_OF_STEP_MAX.min(retries_left) {
+                if !undone.as_ref().is_err_and(StepError::is_foreign_change) {
                     break;
                 }
-                looks_left -= 1;
-                std::thread::sleep(LOOK_AGAIN_AFTER);
+                retries_left -= 1;
+                std::thread::sleep(UNDO_RETRY_PAUSE);
                 undone = self.undo_step(script.managed, step);
             }
-            match undone.map_err(|error| error.of(step)) {
-                Err(error) if error.is_of_others() => left.push(error),
+            match undone.map_err(|error| error.at(step)) {
+                Err(error) if error.is_foreign_change() => left.push(error),
                 undone => result = result.and(undone),
             }
         }
         result.map(|()| left)
     }
 
-    /// Does one step; does nothing if it is done already.
+    /// Executes one step; does nothing if it is done already.
     fn step(&self, managed: Attributes, step: &Step) -> Result<(), StepError> {
         match step {
             // It was made by `link_all`.
@@ -166,7 +154,7 @@ impl Activation<'_> {
             Step::Lock { path, inode, locks } => self.set_locks(path, *inode, *locks),
             Step::Change { path, inode, wanted, .. } => Target::with(self.root, path, |target| {
                 expect_inode(path, &target.status()?, *inode)?;
-                Ok(target.dress(managed, wanted)?)
+                Ok(target.apply(managed, wanted)?)
             }),
         }
     }
@@ -174,15 +162,15 @@ impl Activation<'_> {
     fn link(&self, carrier: &TreePath, inode: u64, place: &SlotPath) -> Result<(), StepError> {
         let (from, name) = self.root.parent(carrier)?;
         at_place(self.slots, place, |to, new_name| {
-            if look(to, new_name)?.is_some_and(|status| status.inode == inode) {
+            if status_if_present(to, new_name)?.is_some_and(|status| status.inode == inode) {
                 return Ok(());
             }
             link_locked(&from, name, to, new_name)?;
-            // The name is looked at after it was taken: it cannot change any more.
+            // Checked after the link was made: it cannot change any more.
             let linked = to.stat(new_name)?;
             expect_inode(carrier, &linked, inode).inspect_err(|_| {
                 if let Err(error) = to.unlink(new_name) {
-                    tracing::warn!(%error, "cannot take a wrong link away");
+                    tracing::warn!(%error, "cannot remove a wrong link");
                 }
             })
         })
@@ -192,8 +180,8 @@ impl Activation<'_> {
         let (parent, name) = self.root.parent(path)?;
         let slot = slot_name(slot);
         let Err(error) = self.slots.rename_noreplace(&slot, &parent, name) else { return Ok(()) };
-        // Whatever has become of it since, it has appeared if it is not in its slot any more.
-        match (look(self.slots, &slot)?, look(&parent, name)?) {
+        // It was moved if it is no longer in its slot, whatever happened to it since.
+        match (status_if_present(self.slots, &slot)?, status_if_present(&parent, name)?) {
             (None, _) => Ok(()),
             (Some(_), Some(_)) => Err(changed(path, "something is there now")),
             (Some(_), None) => Err(error.into()),
@@ -205,35 +193,37 @@ impl Activation<'_> {
         path: &TreePath,
         slot: u32,
         inode: u64,
-        former: &Former,
+        former: &FormerEntry,
         displaced: &[TreePath],
     ) -> Result<(), StepError> {
         let (parent, name) = self.root.parent(path)?;
         let slot = slot_name(slot);
-        let present = look(&parent, name)?;
+        let present = status_if_present(&parent, name)?;
         if present.is_none_or(|present| present.inode != inode) {
-            let present = present.ok_or_else(|| changed(path, "it is gone"));
+            let present = present.ok_or_else(|| changed(path, "it was removed"));
             let fits = present.and_then(|present| expect_former(path, &present, former));
             match fits.and_then(|()| self.expect_free(path, former)) {
                 Ok(()) => self.slots.exchange(&slot, &parent, name)?,
-                // It was done, and what had come to the path has been replaced since.
+                // It was done, and the new entry has been replaced since.
                 Err(_) if self.holds(&slot, former)? => {}
                 Err(error) => return Err(error),
             }
         }
         let right = self.expect_out(path, &slot, former, displaced);
-        if right.is_err() && look(&parent, name)?.is_some_and(|present| present.inode == inode) {
+        if right.is_err()
+            && status_if_present(&parent, name)?.is_some_and(|present| present.inode == inode)
+        {
             self.slots.exchange(&slot, &parent, name)?;
         }
         right
     }
 
-    /// Checks that what came out of the tree into the slot is what was to come out.
+    /// Checks that the slot holds the entry that was to be moved out of the tree.
     fn expect_out(
         &self,
         path: &TreePath,
         slot: &[u8],
-        former: &Former,
+        former: &FormerEntry,
         displaced: &[TreePath],
     ) -> Result<(), StepError> {
         expect_former(path, &self.slots.stat(slot)?, former)?;
@@ -264,14 +254,15 @@ impl Activation<'_> {
         }
         match expected.first() {
             None => Ok(()),
-            Some(missing) => Err(changed(missing, "it is gone")),
+            Some(missing) => Err(changed(missing, "it was removed")),
         }
     }
 
-    fn vanish(&self, path: &TreePath, slot: u32, former: &Former) -> Result<(), StepError> {
+    fn vanish(&self, path: &TreePath, slot: u32, former: &FormerEntry) -> Result<(), StepError> {
         let (parent, name) = self.root.parent(path)?;
         let slot = slot_name(slot);
-        let present = look(&parent, name)?.ok_or_else(|| changed(path, "it is gone"));
+        let present =
+            status_if_present(&parent, name)?.ok_or_else(|| changed(path, "it was removed"));
         match present.and_then(|present| expect_former(path, &present, former)) {
             Ok(()) => {
                 if former.directory && !parent.open_child(name)?.names()?.is_empty() {
@@ -279,8 +270,8 @@ impl Activation<'_> {
                 }
                 parent.rename_noreplace(name, self.slots, &slot)?;
             }
-            // It was done, and something may have come to the path since.
-            Err(error) if look(self.slots, &slot)?.is_none() => return Err(error),
+            // It was done, and another process may have created something at the path since.
+            Err(error) if status_if_present(self.slots, &slot)?.is_none() => return Err(error),
             Err(_) => {}
         }
         self.expect_out(path, &slot, former, &[]).or_else(|error| {
@@ -289,30 +280,31 @@ impl Activation<'_> {
         })
     }
 
-    /// Undoes one step; does nothing if it was not done. The slots, which nobody else can reach,
-    /// tell whether it was.
+    /// Undoes one step; does nothing if it was not done, which the slots show.
     fn undo_step(&self, managed: Attributes, step: &Step) -> Result<(), StepError> {
         match step {
             Step::Link { place, .. } => {
-                let undone =
-                    at_place(self.slots, place, |holder, name| match look(holder, name)? {
+                let undone = at_place(self.slots, place, |holder, name| {
+                    match status_if_present(holder, name)? {
                         Some(_) => holder.unlink(name),
                         None => Ok(()),
-                    });
-                // What it was in has appeared, and somebody else has taken it away.
+                    }
+                });
+                // The directory that it was in was moved to the tree and removed by another
+                // process.
                 unless_gone(undone)
             }
             Step::Appear { path, slot, inode } => {
                 let slot = slot_name(*slot);
-                if look(self.slots, &slot)?.is_some() {
+                if status_if_present(self.slots, &slot)?.is_some() {
                     return Ok(());
                 }
                 let Some((parent, name)) = self.parent_if_there(path)? else { return Ok(()) };
-                match look(&parent, name)? {
+                match status_if_present(&parent, name)? {
                     Some(status) if status.inode == *inode => {
                         Ok(parent.rename_noreplace(name, self.slots, &slot)?)
                     }
-                    // Somebody else has taken away what had appeared.
+                    // Another process has removed the new entry.
                     _ => Ok(()),
                 }
             }
@@ -321,13 +313,13 @@ impl Activation<'_> {
             }
             Step::Vanish { path, slot, former } => {
                 let slot = slot_name(*slot);
-                if look(self.slots, &slot)?.is_none() {
+                if status_if_present(self.slots, &slot)?.is_none() {
                     return Ok(());
                 }
                 let (parent, name) = self.root.parent(path)?;
-                match look(&parent, name)? {
+                match status_if_present(&parent, name)? {
                     None => Ok(self.slots.rename_noreplace(&slot, &parent, name)?),
-                    // The one that went was empty.
+                    // The removed directory was empty.
                     Some(again) if former.directory && again.kind == Kind::Directory => Ok(()),
                     Some(_) => Err(changed(path, "it was made again during the update")),
                 }
@@ -337,8 +329,8 @@ impl Activation<'_> {
             Step::Change { path, inode, former, .. } => {
                 let undone = Target::with(self.root, path, |target| {
                     match target.status()?.inode == *inode {
-                        true => target.dress(managed, former),
-                        // Somebody else has replaced it.
+                        true => target.apply(managed, former),
+                        // Another process has replaced it.
                         false => Ok(()),
                     }
                 });
@@ -352,14 +344,14 @@ impl Activation<'_> {
         path: &TreePath,
         slot: &[u8],
         inode: u64,
-        former: &Former,
+        former: &FormerEntry,
     ) -> Result<(), StepError> {
-        let held = look(self.slots, slot)?;
+        let held = status_if_present(self.slots, slot)?;
         if held.is_some_and(|held| held.inode == inode) {
             return Ok(());
         }
         let (parent, name) = self.root.parent(path)?;
-        match look(&parent, name)? {
+        match status_if_present(&parent, name)? {
             Some(status) if status.inode == former.inode => Ok(()),
             Some(status) if status.inode == inode && held.is_some() => {
                 Ok(self.slots.exchange(slot, &parent, name)?)
@@ -367,6 +359,32 @@ impl Activation<'_> {
             None if held.is_some() => Ok(self.slots.rename_noreplace(slot, &parent, name)?),
             _ => Err(changed(path, "it was replaced during the update")),
         }
+    }
+
+    /// Sets the flags of `path` to `locks`. Fails if it is another inode than `inode`.
+    fn set_locks(&self, path: &TreePath, inode: u64, locks: Locks) -> Result<(), StepError> {
+        match self.try_set_locks(path, inode, locks)? {
+            true => Ok(()),
+            false => Err(changed(path, "another inode is there")),
+        }
+    }
+
+    /// As [`Activation::set_locks`]; does nothing if the entry was replaced or removed.
+    fn put_locks_back(&self, path: &TreePath, inode: u64, locks: Locks) -> Result<(), StepError> {
+        match self.try_set_locks(path, inode, locks) {
+            Err(error) if is_gone(&error) => Ok(()),
+            other => Ok(other.map(|_| ())?),
+        }
+    }
+
+    /// True if the inode was found.
+    fn try_set_locks(&self, path: &TreePath, inode: u64, locks: Locks) -> Result<bool, RootError> {
+        if !path.is_root() {
+            let (parent, name) = self.root.parent(path)?;
+            return parent.set_locks(name, inode, locks);
+        }
+        let top = self.root.directory(path)?;
+        top.set_own_locks(locks).map(|()| true)
     }
 
     /// Opens the directory that holds `path`; `None` if it is no longer there.
@@ -381,14 +399,14 @@ impl Activation<'_> {
         }
     }
 
-    /// True if the slot has what was at the path before.
-    fn holds(&self, slot: &[u8], former: &Former) -> Result<bool, RootError> {
-        let held = look(self.slots, slot)?;
+    /// True if the slot holds the former entry of the path.
+    fn holds(&self, slot: &[u8], former: &FormerEntry) -> Result<bool, RootError> {
+        let held = status_if_present(self.slots, slot)?;
         Ok(held.is_some_and(|status| status.inode == former.inode))
     }
 }
 
-/// Gives `name` in `from` the further name `new_name` in `to`. The kernel refuses that for an
+/// Returns `name` in `from` the further name `new_name` in `to`. The kernel refuses that for an
 /// immutable file, so its flags are taken away for a moment: it stays as it is.
 fn link_locked(
     from: &Directory,
@@ -407,7 +425,7 @@ fn link_locked(
     linked
 }
 
-/// True if the error says that there is no such path, or that it leads elsewhere by now.
+/// True if the error says that there is no such path, or that it leads elsewhere now.
 pub(super) fn is_gone(error: &RootError) -> bool {
     error.is_absent() || matches!(error.errno(), Some(Errno::ELOOP | Errno::ENOTDIR))
 }
@@ -419,8 +437,8 @@ fn unless_gone(undone: Result<(), RootError>) -> Result<(), StepError> {
     }
 }
 
-/// Looks at an entry; `None` if there is none.
-fn look(directory: &Directory, name: &[u8]) -> Result<Option<Status>, RootError> {
+/// Reads the status of an entry; `None` if it does not exist.
+fn status_if_present(directory: &Directory, name: &[u8]) -> Result<Option<Status>, RootError> {
     match directory.stat(name) {
         Ok(status) => Ok(Some(status)),
         Err(error) if error.is_absent() => Ok(None),
@@ -436,7 +454,7 @@ fn expect_inode(path: &TreePath, present: &Status, inode: u64) -> Result<(), Ste
     if present.inode == inode { Ok(()) } else { Err(changed(path, "another inode is there")) }
 }
 
-fn expect_former(path: &TreePath, present: &Status, former: &Former) -> Result<(), StepError> {
+fn expect_former(path: &TreePath, present: &Status, former: &FormerEntry) -> Result<(), StepError> {
     expect_inode(path, present, former.inode)?;
     let directory = present.kind == Kind::Directory;
     let same_content = present.size_bytes == former.size_bytes && present.mtime == former.mtime;

@@ -1,50 +1,49 @@
 //! Carries out a committed update, or finishes an interrupted one.
 //!
-//! Synchronous, in one thread: the same code runs in a daemon, when it starts, in early boot with
+//! Synchronous, in one thread: the same code runs in the daemon, when it starts, in early boot with
 //! `--recover`, and in tests that interrupt it at each of its system calls.
 //!
 //! The order of the work, and what a crash after each part leads to:
 //!
 //! 1. The journal is written and synced. *Before: the update was not begun. After: the next
 //!    start finishes it.*
-//! 2. Files that stay get their further names in the slots, `staging/ID` becomes `undo/ID`,
-//!    services are stopped, the steps are taken: nothing else is done between the first and the
-//!    last of them. *Each step is checked again, and taken if it was not.*
+//! 2. Files that stay are linked into the slots, `staging/ID` becomes `undo/ID`, services are
+//!    stopped, the steps are executed: nothing else is done between the first and the last of them.
+//!    *Each step is checked again, and executed if it was not.*
 //! 3. The file-system is synced, and the phase becomes [`Phase::Live`]. *The tree is not touched
 //!    again.*
 //! 4. Services are started, the health of the machine is checked. *Both are repeated.*
-//! 5. The phase becomes [`Phase::Done`], the result is noted durably, the journal is removed. *The
-//!    rest of that is done.*
+//! 5. The phase becomes [`Phase::Done`], the result is recorded durably, the journal is removed.
+//!    *The rest of that is done.*
 //! 6. What the slots hold is freed by the caller.
 //!
 //! If a step or the sync fails, all steps are undone in reverse order, except for paths that
-//! somebody else has changed since; then the file-system is synced and services are started again.
-//! The name of the directory records the direction ([`Phase::Back`]), which never changes back. If
-//! undoing fails, the journal stays and [`Executor::retry`] retries.
+//! another process has changed since; then the file-system is synced and services are started
+//! again. The name of the directory records the direction ([`Phase::Back`]), which never changes
+//! back. If undoing fails, the journal stays and [`Executor::retry`] retries.
 //!
 //! # Invariants
 //!
 //! * While the tree may be mixed there is a journal on the medium.
 //! * Services that were stopped are started again, whatever happens.
-//! * An update is noted as done only when its tree has been synced.
+//! * An update is recorded as done only when its tree has been synced.
 
-use std::sync::Arc;
-use std::time::Duration;
+mod tree;
 
-use api::subd::{Health, LastUpdate, Outcome, TriggerFailure};
+use api::subd::{Health, LastUpdate, TriggerFailure, UpdateOutcome};
+use model::display::error_chain;
 use model::image::HealthCheck;
-use model::path::TreePath;
-use model::report::report;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCall;
 
-use super::activate::{Activation, StepError};
-use super::journal::{self, Journal, JournalError};
-use super::phase::Phase;
-use crate::root::{Directory, Root, RootError};
-use crate::state::directories::{Directories, directory_name, empty};
+use crate::root::Root;
+use crate::state::directories::{Directories, empty};
 use crate::state::persisted_state::PersistError;
-use system::clock::wall;
+use crate::update::journal::{self, Journal, JournalError};
+use crate::update::running_update::{
+    FinalTree, RunningUpdate, ServiceState, Stuck, TreeState, UpdateOrigin,
+};
+use crate::update::step::Phase;
 
 /// Stops and starts the services of a machine.
 pub trait Services {
@@ -68,10 +67,6 @@ pub trait Machine {
 
     /// Records how an update ended, durably. `done` has the triggers of the image if the tree is
     /// now as planned.
-    ///
-    /// # Errors
-    ///
-    /// [`PersistError`] if it may be forgotten.
     fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError>;
 }
 
@@ -84,113 +79,6 @@ pub struct Executor<'a> {
     /// `None` in early boot, when no service runs yet.
     pub services: Option<&'a dyn Services>,
     pub boot_id: &'a str,
-}
-
-/// How the tree ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinalTree {
-    New,
-    /// It is as it was.
-    Old,
-}
-
-/// An update that has a journal.
-#[derive(Debug)]
-pub struct RunningUpdate {
-    pub journal: Journal,
-    /// How far it has come, by the name of the directory with its slots.
-    pub phase: Phase,
-    /// The result that was recorded before the update was interrupted.
-    pub known: Option<LastUpdate>,
-    origin: Origin,
-    tree: TreeState,
-    services: ServiceState,
-    /// Opened when they are needed first.
-    slots: Option<Arc<Directory>>,
-    /// From the first visible change to the last.
-    window: Duration,
-    failures: Vec<TriggerFailure>,
-    health: Option<Health>,
-}
-
-/// How this process came by an update.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    /// It was committed here: no step was taken that this process did not take.
-    Committed,
-    /// Its journal was found: any number of its steps may have been taken.
-    Resumed,
-    /// It was refused, because the journal of another update is in its place.
-    JournalOccupied,
-}
-
-/// The tree of a running update.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum TreeState {
-    /// Any number of steps may have been taken. `cause` is why they are to be undone, if this
-    /// process knows.
-    Mixed {
-        cause: Option<String>,
-    },
-    New,
-    /// As it was. `left` names what was not put back, because somebody else has changed it since.
-    Old {
-        cause: Option<String>,
-        left: Vec<String>,
-    },
-}
-
-impl TreeState {
-    /// The tree is as it was: not a step was taken.
-    fn untouched(cause: String) -> Self {
-        Self::Old { cause: Some(cause), left: Vec::new() }
-    }
-
-    fn cause(&self) -> Option<&String> {
-        match self {
-            Self::Mixed { cause } | Self::Old { cause, .. } => cause.as_ref(),
-            Self::New => None,
-        }
-    }
-}
-
-/// The services of a running update.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ServiceState {
-    /// Nothing was done to them, as far as this process knows.
-    Untouched,
-    Stopped,
-    Started,
-    /// They are started and the health is checked: only the journal is to be closed.
-    Complete,
-}
-
-/// Why the tree is neither as planned nor as it was.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{why}")]
-pub struct Stuck {
-    pub why: String,
-}
-
-/// An interrupted update can be neither finished nor undone with what is on the medium.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LostError {
-    #[error("an update was interrupted and its journal cannot be used")]
-    Journal { source: JournalError },
-    #[error(
-        "an update was interrupted and has no journal; what it displaced is in \
-         /.subd/undo/{name}: repair the tree, then remove that directory"
-    )]
-    NoJournal {
-        /// The directory with what it displaced.
-        name: String,
-    },
-    #[error("cannot find out whether an update was interrupted")]
-    Directories {
-        #[from]
-        source: RootError,
-    },
 }
 
 /// The state of a journal when the executor returns.
@@ -209,215 +97,32 @@ pub enum JournalState {
 /// The state of an update when the executor returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpdateEnd {
-    /// What is reported of it.
+    /// The reported result.
     pub last: LastUpdate,
-    /// The tree; `None` if it is stuck between the two.
+    /// The tree; `None` if it is mixed.
     pub settled: Option<FinalTree>,
-    /// What has become of the journal.
+    /// The state of the journal.
     pub journal: JournalState,
-    /// True if the machine is to be rebooted now.
+    /// True if the machine must be rebooted now.
     pub reboot: bool,
-}
-
-impl RunningUpdate {
-    fn new(journal: Journal, phase: Phase) -> Self {
-        Self {
-            journal,
-            phase,
-            known: None,
-            origin: Origin::Committed,
-            tree: TreeState::Mixed { cause: None },
-            services: ServiceState::Untouched,
-            slots: None,
-            window: Duration::ZERO,
-            failures: Vec::new(),
-            health: None,
-        }
-    }
-
-    /// Which update.
-    pub fn update_id(&self) -> u64 {
-        self.journal.head.update_id
-    }
-
-    /// Returns how the tree ended; `None` as long as it is mixed.
-    pub fn settled(&self) -> Option<FinalTree> {
-        match self.tree {
-            TreeState::Mixed { .. } => None,
-            TreeState::New => Some(FinalTree::New),
-            TreeState::Old { .. } => Some(FinalTree::Old),
-        }
-    }
-
-    /// The paths that its steps are for.
-    pub fn paths(&self) -> impl Iterator<Item = &TreePath> {
-        self.journal.script.steps.iter().map(super::step::Step::path)
-    }
-
-    /// Replaces the trigger failures that are reported.
-    pub fn fail(&mut self, failures: Vec<TriggerFailure>) {
-        self.failures = failures;
-    }
-
-    /// Why the tree is as it was, and where it is not.
-    fn why_old(&self) -> String {
-        let mut why = self.tree.cause().cloned().unwrap_or_else(|| INTERRUPTED.to_owned());
-        if let TreeState::Old { left, .. } = &self.tree
-            && let [first, others @ ..] = &**left
-        {
-            why.push_str(&format!("; left to who changed it meanwhile: {first}"));
-            if !others.is_empty() {
-                why.push_str(&format!(" ({} such paths)", left.len()));
-            }
-        }
-        why
-    }
-
-    fn last(&self, outcome: Outcome) -> LastUpdate {
-        let head = &self.journal.head;
-        LastUpdate {
-            update_id: head.update_id,
-            image: head.image.clone(),
-            outcome,
-            verified_generation: None,
-            operations: head.operations,
-            window_ns: u64::try_from(self.window.as_nanos()).unwrap_or(u64::MAX),
-            trigger_failures: self.failures.clone(),
-            health: self.health.clone(),
-            awaits_boot: false,
-            unlocked: self.journal.script.unlocked(),
-            ended: wall(),
-        }
-    }
 }
 
 impl Executor<'_> {
     /// Carries out an update that is staged, from its first step to its last.
     pub fn commit(&self, machine: &dyn Machine, journal: Journal) -> (RunningUpdate, UpdateEnd) {
         let mut update = RunningUpdate::new(journal, Phase::Staged);
-        let carried = match journal::write(&self.directories.journal, &update.journal) {
-            Ok(()) => self.carry(&mut update),
+        let settled_tree = match journal::write(&self.directories.journal, &update.journal) {
+            Ok(()) => self.settle_tree(&mut update),
             Err(error) => {
                 if matches!(error, JournalError::Occupied) {
-                    update.origin = Origin::JournalOccupied;
+                    update.origin = UpdateOrigin::JournalOccupied;
                 }
-                update.tree = TreeState::untouched(report(&error));
+                update.tree = TreeState::untouched(error_chain(&error));
                 Ok(())
             }
         };
-        let ended = self.finish(machine, &mut update, carried);
+        let ended = self.finish(machine, &mut update, settled_tree);
         (update, ended)
-    }
-
-    /// Looks for an update that was interrupted.
-    ///
-    /// # Errors
-    ///
-    /// [`LostError`] if there is one that can be neither finished nor undone. Nothing was changed.
-    pub fn find(&self) -> Result<Option<RunningUpdate>, LostError> {
-        let lost = |source| LostError::Journal { source };
-        let journal = match journal::read(&self.directories.journal) {
-            Ok(journal) => journal,
-            Err(error @ JournalError::Damaged { .. }) => {
-                self.expect_nothing_begun()?;
-                tracing::error!("setting it aside, nothing was begun: {}", report(&error));
-                journal::set_aside(&self.directories.journal)?;
-                None
-            }
-            Err(error) => return Err(lost(error)),
-        };
-        let Some(journal) = journal else {
-            self.expect_nothing_begun()?;
-            // Remove a journal that was only partly written.
-            if let Err(error) = journal::remove(&self.directories.journal) {
-                tracing::warn!("{}", report(&error));
-            }
-            return Ok(None);
-        };
-        match self.phase_of(journal.head.update_id)? {
-            Some(phase) => {
-                let mut update = RunningUpdate::new(journal, phase);
-                update.origin = Origin::Resumed;
-                if update.phase.is_over() {
-                    update.services = ServiceState::Complete;
-                }
-                Ok(Some(update))
-            }
-            None => {
-                let update_id = journal.head.update_id;
-                tracing::warn!(update_id, "the journal of an update that was never begun");
-                journal::remove(&self.directories.journal)?;
-                Ok(None)
-            }
-        }
-    }
-
-    fn expect_nothing_begun(&self) -> Result<(), LostError> {
-        for name in self.directories.undo.names()? {
-            if !Phase::of_directory(&name).is_some_and(|(_, phase)| phase.is_over()) {
-                let name = model::escape::escape(&name);
-                return Err(LostError::NoJournal { name });
-            }
-        }
-        Ok(())
-    }
-
-    fn phase_of(&self, update_id: u64) -> Result<Option<Phase>, LostError> {
-        let names = self.directories.undo.names()?;
-        let phases = names.iter().filter_map(|name| Phase::of_directory(name));
-        let mut phases: Vec<Phase> =
-            phases.filter(|(id, _)| *id == update_id).map(|(_, phase)| phase).collect();
-        // Leftovers of an earlier update with the same id come last.
-        phases.sort_by_key(Phase::is_over);
-        let staged = self.directories.staging.names()?;
-        let is_staged = staged.iter().any(|name| **name == *directory_name(update_id));
-        Ok(match phases.into_iter().next() {
-            Some(phase) if !is_staged || !phase.is_over() => Some(phase),
-            _ => is_staged.then_some(Phase::Staged),
-        })
-    }
-
-    /// Makes the tree as planned, or as it was, whatever it is now.
-    ///
-    /// # Errors
-    ///
-    /// [`Stuck`] if it can be made neither.
-    pub fn carry(&self, update: &mut RunningUpdate) -> Result<(), Stuck> {
-        if update.phase == Phase::Staged
-            && let Err(error) = self.begin(update)
-        {
-            update.tree = TreeState::untouched(report(&error));
-            return Ok(());
-        }
-        match update.phase {
-            Phase::Staged | Phase::Begun => {
-                self.stop_services(update);
-                self.forward(update)
-            }
-            Phase::Back | Phase::Undoing => {
-                self.stop_services(update);
-                self.put_back(update, usize::MAX)
-            }
-            Phase::Live { .. } | Phase::Done => {
-                update.tree = TreeState::New;
-                Ok(())
-            }
-            Phase::RolledBack | Phase::Undone => {
-                update.tree = TreeState::Old { cause: None, left: Vec::new() };
-                Ok(())
-            }
-        }
-    }
-
-    fn begin(&self, update: &mut RunningUpdate) -> Result<(), StepError> {
-        let Directories { staging, undo, .. } = self.directories;
-        let name = directory_name(update.update_id());
-        let slots = staging.open_child(&name)?;
-        Activation { root: self.root, slots: &slots }.link_all(&update.journal.script)?;
-        staging.rename_noreplace(&name, undo, &name)?;
-        update.phase = Phase::Begun;
-        update.slots = Some(Arc::new(slots));
-        Ok(())
     }
 
     fn drive(&self, calls: &[ServiceCall]) -> Vec<TriggerFailure> {
@@ -434,101 +139,22 @@ impl Executor<'_> {
         update.failures.extend(failures);
     }
 
-    fn forward(&self, update: &mut RunningUpdate) -> Result<(), Stuck> {
-        let slots = self.slots(update)?;
-        let stage = Activation { root: self.root, slots: &slots };
-        let activated = stage.activate(&update.journal.script);
-        let (begun, cause) = match activated {
-            Err(failed) => (failed.begun, report(&failed.cause)),
-            Ok(window) => {
-                update.window = window;
-                let boot_id = self.boot_id.to_owned();
-                let settled = self.root.sync_filesystem();
-                match settled.and_then(|()| self.enter(update, Phase::Live { boot_id })) {
-                    Ok(()) => {
-                        update.tree = TreeState::New;
-                        return Ok(());
-                    }
-                    Err(error) => (usize::MAX, report(&error)),
-                }
-            }
-        };
-        let why = format!("{cause}; it cannot be undone");
-        update.tree = TreeState::Mixed { cause: Some(cause) };
-        // The direction is recorded before anything is undone. Otherwise the next start after a
-        // crash would go forward from a tree that is half undone.
-        if let Err(error) = self.enter_durably(update, Phase::Back) {
-            return Err(Stuck { why: format!("{why}: {}", report(&error)) });
-        }
-        let count = if update.origin == Origin::Resumed { usize::MAX } else { begun };
-        self.put_back(update, count)
-    }
-
-    /// Undoes the first `count` steps.
-    fn put_back(&self, update: &mut RunningUpdate, count: usize) -> Result<(), Stuck> {
-        let slots = self.slots(update)?;
-        let undone =
-            Activation { root: self.root, slots: &slots }.undo(&update.journal.script, count);
-        let synced = undone.map_err(|error| report(&error)).and_then(|left| {
-            self.root.sync_filesystem().map_err(|error| report(&error))?;
-            Ok(left)
-        });
-        match (synced, update.tree.cause()) {
-            (Ok(left), cause) => {
-                let left = left.iter().map(|error| report(error)).collect();
-                update.tree = TreeState::Old { cause: cause.cloned(), left };
-                Ok(())
-            }
-            (Err(undo), None) => Err(Stuck { why: format!("undoing it failed: {undo}") }),
-            (Err(undo), Some(cause)) => {
-                Err(Stuck { why: format!("{cause}; undoing it failed: {undo}") })
-            }
-        }
-    }
-
-    fn slots(&self, update: &mut RunningUpdate) -> Result<Arc<Directory>, Stuck> {
-        if update.slots.is_none() {
-            let name = update.phase.directory(update.update_id());
-            let opened = self.directories.undo.open_child(&name);
-            let slots = opened.map_err(|error| Stuck { why: report(&error) })?;
-            update.slots = Some(Arc::new(slots));
-        }
-        Ok(Arc::clone(update.slots.as_ref().expect("they are opened above")))
-    }
-
-    /// Makes `phase` the phase of the update.
-    fn enter(&self, update: &mut RunningUpdate, phase: Phase) -> Result<(), RootError> {
-        if update.phase != phase {
-            let update_id = update.update_id();
-            let undo = &self.directories.undo;
-            let (old, new) = (update.phase.directory(update_id), phase.directory(update_id));
-            undo.rename_noreplace(&old, undo, &new)?;
-            update.phase = phase;
-        }
-        Ok(())
-    }
-
-    /// As [`Executor::enter`], and waits until that is on the medium.
-    fn enter_durably(&self, update: &mut RunningUpdate, phase: Phase) -> Result<(), RootError> {
-        self.enter(update, phase)?;
-        self.directories.undo.sync()
-    }
-
-    /// Does what comes after the tree: services, the health check, notes; and closes the journal.
+    /// Does the work after the tree: services, the health check, the record of the result; and
+    /// closes the journal.
     pub fn finish(
         &self,
         machine: &dyn Machine,
         update: &mut RunningUpdate,
-        carried: Result<(), Stuck>,
+        settled_tree: Result<(), Stuck>,
     ) -> UpdateEnd {
         machine.tree_settled();
-        if let Err(stuck) = carried {
-            return self.stay(machine, update, stuck);
+        if let Err(stuck) = settled_tree {
+            return self.end_stuck(machine, update, stuck);
         }
         if update.services != ServiceState::Complete {
             match update.tree {
-                TreeState::New => self.start_new(update),
-                TreeState::Old { .. } | TreeState::Mixed { .. } => self.start_again(update),
+                TreeState::New => self.start_services(update),
+                TreeState::Old { .. } | TreeState::Mixed { .. } => self.restart_services(update),
             }
             if self.awaits_boot(update) {
                 return self.await_boot(machine, update);
@@ -536,18 +162,18 @@ impl Executor<'_> {
             match self.check_health(machine, update) {
                 Ok(true) => {}
                 Ok(false) => {
-                    let (last, settled) = (update.last(Outcome::Done), update.settled());
+                    let (last, settled) = (update.last(UpdateOutcome::Done), update.settled());
                     let journal = JournalState::Interrupted;
                     return UpdateEnd { last, settled, journal, reboot: false };
                 }
-                Err(stuck) => return self.stay(machine, update, stuck),
+                Err(stuck) => return self.end_stuck(machine, update, stuck),
             }
             update.services = ServiceState::Complete;
         }
         self.close(machine, update)
     }
 
-    /// Tries again what could not be put back, or closed.
+    /// Retries to undo the tree, or to close the journal.
     pub fn retry(&self, machine: &dyn Machine, update: &mut RunningUpdate) -> UpdateEnd {
         if update.settled().is_none() {
             let direction = match &update.phase {
@@ -555,17 +181,17 @@ impl Executor<'_> {
                 _ => Phase::Back,
             };
             let entered = self.enter_durably(update, direction);
-            let entered = entered.map_err(|error| Stuck { why: report(&error) });
-            if let Err(stuck) = entered.and_then(|()| self.put_back(update, usize::MAX)) {
-                return self.stuck(update, stuck);
+            let entered = entered.map_err(|error| Stuck { why: error_chain(&error) });
+            if let Err(stuck) = entered.and_then(|()| self.undo_steps(update, usize::MAX)) {
+                return self.stuck_end(update, stuck);
             }
-            // They were started although the tree was mixed.
+            // The services were started although the tree was mixed.
             self.stop_services(update);
         }
         self.finish(machine, update, Ok(()))
     }
 
-    fn start_new(&self, update: &mut RunningUpdate) {
+    fn start_services(&self, update: &mut RunningUpdate) {
         update.services = ServiceState::Started;
         // A reboot has started everything.
         if !(update.journal.head.calls.reboot && self.was_booted(update)) {
@@ -573,7 +199,7 @@ impl Executor<'_> {
         }
     }
 
-    /// True if the machine was booted since the tree is as planned.
+    /// True if the machine was booted since the tree became as planned.
     fn was_booted(&self, update: &RunningUpdate) -> bool {
         match &update.phase {
             Phase::Live { boot_id } => boot_id != self.boot_id,
@@ -591,11 +217,11 @@ impl Executor<'_> {
 
     /// Leaves the journal for the start after the reboot.
     fn await_boot(&self, machine: &dyn Machine, update: &RunningUpdate) -> UpdateEnd {
-        let last = LastUpdate { awaits_boot: true, ..update.last(Outcome::Done) };
+        let last = LastUpdate { awaits_boot: true, ..update.last(UpdateOutcome::Done) };
         // The machine has the image only once the health check has passed.
         if let Err(error) = machine.note(&last, None) {
             // It is recorded again after the reboot.
-            tracing::error!("{}", report(&error));
+            tracing::error!("{}", error_chain(&error));
         }
         UpdateEnd {
             last,
@@ -605,9 +231,8 @@ impl Executor<'_> {
         }
     }
 
-    fn start_again(&self, update: &mut RunningUpdate) {
-        // An update that was never begun has stopped nothing; of one that was undone without them
-        // somebody else may have.
+    fn restart_services(&self, update: &mut RunningUpdate) {
+        // An update that was never begun has stopped no service.
         if update.phase != Phase::Staged {
             update.services = ServiceState::Started;
             let calls = &update.journal.head.calls;
@@ -642,42 +267,43 @@ impl Executor<'_> {
     }
 
     /// Brings the previous tree back after the update was finished; `why` is what is reported.
-    ///
-    /// # Errors
-    ///
-    /// [`Stuck`] if the tree can't be made as it was.
     pub fn undo(&self, update: &mut RunningUpdate, why: String) -> Result<(), Stuck> {
         if let Err(error) = self.enter_durably(update, Phase::Undoing) {
             // Nothing was undone: a tree that is as planned is better than a mixed one.
-            tracing::error!("the update cannot be undone: {}", report(&error));
+            tracing::error!("the update cannot be undone: {}", error_chain(&error));
             return Ok(());
         }
         update.tree = TreeState::Mixed { cause: Some(why) };
         self.stop_services(update);
-        self.put_back(update, usize::MAX)?;
-        self.start_again(update);
+        self.undo_steps(update, usize::MAX)?;
+        self.restart_services(update);
         Ok(())
     }
 
     /// Starts the services although the tree is mixed, and reports why.
-    fn stay(&self, machine: &dyn Machine, update: &mut RunningUpdate, stuck: Stuck) -> UpdateEnd {
+    fn end_stuck(
+        &self,
+        machine: &dyn Machine,
+        update: &mut RunningUpdate,
+        stuck: Stuck,
+    ) -> UpdateEnd {
         if update.services == ServiceState::Stopped {
-            self.start_again(update);
+            self.restart_services(update);
         }
-        let ended = self.stuck(update, stuck);
+        let ended = self.stuck_end(update, stuck);
         if let Err(error) = machine.note(&ended.last, None) {
-            tracing::error!("{}", report(&error));
+            tracing::error!("{}", error_chain(&error));
         }
         ended
     }
 
     /// Records how the update ended and removes the journal.
     fn close(&self, machine: &dyn Machine, update: &mut RunningUpdate) -> UpdateEnd {
-        let why = || update.why_old();
+        let why = || update.rollback_reason();
         let (phase, outcome) = match (&update.tree, &update.phase) {
-            (TreeState::New, _) => (Phase::Done, Outcome::Done),
-            (_, Phase::Undoing | Phase::Undone) => (Phase::Undone, Outcome::Undone(why())),
-            _ => (Phase::RolledBack, Outcome::RolledBack(why())),
+            (TreeState::New, _) => (Phase::Done, UpdateOutcome::Done),
+            (_, Phase::Undoing | Phase::Undone) => (Phase::Undone, UpdateOutcome::Undone(why())),
+            _ => (Phase::RolledBack, UpdateOutcome::RolledBack(why())),
         };
         let known = update.known.clone().filter(|known| {
             update.phase.is_over()
@@ -692,14 +318,13 @@ impl Executor<'_> {
         UpdateEnd { last, settled: update.settled(), journal, reboot }
     }
 
-    /// True if the machine has to be rebooted for the tree that it has in the end: never when
-    /// something failed.
-    fn reboots(&self, update: &RunningUpdate, outcome: &Outcome) -> bool {
+    /// True if the machine must be rebooted for its final tree: never if something failed.
+    fn reboots(&self, update: &RunningUpdate, outcome: &UpdateOutcome) -> bool {
         let head = &update.journal.head;
         let due = match outcome {
-            Outcome::Done => !self.was_booted(update),
+            UpdateOutcome::Done => !self.was_booted(update),
             // The machine was booted with the tree that was undone.
-            Outcome::Undone(_) => head.boot_id != self.boot_id && !update.phase.is_over(),
+            UpdateOutcome::Undone(_) => head.boot_id != self.boot_id && !update.phase.is_over(),
             _ => false,
         };
         due && head.calls.reboot && update.failures.is_empty()
@@ -713,33 +338,30 @@ impl Executor<'_> {
         last: &LastUpdate,
     ) -> Result<(), String> {
         if update.phase != Phase::Staged {
-            self.enter_durably(update, phase).map_err(|error| report(&error))?;
+            self.enter_durably(update, phase).map_err(|error| error_chain(&error))?;
         }
         let done = (update.tree == TreeState::New).then_some(&update.journal.head.triggers);
         if let Err(error) = machine.note(last, done) {
             if done.is_none() {
-                return Err(report(&error));
+                return Err(error_chain(&error));
             }
             // The disk may be full because of the slots, which are no longer needed.
             let slots = self.slots(update).map_err(|stuck| stuck.why)?;
-            empty(&slots).map_err(|error| report(&error))?;
-            self.root.sync_filesystem().map_err(|error| report(&error))?;
+            empty(&slots).map_err(|error| error_chain(&error))?;
+            self.root.sync_filesystem().map_err(|error| error_chain(&error))?;
             let done = Some(&update.journal.head.triggers);
-            machine.note(last, done).map_err(|error| report(&error))?;
+            machine.note(last, done).map_err(|error| error_chain(&error))?;
         }
         match update.origin {
-            Origin::JournalOccupied => Ok(()),
-            Origin::Committed | Origin::Resumed => {
-                journal::remove(&self.directories.journal).map_err(|error| report(&error))
+            UpdateOrigin::JournalOccupied => Ok(()),
+            UpdateOrigin::Committed | UpdateOrigin::Resumed => {
+                journal::remove(&self.directories.journal).map_err(|error| error_chain(&error))
             }
         }
     }
 
-    fn stuck(&self, update: &RunningUpdate, stuck: Stuck) -> UpdateEnd {
-        let last = update.last(Outcome::Stuck(stuck.why.clone()));
+    fn stuck_end(&self, update: &RunningUpdate, stuck: Stuck) -> UpdateEnd {
+        let last = update.last(UpdateOutcome::Stuck(stuck.why.clone()));
         UpdateEnd { last, settled: None, journal: JournalState::Stuck(stuck.why), reboot: false }
     }
 }
-
-/// What is reported of an update that was put back after a crash.
-const INTERRUPTED: &str = "subd was interrupted while the update was put back";

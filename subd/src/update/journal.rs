@@ -1,11 +1,11 @@
 //! The journal: everything needed to finish or undo an update after a crash, in the file
 //! `/.subd/journal/update`.
 //!
-//! It is on the medium before anything changes, and is removed when the result is. It is written to
-//! a temporary file, synced and renamed, so that there is a complete one or none. Each line is a
-//! record in JSON: the head, the objects that were taken, the steps, and at the end their numbers
-//! and a digest of all the lines before. A damaged journal is therefore detected, and a later
-//! release, which the update may have brought, can read it.
+//! It is on the medium before anything changes, and is removed after the result is. It is written
+//! to a temporary file, synced and renamed, so that there is a complete journal or none. Each line
+//! is a record in JSON: the head, the objects that were taken, the steps, and at the end their
+//! numbers and a digest of all lines before. So damage is detected, and a later release, which the
+//! update may have installed, can read it.
 //!
 //! # Invariants
 //!
@@ -21,10 +21,10 @@ use model::trigger::Triggers;
 use model::trigger::services::ServiceCalls;
 use serde::{Deserialize, Serialize};
 
-use super::stage::TakenObject;
-use super::step::{Script, Step};
 use crate::root::{Directory, RootError};
-use crate::state::accepted_image::AcceptedImage;
+use crate::trust::verification::AcceptedImage;
+use crate::update::stage::TakenObject;
+use crate::update::step::{Script, Step};
 
 /// The largest journal, in bytes.
 pub const JOURNAL_BYTES_MAX: u64 = 1 << 30;
@@ -36,11 +36,11 @@ const NAME: &[u8] = b"update";
 const TEMPORARY: &[u8] = b"update.new";
 const BAD: &[u8] = b"update.bad";
 
-/// An update that is to be carried out.
+/// The update of a journal, without its steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
+pub struct JournalHead {
     /// Which update.
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     pub update_id: u64,
     /// The image that it is for.
     pub image: ImageName,
@@ -51,21 +51,21 @@ pub struct Head {
     pub triggers: Triggers,
     /// The health check of the image.
     pub health_check: Option<HealthCheck>,
-    /// What is done to which services.
+    /// The service calls of the update.
     pub calls: ServiceCalls,
     /// The boot in which it was committed.
     pub boot_id: String,
     /// Which extended attributes are managed.
     pub managed: Attributes,
-    /// What is to be remembered when the update has succeeded, of an image that had to be signed.
+    /// Recorded when the update has succeeded, if the image had to be signed.
     #[serde(default)]
     pub accepted: Option<AcceptedImage>,
 }
 
-/// All of it.
+/// The whole journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journal {
-    pub head: Head,
+    pub head: JournalHead,
     /// The objects that are in its slots.
     pub taken: Vec<TakenObject>,
     pub script: Script,
@@ -75,12 +75,12 @@ pub struct Journal {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Record {
-    /// The first: the version of the format. It is read before the rest is.
+    /// The first line: the version of the format.
     Journal {
         /// [`FORMAT`].
         format: u32,
     },
-    Head(Box<Head>),
+    Head(Box<JournalHead>),
     Taken(TakenObject),
     Step(Step),
     End {
@@ -96,7 +96,7 @@ enum Record {
 #[serde(rename_all = "kebab-case")]
 enum RecordOf<'a> {
     Journal { format: u32 },
-    Head(&'a Head),
+    Head(&'a JournalHead),
     Taken(&'a TakenObject),
     Step(&'a Step),
     End { taken: usize, steps: usize, digest: ObjectId },
@@ -176,7 +176,7 @@ impl Journal {
             }
             hasher.update(&line);
         }
-        let head: Head = *head.expect("the second line is the head");
+        let head: JournalHead = *head.expect("the second line is the head");
         let script = Script { update_id: head.update_id, managed: head.managed, steps };
         Ok(Self { head, taken, script })
     }
@@ -186,7 +186,7 @@ fn damaged(why: String) -> JournalError {
     JournalError::Damaged { why }
 }
 
-/// Writes lines, and knows the digest of those before.
+/// Writes lines and computes their digest.
 struct Lines<'a, W> {
     out: &'a mut W,
     hasher: Hasher,
@@ -242,7 +242,7 @@ pub fn read(directory: &Directory) -> Result<Option<Journal>, JournalError> {
     }
 }
 
-/// Removes the journal, durably, and what is left of one that was not written to its end.
+/// Removes the journal durably, and an incomplete temporary file.
 ///
 /// # Errors
 ///
@@ -253,11 +253,7 @@ pub fn remove(directory: &Directory) -> Result<(), RootError> {
     directory.sync()
 }
 
-/// Sets a damaged journal aside, for whoever wants to look at it.
-///
-/// # Errors
-///
-/// [`RootError`] if it cannot be renamed.
+/// Renames a damaged journal, so that it can be examined.
 pub fn set_aside(directory: &Directory) -> Result<(), RootError> {
     directory.rename_over(NAME, directory, BAD)?;
     directory.sync()

@@ -1,8 +1,8 @@
-//! Sets and compares what an entry has besides its content: owner, mode, attributes, time.
+//! Sets and compares the metadata of an entry: owner, mode, attributes, time.
 //!
-//! The order matters. `chown` drops set-id bits and capabilities; an ACL brings the group bits of
-//! the mode with it. So set-id bits go first, then comes the owner, then ordinary attributes and
-//! ACLs, then the mode, then capabilities, and the time at the very end.
+//! The order matters. `chown` drops set-id bits and capabilities; an ACL sets the group bits of the
+//! mode. So set-id bits are cleared first, then the owner is set, then ordinary attributes and
+//! ACLs, then the mode, then capabilities, and the time last.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -16,18 +16,18 @@ use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{Gid, Uid, fchown};
 use xattr::FileExt;
 
-use super::step::Appearance;
-use crate::root::{Directory, Kind, OpenEntry, Root, RootError, Status};
+use crate::root::{Directory, Kind, OpenEntry, Root, RootError, Status, errno_of};
+use crate::update::step::EntryMetadata;
 
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// The bits of a mode that give a program the rights of its owner or group.
+/// The set-id bits of a mode.
 const SET_ID_BITS: u32 = 0o6000;
 
-/// An entry of a directory, or the root directory, which is in none.
+/// An entry of a directory, or the root directory, which has no parent.
 #[derive(Debug)]
 pub enum Target<'a> {
-    /// The entry of that name, where nobody else can put another in its place.
+    /// The entry of that name, in a directory that only subd can change.
     Entry(&'a Directory, &'a [u8]),
     /// An entry of the tree.
     OpenEntry(&'a OpenEntry),
@@ -36,10 +36,6 @@ pub enum Target<'a> {
 
 impl Target<'_> {
     /// Calls `act` with the entry at `path`.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] if the directory that holds it cannot be opened, and what `act` gives.
     pub fn with<T, E: From<RootError>>(
         root: &Root,
         path: &TreePath,
@@ -49,10 +45,10 @@ impl Target<'_> {
             return act(&Target::Itself(&root.directory(path)?));
         }
         let (parent, name) = root.parent(path)?;
-        act(&Target::OpenEntry(&parent.hold(name)?))
+        act(&Target::OpenEntry(&parent.open_entry(name)?))
     }
 
-    /// Looks at it.
+    /// Reads the status of it.
     pub fn status(&self) -> Result<Status, RootError> {
         match self {
             Self::Entry(directory, name) => directory.stat(name),
@@ -61,7 +57,7 @@ impl Target<'_> {
         }
     }
 
-    /// Its managed extended attributes.
+    /// Reads its managed extended attributes.
     pub fn xattrs(&self, managed: Attributes) -> Result<Xattrs, RootError> {
         let list = match self {
             Self::Entry(directory, name) => directory.xattrs(name, managed)?,
@@ -71,20 +67,20 @@ impl Target<'_> {
         Ok(list.into_iter().collect())
     }
 
-    /// How it is now; with the time of modification if `timed`.
-    pub fn appearance(&self, managed: Attributes, timed: bool) -> Result<Appearance, RootError> {
+    /// Reads its metadata, with the time of modification if `timed`.
+    pub fn entry_metadata(
+        &self,
+        managed: Attributes,
+        timed: bool,
+    ) -> Result<EntryMetadata, RootError> {
         let Status { mode, uid, gid, mtime, .. } = self.status()?;
         let metadata = Metadata { mode, uid, gid, xattrs: self.xattrs(managed)? };
-        Ok(Appearance { metadata, mtime: timed.then_some(mtime) })
+        Ok(EntryMetadata { metadata, mtime: timed.then_some(mtime) })
     }
 
-    /// Gives it the appearance that is wanted; may be repeated. What is so already is not touched,
-    /// so that something immutable is no obstacle where nothing is to be changed.
-    ///
-    /// # Errors
-    ///
-    /// [`RootError`] for the first call that the kernel refused.
-    pub fn dress(&self, managed: Attributes, wanted: &Appearance) -> Result<(), RootError> {
+    /// Sets the wanted metadata. May be repeated. What is equal already is not set, so that an
+    /// immutable entry is no obstacle if nothing changes.
+    pub fn apply(&self, managed: Attributes, wanted: &EntryMetadata) -> Result<(), RootError> {
         let status = self.status()?;
         let symlink = status.kind == Kind::Symlink;
         let Metadata { mode, uid, gid, xattrs } = &wanted.metadata;
@@ -103,7 +99,7 @@ impl Target<'_> {
         for (key, value) in missing(false).filter(|(key, value)| present.get(key) != Some(value)) {
             self.set_xattr(key, value)?;
         }
-        // The calls above may have changed it.
+        // The calls above may have changed the mode.
         if !symlink && self.status()?.mode != *mode {
             self.set_mode(*mode)?;
         }
@@ -164,7 +160,7 @@ impl Target<'_> {
         }
     }
 
-    /// Says in what it differs from `node`, or `None` if it is equal. The content of a file is
+    /// Returns in what it differs from `node`; `None` if it is equal. The content of a file is
     /// compared by its size alone.
     pub fn difference(
         &self,
@@ -185,7 +181,7 @@ impl Target<'_> {
     }
 }
 
-/// Says in what `status` differs from `node`, as far as it tells.
+/// Returns in what `status` differs from `node`.
 pub fn visible_difference(status: &Status, node: &Node) -> Option<&'static str> {
     let (kind, mtime) = match node {
         Node::Directory(_) => (status.kind == Kind::Directory, None),
@@ -215,14 +211,14 @@ pub fn visible_difference(status: &Status, node: &Node) -> Option<&'static str> 
     mtime.filter(|mtime| *mtime != status.mtime).map(|_| "mtime")
 }
 
-/// The appearance of `node`; `None` for a hard link, whose file has it.
-pub fn appearance_of(node: &Node) -> Option<Appearance> {
+/// Returns the metadata of `node`; `None` for a hard link, whose file has it.
+pub fn metadata_of(node: &Node) -> Option<EntryMetadata> {
     let mtime = match node {
         Node::Leaf(Leaf::File(file)) => Some(file.mtime),
         Node::Leaf(Leaf::Special(special)) => Some(special.mtime),
         _ => None,
     };
-    Some(Appearance { metadata: node.metadata()?.clone(), mtime })
+    Some(EntryMetadata { metadata: node.metadata()?.clone(), mtime })
 }
 
 fn refused(operation: &'static str, directory: &Directory, source: Errno) -> RootError {
@@ -235,7 +231,5 @@ fn on_file(
     act: impl FnOnce(&File) -> std::io::Result<()>,
 ) -> Result<(), RootError> {
     let done = directory.as_fd().try_clone_to_owned().and_then(|owned| act(&File::from(owned)));
-    done.map_err(|error| {
-        refused(operation, directory, error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
-    })
+    done.map_err(|error| refused(operation, directory, errno_of(error)))
 }

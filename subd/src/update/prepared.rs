@@ -1,30 +1,29 @@
-//! An update that is staged: how it is made ready, and what is left of one that is not wanted.
+//! A staged update: how it is staged, discarded and freed.
 
 use std::collections::BTreeSet;
 
-use api::subd::{LastUpdate, Outcome, PrepareRequest};
+use api::subd::{LastUpdate, PrepareRequest, UpdateOutcome};
+use model::display::error_chain;
 use model::image::{HealthCheck, ImageName};
 use model::object::ObjectId;
 use model::path::TreePath;
 use model::plan::{Action, Plan};
-use model::report::report;
 use model::scope::Attributes;
 use model::tree::Tree;
 use model::trigger::Triggers;
-use model::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
+use model::trigger::services::{SUBD_SERVICE, ServiceCalls, service_calls};
+use system::clock::wall;
 
-use super::executor::RunningUpdate;
-use super::journal::{Head, Journal};
-use super::phase::Phase;
-use super::stage::{self, StageError, Stager, TakenObject};
-use super::step::Script;
 use crate::cache::Cache;
 use crate::root::Root;
-use crate::state::accepted_image::AcceptedImage;
 use crate::state::directories::{Directories, directory_name, remove_all};
-use crate::trust::verification::VerifiedUpdate;
+use crate::trust::verification::{AcceptedImage, VerifiedUpdate};
+use crate::update::journal::{Journal, JournalHead};
+use crate::update::running_update::RunningUpdate;
+use crate::update::stage::{self, StageError, Stager, TakenObject};
+use crate::update::step::Phase;
+use crate::update::step::Script;
 use crate::update::step_plan::StepPlan;
-use system::clock::wall;
 
 /// An update without its steps.
 #[derive(Clone, Debug)]
@@ -61,7 +60,7 @@ impl UpdateSpec {
             image_digest,
             triggers,
             health_check: request.health_check,
-            own_service: OWN_SERVICE.to_owned(),
+            own_service: SUBD_SERVICE.to_owned(),
             force_disruption: request.force_disruption,
             operations: u32::try_from(plan.operations.len()).unwrap_or(u32::MAX),
             changed: plan.changed_paths().cloned().collect(),
@@ -70,7 +69,8 @@ impl UpdateSpec {
         }
     }
 
-    /// The same order, as it was verified: which paths have changed is not what the plan says.
+    /// Returns the update as it was verified: the changed paths are those that were computed, not
+    /// those of the plan.
     pub fn verified(self, verified: VerifiedUpdate) -> Self {
         let VerifiedUpdate { accepted, changed } = verified;
         Self { accepted: Some(accepted), changed, ..self }
@@ -78,7 +78,8 @@ impl UpdateSpec {
 
     /// Returns the report of an update that could not be staged.
     pub fn not_prepared(&self, why: String) -> LastUpdate {
-        let last = LastUpdate::new(self.update_id, self.image.clone(), Outcome::NotPrepared(why));
+        let last =
+            LastUpdate::new(self.update_id, self.image.clone(), UpdateOutcome::NotPrepared(why));
         LastUpdate { operations: self.operations, ended: wall(), ..last }
     }
 }
@@ -94,7 +95,7 @@ fn touched_paths(plan: &Plan) -> BTreeSet<TreePath> {
     touched
 }
 
-/// Where updates are staged, and from what.
+/// The inputs of staging.
 #[derive(Clone, Copy, Debug)]
 pub struct StageContext<'a> {
     pub root: &'a Root,
@@ -107,7 +108,7 @@ pub struct StageContext<'a> {
 /// A staged update. All of it is on the medium.
 #[derive(Debug)]
 pub struct Prepared {
-    pub order: UpdateSpec,
+    pub spec: UpdateSpec,
     script: Script,
     taken: Vec<TakenObject>,
 }
@@ -120,39 +121,39 @@ impl Prepared {
     /// [`StageError`] names the path. Nothing stays staged then.
     pub fn stage(
         context: &StageContext<'_>,
-        order: UpdateSpec,
+        spec: UpdateSpec,
         step_plan: &StepPlan,
     ) -> Result<Self, StageError> {
         let area = |source| StageError::Area { source };
         let Directories { staging, undo, .. } = context.directories;
-        let name = directory_name(order.update_id);
+        let name = directory_name(spec.update_id);
         remove_all(staging, &name).map_err(area)?;
         for over in Phase::OVER {
-            remove_all(undo, &over.directory(order.update_id)).map_err(area)?;
+            remove_all(undo, &over.directory(spec.update_id)).map_err(area)?;
         }
         staging.make_directory(&name, 0o700).map_err(area)?;
         let slots = staging.open_child(&name).map_err(area)?;
         let StageContext { root, cache, scanned, managed, .. } = *context;
         let stager = Stager { root, cache, slots: &slots, scanned, managed };
         let mut taken = Vec::new();
-        match stager.stage(order.update_id, step_plan, &mut taken) {
-            Ok(script) => Ok(Self { order, script, taken }),
+        match stager.stage(spec.update_id, step_plan, &mut taken) {
+            Ok(script) => Ok(Self { spec, script, taken }),
             Err(error) => {
-                stage::give_up(cache, staging, &name, &taken);
+                stage::discard(cache, staging, &name, &taken);
                 Err(error)
             }
         }
     }
 
     /// Removes what was staged, and puts the objects back into the cache.
-    pub fn give_up(&self, directories: &Directories, cache: &Cache) {
-        let name = directory_name(self.order.update_id);
-        stage::give_up(cache, &directories.staging, &name, &self.taken);
+    pub fn discard(&self, directories: &Directories, cache: &Cache) {
+        let name = directory_name(self.spec.update_id);
+        stage::discard(cache, &directories.staging, &name, &self.taken);
     }
 
     /// Returns the service calls of the update, on a machine whose image has the triggers `old`.
     pub fn calls(&self, old: &Triggers) -> ServiceCalls {
-        let UpdateSpec { triggers, changed, own_service, .. } = &self.order;
+        let UpdateSpec { triggers, changed, own_service, .. } = &self.spec;
         service_calls(old, triggers, changed.iter(), own_service)
     }
 
@@ -160,18 +161,18 @@ impl Prepared {
     /// triggers `old`.
     pub fn journal(self, old: &Triggers, boot_id: &str) -> Journal {
         let calls = self.calls(old);
-        let Self { order, script, taken } = self;
-        let head = Head {
-            update_id: order.update_id,
-            image: order.image,
-            image_digest: order.image_digest,
-            operations: order.operations,
-            triggers: order.triggers,
-            health_check: order.health_check,
+        let Self { spec, script, taken } = self;
+        let head = JournalHead {
+            update_id: spec.update_id,
+            image: spec.image,
+            image_digest: spec.image_digest,
+            operations: spec.operations,
+            triggers: spec.triggers,
+            health_check: spec.health_check,
             calls,
             boot_id: boot_id.to_owned(),
             managed: script.managed,
-            accepted: order.accepted,
+            accepted: spec.accepted,
         };
         Journal { head, taken, script }
     }
@@ -183,11 +184,11 @@ pub fn free(update: &RunningUpdate, directories: &Directories, cache: &Cache) {
     let taken = &update.journal.taken;
     let name = update.phase.directory(update.update_id());
     match update.phase {
-        Phase::Staged => stage::give_up(cache, &directories.staging, &name, taken),
-        Phase::RolledBack | Phase::Undone => stage::give_up(cache, &directories.undo, &name, taken),
+        Phase::Staged => stage::discard(cache, &directories.staging, &name, taken),
+        Phase::RolledBack | Phase::Undone => stage::discard(cache, &directories.undo, &name, taken),
         _ => {
             if let Err(error) = remove_all(&directories.undo, &name) {
-                tracing::warn!("cannot free what an update took away: {}", report(&error));
+                tracing::warn!("cannot free the slots of an update: {}", error_chain(&error));
             }
         }
     }

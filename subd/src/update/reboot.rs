@@ -1,17 +1,18 @@
 //! Reboots the machine and restarts subd, as an update asks.
 //!
-//! A reboot is asked for in the system's own way, once. A machine that is still there after a while
-//! is reported, and asked again and again; it is never forced, because what keeps it up may be what
-//! must not be cut off. When it has come up in another boot the update is complete.
+//! A reboot is requested in the system's own way. If the machine is still up after a while, that is
+//! reported, and it is requested again and again; it is never forced, because what delays the
+//! shutdown may be important. When the machine has started in another boot the update is complete.
 
 use std::sync::Arc;
 
 use api::subd::TriggerFailure;
 use model::trigger::REBOOT;
-use model::trigger::services::Verb;
+use model::trigger::services::ServiceVerb;
 
-use super::Updater;
-use crate::state::report_state::{State, note_failures};
+use crate::state::persisted_state::PersistedState;
+use crate::state::{State, note_failures};
+use crate::update::Updater;
 
 impl Updater {
     /// Asks the system to reboot the machine.
@@ -23,12 +24,11 @@ impl Updater {
         }
     }
 
-    /// Has subd's own service restarted, which stops this process. All that is to be remembered
-    /// must have been noted.
+    /// Restarts subd's own service, which stops this process. All state must be saved before.
     pub(super) async fn restart_own(&self) {
         let (driver, limit) = (self.driver.clone(), self.service_time_max);
-        let own = self.own_service.clone();
-        let restarting = tokio::task::spawn_blocking(move || driver.restart_own(&own, limit));
+        let service = self.own_service.clone();
+        let restarting = tokio::task::spawn_blocking(move || driver.restart_own(&service, limit));
         match restarting.await {
             Ok(None) => {}
             Ok(Some(failure)) => self.report(failure).await,
@@ -36,27 +36,27 @@ impl Updater {
         }
     }
 
-    /// Called at the start: ends the wait for a reboot if the boot id has changed.
+    /// Ends the wait for a reboot if the boot id has changed. Called when subd starts.
     pub async fn note_boot(&self) {
-        let completed = self.report_state.try_change(|state| {
+        let is_done = self.report_state.read(|state| {
             let due_in = state.persisted.reboot_due_in.as_ref();
-            if due_in.is_none_or(|boot_id| *boot_id == state.identity.boot_id) {
-                return Err(());
-            }
-            state.persisted.reboot_due_in = None;
-            if let Some(last) = &mut state.persisted.last_update {
-                last.awaits_boot = false;
-            }
-            Ok(Some(()))
+            due_in.is_some_and(|boot_id| *boot_id != state.identity.boot_id)
         });
-        if completed.is_ok() {
+        if is_done {
             tracing::info!("the reboot that was due is done");
-            self.store().await;
+            // Write-behind: the next start finds the same.
+            let change = |_: &mut State, persisted: &mut PersistedState| {
+                persisted.reboot_due_in = None;
+                if let Some(last) = &mut persisted.last_update {
+                    last.awaits_boot = false;
+                }
+            };
+            self.report_state.persist_behind(change).await;
         }
     }
 
-    /// Reports a machine that does not go down although it was told to, and tells it again, until
-    /// subd is stopped, as it is when the machine goes down.
+    /// Reports a machine that does not shut down for a reboot, and requests it again, until subd is
+    /// stopped, as it is when the machine shuts down.
     pub async fn watch_reboots(self: Arc<Self>) {
         let mut versions = self.report_state.watch();
         let waits = |state: &State| {
@@ -75,7 +75,8 @@ impl Updater {
                 continue;
             }
             let seconds = self.down_time_max.as_secs();
-            let text = format!("the machine was told to reboot and is still up after {seconds} s");
+            let text =
+                format!("a reboot was requested and the machine is still up after {seconds} s");
             self.report(reboot_failure(text)).await;
             if let Some(failure) = self.reboot().await {
                 self.report(failure).await;
@@ -83,16 +84,21 @@ impl Updater {
         }
     }
 
-    /// Notes, durably, what failed after the update had ended.
+    /// Reports what failed after the update had ended.
     async fn report(&self, failure: TriggerFailure) {
-        self.report_state.change(|state| {
-            note_failures(&mut state.persisted.trigger_failures, std::slice::from_ref(&failure));
-        });
-        self.store().await;
+        // Write-behind: it was logged, and changes nothing that subd does.
+        let change = move |_: &mut State, persisted: &mut PersistedState| {
+            note_failures(&mut persisted.trigger_failures, std::slice::from_ref(&failure));
+        };
+        self.report_state.persist_behind(change).await;
     }
 }
 
 fn reboot_failure(output: String) -> TriggerFailure {
-    tracing::error!(output, "the machine does not reboot");
-    TriggerFailure { service: REBOOT.to_owned(), verb: Verb::Reboot.name().to_owned(), output }
+    tracing::error!(output, "the machine did not reboot");
+    TriggerFailure {
+        service: REBOOT.to_owned(),
+        verb: ServiceVerb::Reboot.name().to_owned(),
+        output,
+    }
 }

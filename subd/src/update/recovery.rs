@@ -5,12 +5,14 @@
 //! systemd starts next find a complete tree. The journal stays. The daemon then starts the services
 //! that were stopped, checks the health, and reports the result.
 
-use model::report::report;
+use model::display::error_chain;
 
-use super::executor::{Executor, FinalTree, RunningUpdate, Stuck};
-use super::phase::Phase;
 use crate::root::RootError;
 use crate::state::directories::{Directories, directory_name, remove_all};
+use crate::update::executor::Executor;
+use crate::update::journal::{self, JournalError};
+use crate::update::running_update::{FinalTree, RunningUpdate, ServiceState, Stuck, UpdateOrigin};
+use crate::update::step::Phase;
 
 /// The interrupted update that was found at the start.
 #[derive(Debug)]
@@ -31,15 +33,15 @@ impl Resumed {
                 let update_id = update.update_id();
                 let (image, phase) = (&update.journal.head.image, &update.phase);
                 tracing::warn!(update_id, %image, ?phase, "this update was interrupted");
-                let carried = executor.carry(&mut update);
-                match &carried {
+                let settled_tree = executor.settle_tree(&mut update);
+                match &settled_tree {
                     Ok(()) => tracing::info!(update_id, "{}", tree_text(&update)),
                     Err(stuck) => tracing::error!(update_id, "the update is stuck: {stuck}"),
                 }
-                Self::Update(Box::new(update), carried)
+                Self::Update(Box::new(update), settled_tree)
             }
             Err(error) => {
-                let why = report(&error);
+                let why = error_chain(&error);
                 tracing::error!("{why}");
                 Self::Lost(why)
             }
@@ -83,12 +85,102 @@ fn tree_text(update: &RunningUpdate) -> &'static str {
     }
 }
 
-/// Removes what updates of a former run left in `staging`, and in `undo` if they are over; all but
-/// what belongs to the update `kept`. Returns the number of directories removed.
-///
-/// # Errors
-///
-/// [`RootError`] if something cannot be removed.
+/// An interrupted update can be neither finished nor undone with what is on the medium.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LostError {
+    #[error("an update was interrupted and its journal cannot be used")]
+    Journal { source: JournalError },
+    #[error(
+        "an update was interrupted and has no journal; what it displaced is in \
+         /.subd/undo/{name}: repair the tree, then remove that directory"
+    )]
+    NoJournal {
+        /// The directory with what it displaced.
+        name: String,
+    },
+    #[error("cannot read whether an update was interrupted")]
+    Directories {
+        #[from]
+        source: RootError,
+    },
+}
+
+impl Executor<'_> {
+    /// Looks for an update that was interrupted.
+    ///
+    /// # Errors
+    ///
+    /// [`LostError`] if there is one that can be neither finished nor undone. Nothing was changed.
+    pub fn find(&self) -> Result<Option<RunningUpdate>, LostError> {
+        let lost = |source| LostError::Journal { source };
+        let journal = match journal::read(&self.directories.journal) {
+            Ok(journal) => journal,
+            Err(error @ JournalError::Damaged { .. }) => {
+                self.expect_nothing_begun()?;
+                tracing::error!(
+                    "renaming the damaged journal, no update was begun: {}",
+                    error_chain(&error)
+                );
+                journal::set_aside(&self.directories.journal)?;
+                None
+            }
+            Err(error) => return Err(lost(error)),
+        };
+        let Some(journal) = journal else {
+            self.expect_nothing_begun()?;
+            // Remove a journal that was only partly written.
+            if let Err(error) = journal::remove(&self.directories.journal) {
+                tracing::warn!("{}", error_chain(&error));
+            }
+            return Ok(None);
+        };
+        match self.phase_of(journal.head.update_id)? {
+            Some(phase) => {
+                let mut update = RunningUpdate::new(journal, phase);
+                update.origin = UpdateOrigin::Resumed;
+                if update.phase.is_over() {
+                    update.services = ServiceState::Complete;
+                }
+                Ok(Some(update))
+            }
+            None => {
+                let update_id = journal.head.update_id;
+                tracing::warn!(update_id, "the journal of an update that was never begun");
+                journal::remove(&self.directories.journal)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn expect_nothing_begun(&self) -> Result<(), LostError> {
+        for name in self.directories.undo.names()? {
+            if !Phase::of_directory(&name).is_some_and(|(_, phase)| phase.is_over()) {
+                let name = model::escape::escape(&name);
+                return Err(LostError::NoJournal { name });
+            }
+        }
+        Ok(())
+    }
+
+    fn phase_of(&self, update_id: u64) -> Result<Option<Phase>, LostError> {
+        let names = self.directories.undo.names()?;
+        let phases = names.iter().filter_map(|name| Phase::of_directory(name));
+        let mut phases: Vec<Phase> =
+            phases.filter(|(id, _)| *id == update_id).map(|(_, phase)| phase).collect();
+        // Leftovers of an earlier update with the same id come last.
+        phases.sort_by_key(Phase::is_over);
+        let staged = self.directories.staging.names()?;
+        let is_staged = staged.iter().any(|name| **name == *directory_name(update_id));
+        Ok(match phases.into_iter().next() {
+            Some(phase) if !is_staged || !phase.is_over() => Some(phase),
+            _ => is_staged.then_some(Phase::Staged),
+        })
+    }
+}
+
+/// Removes the leftovers of updates of a former run in `staging`, and in `undo` if they have ended,
+/// except for the update `kept`. Returns the number of removed directories.
 pub fn remove_leftovers(directories: &Directories, kept: Option<u64>) -> Result<usize, RootError> {
     let mut removed = 0;
     let staged = kept.map(directory_name);

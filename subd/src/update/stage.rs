@@ -1,28 +1,28 @@
-//! Stages an update: creates everything that is new where no program sees it.
+//! Stages an update: creates all new entries where no other program sees them.
 //!
 //! Each new entry gets its final content, owner, mode, attributes and time, and is then read back
-//! and compared with what the plan wants. What is in the tree is compared with what the scan saw,
-//! and noted, so that the steps can tell whether it is still there. When staging is done the
-//! [`Script`] is complete.
+//! and compared with the plan. The entries of the tree that the steps replace or change are
+//! compared with the scan and recorded, so that the steps can detect later changes. After staging
+//! the [`Script`] is complete.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use api::subd::Space;
+use api::subd::FreeSpace;
+use model::display::error_chain;
 use model::object::ObjectId;
 use model::path::TreePath;
-use model::report::report;
 use model::scope::Attributes;
-use model::tree::{Child, File, Leaf, Node, Special, Times, Tree};
+use model::tree::{Child, File, Leaf, Node, Special, TimePrecision, Tree};
 use serde::{Deserialize, Serialize};
 
-use super::locking::unlock;
-use super::metadata::{Target, appearance_of, visible_difference};
-use super::step::{Former, Script, Step};
 use crate::cache::{Cache, CacheError, Retrieved};
-use crate::fetch::shortage;
+use crate::fetch::policy::shortage;
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
 use crate::state::directories::remove_all;
+use crate::update::metadata::{Target, metadata_of, visible_difference};
+use crate::update::step::unlock;
+use crate::update::step::{EntryMetadata, FormerEntry, Script, Step};
 use crate::update::step_plan::{PlannedStep, SlotPath, StagedEntry, StepPlan};
 
 /// An update that cannot be staged.
@@ -53,9 +53,9 @@ pub enum StageError {
          {free_bytes} bytes and {free_inodes} inodes are free"
     )]
     Space {
-        /// What is needed, a reserve included, in bytes.
+        /// Needed bytes with a reserve.
         need_bytes: u64,
-        /// What is free, in bytes.
+        /// Free bytes.
         free_bytes: u64,
         free_inodes: u64,
     },
@@ -84,16 +84,12 @@ pub struct Stager<'a> {
     pub managed: Attributes,
 }
 
-/// The name of a slot's entry.
+/// Returns the name of a slot's entry.
 pub fn slot_name(slot: u32) -> Vec<u8> {
     slot.to_string().into_bytes()
 }
 
-/// Calls `act` with the directory in which `place` is, and its name there.
-///
-/// # Errors
-///
-/// [`RootError`] if the directory cannot be opened, and what `act` gives.
+/// Calls `act` with the directory of `place`, and its name there.
 pub fn at_place<T, E: From<RootError>>(
     slots: &Directory,
     place: &SlotPath,
@@ -111,12 +107,8 @@ pub fn at_place<T, E: From<RootError>>(
 }
 
 impl Stager<'_> {
-    /// Stages everything and gives the script. `taken` gets the objects that were moved, also if
-    /// staging fails.
-    ///
-    /// # Errors
-    ///
-    /// [`StageError`] names the path.
+    /// Stages everything and returns the script. Adds the objects that were moved to `taken`, also
+    /// if staging fails.
     pub fn stage(
         &self,
         update_id: u64,
@@ -145,18 +137,18 @@ impl Stager<'_> {
                 inodes.insert(place.slot, inode);
             }
         }
-        for outline in &step_plan.steps {
-            steps.push(self.step(outline, &inodes)?);
+        for planned in &step_plan.steps {
+            steps.push(self.step(planned, &inodes)?);
         }
         let steps = unlock(steps, |path| self.locks(path))?;
         self.root.sync_filesystem().map_err(|source| StageError::Area { source })?;
         Ok(Script { update_id, managed: self.managed, steps })
     }
 
-    /// Checks that what has to be made anew fits, so that the disk is not filled in vain.
+    /// Checks that the new entries fit on the file-system.
     fn check_space(&self, step_plan: &StepPlan) -> Result<(), StageError> {
         let space = self.root.space().map_err(|source| StageError::Area { source })?;
-        let Space { free_bytes, free_inodes } = space;
+        let FreeSpace { free_bytes, free_inodes } = space;
         let mut made = step_plan.made().peekable();
         if made.peek().is_none() {
             return Ok(());
@@ -167,7 +159,7 @@ impl Stager<'_> {
         }
     }
 
-    /// Makes one entry, checks it, and gives its inode.
+    /// Creates one entry, checks it, and returns its inode.
     fn make(
         &self,
         place: &SlotPath,
@@ -195,10 +187,10 @@ impl Stager<'_> {
                 }
             }
             let target = Target::Entry(holder, name);
-            if let Some(appearance) = appearance_of(node) {
-                target.dress(self.managed, &appearance)?;
+            if let Some(entry_metadata) = metadata_of(node) {
+                target.apply(self.managed, &entry_metadata)?;
             }
-            match target.difference(self.managed, &kept_by(self.root.times(), node))? {
+            match target.difference(self.managed, &with_kept_time(self.root.times(), node))? {
                 Some(what) => Err(EntryError::Mismatch(what)),
                 None => Ok(target.status()?.inode),
             }
@@ -210,7 +202,7 @@ impl Stager<'_> {
         })
     }
 
-    /// Gives the file at `carrier` the further name `place`; both are staged.
+    /// Links the staged file `carrier` to `place`.
     fn link(&self, carrier: &SlotPath, place: &SlotPath) -> Result<u64, RootError> {
         at_place(self.slots, carrier, |from, name| {
             at_place(self.slots, place, |to, new_name| {
@@ -220,11 +212,11 @@ impl Stager<'_> {
         })
     }
 
-    fn step(&self, outline: &PlannedStep, inodes: &BTreeMap<u32, u64>) -> Result<Step, StageError> {
+    fn step(&self, planned: &PlannedStep, inodes: &BTreeMap<u32, u64>) -> Result<Step, StageError> {
         let inode_in = |slot: &u32| {
             *inodes.get(slot).expect("each slot that appears was filled before the steps are made")
         };
-        Ok(match outline {
+        Ok(match planned {
             PlannedStep::Appear { path, slot } => {
                 self.check_absent(path)?;
                 Step::Appear { path: path.clone(), slot: *slot, inode: inode_in(slot) }
@@ -242,22 +234,23 @@ impl Stager<'_> {
             }
             PlannedStep::Change { path, node } => {
                 let status = self.live(path)?;
-                let wanted = appearance_of(node);
+                let wanted = metadata_of(node);
                 let wanted = wanted.expect("a change to a hard link is refused before");
                 if visible_difference(&status, node) == Some("kind") {
                     return Err(StageError::Changed { path: path.clone(), what: "kind" });
                 }
-                // No tree tells of the other names, so nobody has said that they may change.
+                // A tree does not record the other names, so it is not known whether they may
+                // change.
                 if matches!(status.kind, Kind::Special(_)) && status.links > 1 {
                     return Err(StageError::Changed { path: path.clone(), what: "other names" });
                 }
-                let former = self.appearance(path, wanted.mtime.is_some())?;
+                let former = self.entry_metadata(path, wanted.mtime.is_some())?;
                 Step::Change { path: path.clone(), inode: status.inode, former, wanted }
             }
         })
     }
 
-    /// Looks at what is at `path` and compares it with what the scan saw.
+    /// Reads the status of `path` and compares it with the scan.
     fn live(&self, path: &TreePath) -> Result<Status, StageError> {
         let changed = |what| StageError::Changed { path: path.clone(), what };
         let scanned = match self.scanned.get(path) {
@@ -288,7 +281,7 @@ impl Stager<'_> {
         }
     }
 
-    /// The inode at `path` and its flags; `None` if nothing is there.
+    /// Reads the inode number and the flags of `path`; `None` if nothing is there.
     fn locks(&self, path: &TreePath) -> Result<Option<(u64, Locks)>, StageError> {
         let read = || -> Result<_, RootError> {
             if path.is_root() {
@@ -304,36 +297,32 @@ impl Stager<'_> {
         }
     }
 
-    fn appearance(
-        &self,
-        path: &TreePath,
-        timed: bool,
-    ) -> Result<super::step::Appearance, StageError> {
-        Target::with(self.root, path, |target| target.appearance(self.managed, timed))
+    fn entry_metadata(&self, path: &TreePath, timed: bool) -> Result<EntryMetadata, StageError> {
+        Target::with(self.root, path, |target| target.entry_metadata(self.managed, timed))
             .map_err(|source| StageError::Root { path: path.clone(), source })
     }
 }
 
-/// `node` with the time that is read back when its own is set.
-fn kept_by(times: Times, node: &Node) -> Cow<'_, Node> {
-    let mut kept = Cow::Borrowed(node);
+/// Returns `node` with the time that is read back after its own is set.
+fn with_kept_time(times: TimePrecision, node: &Node) -> Cow<'_, Node> {
+    let mut with_time = Cow::Borrowed(node);
     if let Node::Leaf(Leaf::File(File { mtime, .. }) | Leaf::Special(Special { mtime, .. })) = node
-        && times.kept(*mtime) != *mtime
+        && times.rounded(*mtime) != *mtime
         && let Node::Leaf(Leaf::File(File { mtime, .. }) | Leaf::Special(Special { mtime, .. })) =
-            kept.to_mut()
+            with_time.to_mut()
     {
-        *mtime = times.kept(*mtime);
+        *mtime = times.rounded(*mtime);
     }
-    kept
+    with_time
 }
 
-fn former_of(status: &Status) -> Former {
+fn former_of(status: &Status) -> FormerEntry {
     let directory = status.kind == Kind::Directory;
     let Status { inode, size_bytes, mtime, .. } = *status;
-    Former { inode, directory, size_bytes, mtime }
+    FormerEntry { inode, directory, size_bytes, mtime }
 }
 
-/// What goes wrong while an entry is made; the path is added above.
+/// The error of creating an entry; the caller adds the path.
 enum EntryError {
     Root(RootError),
     Cache(CacheError),
@@ -352,23 +341,26 @@ impl From<CacheError> for EntryError {
     }
 }
 
-/// Gives an update up: removes its slots, the directory `name` of `parent`, and puts the objects
+/// Discards an update: removes its slots, the directory `name` of `parent`, and puts the objects
 /// that were taken back into the cache.
-pub fn give_up(cache: &Cache, parent: &Directory, name: &[u8], taken: &[TakenObject]) {
+pub fn discard(cache: &Cache, parent: &Directory, name: &[u8], taken: &[TakenObject]) {
     let retrieved = parent.open_child(name).map(|slots| retrieve(cache, &slots, taken));
-    // Before the objects are put back, because it may hold further names of them.
+    // Before the objects are put back, because the slots may hold further names of them.
     if let Err(error) = remove_all(parent, name) {
-        tracing::warn!("cannot free what an update had staged: {}", report(&error));
+        tracing::warn!("cannot free the slots of a staged update: {}", error_chain(&error));
     }
     match retrieved {
         Ok(retrieved) => {
             for one in retrieved {
                 if let Err(error) = cache.restore(one) {
-                    tracing::warn!("an object of a given-up update is lost: {}", report(&error));
+                    tracing::warn!(
+                        "an object of a discarded update is lost: {}",
+                        error_chain(&error)
+                    );
                 }
             }
         }
-        Err(error) => tracing::error!("cannot put objects back: {}", report(&error)),
+        Err(error) => tracing::error!("cannot put objects back: {}", error_chain(&error)),
     }
 }
 
@@ -378,7 +370,7 @@ fn retrieve(cache: &Cache, slots: &Directory, taken: &[TakenObject]) -> Vec<Retr
         match at_place(slots, place, |holder, name| cache.retrieve(object, holder, name)) {
             Ok(one) => retrieved.push(one),
             Err(error) => {
-                tracing::warn!("an object of a given-up update is lost: {}", report(&error));
+                tracing::warn!("an object of a discarded update is lost: {}", error_chain(&error));
                 let _gone = cache.forget(&[*object]);
             }
         }

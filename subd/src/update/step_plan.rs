@@ -1,19 +1,19 @@
 //! Decides how a plan is staged and in which steps it becomes visible.
 //!
-//! A step plan says, for each operation of a plan, what is made ready in the staging area and
-//! which single step makes it visible. Every staged thing lives in a numbered slot; the number is
-//! that of the operation. What lies below a directory that the same plan makes is staged inside
-//! that directory's slot, so that it becomes visible with it, in one step.
+//! A step plan says, for each operation of a plan, what is created in the staging area and which
+//! single step makes it visible. Every staged entry is in a numbered slot; the number is that of
+//! the operation. What lies below a directory that the same plan creates is staged inside that
+//! directory's slot, so that both become visible in one step.
 //!
 //! # Invariants
 //!
 //! * Steps follow the order of the plan.
 //! * In `staged` a directory comes before what it holds, and hard links come last.
 //! * Each object is moved once, for its last use, and copied before that.
-//! * What the steps lead to is what [`model::plan::apply()`] says of the plan: a hard link is to
-//!   what is at its target at that point of the plan, not to what comes there later.
-//! * A plan that contradicts itself, or touches what is not its business, gives an error that
-//!   names the path.
+//! * The steps lead to the result of [`model::plan::apply()`]: a hard link is to the file at its
+//!   target at that point of the plan, not to a later one.
+//! * A plan that contradicts itself, or changes forbidden paths, causes an error that names the
+//!   path.
 // tidy: core
 
 use std::collections::BTreeMap;
@@ -21,16 +21,17 @@ use std::collections::BTreeMap;
 use model::object::ObjectId;
 use model::path::TreePath;
 use model::plan::{Action, Operation, Plan};
-use model::scope::SUBD_DIRECTORY;
 use model::tree::encode::TARGET_BYTES_MAX;
 use model::tree::node::{MODE_BITS, SYMLINK_MODE};
 use model::tree::{Leaf, Node};
 use serde::{Deserialize, Serialize};
 
+use crate::root::subd_directory;
+
 /// The most operations in one plan.
 pub const OPERATIONS_MAX: usize = 4_000_000;
 
-/// A plan that must not be carried out.
+/// The plan must not be carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanFault {
@@ -38,18 +39,18 @@ pub enum PlanFault {
     Blocked {
         /// The first of the paths.
         path: TreePath,
-        /// What the plan says of it.
+        /// The reason in the plan.
         why: String,
     },
     #[error("{path} must not be touched: {why}")]
     Forbidden { path: TreePath, why: &'static str },
-    #[error("bad operation on {path}: {why}")]
+    #[error("invalid operation on {path}: {why}")]
     Operation { path: TreePath, why: &'static str },
     #[error("the plan has {count} operations, at most {OPERATIONS_MAX} are accepted")]
     TooLong { count: usize },
 }
 
-/// Where something is staged: in a slot, or below the directory in a slot.
+/// The location of a staged entry: a slot, or below the directory in a slot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlotPath {
     /// The slot: the number of the operation that makes it visible.
@@ -58,21 +59,21 @@ pub struct SlotPath {
     pub below: TreePath,
 }
 
-/// Something to make in the staging area.
+/// An entry to create in the staging area.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Staged {
+pub struct StagedItem {
     pub place: SlotPath,
     /// The path that it will have.
     pub path: TreePath,
     pub what: StagedEntry,
 }
 
-/// What is made in the staging area.
+/// The kind of a staged entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StagedEntry {
-    /// Something with metadata and, if it is a file, the content of a cached object.
+    /// An entry with metadata and, if it is a file, the content of a cached object.
     Entry {
-        /// What it has to equal.
+        /// What it must be equal to.
         node: Node,
         /// True for the last use of a file's object: the object itself is taken.
         takes_object: bool,
@@ -83,39 +84,39 @@ pub enum StagedEntry {
     LinkToLive(TreePath),
 }
 
-/// How an operation becomes visible.
+/// The step of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlannedStep {
-    /// The slot's entry takes a free path.
+    /// The slot's entry is moved to a free path.
     Appear { path: TreePath, slot: u32 },
-    /// The slot's entry and what is at the path change places.
+    /// The slot's entry and the entry at the path are exchanged.
     Exchange {
         path: TreePath,
         slot: u32,
         /// All that a directory at the path may hold.
         displaced: Vec<TreePath>,
     },
-    /// What is at the path goes; the slot keeps it until the update is verified.
+    /// The entry at the path is moved to the slot, until the update is verified.
     Vanish { path: TreePath, slot: u32 },
     /// The path gets other metadata.
     Change {
         path: TreePath,
-        /// What has the metadata that is wanted.
+        /// A node with the wanted metadata.
         node: Node,
     },
 }
 
-/// A plan, planned.
+/// How a plan is staged and executed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepPlan {
-    /// What to stage, in this order.
-    pub staged: Vec<Staged>,
-    /// How it becomes visible, in this order.
+    /// The entries to stage, in this order.
+    pub staged: Vec<StagedItem>,
+    /// The steps, in this order.
     pub steps: Vec<PlannedStep>,
 }
 
 impl StepPlan {
-    /// The objects that are taken: id and size in bytes, in staging order.
+    /// Returns the needed objects: id and size in bytes, in staging order.
     pub fn objects(&self) -> impl Iterator<Item = (ObjectId, u64)> {
         self.staged.iter().filter_map(|staged| match &staged.what {
             StagedEntry::Entry { node: Node::Leaf(Leaf::File(file)), .. } => {
@@ -125,8 +126,8 @@ impl StepPlan {
         })
     }
 
-    /// The sizes in bytes of the content of what staging makes anew: copies of objects, and
-    /// entries without content, each of which is an inode more.
+    /// Returns the sizes in bytes of the entries that staging creates: copies of objects, and
+    /// entries without content, each of which needs an inode.
     pub fn made(&self) -> impl Iterator<Item = u64> {
         self.staged.iter().filter_map(|staged| match &staged.what {
             StagedEntry::Entry { node: Node::Leaf(Leaf::File(file)), takes_object: false } => {
@@ -140,7 +141,7 @@ impl StepPlan {
     }
 }
 
-/// Arranges `plan`; `kept` says of a path why the plan must not touch it, if so.
+/// Makes the steps of `plan`. `kept` returns why the plan must not change a path, if so.
 ///
 /// # Errors
 ///
@@ -187,12 +188,12 @@ fn object_uses(plan: &Plan) -> BTreeMap<ObjectId, u32> {
     plan.objects().into_iter().map(|(id, need)| (id, need.files)).collect()
 }
 
-/// Checks what can be said of an operation by itself.
+/// Checks an operation by itself.
 fn check(
     operation: &Operation,
     kept: &impl Fn(&TreePath) -> Option<&'static str>,
 ) -> Result<(), PlanFault> {
-    let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
+    let own = subd_directory();
     let allow = |path: &TreePath| {
         let why = if path.starts_with(&own) { Some("it belongs to subd") } else { kept(path) };
         why.map_or(Ok(()), |why| Err(PlanFault::Forbidden { path: path.clone(), why }))
@@ -237,7 +238,7 @@ fn check_node(operation: &Operation, node: &Node) -> Result<(), PlanFault> {
             let target = &symlink.target.0;
             let bad = target.is_empty() || target.len() > TARGET_BYTES_MAX || target.contains(&0);
             if bad || symlink.metadata.mode != SYMLINK_MODE {
-                return Err(fault(operation, "it is no valid symlink"));
+                return Err(fault(operation, "it is not a valid symlink"));
             }
             Ok(())
         }
@@ -249,7 +250,7 @@ struct Planner<'plan> {
     plan: &'plan Plan,
     index: BTreeMap<&'plan TreePath, usize>,
     uses_left: BTreeMap<ObjectId, u32>,
-    /// Where the directories and files are staged that later operations build upon.
+    /// The locations of the staged directories and files that later operations use.
     places: BTreeMap<&'plan TreePath, SlotPath>,
     links: Vec<(SlotPath, &'plan Operation, &'plan TreePath)>,
     step_plan: StepPlan,
@@ -265,8 +266,8 @@ impl<'plan> Planner<'plan> {
             Action::Create(node) => {
                 let place = inside.unwrap_or(SlotPath { slot, below: TreePath::root() });
                 if place.below.is_root() {
-                    let outline = PlannedStep::Appear { path: path.clone(), slot };
-                    self.step_plan.steps.push(outline);
+                    let planned = PlannedStep::Appear { path: path.clone(), slot };
+                    self.step_plan.steps.push(planned);
                 }
                 self.stage(place, operation, node);
             }
@@ -279,8 +280,8 @@ impl<'plan> Planner<'plan> {
                 self.stage(SlotPath { slot, below: TreePath::root() }, operation, node);
             }
             Action::Change(node) => {
-                let outline = PlannedStep::Change { path: path.clone(), node: node.clone() };
-                self.step_plan.steps.push(outline);
+                let planned = PlannedStep::Change { path: path.clone(), node: node.clone() };
+                self.step_plan.steps.push(planned);
             }
             Action::Remove => {
                 self.step_plan.steps.push(PlannedStep::Vanish { path: path.clone(), slot });
@@ -289,7 +290,7 @@ impl<'plan> Planner<'plan> {
         Ok(())
     }
 
-    /// Where the operation's path is staged if an earlier operation makes its directory.
+    /// Returns where the operation's path is staged, if an earlier operation creates its directory.
     fn staged_parent(&self, number: usize) -> Result<Option<SlotPath>, PlanFault> {
         let operation = &self.plan.operations[number];
         let above = operation.path.ancestors().skip(1);
@@ -310,7 +311,7 @@ impl<'plan> Planner<'plan> {
                     return Ok(Some(SlotPath { slot: place.slot, below }));
                 }
                 Action::Remove if at > number && operation.action == Action::Remove => {}
-                _ => return Err(fault(operation, "another operation takes its directory away")),
+                _ => return Err(fault(operation, "another operation removes its directory")),
             }
         }
         Ok(None)
@@ -333,22 +334,21 @@ impl<'plan> Planner<'plan> {
             self.places.insert(&operation.path, place.clone());
         }
         let what = StagedEntry::Entry { node: node.clone(), takes_object };
-        self.step_plan.staged.push(Staged { place, path: operation.path.clone(), what });
+        self.step_plan.staged.push(StagedItem { place, path: operation.path.clone(), what });
     }
 
     fn finish(mut self) -> Result<StepPlan, PlanFault> {
         for (place, operation, target) in std::mem::take(&mut self.links) {
             let what = self.link(operation, target)?;
-            self.step_plan.staged.push(Staged { place, path: operation.path.clone(), what });
+            self.step_plan.staged.push(StagedItem { place, path: operation.path.clone(), what });
         }
         Ok(self.step_plan)
     }
 
-    /// What the hard link of `operation` is a further name of: the file that is at `target` when
-    /// it is the operation's turn. What comes to `target` later must not be taken for it: a plan
-    /// is judged by carrying it out in its order.
+    /// Returns the file that the hard link of `operation` refers to: the file at `target` at that
+    /// point of the plan, not a later one, because a plan is verified by applying it in its order.
     fn link(&self, operation: &Operation, target: &TreePath) -> Result<StagedEntry, PlanFault> {
-        let no_file = || fault(operation, "it links to what is no file at that point of the plan");
+        let no_file = || fault(operation, "its target is not a file at that point of the plan");
         let here = self.index[&operation.path];
         let at = |path: &TreePath| {
             let at = *self.index.get(path)?;
@@ -360,7 +360,7 @@ impl<'plan> Planner<'plan> {
                 Action::Create(Node::Leaf(Leaf::File(_)))
                 | Action::Replace { node: Node::Leaf(Leaf::File(_)), .. },
             )) if made < here => Ok(StagedEntry::LinkToStaged(self.places[target].clone())),
-            // A change leaves the inode where it is, before the link or after it.
+            // A change keeps the inode, before the link or after it.
             None | Some((_, Action::Change(Node::Leaf(Leaf::File(_))))) => {
                 let goes = |above: TreePath| {
                     at(&above).is_some_and(|(gone, action)| {

@@ -1,5 +1,5 @@
-//! Runs the executor in the daemon: pauses the scanner meanwhile, reports progress, has the changed
-//! paths scanned again, reboots, and retries stuck updates.
+//! Runs the executor in the daemon: pauses the scanner, reports progress, has the changed paths
+//! scanned again, reboots, and retries stuck updates.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -7,30 +7,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
-use api::subd::{CheckHealthReply, Health, LastUpdate, Outcome, TriggerFailure};
+use api::subd::{CheckHealthReply, Health, LastUpdate, TriggerFailure, UpdateOutcome, UpdatePhase};
 use model::image::HealthCheck;
+use model::lock::locked;
 use model::path::TreePath;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCall;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::Updater;
-use super::executor::{
-    Executor, FinalTree, JournalState, Machine, RunningUpdate, Services, UpdateEnd,
-};
-use super::journal::Head;
-use super::prepared::{forget_taken, free};
-use super::recovery::Resumed;
-use crate::machine::health;
+use crate::machine::command_runner::check_health;
 use crate::machine::services::ServiceDriver;
-use crate::state::accepted_image::AcceptedImage;
+use crate::scan::{Pause, Stopped};
 use crate::state::persisted_state::PersistError;
-use crate::state::report_state::{UpdatePhase, note_reboot, note_update};
-use crate::{
-    scan::{Pause, Stopped},
-    state::snapshot::Snapshot,
-};
+use crate::state::{Snapshot, note_reboot, note_update};
+use crate::trust::accepted_image;
+use crate::trust::verification::AcceptedImage;
+use crate::update::Updater;
+use crate::update::executor::{Executor, JournalState, Machine, Services, UpdateEnd};
+use crate::update::journal::JournalHead;
+use crate::update::prepared::{forget_taken, free};
+use crate::update::recovery::Resumed;
+use crate::update::running_update::{FinalTree, RunningUpdate};
 
 /// The longest delay between two retries, as a multiple of the first.
 const RETRY_GROWTH_MAX: u32 = 20;
@@ -52,7 +50,7 @@ impl Services for TimedServices<'_> {
     }
 }
 
-/// What the executor needs of the daemon.
+/// The machine of the executor in the daemon.
 pub(super) struct DaemonMachine<'a> {
     updater: &'a Updater,
     /// The pause of the scanner, and the paths to scan when it ends.
@@ -75,27 +73,25 @@ impl Machine for DaemonMachine<'_> {
     }
 
     fn tree_settled(&self) {
-        let pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let pause = locked(&self.pause).take();
         if let Some((pause, touched)) = pause {
             let scanning: Scanning = Box::pin(pause.scan_touched(touched));
-            *self.scanning.lock().unwrap_or_else(PoisonError::into_inner) = Some(scanning);
+            *locked(&self.scanning) = Some(scanning);
         }
     }
 
     fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError> {
-        // First, so that no update is recorded as done whose image may be forgotten.
+        // First, so that no update is recorded as done before its image is recorded as accepted.
         if let (Some(_), Some(accepted)) = (done, &self.accepted) {
-            self.updater.state.store_accepted(accepted)?;
+            accepted_image::store(&self.updater.state, accepted)?;
         }
-        let report_state = &self.updater.report_state;
-        report_state.change(|state| {
-            note_update(&mut state.persisted, last, done);
-            note_reboot(state);
+        self.updater.report_state.persist_always(|persisted| {
+            note_update(persisted, last, done);
+            note_reboot(persisted, self.updater.identity.boot_id());
             if done.is_some() {
-                state.persisted.health_check.clone_from(&self.check);
+                persisted.health_check.clone_from(&self.check);
             }
-        });
-        report_state.save_blocking(&self.updater.state)
+        })
     }
 }
 
@@ -109,24 +105,24 @@ enum OpenJournal {
 impl Updater {
     /// Runs `work` in a thread of its own while the scanner is paused, and concludes the update.
     /// `touched` is scanned as soon as the tree is final.
-    pub(super) async fn conduct(
+    pub(super) async fn run_update(
         self: &Arc<Self>,
         touched: BTreeSet<TreePath>,
-        head: &Head,
+        head: &JournalHead,
         work: impl FnOnce(&Executor<'_>, &DaemonMachine<'_>) -> (RunningUpdate, UpdateEnd)
         + Send
         + 'static,
     ) {
         match self.run(touched, head, work).await {
             Ok((update, ended, scanning)) => self.conclude(update, ended, scanning).await,
-            Err(error) => self.stay_stuck(OpenJournal::Lost, error),
+            Err(error) => self.retry_until_closed(OpenJournal::Lost, error),
         }
     }
 
     async fn run(
         self: &Arc<Self>,
         touched: BTreeSet<TreePath>,
-        head: &Head,
+        head: &JournalHead,
         work: impl FnOnce(&Executor<'_>, &DaemonMachine<'_>) -> (RunningUpdate, UpdateEnd)
         + Send
         + 'static,
@@ -153,21 +149,21 @@ impl Updater {
         running.await.map_err(|error| error.to_string())
     }
 
-    /// Runs the health check; `None` if subd is stopped meanwhile. Blocks.
+    /// Runs the health check; `None` if subd is stopped in the meantime. Blocks.
     fn run_check(&self, check: &HealthCheck) -> Option<Health> {
         let runtime = Handle::current();
         let stopped = |time: Duration| {
             let stopping = async { timeout(time, self.stop.cancelled()).await.is_ok() };
             self.stop.is_cancelled() || runtime.block_on(stopping)
         };
-        health::check(check, self.command_runner, stopped)
+        check_health(check, self.command_runner, stopped)
     }
 
-    /// Runs the health check of the last image; nothing is undone. One at a time.
+    /// Runs the health check of the last image. Nothing is undone. One check at a time.
     ///
     /// # Errors
     ///
-    /// `Unavailable` if subd is stopped meanwhile.
+    /// `Unavailable` if subd is stopped in the meantime.
     pub async fn check_health(self: &Arc<Self>) -> Result<CheckHealthReply, Fault> {
         let _turn = self.checking.lock().await;
         let Some(check) = self.report_state.read(|state| state.persisted.health_check.clone())
@@ -198,10 +194,10 @@ impl Updater {
 
     /// Continues an update that was interrupted before this start.
     pub fn resume(self: &Arc<Self>, resumed: Resumed) {
-        let (mut update, carried) = match resumed {
+        let (mut update, settled_tree) = match resumed {
             Resumed::Nothing => return,
-            Resumed::Lost(why) => return self.stay_stuck(OpenJournal::Lost, why),
-            Resumed::Update(update, carried) => (*update, carried),
+            Resumed::Lost(why) => return self.retry_until_closed(OpenJournal::Lost, why),
+            Resumed::Update(update, settled_tree) => (*update, settled_tree),
         };
         let update_id = update.update_id();
         let noted = self.report_state.read(|state| state.persisted.last_update.clone());
@@ -212,10 +208,10 @@ impl Updater {
             let touched = update.paths().cloned().collect();
             let head = update.journal.head.clone();
             let work = move |executor: &Executor<'_>, host: &DaemonMachine<'_>| {
-                let ended = executor.finish(host, &mut update, carried);
+                let ended = executor.finish(host, &mut update, settled_tree);
                 (update, ended)
             };
-            updater.conduct(touched, &head, work).await;
+            updater.run_update(touched, &head, work).await;
         });
     }
 
@@ -237,27 +233,25 @@ impl Updater {
             update = self.free(update).await;
         }
         self.report_state.set_cache(|| self.cache.ids());
-        let scanning = match last.outcome {
+        let scanned = match last.outcome {
             // The tree has changed again since it was scanned.
-            Outcome::Undone(_) => {
-                let touched = update.paths().cloned().collect();
-                self.scanner.scan_touched(touched).await
+            UpdateOutcome::Undone(_) => {
+                self.scanner.scan_touched(update.paths().cloned().collect()).await
             }
             _ => match scanning {
                 Some(scanning) => scanning.await,
                 None => Err(Stopped),
             },
         };
-        if let Ok(snapshot) = scanning {
-            let generation =
-                self.report_state.take_snapshot(snapshot, self.identity.read(&self.root));
-            last.verified_generation = Some(generation);
+        if let Ok(snapshot) = scanned {
+            let identity = self.identity.read(&self.root);
+            last.verified_generation = Some(self.report_state.take_snapshot(snapshot, identity));
         }
         if reboot {
             last.trigger_failures.extend(self.reboot().await);
         }
-        let own = update.journal.head.calls.own
-            && matches!(last.outcome, Outcome::Done | Outcome::Undone(_));
+        let restarts_subd = update.journal.head.calls.own
+            && matches!(last.outcome, UpdateOutcome::Done | UpdateOutcome::Undone(_));
         let done = settled == Some(FinalTree::New);
         let complete = done && journal != JournalState::AwaitsBoot;
         let triggers = complete.then(|| update.journal.head.triggers.clone());
@@ -269,7 +263,7 @@ impl Updater {
                     let updater = Arc::clone(self);
                     self.tasks.spawn(async move { updater.free(update).await });
                 }
-                if own {
+                if restarts_subd {
                     self.restart_own().await;
                 }
             }
@@ -281,16 +275,19 @@ impl Updater {
             JournalState::AwaitsBoot => {
                 update.fail(last.trigger_failures);
                 let unfinished = OpenJournal::Update(Box::new(update));
-                self.stay_stuck(unfinished, "the reboot that it waits for failed".to_owned());
+                self.retry_until_closed(
+                    unfinished,
+                    "the reboot that it waits for failed".to_owned(),
+                );
             }
             JournalState::Stuck(why) => {
                 self.note(last, triggers, UpdatePhase::Updating(update_id)).await;
-                self.stay_stuck(OpenJournal::Update(Box::new(update)), why);
+                self.retry_until_closed(OpenJournal::Update(Box::new(update)), why);
             }
         }
     }
 
-    /// Frees the slots in a thread where that delays nothing else.
+    /// Frees the slots in a blocking thread.
     async fn free(self: &Arc<Self>, update: RunningUpdate) -> RunningUpdate {
         let updater = Arc::clone(self);
         let freeing = tokio::task::spawn_blocking(move || {
@@ -301,16 +298,16 @@ impl Updater {
     }
 
     /// Reports that a journal cannot be closed, and retries until it can.
-    fn stay_stuck(self: &Arc<Self>, unfinished: OpenJournal, why: String) {
+    fn retry_until_closed(self: &Arc<Self>, unfinished: OpenJournal, why: String) {
         self.report_state.change(|state| {
             state.update = UpdatePhase::Idle;
             state.stuck = Some(why);
         });
         let updater = Arc::clone(self);
-        self.tasks.spawn(async move { updater.try_again(unfinished).await });
+        self.tasks.spawn(async move { updater.retry_loop(unfinished).await });
     }
 
-    async fn try_again(self: Arc<Self>, mut unfinished: OpenJournal) {
+    async fn retry_loop(self: Arc<Self>, mut unfinished: OpenJournal) {
         let mut pause = self.retry_after;
         loop {
             tokio::select! {
@@ -323,13 +320,13 @@ impl Updater {
                     Some(update) => OpenJournal::Update(update),
                     None => return,
                 },
-                OpenJournal::Lost => match self.look_again().await {
+                OpenJournal::Lost => match self.find_again().await {
                     Resumed::Nothing => {
                         self.report_state.change(|state| state.stuck = None);
                         return;
                     }
                     Resumed::Lost(why) => {
-                        self.tell_stuck(why);
+                        self.report_stuck(why);
                         OpenJournal::Lost
                     }
                     found @ Resumed::Update(..) => return self.resume(found),
@@ -348,7 +345,7 @@ impl Updater {
         };
         match self.run(touched, &head, work).await {
             Ok((update, UpdateEnd { journal: JournalState::Stuck(why), .. }, _)) => {
-                self.tell_stuck(why);
+                self.report_stuck(why);
                 Some(Box::new(update))
             }
             Ok((update, ended, scanning)) => {
@@ -356,14 +353,14 @@ impl Updater {
                 None
             }
             Err(error) => {
-                self.stay_stuck(OpenJournal::Lost, error);
+                self.retry_until_closed(OpenJournal::Lost, error);
                 None
             }
         }
     }
 
-    /// Looks again for the journal that could not be read.
-    async fn look_again(self: &Arc<Self>) -> Resumed {
+    /// Tries again to read the journal that could not be read.
+    async fn find_again(self: &Arc<Self>) -> Resumed {
         let pause = self.scanner.pause().await;
         let updater = Arc::clone(self);
         let looking = tokio::task::spawn_blocking(move || {
@@ -375,7 +372,7 @@ impl Updater {
         found
     }
 
-    fn tell_stuck(&self, why: String) {
+    fn report_stuck(&self, why: String) {
         if self.report_state.read(|state| state.stuck.as_ref() != Some(&why)) {
             tracing::error!("the update is still stuck: {why}");
             self.report_state.change(|state| state.stuck = Some(why));

@@ -1,26 +1,25 @@
-//! What can go wrong when one machine is looked at, or brought up to date, by hand.
+//! The errors of subtool.
 
 use std::io;
 use std::path::PathBuf;
 
 use api::fault::FaultCode;
 use api::planning::PlanError;
-use api::subd::{FetchFailure, Outcome};
+use api::subd::{FetchFailure, UpdateOutcome};
 use daemon::{EXIT_FAILED, EXIT_MISUSE};
 use model::filter::PatternError;
 use model::image::ImageName;
 use model::path::TreePath;
 use rpc::client::{CallError, PeerError};
-use rpc::trees::ReadError;
-use rpc::trees::image::GetImageError;
+use rpc::trees::{GetImageError, TreeReadError};
 
-/// Why subtool failed.
+/// An error of subtool.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolError {
     #[error("{0}")]
     Misuse(String),
-    #[error("bad address")]
+    #[error("invalid address")]
     Address {
         #[from]
         source: PeerError,
@@ -35,28 +34,28 @@ pub enum ToolError {
         #[from]
         source: GetImageError,
     },
-    #[error("the tree of the machine cannot be read")]
+    #[error("cannot read the tree of the machine")]
     Tree {
         #[from]
-        source: ReadError,
+        source: TreeReadError,
     },
-    #[error("the machine has exclusions that cannot be understood")]
+    #[error("the machine has invalid exclusions")]
     Exclusions {
         #[from]
         source: PatternError,
     },
-    #[error("no plan can be made")]
+    #[error("cannot make a plan")]
     Plan {
         #[from]
         source: PlanError,
     },
     #[error("gave up after {seconds} s: {what}")]
     TooLong {
-        /// How long was waited, in seconds.
+        /// The time of waiting, in seconds.
         seconds: u64,
         what: String,
     },
-    #[error("the machine does not scan as {image} asks, so the two cannot be compared")]
+    #[error("the machine does not scan with the settings of {image}, so they cannot be compared")]
     OtherScope { image: ImageName },
     #[error("the update is blocked: {}", .0.join("; "))]
     Blocked(Vec<String>),
@@ -65,20 +64,20 @@ pub enum ToolError {
     #[error("the machine cannot get the objects: {}", fetch_failure(.0))]
     Fetch(FetchFailure),
     #[error("the update {}", outcome(.0))]
-    Update(Outcome),
+    Update(UpdateOutcome),
     #[error("the machine still differs after {rounds} updates: {paths}")]
     NotConverging {
         rounds: u32,
         /// Some of the paths that differ.
         paths: String,
     },
-    #[error("there is no image that the machine was updated to")]
+    #[error("the machine was never updated to an image")]
     NoImage,
     #[error("the health check failed: {0}")]
     Unhealthy(String),
     #[error("{0}")]
     Refused(String),
-    #[error("{path} was changed again and again while it was read")]
+    #[error("{path} kept changing while it was read")]
     Changing { path: TreePath },
     #[error("cannot write `{}`", path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -94,20 +93,22 @@ fn fetch_failure(failure: &FetchFailure) -> String {
     }
 }
 
-fn outcome(outcome: &Outcome) -> String {
+fn outcome(outcome: &UpdateOutcome) -> String {
     match outcome {
-        Outcome::Done => "was carried out".to_owned(),
-        Outcome::NotPrepared(why) => format!("cannot be staged, and nothing was changed: {why}"),
-        Outcome::RolledBack(why) => format!("failed, and all was put back: {why}"),
-        Outcome::Stuck(why) => format!("failed, and the tree is mixed: {why}"),
-        Outcome::Undone(why) => {
-            format!("was put back, because the health check failed: {why}")
+        UpdateOutcome::Done => "was carried out".to_owned(),
+        UpdateOutcome::NotPrepared(why) => {
+            format!("cannot be staged, and nothing was changed: {why}")
+        }
+        UpdateOutcome::RolledBack(why) => format!("failed, and was undone: {why}"),
+        UpdateOutcome::Stuck(why) => format!("failed, and the tree is mixed: {why}"),
+        UpdateOutcome::Undone(why) => {
+            format!("was undone, because the health check failed: {why}")
         }
     }
 }
 
 impl ToolError {
-    /// The exit code that goes with it.
+    /// Returns the exit code for the error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Misuse(_) | Self::Address { .. } => EXIT_MISUSE,
@@ -115,7 +116,7 @@ impl ToolError {
         }
     }
 
-    /// What the operator can do.
+    /// Returns hints for the operator.
     pub fn hints(&self) -> Vec<&'static str> {
         match self {
             Self::Address { .. } => vec!["an address is HOST or HOST:PORT"],
@@ -127,7 +128,7 @@ impl ToolError {
                     vec!["subtool poll shows the pause; subtool resume ends it"]
                 }
                 Some(FaultCode::Busy) => {
-                    vec!["another update or fetch is under way; is a dominator at work?"]
+                    vec!["another update or fetch is under way, perhaps of a dominator"]
                 }
                 _ => Vec::new(),
             },
@@ -138,11 +139,11 @@ impl ToolError {
                 vec!["imagetool list shows the images that there are"]
             }
             Self::OtherScope { .. } => {
-                vec!["--rescan tells it to scan so; no file of it is changed by that"]
+                vec!["--rescan sets the scan settings of the image; it changes no file"]
             }
             Self::Unsafe(_) => {
                 vec![
-                    "look at it with subtool show-update; if it is meant: --force-unsafe",
+                    "show it with subtool show-update; if it is intended, use --force-unsafe",
                     "if the image is wrong, push another one",
                 ]
             }

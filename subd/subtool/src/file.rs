@@ -4,18 +4,18 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use api::subd::{GetFiles, GetFilesRequest, PIECE_BYTES_MAX, Piece, PieceContent};
+use model::display::size;
 use model::path::TreePath;
 use model::tree::Time;
-use model::words::size;
 
 use super::error::ToolError;
 use super::machine::Machine;
-use super::talk::Talk;
+use super::progress::Progress;
 
-/// How many pieces are asked for at once.
+/// How many pieces are requested at once.
 const PIECES: u64 = 8;
 
-/// How often a file that changes while it is read is read again.
+/// How often a changing file is read.
 const READS_MAX: usize = 5;
 
 /// Copies `from` to the file `to`, which appears when it is complete, or to stdout.
@@ -27,12 +27,12 @@ pub async fn get(
     machine: &Machine,
     from: &TreePath,
     to: Option<&Path>,
-    talk: &mut Talk,
+    progress: &mut Progress,
 ) -> Result<(), ToolError> {
     let Some(to) = to else {
         let mut stdout = std::io::stdout().lock();
-        // What was printed cannot be taken back, so there is one try.
-        return match copy(machine, from, &mut stdout, Path::new("-"), talk).await? {
+        // Output cannot be undone, so there is one try.
+        return match copy(machine, from, &mut stdout, Path::new("-"), progress).await? {
             true => Ok(()),
             false => Err(ToolError::Changing { path: from.clone() }),
         };
@@ -42,7 +42,7 @@ pub async fn get(
     let result = async {
         for _ in 0..READS_MAX {
             let mut file = std::fs::File::create(&temporary).map_err(failed)?;
-            if copy(machine, from, &mut file, &temporary, talk).await? {
+            if copy(machine, from, &mut file, &temporary, progress).await? {
                 file.sync_all().map_err(failed)?;
                 let placed = std::fs::rename(&temporary, to);
                 return placed.map_err(|source| ToolError::Write { path: to.to_owned(), source });
@@ -52,19 +52,19 @@ pub async fn get(
     };
     let result = result.await;
     if result.is_err() {
-        // It is of no use to anyone; that it stays is no worse than the error itself.
+        // A failure to remove it is not reported beside the error itself.
         let _left = std::fs::remove_file(&temporary);
     }
     result
 }
 
-/// Copies the file once; false if it was changed meanwhile.
+/// Copies the file once. False if it was changed in the meantime.
 async fn copy(
     machine: &Machine,
     from: &TreePath,
     to: &mut impl Write,
     to_path: &Path,
-    talk: &mut Talk,
+    progress: &mut Progress,
 ) -> Result<bool, ToolError> {
     let mut known: Option<(u64, Time)> = None;
     let mut offset = 0;
@@ -77,7 +77,7 @@ async fn copy(
         let request = GetFilesRequest { pieces: (0..PIECES).map(at).collect() };
         let reply = machine.call::<GetFiles>(&request).await?;
         if reply.pieces.is_empty() {
-            return Err(ToolError::Refused(format!("the machine gives nothing of {from}")));
+            return Err(ToolError::Refused(format!("the machine returned nothing of {from}")));
         }
         for piece in reply.pieces {
             let PieceContent { size_bytes, mtime, bytes } = piece.map_err(ToolError::Refused)?;
@@ -87,7 +87,7 @@ async fn copy(
             let failed = |source| ToolError::Write { path: to_path.to_owned(), source };
             to.write_all(&bytes.0).map_err(failed)?;
             offset += bytes.0.len() as u64;
-            talk.progress(&format!("{} of {}", size(offset), size(size_bytes)));
+            progress.show(&format!("{} of {}", size(offset), size(size_bytes)));
             if offset >= size_bytes {
                 return Ok(offset == size_bytes);
             }
@@ -98,7 +98,7 @@ async fn copy(
     }
 }
 
-/// A name beside `path` that no file has for long.
+/// Returns the path of a temporary file in the directory of `path`.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));

@@ -1,14 +1,14 @@
-//! `subtool`: looks at one machine and brings it up to date by hand, with no dominator.
+//! `subtool`: inspects one machine and updates it, without a dominator.
 //!
-//! Data goes to stdout, talk to stderr.
+//! Data goes to stdout, progress and hints to stderr.
 
 pub mod error;
-pub mod facts;
 pub mod file;
 pub mod machine;
+pub mod progress;
 pub mod push;
+pub mod rows;
 mod run;
-pub mod talk;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,14 +17,14 @@ use std::time::Duration;
 use api::subd::Limits;
 use clap::{Args, Parser, Subcommand};
 use daemon::{EXIT_FAILED, SecurityArgs, config, exit};
+use model::display::error_chain;
 use model::image::ImageName;
 use model::path::TreePath;
-use model::report::report;
-use model::when::written;
+use model::time_parse;
 use tool::Format;
 use tool::documents::{self, Documents};
 
-/// Looks at one machine and brings it up to date by hand, with no dominator.
+/// Inspects one machine and updates it, without a dominator.
 #[derive(Debug, Parser)]
 #[command(
     name = "subtool",
@@ -64,9 +64,9 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = Format::Table, global = true)]
     format: Format,
 
-    /// How long to wait for what takes its time, such as 90s, 15m or 2h
+    /// How long to wait for long operations, such as 90s, 15m or 2h
     #[arg(long, value_name = "DURATION", default_value = "1h", global = true)]
-    #[arg(value_parser = written::duration)]
+    #[arg(value_parser = time_parse::duration)]
     timeout: Duration,
 
     #[command(flatten)]
@@ -87,7 +87,7 @@ enum Command {
     },
     /// Scan now, without the usual limits, and wait for the end
     ///
-    /// A metadata pass is always made: it finds all that moved a time stamp.
+    /// A metadata pass is always run: it finds all changes that changed a time stamp.
     Scan {
         /// Hash every file too, through the page cache
         #[arg(long)]
@@ -100,18 +100,18 @@ enum Command {
     ///
     /// The lines are those of imagetool show, so that the two can be compared with diff.
     Show,
-    /// Show how the machine scans and what limits it was given
+    /// Show the scan settings of the machine and the limits that were set
     GetConfig,
-    /// Limit what subd takes of the machine, until told otherwise
+    /// Limit what subd uses of the machine, until the limits are set again
     ///
-    /// The machine's own configuration is a ceiling: over the wire limits can only be lowered, and
-    /// a higher one changes nothing. What is not named stays as it is.
+    /// The machine's own configuration is a ceiling: these limits can only be lower, and a higher
+    /// one changes nothing. Limits that are not named stay as they are.
     #[command(after_help = "Example: subtool --subd web1 set-config --scan-percent 1")]
     SetConfig(LimitArgs),
     /// Refuse every update until a time, also over restarts of subd
     ///
-    /// It works with the dominator down, and whatever the dominator wants. An update that has
-    /// begun is finished. A pause lasts at most 30 days; it replaces an earlier one.
+    /// It works while the dominator is down, and takes precedence over it. An update that has begun
+    /// is finished. A pause lasts at most 30 days; it replaces an earlier one.
     #[command(after_help = "Examples:\n  subtool --subd web1 pause --for 2h \
         --reason 'disk swap'\n  \
         subtool --subd web1 pause --until 18:30 --reason 'release in progress'")]
@@ -124,17 +124,17 @@ enum Command {
     ShowUpdate {
         /// The image
         image: ImageName,
-        /// Tell the machine to scan as the image asks, if it does not
+        /// Set the scan settings of the image on the machine, if it has others
         #[arg(long)]
         rescan: bool,
     },
     /// Update the machine to an image: the whole cycle of a dominator, once
     ///
-    /// If a dominator looks after the machine, it takes it back to the image of its database.
+    /// If a dominator manages the machine, it returns the machine to the image of its database.
     PushImage {
         /// The image
         image: ImageName,
-        /// Go on although the update removes half of the machine, or subd, init or the kernel
+        /// Update although the update removes half of the machine, or subd, init or the kernel
         #[arg(long)]
         force_unsafe: bool,
         /// Do work of high impact without asking the machine's disruption command
@@ -148,12 +148,12 @@ enum Command {
     GetFile {
         /// Its path on the machine
         path: TreePath,
-        /// Where to put it; without it, it is printed
+        /// The destination; without it, the file is printed
         file: Option<PathBuf>,
     },
-    /// Remove objects that nobody needs from the machine's cache
+    /// Remove unneeded objects from the machine's cache
     ///
-    /// Those that the machine's image has are kept, for a repair that is on its way.
+    /// Objects of the machine's image are kept, for a repair.
     Cleanup {
         /// Remove all
         #[arg(long)]
@@ -171,7 +171,7 @@ enum Command {
     Documents(Documents),
 }
 
-/// What a machine may be limited to.
+/// The limits of a machine.
 #[derive(Clone, Copy, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct LimitArgs {
@@ -187,13 +187,13 @@ struct LimitArgs {
     /// Of the network's speed, for fetching
     #[arg(long, value_name = "1-100", value_parser = clap::value_parser!(u8).range(1..=100))]
     network_percent: Option<u8>,
-    /// Forget all limits that were given over the wire first
+    /// First remove all limits that were set over the network
     #[arg(long)]
     reset: bool,
 }
 
 impl LimitArgs {
-    /// The limits that are in force after `old`.
+    /// Returns the limits that replace `old`.
     fn after(self, old: Limits) -> Limits {
         let old = if self.reset { Limits::default() } else { old };
         Limits {
@@ -205,12 +205,12 @@ impl LimitArgs {
     }
 }
 
-/// Until when, and why.
+/// The end of a pause, and its reason.
 #[derive(Clone, Debug, Args)]
 struct PauseArgs {
     #[command(flatten)]
     end: PauseEnd,
-    /// Why: it is shown to everyone who looks
+    /// The reason, which is shown to all users
     #[arg(long, value_name = "TEXT")]
     reason: String,
 }
@@ -222,7 +222,7 @@ struct PauseEnd {
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// For how long, by the machine's clock: 90s, 15m, 2h or 3d
-    #[arg(long = "for", value_name = "DURATION", value_parser = written::duration)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = time_parse::duration)]
     lasting: Option<Duration>,
 }
 
@@ -232,7 +232,7 @@ pub fn main() -> ExitCode {
     if let Command::Documents(documents) = &arguments.command {
         return documents::run::<Arguments>(documents);
     }
-    let security = match arguments.security.of_tool("subtool") {
+    let security = match arguments.security.for_tool("subtool") {
         Ok(security) => security,
         Err(error) => return error.exit(),
     };
@@ -242,6 +242,6 @@ pub fn main() -> ExitCode {
     };
     match runtime.block_on(run::run(&arguments, &security)) {
         Ok(output) => output.print(),
-        Err(error) => exit(error.exit_code(), &report(&error), &error.hints()),
+        Err(error) => exit(error.exit_code(), &error_chain(&error), &error.hints()),
     }
 }

@@ -1,4 +1,4 @@
-//! One machine, as subtool sees it: asked, waited for, compared with an image.
+//! The machine that subtool calls, waits for, and compares with an image.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use model::image::required::RequiredImage;
 use model::scope::Scope;
 use model::tree::Tree;
 use rpc::client::{CallError, Client};
-use rpc::trees::{ReadError, Reader};
+use rpc::trees::{TreeReadError, TreeReader};
 use tokio::time::Instant;
 
 use super::error::ToolError;
@@ -20,7 +20,7 @@ use super::error::ToolError;
 /// How long the machine may take to accept a call.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long one wait for news lasts.
+/// The length of one poll.
 const NEWS_WAIT: Duration = Duration::from_secs(5);
 
 /// How long to wait before an unreachable machine is asked again.
@@ -33,12 +33,12 @@ const READS_MAX: usize = 10;
 #[derive(Debug)]
 pub struct Machine {
     client: Client,
-    reader: Arc<Reader>,
+    reader: Arc<TreeReader>,
     deadline: Instant,
     patience: Duration,
 }
 
-/// What a machine differs in from an image.
+/// The differences of a machine from an image.
 #[derive(Debug)]
 pub struct Comparison {
     /// The report that the plan is based on; it has a scan.
@@ -48,46 +48,34 @@ pub struct Comparison {
 }
 
 impl Machine {
-    /// The machine behind `client`; nothing is waited for longer than `patience` from now.
-    pub fn new(client: Client, reader: Arc<Reader>, patience: Duration) -> Self {
+    /// Returns the machine behind `client`. All waiting ends after `patience` from now.
+    pub fn new(client: Client, reader: Arc<TreeReader>, patience: Duration) -> Self {
         Self { client, reader, deadline: Instant::now() + patience, patience }
     }
 
-    /// What calls it.
+    /// Returns its client.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Asks for something that is answered at once.
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`].
+    /// Calls a method that is answered at once.
     pub async fn call<M: Method>(&self, request: &M::Request) -> Result<M::Reply, CallError> {
         self.client.call_within::<M>(request, ACCEPT_LIMIT).await
     }
 
-    /// Its whole report.
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`].
+    /// Returns its whole report.
     pub async fn poll(&self) -> Result<PollReply, CallError> {
         self.call::<Poll>(&PollRequest::default()).await
     }
 
-    /// Its whole report, when there is news since `reply`, or after `wait`.
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`].
+    /// Returns its whole report when it has changed since `reply`, or after `wait`.
     pub async fn news(&self, reply: &PollReply, wait: Duration) -> Result<PollReply, CallError> {
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         self.call::<Poll>(&PollRequest { have: Some(reply.version), wait_ms }).await?;
         self.poll().await
     }
 
-    /// The error of waiting for `what` too long.
+    /// Returns the error of waiting too long, with the reason `what`.
     pub fn too_long(&self, what: &str) -> ToolError {
         ToolError::TooLong { seconds: self.patience.as_secs(), what: what.to_owned() }
     }
@@ -97,8 +85,8 @@ impl Machine {
         Instant::now() >= self.deadline
     }
 
-    /// Waits until the report is `enough`, looking at each with `look`. A machine that is not
-    /// there is waited for too: it may be restarting.
+    /// Waits until `enough` accepts the report. Calls `look` with each report. Waits for an
+    /// unreachable machine too: it may be restarting.
     ///
     /// # Errors
     ///
@@ -142,11 +130,7 @@ impl Machine {
         }
     }
 
-    /// The tree that it scanned, and the report that told of it.
-    ///
-    /// # Errors
-    ///
-    /// [`ToolError`].
+    /// Returns the scanned tree, and the report of it.
     pub async fn tree(&self) -> Result<(PollReply, Arc<ScanReport>, Tree), ToolError> {
         let what = "the first scan is not complete";
         for _ in 0..READS_MAX {
@@ -154,39 +138,27 @@ impl Machine {
             let scan = Arc::new(reply.scan.clone().expect("it was waited for"));
             match self.reader.from_sub(&self.client, scan.root).await {
                 Ok(tree) => return Ok((reply, scan, tree)),
-                Err(ReadError::Changed) => {}
+                Err(TreeReadError::Changed) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(ReadError::Changed.into())
+        Err(TreeReadError::Changed.into())
     }
 
-    /// True if the machine that gave `reply` scans as `image` asks.
-    ///
-    /// # Errors
-    ///
-    /// [`ToolError::Exclusions`].
+    /// True if the machine of `reply` scans with the settings of `image`.
     pub fn scans_for(image: &RequiredImage, reply: &PollReply) -> Result<bool, ToolError> {
         let exclusions = Patterns::new(&reply.exclusions)?;
         Ok(reply.scope == Scope::of(&image.scan, exclusions.lines()))
     }
 
-    /// Tells the machine to scan as `image` asks.
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`].
+    /// Has the machine scan with the settings of `image`.
     pub async fn scan_for(&self, image: &RequiredImage) -> Result<(), CallError> {
         let scan = Some(image.scan.clone());
         let request = SetConfigurationRequest { scan, limits: None };
         self.call::<SetConfiguration>(&request).await.map(|_| ())
     }
 
-    /// Plans what makes it equal to `image`; `None` if it does not scan as the image asks.
-    ///
-    /// # Errors
-    ///
-    /// [`ToolError`].
+    /// Plans the update to `image`; `None` if the machine does not scan with its settings.
     pub async fn compare(
         &self,
         image: &Arc<RequiredImage>,

@@ -7,22 +7,22 @@ use std::sync::Arc;
 use api::fault::FaultCode;
 use api::object_server::IDS_MAX;
 use api::subd::{
-    Activity, Cleanup, CleanupRequest, Commit, CommitRequest, Expects, Fetch, FetchObject,
-    FetchRequest, Health, LastUpdate, OfferImage, OfferImageRequest, Outcome, PollReply, Prepare,
-    PrepareRequest, TriggerFailure,
+    Activity, Cleanup, CleanupRequest, Commit, CommitRequest, ExpectedState, Fetch, FetchObject,
+    FetchRequest, Health, LastUpdate, OfferImage, OfferImageRequest, PollReply, Prepare,
+    PrepareRequest, TriggerFailure, UpdateOutcome,
 };
+use model::display::{counted, size};
 use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
 use model::plan::Plan;
-use model::words::{counted, size};
 use rpc::client::CallError;
 use serde::Serialize;
 
 use super::error::ToolError;
-use super::facts::cached;
 use super::machine::{Comparison, Machine};
-use super::talk::Talk;
+use super::progress::Progress;
+use super::rows::cached_objects;
 
 /// How long a staged update waits for its Commit, in seconds.
 const EXPIRES_SECONDS: u32 = 300;
@@ -33,7 +33,7 @@ const ROUNDS_MAX: u32 = 5;
 /// How many paths an error names.
 const PATHS_NAMED: usize = 3;
 
-/// What the operator ordered.
+/// The order of the operator.
 #[derive(Debug)]
 pub struct Order {
     pub image: Arc<RequiredImage>,
@@ -45,7 +45,7 @@ pub struct Order {
     pub force_disruption: bool,
 }
 
-/// What was done.
+/// The result of a push.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// The image that the machine has now.
@@ -58,7 +58,7 @@ pub struct Report {
     pub fetched_bytes: u64,
     /// Objects that were on the machine in another file.
     pub reused_objects: u64,
-    /// How long the tree was neither old nor new, in nanoseconds.
+    /// How long the tree was mixed, in nanoseconds.
     pub window_ns: u64,
     pub trigger_failures: Vec<TriggerFailure>,
     /// How the health check ended, if there was one.
@@ -66,17 +66,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// True if nothing but the tree went well.
+    /// True if triggers or the health check failed.
     pub fn is_partial(&self) -> bool {
         !self.trigger_failures.is_empty() || matches!(self.health, Some(Health::Failed(_)))
     }
-}
-
-/// What to do after a call.
-enum Next {
-    GoOn,
-    /// The machine has changed meanwhile: look again.
-    LookAgain,
 }
 
 /// Makes the machine equal to the image of `order`.
@@ -84,15 +77,19 @@ enum Next {
 /// # Errors
 ///
 /// [`ToolError`]; an update that was committed is finished by the machine all the same.
-pub async fn push(machine: &Machine, order: &Order, talk: &mut Talk) -> Result<Report, ToolError> {
+pub async fn push(
+    machine: &Machine,
+    order: &Order,
+    progress: &mut Progress,
+) -> Result<Report, ToolError> {
     let mut report = Report::default();
     loop {
         if machine.is_late() {
             return Err(machine.too_long("the machine keeps changing"));
         }
-        wait_for_others(machine, talk).await?;
+        wait_for_others(machine, progress).await?;
         let Some(comparison) = machine.compare(&order.image).await? else {
-            talk.stage("The machine is told to scan as the image asks.");
+            progress.stage("Setting the scan settings of the image.");
             machine.scan_for(&order.image).await?;
             continue;
         };
@@ -108,13 +105,10 @@ pub async fn push(machine: &Machine, order: &Order, talk: &mut Talk) -> Result<R
             let paths = named(&plan);
             return Err(ToolError::NotConverging { rounds: ROUNDS_MAX, paths });
         }
-        if let Next::LookAgain = fetch(machine, order, &comparison, &mut report, talk).await? {
+        if !fetch(machine, order, &comparison, &mut report, progress).await? {
             continue;
         }
-        let last = match carry_out(machine, order, &comparison, talk).await? {
-            Some(last) => last,
-            None => continue,
-        };
+        let Some(last) = update(machine, order, &comparison, progress).await? else { continue };
         report.updates += 1;
         report.operations += u64::from(last.operations);
         report.window_ns += last.window_ns;
@@ -123,7 +117,7 @@ pub async fn push(machine: &Machine, order: &Order, talk: &mut Talk) -> Result<R
     }
 }
 
-/// Refuses what must not be carried out.
+/// Refuses blocked and unsafe plans.
 fn refuse(order: &Order, comparison: &Comparison) -> Result<(), ToolError> {
     let planned = &comparison.planned;
     if !planned.plan.blocked.is_empty() {
@@ -142,28 +136,28 @@ fn refuse(order: &Order, comparison: &Comparison) -> Result<(), ToolError> {
     Ok(())
 }
 
-/// Waits until nobody else changes the machine.
-async fn wait_for_others(machine: &Machine, talk: &mut Talk) -> Result<(), ToolError> {
+/// Waits until the machine is not busy with another update or fetch.
+async fn wait_for_others(machine: &Machine, progress: &mut Progress) -> Result<(), ToolError> {
     let is_free =
         |reply: &PollReply| matches!(reply.activity, Activity::Idle | Activity::Prepared { .. });
     let look = |reply: &PollReply| {
         if !is_free(reply) {
-            talk.stage("The machine is busy with another update; waiting for its end.");
+            progress.stage("The machine is busy with another update; waiting for its end.");
         }
     };
     machine.wait_until("another update or fetch is under way", look, is_free).await?;
     Ok(())
 }
 
-/// Lets the machine get the objects that it lacks.
+/// Has the machine fetch the objects that it lacks. False if it has changed in the meantime.
 async fn fetch(
     machine: &Machine,
     order: &Order,
     comparison: &Comparison,
     report: &mut Report,
-    talk: &mut Talk,
-) -> Result<Next, ToolError> {
-    let have: BTreeSet<ObjectId> = cached(&comparison.reply).iter().copied().collect();
+    progress: &mut Progress,
+) -> Result<bool, ToolError> {
+    let have: BTreeSet<ObjectId> = cached_objects(&comparison.reply).iter().copied().collect();
     let missing: Vec<FetchObject> = comparison
         .planned
         .needs
@@ -174,18 +168,18 @@ async fn fetch(
     let total: u64 = missing.iter().map(|object| object.size_bytes).sum();
     if !missing.is_empty() {
         let objects = counted(missing.len() as u64, "object");
-        talk.stage(&format!("Fetching {objects} ({}).", size(total)));
+        progress.stage(&format!("Fetching {objects} ({}).", size(total)));
     }
     for batch in missing.chunks(IDS_MAX) {
         let fetch_id = new_id();
         let sources = order.sources.clone();
         let request = FetchRequest { fetch_id, sources, objects: batch.to_vec(), ahead: false };
-        if let Next::LookAgain = accepted(machine.call::<Fetch>(&request).await)? {
-            return Ok(Next::LookAgain);
+        if !accepted(machine.call::<Fetch>(&request).await)? {
+            return Ok(false);
         }
         let look = |reply: &PollReply| {
             if let Activity::Fetching { objects, bytes, .. } = reply.activity {
-                talk.progress(&format!("{objects} of {} ({})", batch.len(), size(bytes)));
+                progress.show(&format!("{objects} of {} ({})", batch.len(), size(bytes)));
             }
         };
         let instance = comparison.reply.version.instance;
@@ -196,10 +190,10 @@ async fn fetch(
         };
         let reply = machine.wait_until("the objects have not all arrived", look, is_over).await?;
         let Some(last) = reply.last_fetch.filter(|last| last.fetch_id == fetch_id) else {
-            return Ok(Next::LookAgain);
+            return Ok(false);
         };
         for complaint in &last.complaints {
-            talk.stage(&format!("warning: source {}: {}", complaint.source, complaint.text));
+            progress.stage(&format!("warning: source {}: {}", complaint.source, complaint.text));
         }
         report.fetched_objects += last.objects;
         report.fetched_bytes += last.bytes;
@@ -208,44 +202,89 @@ async fn fetch(
             return Err(ToolError::Fetch(error));
         }
     }
-    Ok(Next::GoOn)
+    Ok(true)
 }
 
-/// Prepares and commits; the update as it ended, or `None` if the machine has changed before.
-async fn carry_out(
+/// Prepares and commits an update. Returns its result, or `None` if the machine has changed before.
+async fn update(
     machine: &Machine,
     order: &Order,
     comparison: &Comparison,
-    talk: &mut Talk,
+    progress: &mut Progress,
 ) -> Result<Option<LastUpdate>, ToolError> {
     let update_id = new_id();
+    let is_prepared = offer(machine, order).await?
+        && prepare(machine, order, comparison, update_id, progress).await?;
+    if !is_prepared {
+        return Ok(None);
+    }
+    progress.stage("Updating.");
+    match machine.call::<Commit>(&CommitRequest { update_id }).await {
+        // The state of the machine shows whether it was accepted.
+        Err(CallError::Lost { .. } | CallError::TimedOut { .. }) => {}
+        other => {
+            if !accepted(other)? {
+                return Ok(None);
+            }
+        }
+    }
+    let look = |reply: &PollReply| match result_of(update_id, reply) {
+        Some(last) if last.awaits_boot => progress.stage("Waiting for the machine to boot."),
+        Some(_) => progress.stage("Verifying."),
+        None => {}
+    };
+    let is_over = |reply: &PollReply| {
+        let is_complete = |last: LastUpdate| {
+            last.outcome != UpdateOutcome::Done
+                || (last.verified_generation.is_some() && !last.awaits_boot)
+        };
+        reply.activity == Activity::Idle && result_of(update_id, reply).is_some_and(is_complete)
+    };
+    let reply = machine.wait_until("the update has not ended", look, is_over).await?;
+    let last = result_of(update_id, &reply).expect("it was waited for");
+    match last.outcome {
+        UpdateOutcome::Done => Ok(Some(last)),
+        outcome => Err(ToolError::Update(outcome)),
+    }
+}
+
+/// Offers a signed image to the machine. False if the machine cannot take it now.
+async fn offer(machine: &Machine, order: &Order) -> Result<bool, ToolError> {
+    if order.image.signatures.is_empty() {
+        return Ok(true);
+    }
+    let request = OfferImageRequest {
+        content: order.image.content.clone(),
+        signatures: order.image.signatures.clone(),
+        sources: order.sources.clone(),
+    };
+    match machine.call::<OfferImage>(&request).await {
+        // A machine without this method accepts unsigned images.
+        Err(error) if error.code() == Some(FaultCode::NoMethod) => Ok(true),
+        other => accepted(other),
+    }
+}
+
+/// Stages the update. False if the machine has changed since it was compared.
+async fn prepare(
+    machine: &Machine,
+    order: &Order,
+    comparison: &Comparison,
+    update_id: u64,
+    progress: &mut Progress,
+) -> Result<bool, ToolError> {
     let content = &order.image.content;
     let plan = Plan::clone(&comparison.planned.plan);
     let changes = match plan.operations.len() as u64 {
         0 => "no change but the name of the image and its triggers".to_owned(),
         count => counted(count, "change"),
     };
-    if !order.image.signatures.is_empty() {
-        let request = OfferImageRequest {
-            content: content.clone(),
-            signatures: order.image.signatures.clone(),
-            sources: order.sources.clone(),
-        };
-        match machine.call::<OfferImage>(&request).await {
-            // One that does not know the call takes images that nobody has signed.
-            Err(error) if error.code() == Some(FaultCode::NoMethod) => {}
-            other => {
-                if let Next::LookAgain = accepted(other)? {
-                    return Ok(None);
-                }
-            }
-        }
-    }
-    talk.stage(&format!("Staging {changes}."));
+    progress.stage(&format!("Staging {changes}."));
+    let instance = comparison.reply.version.instance;
     let request = PrepareRequest {
         update_id,
-        expects: Expects {
-            instance: comparison.reply.version.instance,
+        expects: ExpectedState {
+            instance,
             root: comparison.scan.root,
             scope: comparison.scan.scope,
         },
@@ -257,75 +296,50 @@ async fn carry_out(
         force_disruption: order.force_disruption,
         expires_seconds: EXPIRES_SECONDS,
     };
-    if let Next::LookAgain = accepted(machine.call::<Prepare>(&request).await)? {
-        return Ok(None);
+    if !accepted(machine.call::<Prepare>(&request).await)? {
+        return Ok(false);
     }
-    let ended =
-        |reply: &PollReply| reply.last_update.clone().filter(|last| last.update_id == update_id);
-    let instance = comparison.reply.version.instance;
     let is_staged = |reply: &PollReply| {
         reply.version.instance != instance
             || reply.activity == Activity::Prepared { update_id }
-            || ended(reply).is_some()
+            || result_of(update_id, reply).is_some()
     };
     let reply = machine.wait_until("the update is not staged", |_| (), is_staged).await?;
     if reply.version.instance != instance {
-        return Ok(None);
+        return Ok(false);
     }
-    if let Some(last) = ended(&reply) {
-        return Err(ToolError::Update(last.outcome));
-    }
-    talk.stage("Updating.");
-    let commit = machine.call::<Commit>(&CommitRequest { update_id }).await;
-    match commit {
-        // Whether it was heard is told by what the machine does.
-        Err(CallError::Lost { .. } | CallError::TimedOut { .. }) => {}
-        other => {
-            if let Next::LookAgain = accepted(other)? {
-                return Ok(None);
-            }
-        }
-    }
-    let look = |reply: &PollReply| match ended(reply) {
-        Some(last) if last.awaits_boot => talk.stage("Waiting for the machine to boot."),
-        Some(_) => talk.stage("Verifying."),
-        None => {}
-    };
-    let is_over = |reply: &PollReply| {
-        let is_complete = |last: LastUpdate| {
-            last.outcome != Outcome::Done
-                || (last.verified_generation.is_some() && !last.awaits_boot)
-        };
-        reply.activity == Activity::Idle && ended(reply).is_some_and(is_complete)
-    };
-    let reply = machine.wait_until("the update has not ended", look, is_over).await?;
-    let last = ended(&reply).expect("it was waited for");
-    match last.outcome {
-        Outcome::Done => Ok(Some(last)),
-        outcome => Err(ToolError::Update(outcome)),
+    match result_of(update_id, &reply) {
+        Some(last) => Err(ToolError::Update(last.outcome)),
+        None => Ok(true),
     }
 }
 
-/// Takes what is cached out of the cache: the machine has its image, so it needs none of it.
+/// Returns the result of the update, if the machine reports it.
+fn result_of(update_id: u64, reply: &PollReply) -> Option<LastUpdate> {
+    reply.last_update.clone().filter(|last| last.update_id == update_id)
+}
+
+/// Empties the cache: the machine has its image, so it needs no objects.
 async fn clean(machine: &Machine, reply: &PollReply) -> Result<(), ToolError> {
-    for batch in cached(reply).chunks(IDS_MAX) {
+    for batch in cached_objects(reply).chunks(IDS_MAX) {
         machine.call::<Cleanup>(&CleanupRequest { objects: batch.to_vec() }).await?;
     }
     Ok(())
 }
 
-/// What a refusal means for the cycle.
-fn accepted<T>(result: Result<T, CallError>) -> Result<Next, ToolError> {
+/// True if a call was accepted, false if the machine has changed in the meantime and must be
+/// compared again.
+fn accepted<T>(result: Result<T, CallError>) -> Result<bool, ToolError> {
     match result {
-        Ok(_) => Ok(Next::GoOn),
+        Ok(_) => Ok(true),
         Err(error) => match error.code() {
-            Some(FaultCode::Stale | FaultCode::Busy) => Ok(Next::LookAgain),
+            Some(FaultCode::Stale | FaultCode::Busy) => Ok(false),
             _ => Err(error.into()),
         },
     }
 }
 
-/// The first paths of a plan.
+/// Returns the first paths of a plan, for an error.
 fn named(plan: &Plan) -> String {
     let paths: Vec<String> =
         plan.operations.iter().take(PATHS_NAMED).map(|one| one.path.to_string()).collect();
@@ -333,7 +347,7 @@ fn named(plan: &Plan) -> String {
     format!("{}{dots}", paths.join(", "))
 }
 
-/// A number that no other order has. The standard library seeds its hash maps from the kernel.
+/// Returns a random number. The standard library seeds its hash maps from the kernel.
 fn new_id() -> u64 {
     RandomState::new().build_hasher().finish()
 }

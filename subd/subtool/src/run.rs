@@ -6,56 +6,55 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::object_server::IDS_MAX;
-use api::planning::preview::{Former, Preview};
+use api::planning::preview::{FormerImage, Preview};
 use api::subd::{
     CheckHealth, Cleanup, CleanupRequest, GetConfiguration, Health, POLL_WAIT_MS_MAX, Pause,
     Paused, Poll, PollRequest, Resume, ScanNow, ScanNowRequest, SetConfiguration,
     SetConfigurationRequest,
 };
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD_PORT};
+use model::display::{counted, error_chain, size};
 use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
-use model::report::report;
+use model::time_parse;
 use model::tree::text::to_text;
 use model::tree::{Leaf, Node};
-use model::when::written;
-use model::words::{counted, size};
 use rpc::client::{Client, Peer};
-use rpc::trees::Reader;
+use rpc::trees::TreeReader;
 use serde::Serialize;
 use tool::{EXIT_DIFFERENT, Format, Output, json};
 
 use super::error::ToolError;
-use super::facts::{self, Facts, cached, of_configuration, of_poll};
 use super::machine::Machine;
+use super::progress::Progress;
 use super::push::{Order, Report, push};
-use super::talk::Talk;
+use super::rows::{Rows, cached_objects, configuration_rows, health_text, poll_rows};
 use super::{Arguments, Command, LimitArgs, PauseArgs, file};
 
-/// How often counters are looked at, which are no news by themselves.
-const COUNTER_LOOK: Duration = Duration::from_millis(200);
+/// How often counters are polled, which do not wake a poll.
+const COUNTER_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What the commands work with.
+/// The inputs of the commands.
 struct Session<'a> {
     arguments: &'a Arguments,
     machine: Machine,
-    reader: Arc<Reader>,
+    reader: Arc<TreeReader>,
     images: Client,
 }
 
 /// Carries the command out.
 pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Output, ToolError> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let reader = Arc::new(Reader::new(processors));
+    let reader = Arc::new(TreeReader::new(processors));
     let client = Client::new(Peer::parse(&arguments.subd, SUBD_PORT)?, security);
     let images = Client::new(Peer::parse(&arguments.imageserver, IMAGESERVER_PORT)?, security);
     let machine = Machine::new(client, Arc::clone(&reader), arguments.timeout);
     let session = Session { arguments, machine, reader, images };
-    let mut talk = Talk::default();
+    let mut progress = Progress::default();
     match &arguments.command {
         Command::Poll { wait } => session.poll(*wait).await,
-        Command::Scan { content, media } => session.scan(*content, *media, &mut talk).await,
+        Command::Scan { content, media } => session.scan(*content, *media, &mut progress).await,
         Command::Show => session.show().await,
         Command::GetConfig => session.get_config().await,
         Command::SetConfig(limits) => session.set_config(*limits).await,
@@ -66,7 +65,7 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
             Ok(session.data(&done, String::new).into())
         }
         Command::ShowUpdate { image, rescan } => {
-            session.show_update(image, *rescan, &mut talk).await
+            session.show_update(image, *rescan, &mut progress).await
         }
         Command::PushImage { image, force_unsafe, force_disruption, source } => {
             let sources = match source.as_slice() {
@@ -79,24 +78,24 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
                 force_unsafe: *force_unsafe,
                 force_disruption: *force_disruption,
             };
-            let report = push(&session.machine, &order, &mut talk).await?;
-            talk.close();
+            let report = push(&session.machine, &order, &mut progress).await?;
+            progress.close();
             let code = if report.is_partial() { EXIT_PARTLY } else { EXIT_DONE };
             Ok(Output { text: session.data(&report, || table(pushed(&report))), code })
         }
         Command::GetFile { path, file } => {
-            file::get(&session.machine, path, file.as_deref(), &mut talk).await?;
+            file::get(&session.machine, path, file.as_deref(), &mut progress).await?;
             Ok(String::new().into())
         }
-        Command::Documents(_) => unreachable!("they are made before a machine is asked"),
+        Command::Documents(_) => unreachable!("they are printed before a machine is called"),
         Command::Cleanup { all } => session.cleanup(*all).await,
-        Command::WaitForImage { image } => session.wait_for(image, &mut talk).await,
+        Command::WaitForImage { image } => session.wait_for(image, &mut progress).await,
         Command::CheckHealth => session.check_health().await,
     }
 }
 
 impl Session<'_> {
-    /// `value` in the format that was asked for.
+    /// Returns `value` in the requested format.
     fn data(&self, value: &impl Serialize, text: impl FnOnce() -> String) -> String {
         match self.arguments.format {
             Format::Table => text(),
@@ -117,13 +116,18 @@ impl Session<'_> {
             self.machine.client().call_within::<Poll>(&request, limit).await?;
             reply = self.machine.poll().await?;
         }
-        Ok(self.data(&reply, || table(of_poll(&reply))).into())
+        Ok(self.data(&reply, || table(poll_rows(&reply))).into())
     }
 
-    async fn scan(&self, content: bool, media: bool, talk: &mut Talk) -> Result<Output, ToolError> {
+    async fn scan(
+        &self,
+        content: bool,
+        media: bool,
+        progress: &mut Progress,
+    ) -> Result<Output, ToolError> {
         let before = self.machine.poll().await?.counters;
         self.machine.call::<ScanNow>(&ScanNowRequest { content, media }).await?;
-        talk.stage("Scanning.");
+        progress.stage("Scanning.");
         let reply = loop {
             let reply = self.machine.poll().await?;
             let now = &reply.counters;
@@ -137,17 +141,17 @@ impl Session<'_> {
                 return Err(self.machine.too_long("the passes have not come to their end"));
             }
             let hashed = now.hashed_bytes.saturating_sub(before.hashed_bytes);
-            talk.progress(&format!("{} hashed", size(hashed)));
-            tokio::time::sleep(COUNTER_LOOK).await;
+            progress.show(&format!("{} hashed", size(hashed)));
+            tokio::time::sleep(COUNTER_POLL_INTERVAL).await;
         };
-        talk.close();
+        progress.close();
         let counters = reply.counters.clone();
         let text = || {
-            let mut facts: Facts =
+            let mut rows: Rows =
                 vec![("hashed", size(counters.hashed_bytes.saturating_sub(before.hashed_bytes)))];
             let mut pass = |name, made: bool, took_ms: u64| {
                 if made {
-                    facts.push((name, format!("{took_ms} ms")));
+                    rows.push((name, format!("{took_ms} ms")));
                 }
             };
             pass("metadata pass", true, counters.metadata_pass_ms);
@@ -155,10 +159,10 @@ impl Session<'_> {
             pass("media pass", media, counters.media_pass_ms);
             if let Some(scan) = &reply.scan {
                 let entries = counted(scan.totals.entries, "path");
-                facts.push(("tree", scan.root.to_string()));
-                facts.push(("holds", format!("{entries}, {}", size(scan.totals.bytes))));
+                rows.push(("tree", scan.root.to_string()));
+                rows.push(("holds", format!("{entries}, {}", size(scan.totals.bytes))));
             }
-            table(facts)
+            table(rows)
         };
         Ok(self.data(&reply.counters, text).into())
     }
@@ -175,7 +179,7 @@ impl Session<'_> {
 
     async fn get_config(&self) -> Result<Output, ToolError> {
         let configuration = self.machine.call::<GetConfiguration>(&()).await?;
-        Ok(self.data(&configuration, || table(of_configuration(&configuration))).into())
+        Ok(self.data(&configuration, || table(configuration_rows(&configuration))).into())
     }
 
     async fn set_config(&self, limits: LimitArgs) -> Result<Output, ToolError> {
@@ -190,16 +194,16 @@ impl Session<'_> {
     async fn pause(&self, pause: &PauseArgs) -> Result<Output, ToolError> {
         let until = match (&pause.end.until, pause.end.lasting) {
             (Some(text), _) => {
-                written::time(text, &jiff::Zoned::now()).map_err(ToolError::Misuse)?
+                time_parse::time(text, &jiff::Zoned::now()).map_err(ToolError::Misuse)?
             }
             (None, lasting) => {
                 let clock = self.machine.poll().await?.clock;
-                written::later(clock, lasting.unwrap_or_default())
+                time_parse::later(clock, lasting.unwrap_or_default())
             }
         };
         let paused = Paused { until, reason: pause.reason.clone() };
         self.machine.call::<Pause>(&paused).await?;
-        let until = model::when::moment(until);
+        let until = model::display::utc(until);
         eprintln!("No update is made until {until}. One that had begun is finished.");
         Ok(self.data(&paused, String::new).into())
     }
@@ -208,26 +212,27 @@ impl Session<'_> {
         &self,
         name: &ImageName,
         rescan: bool,
-        talk: &mut Talk,
+        progress: &mut Progress,
     ) -> Result<Output, ToolError> {
         let image = self.image(name).await?;
         let mut compared = self.machine.compare(&image).await?;
         if compared.is_none() && rescan {
-            talk.stage("The machine is told to scan as the image asks.");
+            progress.stage("Setting the scan settings of the image.");
             self.machine.scan_for(&image).await?;
             compared = self.machine.compare(&image).await?;
         }
         let comparison = compared.ok_or(ToolError::OtherScope { image: name.clone() })?;
-        let mut former = Former { image: comparison.reply.last_image.clone(), ..Former::default() };
+        let mut former =
+            FormerImage { image: comparison.reply.last_image.clone(), ..FormerImage::default() };
         match &former.image {
             Some(last) if last != name => match self.image(last).await {
                 Ok(image) => former.triggers = image.content.triggers.clone(),
-                Err(error) => former.unknown = Some(report(&error)),
+                Err(error) => former.unknown = Some(error_chain(&error)),
             },
             Some(_) => former.triggers = image.content.triggers.clone(),
             None => {}
         }
-        let cached = cached(&comparison.reply).iter().copied().collect();
+        let cached = cached_objects(&comparison.reply).iter().copied().collect();
         let preview = Preview::new(&image, &comparison.planned, &cached, &former);
         let code = if preview.same { EXIT_DONE } else { EXIT_DIFFERENT };
         Ok(Output { text: self.data(&preview, || preview.text()), code })
@@ -248,17 +253,21 @@ impl Session<'_> {
             }
         };
         let unneeded: Vec<ObjectId> =
-            cached(&reply).iter().filter(|id| !needed.contains(id)).copied().collect();
+            cached_objects(&reply).iter().filter(|id| !needed.contains(id)).copied().collect();
         for batch in unneeded.chunks(IDS_MAX) {
             self.machine.call::<Cleanup>(&CleanupRequest { objects: batch.to_vec() }).await?;
         }
-        let kept = cached(&reply).len() - unneeded.len();
+        let left = cached_objects(&reply).len() - unneeded.len();
         let removed = counted(unneeded.len() as u64, "object");
-        eprintln!("Removed {removed}, kept {kept}.");
+        eprintln!("Removed {removed}, kept {left}.");
         Ok(self.data(&unneeded, String::new).into())
     }
 
-    async fn wait_for(&self, image: &ImageName, talk: &mut Talk) -> Result<Output, ToolError> {
+    async fn wait_for(
+        &self,
+        image: &ImageName,
+        progress: &mut Progress,
+    ) -> Result<Output, ToolError> {
         let is_there = |reply: &api::subd::PollReply| {
             let last = reply.last_update.as_ref();
             reply.last_image.as_ref() == Some(image)
@@ -266,7 +275,7 @@ impl Session<'_> {
                     last.image == *image && last.verified_generation.is_some() && !last.awaits_boot
                 })
         };
-        talk.stage(&format!("Waiting for {image}."));
+        progress.stage(&format!("Waiting for {image}."));
         let what = format!("the machine does not have {image}");
         let reply = self.machine.wait_until(&what, |_| (), is_there).await?;
         Ok(self.data(&reply.last_update, String::new).into())
@@ -283,16 +292,16 @@ impl Session<'_> {
             }
             (health, _) => {
                 let none = || "its image names no health check".to_owned();
-                let text = health.as_ref().map_or_else(none, facts::health);
+                let text = health.as_ref().map_or_else(none, health_text);
                 Ok(self.data(&reply, || format!("{text}\n")).into())
             }
         }
     }
 }
 
-/// What `push-image` did, in words.
-fn pushed(report: &Report) -> Facts {
-    let mut facts: Facts = vec![
+/// Returns the rows of the result of `push-image`.
+fn pushed(report: &Report) -> Rows {
+    let mut rows: Rows = vec![
         ("image", report.image.as_ref().map(ToString::to_string).unwrap_or_default()),
         ("updates", report.updates.to_string()),
         ("changes", report.operations.to_string()),
@@ -312,15 +321,15 @@ fn pushed(report: &Report) -> Facts {
     ];
     for failure in &report.trigger_failures {
         let end = failure.output.trim_end().lines().last().unwrap_or_default();
-        facts.push(("failed trigger", format!("{} {}: {end}", failure.verb, failure.service)));
+        rows.push(("failed trigger", format!("{} {}: {end}", failure.verb, failure.service)));
     }
-    facts.extend(report.health.as_ref().map(|health| ("health check", facts::health(health))));
-    facts
+    rows.extend(report.health.as_ref().map(|health| ("health check", health_text(health))));
+    rows
 }
 
-fn table(facts: Facts) -> String {
-    let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+fn table(rows: Rows) -> String {
+    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     let line = |(name, value): (&str, String)| format!("{name:width$}  {value}");
-    let lines = facts.into_iter().map(|fact| line(fact).trim_end().to_owned() + "\n");
+    let lines = rows.into_iter().map(|row| line(row).trim_end().to_owned() + "\n");
     lines.collect()
 }

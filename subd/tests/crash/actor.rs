@@ -1,38 +1,38 @@
 //! The program that is killed: makes one update with subd's own code, in one thread.
 //!
-//! It plans, stages, commits and frees, as the dominator and the daemon do it, without network and
-//! without waiting. The last line of its output is how that ended.
+//! It plans, stages, commits and frees, as the dominator and the daemon do, without network and
+//! without waiting. The last line of its output is the outcome.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 
-use api::subd::{Expects, Health, LastUpdate, PrepareRequest};
+use api::subd::{ExpectedState, Health, LastUpdate, PrepareRequest};
+use model::display::error_chain;
 use model::image::{HealthCheck, ImageName};
 use model::object::Algorithm;
-use model::plan::{Have, plan};
-use model::report::report;
+use model::plan::{ScannedTree, plan};
 use model::scope::{Attributes, ScanSettings, Scope};
 use model::tree::text::from_text;
-use model::tree::{Times, Tree};
+use model::tree::{TimePrecision, Tree};
 use model::trigger::Triggers;
 use subd::cache::Cache;
-use subd::machine::identity::IdentitySource;
+use subd::machine::IdentitySource;
 use subd::machine::services::{ServiceDriver, TIME_MAX};
 use subd::root::Root;
 use subd::state::directories::Directories;
-use subd::state::persisted_state::{PersistError, PersistedState, StateDirectory};
-use subd::state::report_state::note_update;
-use subd::update::executor::{Executor, FinalTree, JournalState, Machine};
+use subd::state::note_update;
+use subd::state::persisted_state::{PersistError, SavedState, StateDirectory};
+use subd::update::executor::{Executor, JournalState, Machine};
 use subd::update::prepared::{Prepared, StageContext, UpdateSpec, forget_taken, free};
+use subd::update::running_update::FinalTree;
 use subd::update::step_plan::plan_steps;
 use subd::update::update_task::TimedServices;
+use testing::strace::MARK;
 
 use crate::fixture::{kept_directories, new_triggers};
 use crate::machine::service_command;
-use crate::strace::MARK;
 
 /// Updates the machine in `directory`.
 pub fn update(directory: &Path) -> ExitCode {
@@ -43,10 +43,9 @@ pub fn update(directory: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What remembers, in the place of the daemon.
+/// Stores the outcome, as the daemon does.
 struct Notes {
-    state: StateDirectory,
-    persisted: RefCell<PersistedState>,
+    saved: SavedState,
 }
 
 impl Machine for Notes {
@@ -55,8 +54,8 @@ impl Machine for Notes {
     }
 
     fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError> {
-        note_update(&mut self.persisted.borrow_mut(), last, done);
-        self.state.store(|| self.persisted.borrow().clone())
+        self.saved.doubt();
+        Ok(self.saved.modify(|persisted| note_update(persisted, last, done))?)
     }
 }
 
@@ -69,14 +68,14 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
     let root = Root::open(&directory.join("root"))?;
     let state = StateDirectory::lock(Directories::state(&root, None)?)?;
     let directories = Directories::open(&root)?;
-    let persisted = state.load()?;
+    let saved = state.load()?;
     let (cache, _) = Cache::open(directories.objects.clone())?;
-    let have = Have {
+    let have = ScannedTree {
         tree: &scanned,
         kept_directories: &kept_directories(),
         externally_linked: &BTreeSet::new(),
         occupied: &BTreeMap::new(),
-        times: Times::default(),
+        times: TimePrecision::default(),
     };
     let plan = plan(&have, &want);
     // The calls from here on are counted.
@@ -85,7 +84,7 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
     let scope = Scope::of(&ScanSettings::default(), &[]);
     let order = UpdateSpec::new(PrepareRequest {
         update_id: 7,
-        expects: Expects { instance: 1, root: scanned.digest(), scope },
+        expects: ExpectedState { instance: 1, root: scanned.digest(), scope },
         image: ImageName::new("test/new")?,
         image_digest: want.digest(),
         plan,
@@ -99,7 +98,7 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
         StageContext { root: &root, directories: &directories, cache: &cache, scanned, managed };
     let prepared = match Prepared::stage(&context, order, &step_plan) {
         Ok(prepared) => prepared,
-        Err(error) => return Ok(format!("not-prepared {}", report(&error))),
+        Err(error) => return Ok(format!("not-prepared {}", error_chain(&error))),
     };
     let identity = IdentitySource::new(None);
     let driver = ServiceDriver::choose(Some(&service_command(directory)), false, false);
@@ -107,8 +106,8 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
     let boot_id = identity.boot_id();
     let executor =
         Executor { root: &root, directories: &directories, services: Some(&services), boot_id };
-    let journal = prepared.journal(&persisted.triggers, boot_id);
-    let notes = Notes { state, persisted: RefCell::new(persisted) };
+    let journal = prepared.journal(&saved.get().triggers, boot_id);
+    let notes = Notes { saved };
     let (update, ended) = executor.commit(&notes, journal);
     if ended.settled != Some(FinalTree::Old) {
         forget_taken(&update, &cache);

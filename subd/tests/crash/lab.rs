@@ -1,26 +1,17 @@
-//! What all tests share: the template, and the calls that an update and a recovery make.
+//! What all tests share: the template, and the calls of an update and a recovery.
 
-use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tempfile::TempDir;
+use testing::crash_points::{Sample, Scratch, in_one_line};
+use testing::strace::{Call, Class, Fault, Faults, Point, calls, points};
 
-use crate::family::{Sample, Survived};
 use crate::fixture::Template;
-use crate::machine::{Machine, Restart, State, said};
-use crate::strace::{Call, Class, Fault, Faults, Point, calls};
-
-/// Where memory is a file-system, so that nothing waits for a disk.
-const MEMORY: &str = "/dev/shm";
+use crate::machine::{Machine, Restart, State, Survived};
 
 /// All that the tests share.
 pub struct Lab {
-    place: TempDir,
-    next: AtomicUsize,
-    /// Which points are tried.
+    pub scratch: Scratch,
     pub sample: Sample,
-    /// The machine before the update.
     pub template: Template,
     /// The calls of an update, in order.
     pub calls: Vec<Call>,
@@ -29,55 +20,53 @@ pub struct Lab {
 impl Lab {
     /// Makes the template, and updates one machine undisturbed.
     pub fn open() -> Self {
-        let mut builder = tempfile::Builder::new();
-        let place = builder.prefix("crash.").tempdir_in(MEMORY).or_else(|_| builder.tempdir());
-        let place = place.unwrap();
-        let directory = place.path().join("template");
+        let scratch = Scratch::new();
+        let directory = scratch.free_path();
         std::fs::create_dir(&directory).unwrap();
         let template = Template::make(&directory);
         let sample = Sample::from_environment();
-        let next = AtomicUsize::new(0);
-        let mut lab = Self { place, next, sample, template, calls: Vec::new() };
-        let machine = Machine::copy(&lab.template, lab.free_path());
-        lab.calls = trace(&machine, &machine.update());
+        let mut lab = Self { scratch, sample, template, calls: Vec::new() };
+        let machine = lab.machine();
+        let calls = trace(&machine, &machine.update(), &Faults::default());
         machine.remove();
+        lab.calls = calls;
         lab
     }
 
-    /// A path where nothing is.
-    pub fn free_path(&self) -> PathBuf {
-        self.place.path().join(self.next.fetch_add(1, Ordering::Relaxed).to_string())
+    /// Makes a machine of the template.
+    pub fn machine(&self) -> Machine<'_> {
+        Machine::copy(&self.template, self.scratch.free_path())
     }
 
-    /// The points of all calls of the update that `wanted` says, with `fault`.
+    /// Returns a point with `fault` for each call of the update whose class is `wanted`.
     pub fn points(&self, wanted: impl Fn(Class) -> bool, fault: Fault) -> Vec<Point> {
         points(&self.calls, wanted, fault)
     }
 
-    /// Removes `machine`, unless the one point that is tried has failed on it.
+    /// Removes `machine`, unless the only point that is tried has failed.
     pub fn dispose<T>(&self, machine: Machine<'_>, result: &Result<T, String>) {
-        if self.sample.keeps() && result.is_err() {
+        if self.sample.is_one_point() && result.is_err() {
             println!("the machine is kept in {}", machine.directory().display());
         } else {
             machine.remove();
         }
     }
 
-    /// Leaves everything where it is if a machine is to be kept.
+    /// Keeps the files if only one point was tried, else removes them.
     pub fn close(self) {
-        if self.sample.keeps() {
-            let _path = self.place.keep();
+        if self.sample.is_one_point() {
+            self.scratch.keep();
         }
     }
 
-    /// Breaks an update at `point`, restarts subd and judges the machine.
+    /// Interrupts an update at `point`, restarts subd and checks the machine.
     pub fn survive(&self, point: &Point, how: Restart) -> Result<Survived, String> {
         self.survive_all(&Faults::from(point), how)
     }
 
     /// As [`Lab::survive`], with any faults.
     pub fn survive_all(&self, faults: &Faults, how: Restart) -> Result<Survived, String> {
-        let machine = Machine::copy(&self.template, self.free_path());
+        let machine = self.machine();
         let result = break_and_restart(&machine, faults, how);
         self.dispose(machine, &result);
         result
@@ -90,9 +79,9 @@ fn break_and_restart(
     how: Restart,
 ) -> Result<Survived, String> {
     let output = machine.break_at(&machine.update(), faults)?;
-    let told = if faults.kill() { None } else { machine.as_told(&output)? };
+    let reported = if faults.kill() { None } else { machine.reported_state(&output)? };
     let survived = machine.restart(how)?;
-    match told {
+    match reported {
         Some(state) if state != survived.state => {
             Err(format!("it was {state:?}, and {:?} after the restart", survived.state))
         }
@@ -100,32 +89,21 @@ fn break_and_restart(
     }
 }
 
-/// The points of all of `calls` that `wanted` says, with `fault`.
-pub fn points(calls: &[Call], wanted: impl Fn(Class) -> bool, fault: Fault) -> Vec<Point> {
-    let wanted = calls.iter().filter(|call| wanted(call.class));
-    wanted.map(|call| Point { call: call.clone(), fault }).collect()
-}
-
-/// Runs `command`, which must succeed, and gives its calls.
-pub fn trace(machine: &Machine<'_>, command: &Command) -> Vec<Call> {
-    trace_with(machine, command, &Faults::default())
-}
-
-/// As [`trace`], under `faults`.
-pub fn trace_with(machine: &Machine<'_>, command: &Command, faults: &Faults) -> Vec<Call> {
+/// Runs `command` with `faults` and returns its calls. It must succeed.
+pub fn trace(machine: &Machine<'_>, command: &Command, faults: &Faults) -> Vec<Call> {
     let log = machine.directory().join("strace.log");
     let output = faults.trace(command, &log).output().expect("strace can be run: install it");
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", in_one_line(&output));
     calls(&log, machine.directory())
 }
 
-/// What an undisturbed update has to lead to.
+/// Checks an undisturbed update.
 pub fn arrives(lab: &Lab) -> Result<(), String> {
-    let machine = Machine::copy(&lab.template, lab.free_path());
+    let machine = lab.machine();
     let output = machine.update().output().unwrap();
-    let result = (|| match machine.as_told(&output)? {
+    let result = (|| match machine.reported_state(&output)? {
         Some(State::New) => machine.restart(Restart::Program),
-        other => Err(format!("{other:?}: {}", said(&output))),
+        other => Err(format!("{other:?}: {}", in_one_line(&output))),
     })();
     lab.dispose(machine, &result);
     let count = |class| lab.calls.iter().filter(|call| call.class == class).count();

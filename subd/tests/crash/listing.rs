@@ -1,9 +1,9 @@
-//! What a machine looks like, in lines of text to be compared.
+//! The state of a machine as lines of text that can be compared.
 //!
-//! Looks for itself, by the standard library: nothing of subd has a hand in it. What is managed is
-//! in the lines: kind, mode, owner, time of modification of what is no directory and no symlink,
-//! content, target, device, all extended attributes, names that share an inode, and the number of
-//! names, so that a name left over anywhere shows. Times of directories and symlinks are left out.
+//! Uses the standard library and no code of subd. A line has everything that is managed: kind,
+//! mode, owner, content, target, device, all extended attributes, the first name of the same inode,
+//! the number of names, so that a name left over anywhere shows, and the time of modification
+//! except of directories and symlinks.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use model::object::Algorithm;
+use testing::crash_points::entries;
 
 /// How many lines of a difference are shown.
 const SHOWN_MAX: usize = 6;
@@ -42,7 +43,7 @@ impl Listing {
         Self { lines, services: entries(running).into_iter().map(name).collect() }
     }
 
-    /// In how many lines `self` differs from `wanted`, and in which, as a text; only the first.
+    /// Returns the number of lines in which `self` differs from `wanted`, and the first of them.
     pub fn difference(&self, wanted: &Self) -> (usize, String) {
         let (mut count, mut text) = (0, String::new());
         for (mark, from, to) in [('+', self, wanted), ('-', wanted, self)] {
@@ -63,23 +64,14 @@ impl Listing {
         (count, text)
     }
 
-    /// True if the trees are equal.
+    /// Returns true if the trees are equal, whatever services run.
     pub fn same_tree(&self, other: &Self) -> bool {
         self.lines == other.lines
     }
 
-    /// How many entries it has.
     pub fn len(&self) -> usize {
         self.lines.len()
     }
-}
-
-/// The paths in `directory`, sorted.
-pub fn entries(directory: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).unwrap();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-    paths.sort_unstable();
-    paths
 }
 
 fn line(root: &Path, path: &Path, links: &mut BTreeMap<u64, String>) -> String {

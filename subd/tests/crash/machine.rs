@@ -1,4 +1,4 @@
-//! A copy of the template that an update is made on, broken, recovered and looked at.
+//! A copy of the template: it is updated, broken, recovered and examined.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -7,37 +7,32 @@ use std::time::{Duration, Instant};
 use model::object::Algorithm;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use testing::crash_points::{copy, entries, in_one_line};
+use testing::eventually;
+use testing::strace::Faults;
 
-use crate::family::Survived;
 use crate::fixture::{RUN_AFTER, RUN_BEFORE, Template, as_word};
-use crate::listing::{Listing, entries};
-use crate::strace::Faults;
+use crate::listing::Listing;
 
-/// How long the processes of a killed program may go on.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The environment variable with the machine's directory, for the program that updates it.
+pub const DIRECTORY_VARIABLE: &str = "CRASH_ACT";
 
-/// How long to wait before looking again.
-pub const LOOK_AGAIN: Duration = Duration::from_millis(2);
-
-/// Names the machine to the program that updates it.
-pub const ACT: &str = "CRASH_ACT";
-
-/// A machine.
+/// A machine of one attempt.
 pub struct Machine<'template> {
     template: &'template Template,
     directory: PathBuf,
 }
 
-/// What a machine looks like.
+/// Which of the two allowed states a machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// As before the update.
+    /// The one before the update.
     Old,
-    /// As after it.
+    /// The one after it.
     New,
 }
 
-/// What is started again.
+/// What is restarted after the interruption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restart {
     /// subd alone.
@@ -47,8 +42,17 @@ pub enum Restart {
     Boot,
 }
 
+/// The result of an attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct Survived {
+    /// The state after the recovery.
+    pub state: State,
+    /// How long the recovery took.
+    pub recovery: Duration,
+}
+
 impl Restart {
-    /// Both, in turn.
+    /// Returns the two kinds in turn.
     pub fn of(number: usize) -> Self {
         if number.is_multiple_of(2) { Self::Boot } else { Self::Program }
     }
@@ -71,19 +75,18 @@ impl<'template> Machine<'template> {
         Self { template, directory }
     }
 
-    /// Where it is.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The program that updates it.
+    /// Returns the command that updates the machine.
     pub fn update(&self) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.env(ACT, &self.directory);
+        command.env(DIRECTORY_VARIABLE, &self.directory);
         command
     }
 
-    /// The program that makes its tree whole.
+    /// Returns the command that finishes or undoes an interrupted update.
     pub fn recovery(&self) -> Command {
         let mut command = self.subd();
         command.arg("--recover");
@@ -94,16 +97,11 @@ impl<'template> Machine<'template> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_subd"));
         command.args(["--insecure", "--config", "/dev/null", "--listen", "127.0.0.6:0", "--root"]);
         command.arg(self.directory.join("root"));
-        command.arg("--service-command").arg(self.service_command());
+        command.arg("--service-command").arg(service_command(&self.directory));
         command
     }
 
-    /// What drives its services.
-    pub fn service_command(&self) -> String {
-        service_command(&self.directory)
-    }
-
-    /// Runs `command` under `faults`, and all that it started.
+    /// Runs `command` with `faults`, and waits for its children.
     ///
     /// # Errors
     ///
@@ -114,47 +112,46 @@ impl<'template> Machine<'template> {
         self.wait_for_children();
         match faults.happened(&log) {
             true => Ok(output),
-            false => Err(format!("the point was not reached: {}", said(&output))),
+            false => Err(format!("the point was not reached: {}", in_one_line(&output))),
         }
     }
 
-    /// Waits until no process names the machine any more: of what a killed program has started.
+    /// Waits until no process has the machine's directory in its command line: children of a killed
+    /// program may still run.
     fn wait_for_children(&self) {
-        let start = Instant::now();
         let name = self.directory.as_os_str().as_encoded_bytes();
-        let names_it = |process: PathBuf| {
+        let has_name = |process: PathBuf| {
             let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
             line.windows(name.len()).any(|window| window == name)
         };
-        while entries(Path::new("/proc")).into_iter().any(names_it) {
-            assert!(start.elapsed() < PATIENCE, "a service command does not end");
-            std::thread::yield_now();
-        }
+        eventually("the children have ended", || {
+            !entries(Path::new("/proc")).into_iter().any(has_name)
+        });
     }
 
-    /// What the program that updates it says that the machine looks like, if it does. A machine
-    /// that looks otherwise is an error.
+    /// Returns the state that the updating program printed, or `None` if it printed that it is
+    /// stuck.
     ///
     /// # Errors
     ///
-    /// What is wrong.
-    pub fn as_told(&self, output: &Output) -> Result<Option<State>, String> {
+    /// If the machine has another state.
+    pub fn reported_state(&self, output: &Output) -> Result<Option<State>, String> {
         let text = String::from_utf8_lossy(&output.stdout);
-        let word = text.lines().last().unwrap_or_default().split(' ').next().unwrap_or_default();
-        let told = match word {
+        let outcome = text.lines().last().unwrap_or_default().split(' ').next().unwrap_or_default();
+        let reported = match outcome {
             "done" => State::New,
             "rolled-back" | "not-prepared" | "not-started" => State::Old,
             "stuck" => return Ok(None),
-            _ => return Err(format!("the program failed: {}", said(output))),
+            _ => return Err(format!("the program failed: {}", in_one_line(output))),
         };
         match self.state() {
-            Ok(state) if state == told => Ok(Some(told)),
-            Ok(state) => Err(format!("it is {state:?}: {}", said(output))),
-            Err(why) => Err(format!("{}: {why}", said(output))),
+            Ok(state) if state == reported => Ok(Some(state)),
+            Ok(state) => Err(format!("it is {state:?}: {}", in_one_line(output))),
+            Err(why) => Err(format!("{}: {why}", in_one_line(output))),
         }
     }
 
-    /// Starts subd again, until everything is done, and stops it.
+    /// Restarts subd, waits until it has recovered the update, and stops it.
     ///
     /// # Errors
     ///
@@ -170,7 +167,7 @@ impl<'template> Machine<'template> {
         let start = Instant::now();
         let output = self.recovery().output().unwrap();
         if !output.status.success() {
-            return Err(format!("the recovery failed: {}", said(&output)));
+            return Err(format!("the recovery failed: {}", in_one_line(&output)));
         }
         let recovery = start.elapsed();
         let recovered = self.tree()?;
@@ -185,7 +182,7 @@ impl<'template> Machine<'template> {
         }
     }
 
-    /// Lets exactly these services run.
+    /// Makes exactly these services run.
     fn run_services(&self, services: &[&str]) {
         let running = self.directory.join("running");
         std::fs::remove_dir_all(&running).unwrap();
@@ -196,45 +193,40 @@ impl<'template> Machine<'template> {
     /// Runs the daemon until nothing is left to be done.
     fn run_daemon(&self) -> Result<(), String> {
         let log = self.directory.join("subd.log");
-        let said = || std::fs::read_to_string(&log).unwrap();
+        let log_text = || std::fs::read_to_string(&log).unwrap();
         let output = std::fs::File::create(&log).unwrap();
         let mut command = self.subd();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
         let mut daemon = Daemon(command.spawn().unwrap());
-        let start = Instant::now();
-        loop {
+        eventually("subd has recovered", || {
             if let Some(status) = daemon.0.try_wait().unwrap() {
-                return Err(format!("subd ended with {status}: {}", said()));
+                return Ok(Err(format!("subd ended with {status}: {}", log_text())));
             }
-            let left = self.is_tidy();
-            if left.is_ok() && said().contains("listening") {
-                break;
+            let left = self.check_clean();
+            if left.is_ok() && log_text().contains("listening") {
+                return Ok(Ok(()));
             }
-            if start.elapsed() > PATIENCE {
-                return Err(format!("subd does not get it done: {left:?}: {}", said()));
-            }
-            // Others tell nobody that they are done; this is no synchronisation of the daemon.
-            std::thread::sleep(LOOK_AGAIN);
-        }
+            Err(format!("{left:?}: {}", log_text()))
+        })?;
         kill(Pid::from_raw(daemon.0.id().cast_signed()), Signal::SIGTERM).unwrap();
         let status = daemon.0.wait().unwrap();
-        if status.success() { self.is_tidy() } else { Err(format!("{status}: {}", said())) }
+        if status.success() { self.check_clean() } else { Err(format!("{status}: {}", log_text())) }
     }
 
-    /// What the machine looks like.
+    /// Returns the state of the tree and the services.
     ///
     /// # Errors
     ///
-    /// In what it differs from both the old and the new one.
+    /// The difference to the nearer of the two states.
     pub fn state(&self) -> Result<State, String> {
         self.like(|listing, other| listing == other)
     }
 
-    /// As [`Machine::state`], without its services.
+    /// Returns the state of the tree alone, as [`Machine::state`].
     ///
     /// # Errors
     ///
-    /// As [`Machine::state`].
+    /// The difference to the nearer of the two states.
     pub fn tree(&self) -> Result<State, String> {
         self.like(Listing::same_tree)
     }
@@ -250,22 +242,24 @@ impl<'template> Machine<'template> {
                 let names = [("old", from_old), ("new", from_new)];
                 let nearest = names.into_iter().min_by_key(|(_, (count, _))| *count);
                 let (name, (_, text)) = nearest.expect("there are two");
-                Err(format!("it is mixed; it differs from the {name} one:\n{text}"))
+                Err(format!(
+                    "the state is neither old nor new; it differs from the {name} one:\n{text}"
+                ))
             }
         }
     }
 
-    /// Checks that nothing of the update is left in subd's own directories, and that all objects
-    /// are what their names say.
+    /// Checks that nothing of the update is left in subd's own directories, and that each object
+    /// has the digest that is its name.
     ///
     /// # Errors
     ///
-    /// What is left, or wrong.
-    pub fn is_tidy(&self) -> Result<(), String> {
+    /// The files that are left or wrong.
+    pub fn check_clean(&self) -> Result<(), String> {
         let own = self.directory.join("root/.subd");
         let mut left: Vec<PathBuf> = Vec::new();
         for directory in entries(&own) {
-            // A daemon may be at work: what is gone is not left.
+            // The daemon may remove it meanwhile.
             let below = || if directory.is_dir() { entries(&directory) } else { Vec::new() };
             match directory.file_name().unwrap().to_str().unwrap() {
                 "objects" => left.extend(below().into_iter().filter(|path| !is_object(path))),
@@ -273,7 +267,7 @@ impl<'template> Machine<'template> {
                     !matches!(path.file_name().unwrap().to_str(), Some("state.json" | "lock"))
                 })),
                 "staging" | "undo" | "journal" => left.extend(below()),
-                // What was done is told for ever.
+                // The audit log stays for ever.
                 "audit" => left.extend(below().into_iter().filter(|path| {
                     let name = path.file_name().unwrap().to_str().unwrap();
                     !name.starts_with("audit.log")
@@ -281,10 +275,9 @@ impl<'template> Machine<'template> {
                 _ => left.push(directory),
             }
         }
-        if left.is_empty() { Ok(()) } else { Err(format!("this is left: {left:?}")) }
+        if left.is_empty() { Ok(()) } else { Err(format!("left over: {left:?}")) }
     }
 
-    /// Removes the machine.
     pub fn remove(self) {
         std::fs::remove_dir_all(&self.directory).unwrap();
     }
@@ -301,7 +294,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What drives the services of the machine in `directory`.
+/// Returns the service command of the machine in `directory`.
 pub fn service_command(directory: &Path) -> String {
     let (driver, running) = (directory.join("driver"), directory.join("running"));
     format!("{} {}", as_word(&driver), as_word(&running))
@@ -311,16 +304,4 @@ fn is_object(path: &Path) -> bool {
     let name = path.file_name().unwrap().to_string_lossy();
     let content = std::fs::read(path);
     content.is_ok_and(|content| Algorithm::Blake3.digest(&content).to_string() == name)
-}
-
-fn copy(from: &Path, to: &Path) {
-    let done = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
-    assert!(done.success(), "cp");
-}
-
-/// What a program said, in one line.
-pub fn said(output: &Output) -> String {
-    let (out, error) = (&output.stdout, &output.stderr);
-    let (out, error) = (String::from_utf8_lossy(out), String::from_utf8_lossy(error));
-    format!("{}: {} {}", output.status, out.trim(), error.trim())
 }

@@ -1,25 +1,22 @@
-//! Proof that an update which is cut short anywhere leaves the old tree or the new one.
+//! Tests that an update which is interrupted anywhere leaves the old tree or the new one.
 //!
-//! An update of every kind of operation is made by subd's own code in a program of one thread, and
-//! each of its calls that change something is made to kill it, or to fail; then subd is started
-//! on what is left. The whole is
+//! subd's own code makes an update with every kind of operation in a program of one thread. Each of
+//! its calls that change something kills the program, or fails; then subd starts on what is left.
+//! All points are tried by
 //!
 //! ```text
 //! CRASH_POINTS=all cargo test --release -p subd --test crash
 //! ```
 //!
-//! and without the variable some points of each family are tried; see [`family`]. Needs root,
-//! strace, e2fsprogs and loop devices.
+//! and without the variable some points of each family; see [`testing::crash_points`]. Needs root,
+//! strace, e2fsprogs, perl and loop devices.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod actor;
-mod family;
 mod fixture;
 mod lab;
 mod listing;
 mod machine;
-mod power;
-mod strace;
 mod trial;
 
 use std::path::Path;
@@ -31,7 +28,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use crate::lab::Lab;
 
 fn main() -> ExitCode {
-    if let Some(directory) = std::env::var_os(machine::ACT) {
+    if let Some(directory) = std::env::var_os(machine::DIRECTORY_VARIABLE) {
         return actor::update(Path::new(&directory));
     }
     let mut arguments = Arguments::from_args();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use api::fault::FaultCode;
 use api::subd::{
     Activity, CacheReport, Cleanup, CleanupRequest, Commit, CommitRequest, FetchFailure,
-    FetchObject, Outcome, Poll, PollRequest, SetConfiguration,
+    FetchObject, Poll, PollRequest, SetConfiguration, UpdateOutcome,
 };
 use model::filter::Filter;
 use model::object::Algorithm;
@@ -19,7 +19,7 @@ use model::tree::{Leaf, Metadata, Node};
 use nix::mount::{MsFlags, mount, umount};
 use nix::unistd::{Uid, setfsuid};
 use subd::root::Root;
-use subd::scan::Pace;
+use subd::scan::pace::Pace;
 
 use crate::fixture::{Edit, PATIENCE, Source, Sub, path, request, scan_by};
 use crate::scan::start_on;
@@ -51,7 +51,7 @@ async fn who_swaps_directories_for_symlinks_gains_nothing_outside_the_root() {
         std::fs::write(outside.path().join(format!("f{number}")), "old").unwrap();
     }
     let first = edit.done();
-    assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
     let mut edit = Edit::of(&first, &source);
     for number in 0..20 {
         edit = edit
@@ -78,7 +78,7 @@ async fn who_swaps_directories_for_symlinks_gains_nothing_outside_the_root() {
         sub.poll_until(|reply| reply.alarms.is_empty()).await;
         sub.rescanned().await;
         let last = sub.converge(100 + id, &source, want).await;
-        assert_eq!(last.outcome, Outcome::Done, "{outcomes:?}");
+        assert_eq!(last.outcome, UpdateOutcome::Done, "{outcomes:?}");
         assert_eq!(to_text(&sub.tree().await.1), to_text(want));
     }
     let names = std::fs::read_dir(outside.path()).unwrap().count();
@@ -162,7 +162,7 @@ async fn a_user_who_swaps_what_is_staged_committed_or_taken_back_gains_nothing()
         edit.file("/user/file", text).file("/z", text).done()
     };
     let versions = [version("one", 0o644), version("two", 0o640)];
-    assert_eq!(sub.converge(1, &source, &versions[0]).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(1, &source, &versions[0]).await.outcome, UpdateOutcome::Done);
     let mut outcomes = Vec::new();
     for round in 0..6_u64 {
         let (id, want) = (10 + round, &versions[usize::try_from(round + 1).unwrap() % 2]);
@@ -203,7 +203,7 @@ async fn a_user_who_swaps_what_is_staged_committed_or_taken_back_gains_nothing()
         std::fs::remove_dir_all(sub.at("/user")).unwrap();
         sub.rescanned().await;
         let last = sub.converge(100 + round, &source, want).await;
-        assert_eq!(last.outcome, Outcome::Done, "{outcomes:?}");
+        assert_eq!(last.outcome, UpdateOutcome::Done, "{outcomes:?}");
         assert_eq!(to_text(&sub.tree().await.1), to_text(want), "{outcomes:?}");
     }
     assert_eq!(look(), before, "{outcomes:?}");
@@ -275,7 +275,7 @@ async fn what_others_ask_meanwhile_does_not_spoil_a_staged_update() {
     assert_eq!(sub.poll().await.cache, Some(CacheReport::Full(vec![object])));
     let one = FetchObject { id: object, size_bytes: 1 };
     assert_eq!(sub.fetch(2, &[&source], &[one]).await.objects, 0);
-    assert_eq!(sub.commit(1).await.outcome, Outcome::Done);
+    assert_eq!(sub.commit(1).await.outcome, UpdateOutcome::Done);
     assert_eq!(sub.poll().await.cache, Some(CacheReport::Full(Vec::new())));
     // Other settings make the plan a thing of the past; the former ones make it valid again.
     let (_, plan) = sub.plan(&empty).await;
@@ -292,7 +292,7 @@ async fn what_others_ask_meanwhile_does_not_spoil_a_staged_update() {
     let refused = sub.client.call::<Commit>(&CommitRequest { update_id: 3 }).await;
     assert_eq!(refused.unwrap_err().code(), Some(FaultCode::Stale));
     configure(ScanSettings::default()).await;
-    assert_eq!(sub.commit(3).await.outcome, Outcome::Done);
+    assert_eq!(sub.commit(3).await.outcome, UpdateOutcome::Done);
     assert_eq!(sub.tree().await.1.digest(), empty.digest());
     source.stop().await;
     sub.stop().await;
@@ -369,7 +369,7 @@ async fn a_full_disk_is_told_and_loses_nothing() {
     let large = "x".repeat(700 << 10);
     let base = || Edit::of(&empty, &source).file("/a", "a").file("/filler", &"y".repeat(1 << 20));
     let first = base().done();
-    assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
     // Too large to be fetched at all.
     let huge = FetchObject { id: source.add(&[1; 5 << 20]), size_bytes: 5 << 20 };
     let last = sub.fetch(2, &[&source], &[huge]).await;
@@ -383,14 +383,14 @@ async fn a_full_disk_is_told_and_loses_nothing() {
     let before = sub.poll().await.cache;
     let (reply, plan) = sub.plan(&second).await;
     let reply = sub.prepare(&request(4, &reply, &second, plan)).await.unwrap();
-    let Outcome::NotPrepared(why) = reply.last_update.unwrap().outcome else { panic!() };
+    let UpdateOutcome::NotPrepared(why) = reply.last_update.unwrap().outcome else { panic!() };
     assert!(why.contains("bytes are needed for copies"), "{why}");
     let after = sub.poll().await;
     assert_eq!((after.activity, after.cache), (Activity::Idle, before));
     assert_eq!(to_text(&sub.tree().await.1), to_text(&first));
     // It goes on.
     let third = Edit::of(&first, &source).remove("/filler").done();
-    assert_eq!(sub.converge(5, &source, &third).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(5, &source, &third).await.outcome, UpdateOutcome::Done);
     // Filled to the brim between the two calls: without journal nothing is begun.
     let fourth = Edit::of(&third, &source).file("/a", "c").directory("/d", 0o755).done();
     let (_, plan) = sub.plan(&fourth).await;
@@ -399,12 +399,12 @@ async fn a_full_disk_is_told_and_loses_nothing() {
     sub.prepare(&request(6, &reply, &fourth, plan)).await.unwrap();
     let brim = std::fs::write(sub.at("/.subd/brim"), vec![0; 4 << 20]);
     assert_eq!(brim.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
-    let Outcome::RolledBack(why) = sub.commit(6).await.outcome else { panic!() };
+    let UpdateOutcome::RolledBack(why) = sub.commit(6).await.outcome else { panic!() };
     assert!(why.starts_with("cannot write the journal: No space left"), "{why}");
     assert_eq!(to_text(&sub.rescanned().await), to_text(&third));
     std::fs::remove_file(sub.at("/.subd/brim")).unwrap();
     sub.poll_until(|reply| reply.alarms.is_empty()).await;
-    assert_eq!(sub.converge(7, &source, &fourth).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(7, &source, &fourth).await.outcome, UpdateOutcome::Done);
     assert_eq!(to_text(&sub.rescanned().await), to_text(&fourth));
     source.stop().await;
     sub.stop().await;

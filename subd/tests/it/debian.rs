@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::subd::{Activity, Commit, CommitRequest, LastUpdate, Poll, PollReply, PollRequest};
 use model::image::HealthCheck;
@@ -15,6 +15,7 @@ use model::trigger::Triggers;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rpc::client::{Client, Peer};
+use testing::eventually_async;
 
 use crate::fixture::{Edit, Source, Sub, request};
 
@@ -135,27 +136,20 @@ impl Scenario {
 
     /// Asks until subd answers.
     pub async fn answers(&self) -> PollReply {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match self.sub.client.call::<Poll>(&PollRequest::default()).await {
-                Ok(reply) if reply.scanned => return reply,
-                Ok(_) | Err(_) => assert!(Instant::now() < deadline, "subd does not answer"),
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        eventually_async("subd has scanned", async || {
+            let reply = self.sub.client.call::<Poll>(&PollRequest::default()).await;
+            reply.ok().filter(|reply| reply.scanned)
+        })
+        .await
     }
 
     /// Asks until the reply is `enough`, also over a restart.
     pub async fn until(&self, enough: impl Fn(&PollReply) -> bool) -> PollReply {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        eventually_async("the poll has the wanted reply", async || {
             let reply = self.answers().await;
-            if enough(&reply) {
-                return reply;
-            }
-            assert!(Instant::now() < deadline, "{:?}", reply.last_update);
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+            if enough(&reply) { Ok(reply) } else { Err(reply.last_update) }
+        })
+        .await
     }
 
     /// Updates the machine as `edit` says, and waits until that has ended and is verified.

@@ -4,24 +4,23 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use api::subd::{Health, LastUpdate, Outcome, TriggerFailure};
+use api::subd::{Health, LastUpdate, TriggerFailure, UpdateOutcome};
 use model::image::{HealthCheck, ImageName};
 use model::object::{Algorithm, ObjectId};
-use model::plan::{Have, plan};
+use model::plan::{ScannedTree, plan};
 use model::scope::Attributes;
-use model::tree::{File, Leaf, Metadata, Node, Time, Times, Tree, TreeBuilder};
+use model::tree::{File, Leaf, Metadata, Node, Time, TimePrecision, Tree, TreeBuilder};
 use model::trigger::Triggers;
-use model::trigger::services::{ServiceCall, ServiceCalls, Verb};
+use model::trigger::services::{ServiceCall, ServiceCalls, ServiceVerb};
 use subd::cache::Cache;
 use subd::root::Root;
 use subd::state::directories::Directories;
 use subd::state::persisted_state::PersistError;
-use subd::update::executor::{
-    Executor, FinalTree, JournalState, Machine, RunningUpdate, Services, UpdateEnd,
-};
+use subd::update::executor::{Executor, JournalState, Machine, Services, UpdateEnd};
 use subd::update::journal::Journal;
-use subd::update::phase::Phase;
 use subd::update::prepared::{Prepared, StageContext, UpdateSpec, free};
+use subd::update::running_update::{FinalTree, RunningUpdate};
+use subd::update::step::Phase;
 use subd::update::step_plan::plan_steps;
 
 use crate::fixture::path;
@@ -128,12 +127,12 @@ impl Place {
         let have = tree(&[("/d", directory), ("/f", file("one"))]);
         let want = tree(&[("/f", file("two")), ("/new", file("new"))]);
         let plan = plan(
-            &Have {
+            &ScannedTree {
                 tree: &have,
                 kept_directories: &BTreeSet::new(),
                 externally_linked: &BTreeSet::new(),
                 occupied: &BTreeMap::new(),
-                times: Times::default(),
+                times: TimePrecision::default(),
             },
             &want,
         );
@@ -165,8 +164,8 @@ impl Place {
             vec![serde_json::from_str::<ServiceCall>(&web).unwrap()]
         };
         journal.head.calls = ServiceCalls {
-            before: call(Verb::Stop.name()),
-            after: call(Verb::Start.name()),
+            before: call(ServiceVerb::Stop.name()),
+            after: call(ServiceVerb::Start.name()),
             reboot,
             ..ServiceCalls::default()
         };
@@ -223,7 +222,7 @@ fn sick() -> Health {
     Health::Failed("sick".to_owned())
 }
 
-fn expect(ended: &UpdateEnd, outcome: Outcome, journal: JournalState, reboot: bool) {
+fn expect(ended: &UpdateEnd, outcome: UpdateOutcome, journal: JournalState, reboot: bool) {
     let got = (&ended.last.outcome, &ended.journal, ended.reboot);
     assert_eq!(got, (&outcome, &journal, reboot));
 }
@@ -237,14 +236,14 @@ fn an_update_is_carried_out_in_its_order() {
     // Of another update: it is not touched.
     std::fs::write(place.place.path().join(".subd/journal/update"), "x").unwrap();
     let (update, ended) = place.executor(&machine, "boot 1").commit(&machine, again);
-    let why = Outcome::RolledBack("the journal of another update is not closed".to_owned());
+    let why = UpdateOutcome::RolledBack("the journal of another update is not closed".to_owned());
     expect(&ended, why, JournalState::Closed, false);
     assert_eq!((place.tree(), update.phase), (OLD.to_owned(), Phase::Staged));
     machine.take();
     std::fs::remove_file(place.place.path().join(".subd/journal/update")).unwrap();
     let journal = Journal { head: common_head(journal.head.clone()), ..journal };
     let (update, ended) = place.executor(&machine, "boot 1").commit(&machine, journal);
-    expect(&ended, Outcome::Done, JournalState::Closed, false);
+    expect(&ended, UpdateOutcome::Done, JournalState::Closed, false);
     assert_eq!((place.tree(), ended.settled), (NEW.to_owned(), Some(FinalTree::New)));
     assert_eq!(machine.take(), "stop web, start web, check, note Done done");
     assert!(ended.last.window_ns > 0);
@@ -252,7 +251,7 @@ fn an_update_is_carried_out_in_its_order() {
 }
 
 /// Without reboot.
-fn common_head(mut head: subd::update::journal::Head) -> subd::update::journal::Head {
+fn common_head(mut head: subd::update::journal::JournalHead) -> subd::update::journal::JournalHead {
     head.calls.reboot = false;
     head
 }
@@ -265,13 +264,13 @@ fn a_finished_update_is_undone_when_the_machine_is_not_well() {
         let (update, ended) = place.executor(&machine, "boot 1").commit(&machine, journal);
         assert_eq!((place.tree(), &ended.last.health), (tree.to_owned(), &Some(sick())));
         if undo {
-            expect(&ended, Outcome::Undone("sick".to_owned()), JournalState::Closed, false);
+            expect(&ended, UpdateOutcome::Undone("sick".to_owned()), JournalState::Closed, false);
             let log = machine.take();
             assert!(log.starts_with("stop web, start web, check, stop web, "), "{log}");
             assert!(log.ends_with("start web, note Undone(\"sick\")"), "{log}");
             place.expect_freed(&update, &["two", "new"]);
         } else {
-            expect(&ended, Outcome::Done, JournalState::Closed, false);
+            expect(&ended, UpdateOutcome::Done, JournalState::Closed, false);
             place.expect_freed(&update, &[]);
         }
     }
@@ -282,15 +281,15 @@ fn after_a_reboot_the_health_is_checked_and_the_previous_tree_booted_again() {
     let (place, machine) = (Place::new(), Recorder::new(sick()));
     let journal = place.journal(check(true), true);
     let (_, ended) = place.executor(&machine, "boot 1").commit(&machine, journal);
-    expect(&ended, Outcome::Done, JournalState::AwaitsBoot, true);
+    expect(&ended, UpdateOutcome::Done, JournalState::AwaitsBoot, true);
     assert!(ended.last.awaits_boot);
     assert_eq!(machine.take(), "stop web, start web, note Done");
     let executor = place.executor(&machine, "boot 2");
     let mut update = executor.find().unwrap().unwrap();
     assert_eq!(update.phase, Phase::Live { boot_id: "boot 1".to_owned() });
-    let carried = executor.carry(&mut update);
+    let carried = executor.settle_tree(&mut update);
     let ended = executor.finish(&machine, &mut update, carried);
-    expect(&ended, Outcome::Undone("sick".to_owned()), JournalState::Closed, true);
+    expect(&ended, UpdateOutcome::Undone("sick".to_owned()), JournalState::Closed, true);
     assert_eq!(place.tree(), OLD);
     place.expect_freed(&update, &["two", "new"]);
 }
@@ -307,14 +306,14 @@ fn what_cannot_be_noted_is_noted_later_and_nothing_is_done_twice() {
         let work = place.journal(None, false);
         let executor = place.executor(&machine, "boot 1");
         let (mut update, ended) = executor.commit(&machine, work);
-        expect(&ended, Outcome::Done, journal.clone(), false);
+        expect(&ended, UpdateOutcome::Done, journal.clone(), false);
         assert_eq!(place.tree(), NEW);
         if refused == 3 {
             assert_eq!(machine.take(), "stop web, start web");
             assert_eq!(place.undo(), [Some((7, Phase::Done))]);
             expect(
                 &executor.retry(&machine, &mut update),
-                Outcome::Done,
+                UpdateOutcome::Done,
                 JournalState::Closed,
                 false,
             );
@@ -357,7 +356,7 @@ fn what_was_found_anywhere_on_its_way_comes_to_one_of_its_ends() {
         }
         let mut update = executor.find().unwrap().unwrap();
         assert_eq!(update.phase, phase);
-        let carried = executor.carry(&mut update);
+        let carried = executor.settle_tree(&mut update);
         assert_eq!(place.tree(), tree, "{phase:?}");
         let ended = executor.finish(&machine, &mut update, carried);
         assert_eq!(ended.journal, JournalState::Closed, "{phase:?}");

@@ -5,12 +5,10 @@ mod host;
 mod limits;
 mod reuse;
 
-use std::time::Duration;
-
 use api::fault::FaultCode;
 use api::subd::{
     Activity, CacheReport, Commit, CommitRequest, Complaint, Fetch, FetchFailure, FetchObject,
-    FetchRequest, LastFetch, Outcome, PollReply,
+    FetchRequest, LastFetch, PollReply, UpdateOutcome,
 };
 use model::object::{Algorithm, ObjectId};
 use nix::mount::{MsFlags, mount, umount};
@@ -240,7 +238,7 @@ async fn who_sends_more_than_was_asked_for_is_cut_short_and_named() {
     let last = fetch(&sub, 1, &[&unasked.address], &[small]).await;
     assert_eq!((last.error, last.objects), (None, 1));
     let id = Algorithm::Blake3.digest(b"unasked");
-    let text = format!("it sent {id}, which nobody asked for");
+    let text = format!("it sent {id}, which was not requested");
     assert_eq!(last.complaints, [lie(&unasked.address, text)]);
     let second = object(b"2");
     good.add(b"2");
@@ -293,10 +291,11 @@ async fn what_is_fetched_ahead_of_need_gives_way_to_what_is_needed() {
     let ahead = request(1, &[object(&large)], true, &line.address);
     sub.client.call::<Fetch>(&ahead).await.unwrap();
     let runs = |reply: &PollReply| matches!(reply.activity, Activity::Fetching { fetch_id: 1, .. });
-    while line.passed_bytes() < 2 * MIB as u64 {
+    testing::eventually_async("the fetch stalls", async || {
         assert!(runs(&sub.poll().await));
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        line.passed_bytes() >= 2 * MIB as u64
+    })
+    .await;
     // It does not give way to another one of its kind.
     let second = request(2, &[object(b"needed")], true, &host.address);
     let refused = sub.client.call::<Fetch>(&second).await.unwrap_err();
@@ -350,7 +349,7 @@ async fn an_update_does_not_wait_for_what_is_fetched_ahead_of_need() {
         let fetches = matches!(reply.activity, Activity::Fetching { fetch_id: 1, .. });
         fetches && reply.last_update.is_some()
     };
-    assert_eq!(sub.poll_until(over).await.last_update.unwrap().outcome, Outcome::Done);
+    assert_eq!(sub.poll_until(over).await.last_update.unwrap().outcome, UpdateOutcome::Done);
     assert!(sub.at("/new").is_dir());
     let needed = fetch(&sub, 3, &[&host.address], &[]).await;
     assert_eq!(needed.error, None);

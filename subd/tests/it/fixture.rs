@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use api::fault::Fault;
 use api::object_server::GetObjects;
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use api::subd::{
-    Commit, CommitRequest, Expects, Fetch, FetchObject, FetchRequest, GetDirectories,
+    Commit, CommitRequest, ExpectedState, Fetch, FetchObject, FetchRequest, GetDirectories,
     GetDirectoriesRequest, LastFetch, LastUpdate, Poll, PollReply, PollRequest, Prepare,
     PrepareRequest, SetConfigurationRequest,
 };
@@ -21,14 +21,16 @@ use model::escape::ByteText;
 use model::image::ImageName;
 use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
-use model::plan::{Have, Plan, plan};
+use model::plan::{Plan, ScannedTree, plan};
 use model::scope::ScanSettings;
 use model::tree::assembly::Assembly;
 use model::tree::{File, Leaf, Metadata, Node, Symlink, Time, Tree, TreeBuilder};
 use model::trigger::Triggers;
 use rpc::client::{CallError, Client, Peer};
 use rpc::server::{Router, head_bytes, serve};
-use subd::daemon::{Daemon, Options};
+use subd::daemon::Daemon;
+use subd::daemon::command_line::Options;
+use testing::eventually_async;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -63,13 +65,13 @@ impl Source {
                     match store.get(&id) {
                         Some(content) => {
                             let size_bytes = content.len() as u64;
-                            chunks.push(head_bytes(&Head::Object { id, size_bytes }));
+                            chunks.push(head_bytes(&ObjectHead::Object { id, size_bytes }));
                             chunks.push(content.clone());
                         }
-                        None => chunks.push(head_bytes(&Head::Absent(id))),
+                        None => chunks.push(head_bytes(&ObjectHead::Absent(id))),
                     }
                 }
-                chunks.push(head_bytes(&Head::End));
+                chunks.push(head_bytes(&ObjectHead::End));
                 let stream = futures_util::stream::iter(chunks.into_iter().map(Ok));
                 async move { Ok::<_, Fault>(stream) }
             },
@@ -195,13 +197,11 @@ impl Sub {
     /// Waits until the scan has seen what is on the disk now.
     pub async fn rescanned(&self) -> Tree {
         let passes = self.poll().await.counters.metadata_passes;
-        let waiting = async {
-            // Counters alone are no news, so this cannot wait for a poll.
-            while self.poll().await.counters.metadata_passes < passes + 2 {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, waiting).await.expect("the scan takes too long");
+        // A change of counters does not end the wait of a poll.
+        eventually_async("two scans have ended", async || {
+            self.poll().await.counters.metadata_passes >= passes + 2
+        })
+        .await;
         self.tree().await.1
     }
 
@@ -212,7 +212,7 @@ impl Sub {
         let kept: BTreeSet<TreePath> = scan.kept_directories.iter().cloned().collect();
         let linked: BTreeSet<TreePath> = scan.externally_linked.iter().cloned().collect();
         let occupied = scan.occupied.iter().cloned().collect();
-        let have = Have {
+        let have = ScannedTree {
             tree: &tree,
             kept_directories: &kept,
             externally_linked: &linked,
@@ -285,7 +285,7 @@ impl Sub {
 }
 
 pub fn request(id: u64, reply: &PollReply, want: &Tree, plan: Plan) -> PrepareRequest {
-    let expects = Expects {
+    let expects = ExpectedState {
         instance: reply.version.instance,
         root: reply.scan.as_ref().unwrap().root,
         scope: reply.scope,

@@ -152,7 +152,7 @@ fn it_asks_and_spares_the_running_system_and_the_root_of_a_running_subd() {
         assert!(code == 2 && said.starts_with(&refused), "{said}");
     }
     let (code, _, said) = run(&root.join("absent"), &["--yes"]);
-    assert!(code == 1 && said.starts_with("error: cannot look at `"), "{said}");
+    assert!(code == 1 && said.starts_with("error: cannot read the status of `"), "{said}");
     assert!(!root.join(".subd").exists());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let sub = runtime.block_on(Sub::start_on(root, &[]));

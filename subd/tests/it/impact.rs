@@ -3,19 +3,18 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    Activity, CheckHealth, Commit, CommitRequest, Health, LastUpdate, Outcome, Pause, Paused,
-    PollReply, Resume, TriggerFailure,
+    Activity, CheckHealth, Commit, CommitRequest, Health, LastUpdate, Pause, Paused, PollReply,
+    Resume, TriggerFailure, UpdateOutcome,
 };
 use model::image::HealthCheck;
 use model::tree::Time;
 use model::trigger::Triggers;
 use rpc::client::CallError;
 
-use crate::fixture::{Edit, PATIENCE, Source, Sub, request};
+use crate::fixture::{Edit, Source, Sub, request};
 
 /// Records service and verb with the content of `/version`.
 const SERVICE: &str = r#"#!/bin/sh
@@ -70,15 +69,13 @@ impl Machine {
 
     /// Waits until this is recorded.
     async fn logs(&self, expected: &[&str]) {
-        let logged = async {
-            let mut log = self.log();
-            while log != expected {
-                assert!(log.len() <= expected.len(), "{log:?}");
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                log.extend(self.log());
-            }
-        };
-        tokio::time::timeout(PATIENCE, logged).await.expect("it is not recorded");
+        let mut log = Vec::new();
+        testing::eventually_async("all calls are recorded", async || {
+            log.extend(self.log());
+            assert!(log.len() <= expected.len(), "{log:?}");
+            log == expected
+        })
+        .await;
     }
 
     /// Stages an update that writes `version`, under an image with these triggers.
@@ -145,7 +142,7 @@ async fn work_of_high_impact_waits_for_permission() {
     let permission = |code: &str| std::fs::write(machine.at("permission"), code).unwrap();
     permission("1");
     // Nobody is asked for what disturbs nobody.
-    assert_eq!(machine.update(1, "1", &trigger("a", ""), None).await.outcome, Outcome::Done);
+    assert_eq!(machine.update(1, "1", &trigger("a", ""), None).await.outcome, UpdateOutcome::Done);
     assert_eq!(machine.log(), ["a stop 0", "a start 1"]);
     machine.stage(2, "2", &trigger("a", HIGH), |_| {}).await;
     let held = |error: CallError, text: &str| {
@@ -157,12 +154,8 @@ async fn work_of_high_impact_waits_for_permission() {
     assert_eq!(machine.sub.poll().await.activity, Activity::Prepared { update_id: 2 });
     // It stays staged, and is carried out once the command permits it.
     permission("0");
-    let permitted = async {
-        while machine.commit(2).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, permitted).await.unwrap();
+    testing::eventually_async("the update is permitted", async || machine.commit(2).await.is_ok())
+        .await;
     let done = |reply: &PollReply| {
         reply.activity == Activity::Idle
             && reply.last_update.as_ref().is_some_and(|last| last.update_id == 2)
@@ -178,7 +171,7 @@ async fn work_of_high_impact_waits_for_permission() {
     machine.stage(4, "4", &trigger("a", HIGH), |order| order.force_disruption = true).await;
     // The update that wanted to disturb is given up.
     machine.logs(&["cancel"]).await;
-    assert_eq!(machine.sub.commit(4).await.outcome, Outcome::Done);
+    assert_eq!(machine.sub.commit(4).await.outcome, UpdateOutcome::Done);
     assert_eq!(machine.log(), ["a stop 2", "a start 4"]);
     machine.stop().await;
 }
@@ -199,11 +192,11 @@ async fn a_pause_that_comes_while_commit_waits_for_permission_refuses_the_update
     machine.sub.client.call::<Pause>(&paused).await.unwrap();
     std::fs::remove_file(machine.at("wait")).unwrap();
     let error = commit.await.unwrap().unwrap_err();
-    let message = format!("updates are paused until {}: disk swap", model::when::moment(until));
+    let message = format!("updates are paused until {}: disk swap", model::display::utc(until));
     assert_eq!(error.fault(), Some(&Fault::new(FaultCode::Held, message)));
     assert_eq!(machine.sub.poll().await.activity, Activity::Prepared { update_id: 1 });
     machine.sub.client.call::<Resume>(&()).await.unwrap();
-    assert_eq!(machine.sub.commit(1).await.outcome, Outcome::Done);
+    assert_eq!(machine.sub.commit(1).await.outcome, UpdateOutcome::Done);
     machine.stop().await;
 }
 
@@ -211,11 +204,11 @@ async fn a_pause_that_comes_while_commit_waits_for_permission_refuses_the_update
 async fn a_reboot_that_does_not_happen_is_reported_and_asked_for_again() {
     let machine = Machine::start(&["--reboot-timeout", "1"]).await;
     let last = machine.update(1, "1", &trigger("reboot", ""), None).await;
-    assert_eq!((last.outcome, last.awaits_boot), (Outcome::Done, true));
+    assert_eq!((last.outcome, last.awaits_boot), (UpdateOutcome::Done, true));
     machine.logs(&["reboot reboot 1", "reboot reboot 1"]).await;
     let failed = |reply: &PollReply| !reply.trigger_failures.is_empty();
     let reply = machine.sub.poll_until(failed).await;
-    let output = "the machine was told to reboot and is still up after 1 s".to_owned();
+    let output = "a reboot was requested and the machine is still up after 1 s".to_owned();
     let (service, verb) = ("reboot".to_owned(), "reboot".to_owned());
     assert_eq!(reply.trigger_failures, [TriggerFailure { service, verb, output }]);
     // Other updates, and a restart of subd, do not make it a boot.
@@ -251,7 +244,7 @@ async fn subd_is_never_stopped_and_restarted_last() {
     let triggers = r#"[{"MatchLines": ["/version"], "Service": "agent"},
         {"MatchLines": ["/version"], "Service": "z"}]"#;
     let last = machine.update(1, "1", triggers, None).await;
-    assert_eq!((last.outcome, last.trigger_failures), (Outcome::Done, vec![]));
+    assert_eq!((last.outcome, last.trigger_failures), (UpdateOutcome::Done, vec![]));
     machine.logs(&["z stop 0", "z start 1", "agent restart 1"]).await;
     assert!(!machine.at("root/.subd/journal/update").exists());
     machine.stop().await;
@@ -263,14 +256,14 @@ async fn what_is_not_healthy_is_undone_with_its_services() {
     let check = format!("test $(cat {}/version) -ge 2", machine.at("root").display());
     let last = machine.update(1, "1", &trigger("a", ""), health(&check, 1, false)).await;
     let text = "exit status: 1\nit did not pass within 1 s".to_owned();
-    assert_eq!((last.outcome, last.health), (Outcome::Done, Some(Health::Failed(text))));
+    assert_eq!((last.outcome, last.health), (UpdateOutcome::Done, Some(Health::Failed(text))));
     let last = machine.update(2, "2", &trigger("a", ""), health(&check, 60, true)).await;
-    assert_eq!((last.outcome, last.health), (Outcome::Done, Some(Health::Passed)));
+    assert_eq!((last.outcome, last.health), (UpdateOutcome::Done, Some(Health::Passed)));
     machine.log();
     let last = machine.update(3, "1", &trigger("a", ""), health(&check, 1, true)).await;
     let text = "exit status: 1\nit did not pass within 1 s".to_owned();
     assert_eq!(last.health, Some(Health::Failed(text.clone())));
-    assert_eq!(last.outcome, Outcome::Undone(text));
+    assert_eq!(last.outcome, UpdateOutcome::Undone(text));
     assert_eq!(machine.log(), ["a stop 2", "a start 1", "a stop 1", "a start 2"]);
     assert_eq!(std::fs::read_to_string(machine.sub.at("/version")).unwrap(), "2");
     assert_eq!(machine.sub.poll().await.last_image.unwrap().as_str(), "test/2");
@@ -313,7 +306,7 @@ async fn a_health_check_that_is_interrupted_is_made_again() {
         reply.last_update.as_ref().is_some_and(|last| last.health == Some(Health::Passed))
     };
     let last = machine.sub.poll_until(done).await.last_update.unwrap();
-    assert_eq!((last.update_id, last.outcome), (1, Outcome::Done));
+    assert_eq!((last.update_id, last.outcome), (1, UpdateOutcome::Done));
     machine.stop().await;
 }
 
@@ -330,7 +323,7 @@ async fn firmware_is_written_by_the_service_of_its_trigger() {
     std::fs::write(machine.at("service"), script).unwrap();
     std::fs::write(machine.at("device"), "old firmware").unwrap();
     let last = machine.update(1, "new firmware", &trigger("firmware-nic", HIGH), None).await;
-    assert_eq!((last.outcome, last.trigger_failures), (Outcome::Done, vec![]));
+    assert_eq!((last.outcome, last.trigger_failures), (UpdateOutcome::Done, vec![]));
     assert_eq!(std::fs::read_to_string(machine.at("device")).unwrap(), "new firmware");
     machine.stop().await;
 }

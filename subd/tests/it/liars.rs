@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use api::subd::{Commit, CommitRequest, Outcome, Prepare};
+use api::subd::{Commit, CommitRequest, Prepare, UpdateOutcome};
 use model::escape::ByteText;
 use model::object::Algorithm;
 use model::plan::{Action, Difference, Operation, Plan};
@@ -75,6 +75,7 @@ async fn committed(sub: &Sub, update_id: u64) -> String {
     }
 }
 
+// tidy: table
 #[tokio::test(flavor = "multi_thread")]
 async fn plans_that_are_none_change_nothing_here_or_elsewhere() {
     let (sub, source) = (Sub::start().await, Source::start().await);
@@ -87,7 +88,7 @@ async fn plans_that_are_none_change_nothing_here_or_elsewhere() {
         .directory("/full", 0o755)
         .file("/full/f", "2")
         .done();
-    assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
     let (root, d, full) = (sub.at("/"), sub.at("/d"), sub.at("/full"));
     let places = [root.as_path(), &d, &full, outside.path()];
     let before = seen(&places);

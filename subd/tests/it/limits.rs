@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use api::subd::{
     GetConfiguration, Limits, Load, Poll, PollRequest, SetConfiguration, SetConfigurationRequest,
 };
-use subd::limits::{Budgets, Ceilings, Speeds};
+use subd::limits::Budgets;
+use subd::limits::rates::{Ceilings, Speeds};
 
 use crate::disk::Disk;
 use crate::process::Process;
@@ -111,7 +112,8 @@ async fn the_content_pass_keeps_to_its_share_of_the_processor() {
     use model::scope::ScanSettings;
     use std::sync::Arc;
     use subd::root::Root;
-    use subd::scan::{Pace, Scanner};
+    use subd::scan::Scanner;
+    use subd::scan::pace::Pace;
 
     let (time, and_no_less) = seconds();
     let place = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use api::subd::Outcome;
+use api::subd::UpdateOutcome;
 use model::tree::text::to_text;
 
 use crate::fixture::{Edit, Source, Sub, path, request};
@@ -54,7 +54,7 @@ async fn start() -> (Sub, Source, model::tree::Tree) {
         edit = edit.file(file, "old");
     }
     let first = edit.done();
-    assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
     (sub, source, first)
 }
 
@@ -73,7 +73,7 @@ async fn flags_are_taken_from_planned_paths_alone_and_what_stays_gets_them_back(
         .file("/tree", "a file")
         .done();
     let last = sub.converge(2, &source, &second).await;
-    assert_eq!(last.outcome, Outcome::Done);
+    assert_eq!(last.outcome, UpdateOutcome::Done);
     let mut unlocked = last.unlocked;
     unlocked.sort();
     let expected = ["/changed", "/d", "/d/gone", "/d/removed", "/d/replaced"].map(path);
@@ -94,12 +94,10 @@ async fn flags_are_taken_from_planned_paths_alone_and_what_stays_gets_them_back(
     assert_eq!(sub.converge(3, &source, &third).await.unlocked, []);
     // What was taken away is freed, flags or not.
     let undo = sub.at("/.subd/undo");
-    let freed = async {
-        while std::fs::read_dir(&undo).unwrap().count() > 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(crate::fixture::PATIENCE, freed).await.expect("something is not freed");
+    testing::eventually_async("all is freed", async || {
+        std::fs::read_dir(&undo).unwrap().count() == 0
+    })
+    .await;
     for text in ["/d", "/changed", "/other", "/other/replaced"] {
         chattr("-ia", &sub.at(text));
     }
@@ -135,7 +133,7 @@ async fn an_update_that_is_rolled_back_leaves_all_flags_as_they_were() {
     let (reply, plan) = sub.plan(&second).await;
     sub.prepare(&request(2, &reply, &second, plan)).await.unwrap();
     std::fs::write(sub.at("/z"), "another length").unwrap();
-    let Outcome::RolledBack(why) = sub.commit(2).await.outcome else { panic!() };
+    let UpdateOutcome::RolledBack(why) = sub.commit(2).await.outcome else { panic!() };
     assert!(why.starts_with("/z changed since it was scanned"), "{why}");
     assert_eq!(all_flags(&sub), before);
     std::fs::write(sub.at("/z"), "old").unwrap();

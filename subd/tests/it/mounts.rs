@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use api::fault::FaultCode;
-use api::subd::Outcome;
+use api::subd::UpdateOutcome;
 use model::path::TreePath;
 use model::plan::{Action, Blocked, Obstacle, Occupant, Operation, Plan};
 use model::tree::Tree;
@@ -65,7 +65,7 @@ fn removal(text: &str) -> Plan {
 async fn refusal(sub: &Sub, id: u64, want: &Tree, plan: Plan) -> (FaultCode, String) {
     let (reply, _) = sub.plan(want).await;
     let error = sub.prepare(&request(id, &reply, want, plan)).await.unwrap_err();
-    let report = model::report::report(&error);
+    let report = model::display::error_chain(&error);
     let (_whom, why) = report.split_once(": ").unwrap();
     (error.code().unwrap(), why.to_owned())
 }
@@ -83,7 +83,7 @@ fn what_lies_under_mounts_is_kept_equal_and_the_mounts_stay() {
             edit = edit.file(&format!("/m/{name}/old"), "old");
         }
         let first = edit.done();
-        assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
         for below in ["bind", "lower", "upper", "work"] {
             std::fs::create_dir(aside.path().join(below)).unwrap();
         }
@@ -115,7 +115,7 @@ fn what_lies_under_mounts_is_kept_equal_and_the_mounts_stay() {
                 .remove(&format!("/m/{name}/old"));
         }
         let second = edit.metadata("/file", |metadata| metadata.mode = 0o600).done();
-        assert_eq!(sub.converge(2, &source, &second).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(2, &source, &second).await.outcome, UpdateOutcome::Done);
         assert_eq!(to_text(&sub.rescanned().await), to_text(&second));
         for name in names {
             let at = |file: &str| sub.at(&format!("/m/{name}/{file}"));
@@ -144,7 +144,7 @@ fn what_is_or_holds_a_mount_point_is_blocked_and_refused() {
         let (_, empty) = sub.tree().await;
         let edit = Edit::of(&empty, &source).directory("/m", 0o755).directory("/m/p", 0o755);
         let first = edit.file("/f", "f").done();
-        assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
         mount_tmpfs(&sub.at("/m/p"));
         std::fs::write(sub.at("/m/p/x"), "x").unwrap();
         // Nobody has reported it yet.
@@ -169,7 +169,7 @@ fn what_is_or_holds_a_mount_point_is_blocked_and_refused() {
         assert_eq!(std::fs::read(sub.at("/m/p/x")).unwrap(), b"x");
         unmount(&sub.at("/m/p"));
         sub.rescanned().await;
-        assert_eq!(sub.converge(3, &source, &file).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(3, &source, &file).await.outcome, UpdateOutcome::Done);
         source.stop().await;
         sub.stop().await;
     });
@@ -184,7 +184,7 @@ fn a_mount_that_comes_between_prepare_and_commit_stays() {
         let (_, empty) = sub.tree().await;
         let edit = Edit::of(&empty, &source).directory("/d", 0o755).directory("/d/p", 0o755);
         let first = edit.file("/a", "a").file("/b", "b").directory("/gone", 0o755).done();
-        assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
         let replaced = Edit::of(&first, &source).file("/a", "new").remove("/d").file("/d", "file");
         let table = [
             // The directory above the mount point is exchanged.
@@ -203,7 +203,7 @@ fn a_mount_that_comes_between_prepare_and_commit_stays() {
             let at = sub.at(mounted);
             let is_directory = at.is_dir();
             bind(&aside.path().join(if is_directory { "." } else { "x" }), &at);
-            let Outcome::RolledBack(why) = sub.commit(id).await.outcome else { panic!() };
+            let UpdateOutcome::RolledBack(why) = sub.commit(id).await.outcome else { panic!() };
             assert!(why.starts_with(expected), "{why}");
             let seen = if is_directory { at.join("x") } else { at.clone() };
             assert_eq!(std::fs::read_to_string(seen).unwrap(), "above");
@@ -212,7 +212,7 @@ fn a_mount_that_comes_between_prepare_and_commit_stays() {
             sub.rescanned().await;
         }
         let want = Edit::of(&first, &source).remove("/d").file("/d", "file").done();
-        assert_eq!(sub.converge(2, &source, &want).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(2, &source, &want).await.outcome, UpdateOutcome::Done);
         source.stop().await;
         sub.stop().await;
     });
@@ -255,7 +255,7 @@ fn an_active_swap_file_is_blocked_and_refused() {
         let reason = "/d/swap must not be moved: it is or holds an active swap file (/d/swap)";
         assert_eq!((code, why), (FaultCode::BadRequest, reason.to_owned()));
         sub.rescanned().await;
-        assert_eq!(sub.converge(2, &source, &empty).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(2, &source, &empty).await.outcome, UpdateOutcome::Done);
         source.stop().await;
         sub.stop().await;
     });

@@ -82,7 +82,7 @@ async fn a_pause_refuses_prepare_and_commit_over_restarts_until_it_is_ended() {
     let paused = pause(in_seconds(&sub, 3_600).await, "disk swap");
     sub.client.call::<Pause>(&paused).await.unwrap();
     assert_eq!(sub.poll().await.paused, Some(paused.clone()));
-    let until = model::when::moment(paused.until);
+    let until = model::display::utc(paused.until);
     let held = (FaultCode::Held, format!("updates are paused until {until}: disk swap"));
     let commit = sub.client.call::<Commit>(&CommitRequest { update_id: 2 }).await;
     assert_eq!(refusal(&commit.unwrap_err()), held);
@@ -186,12 +186,12 @@ async fn gives_pieces_of_regular_files_and_of_nothing_else() {
             " of 10",
             " of 10",
             " of 0",
-            "/d is no regular file",
+            "/d is not a regular file",
             "cannot open the directory above /: EINVAL: Invalid argument",
-            "/link is no regular file",
+            "/link is not a regular file",
             "cannot open the directory /way: ELOOP: Too many symbolic links encountered",
-            "/fifo is no regular file",
-            "cannot look at /absent: ENOENT: No such file or directory",
+            "/fifo is not a regular file",
+            "cannot read the status of /absent: ENOENT: No such file or directory",
             "/.subd/state/state.json is subd's own",
             "/.subd is subd's own",
         ]

@@ -17,11 +17,11 @@ use model::escape::ByteText;
 use model::image::{HealthCheck, ImageName};
 use model::object::Algorithm;
 use model::path::TreePath;
-use model::plan::{Action, Difference, Have, Operation, Plan, apply, plan};
+use model::plan::{Action, Difference, Operation, Plan, ScannedTree, apply, plan};
 use model::scope::{Attributes, ScanSettings};
 use model::tree::text::to_text;
 use model::tree::{
-    Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Times, Tree, TreeBuilder,
+    Device, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision, Tree, TreeBuilder,
 };
 use model::trigger::Triggers;
 use proptest::prelude::*;
@@ -30,8 +30,9 @@ use subd::cache::Cache;
 use subd::root::Root;
 use subd::state::directories::Directories;
 use subd::state::persisted_state::PersistError;
-use subd::update::executor::{Executor, FinalTree, Machine};
+use subd::update::executor::{Executor, Machine};
 use subd::update::prepared::{Prepared, StageContext, UpdateSpec};
+use subd::update::running_update::FinalTree;
 use subd::update::step_plan::plan_steps;
 
 use crate::fixture::path;
@@ -187,12 +188,12 @@ fn tree(have: &Tree, whats: &[Option<What>]) -> Tree {
 }
 
 fn between(have: &Tree, want: &Tree) -> Plan {
-    let have = Have {
+    let have = ScannedTree {
         tree: have,
         kept_directories: &BTreeSet::new(),
         externally_linked: &BTreeSet::new(),
         occupied: &BTreeMap::new(),
-        times: Times::default(),
+        times: TimePrecision::default(),
     };
     plan(&have, want)
 }

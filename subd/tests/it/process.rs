@@ -7,7 +7,7 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 use api::subd::{
     Activity, CacheReport, Commit, CommitRequest, Fetch, FetchObject, FetchRequest,
-    GetConfiguration, Outcome, Poll, PollRequest, Prepare, SetConfiguration,
+    GetConfiguration, Poll, PollRequest, Prepare, SetConfiguration, UpdateOutcome,
 };
 use model::filter::Filter;
 use model::scope::{Coverage, ScanSettings};
@@ -104,7 +104,7 @@ fn refuses_to_start_unprotected_or_with_bad_flags() {
     let place = tempfile::tempdir().unwrap();
     let table: [(&[&str], i32, &str); 4] = [
         (&["--tls", "/nonexistent"], 2, "error: subd does not run unprotected by itself"),
-        (&["--insecure", "--exclude", "("], 2, "error: bad --exclude: line 1"),
+        (&["--insecure", "--exclude", "("], 2, "error: invalid --exclude: line 1"),
         (&["--insecure", "--root", "/nonexistent"], 2, "cannot be used multiple times"),
         (&["--insecure", "--listen", "nonsense:x"], 2, "cannot be used multiple times"),
     ];
@@ -211,7 +211,7 @@ async fn killed_anywhere_it_converges_again_and_keeps_what_is_not_its_business()
         let sub = Sub::elsewhere(root, process.client.clone());
         sub.poll_until(|reply| reply.activity == Activity::Idle).await;
         let last = sub.converge(100 + round, &source, &want).await;
-        assert_eq!(last.outcome, Outcome::Done, "round {round}");
+        assert_eq!(last.outcome, UpdateOutcome::Done, "round {round}");
         assert_eq!(sub.tree().await.1.digest(), want.digest(), "round {round}");
         assert_eq!(std::fs::read(root.join("kept/x")).unwrap(), b"precious");
         sub.stop().await;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use api::fault::FaultCode;
-use api::subd::{Activity, Alarm, Commit, CommitRequest, Outcome, PollReply};
+use api::subd::{Activity, Alarm, Commit, CommitRequest, PollReply, UpdateOutcome};
 use model::tree::Tree;
 use model::trigger::Triggers;
 
@@ -39,7 +39,7 @@ impl Machine {
         let edit = Edit::of(&empty, &source).directory("/d", 0o755);
         let first = edit.file("/d/f", "one").file("/g", "g").done();
         let last = sub.converge_with(1, &source, &first, TRIGGERS).await;
-        assert_eq!((last.outcome, last.trigger_failures.len()), (Outcome::Done, 0));
+        assert_eq!((last.outcome, last.trigger_failures.len()), (UpdateOutcome::Done, 0));
         sub.stop().await;
         assert_eq!(process.stop(), Some(0));
         process = start(place.path(), "deadly");
@@ -87,7 +87,7 @@ impl Machine {
     async fn expect_done(&self, services: &str) {
         let (process, reply) = self.restarted().await;
         let last = reply.last_update.unwrap();
-        assert_eq!((last.update_id, last.outcome, last.operations), (2, Outcome::Done, 3));
+        assert_eq!((last.update_id, last.outcome, last.operations), (2, UpdateOutcome::Done, 3));
         assert_eq!((last.trigger_failures, reply.alarms), (vec![], vec![]));
         assert!(last.verified_generation.is_some());
         assert_eq!(reply.last_image.unwrap().as_str(), "test/2");
@@ -172,7 +172,7 @@ async fn a_crash_between_two_steps_is_finished_or_undone_as_a_whole() {
         let (process, reply) = machine.restarted().await;
         let last = reply.last_update.unwrap();
         let why = "/new changed since it was scanned: something is there now".to_owned();
-        assert_eq!((last.update_id, last.outcome), (2, Outcome::RolledBack(why)));
+        assert_eq!((last.update_id, last.outcome), (2, UpdateOutcome::RolledBack(why)));
         assert_eq!(reply.last_image.unwrap().as_str(), "test/1");
         let files = ["d/f", "g", "new"].map(|file| machine.read(file).unwrap());
         assert_eq!(files, ["one", "g", "mine"]);
@@ -237,8 +237,8 @@ async fn what_others_have_changed_meanwhile_is_theirs_and_gets_no_update_stuck()
             1 => "/new changed since it was scanned: something is there now".to_owned(),
             _ => what.to_owned(),
         };
-        let why = format!("{why}; left to who changed it meanwhile: {what}");
-        assert_eq!((last.update_id, last.outcome), (2, Outcome::RolledBack(why)));
+        let why = format!("{why}; not undone because it was changed in the meantime: {what}");
+        assert_eq!((last.update_id, last.outcome), (2, UpdateOutcome::RolledBack(why)));
         assert_eq!((reply.alarms, machine.undo()), (vec![], vec![]));
         let files = ["d/f", "g", "new"].map(|file| machine.read(file));
         let f = (!gone).then(|| "three".to_owned());
@@ -246,7 +246,7 @@ async fn what_others_have_changed_meanwhile_is_theirs_and_gets_no_update_stuck()
         assert_eq!(machine.log(), "stop web\nstart web\n");
         let sub = Sub::elsewhere(&machine.root, process.client.clone());
         let last = sub.converge_with(3, &machine.source, &machine.second, TRIGGERS).await;
-        assert_eq!(last.outcome, Outcome::Done);
+        assert_eq!(last.outcome, UpdateOutcome::Done);
         sub.stop().await;
         assert_eq!(process.stop(), Some(0));
         machine.stop().await;
@@ -277,7 +277,7 @@ async fn what_can_be_neither_finished_nor_undone_is_told_and_tried_again_until_i
     let (process, reply) = machine.restarted().await;
     let undo = refused("2.back");
     let last = reply.last_update.as_ref().unwrap();
-    assert_eq!((last.update_id, &last.outcome), (2, &Outcome::Stuck(undo.clone())));
+    assert_eq!((last.update_id, &last.outcome), (2, &UpdateOutcome::Stuck(undo.clone())));
     assert_eq!(reply.alarms, [Alarm::JournalStuck(undo)]);
     assert_eq!(machine.undo(), ["2.back"]);
     assert_eq!(machine.log(), "stop web\nstart web\n");
@@ -289,14 +289,14 @@ async fn what_can_be_neither_finished_nor_undone_is_told_and_tried_again_until_i
     let over = |reply: &PollReply| reply.alarms.is_empty() && reply.activity == Activity::Idle;
     let reply = sub.poll_until(over).await;
     let last = reply.last_update.unwrap();
-    assert!(matches!(last.outcome, Outcome::RolledBack(_)), "{last:?}");
+    assert!(matches!(last.outcome, UpdateOutcome::RolledBack(_)), "{last:?}");
     assert_eq!(
         (machine.read("d/f").unwrap(), machine.read("g").unwrap()),
         ("one".into(), "g".into())
     );
     assert_eq!(machine.log(), "stop web\nstart web\nstop web\nstart web\n");
     let last = sub.converge_with(4, &machine.source, &machine.second, TRIGGERS).await;
-    assert_eq!(last.outcome, Outcome::Done);
+    assert_eq!(last.outcome, UpdateOutcome::Done);
     sub.stop().await;
     assert_eq!(process.stop(), Some(0));
     machine.stop().await;
@@ -320,7 +320,7 @@ async fn a_damaged_journal_is_nothing_unless_an_update_was_begun() {
     sub.poll_until(|reply| reply.alarms.is_empty()).await;
     assert_eq!(std::fs::read(subd.join("journal/update.bad")).unwrap(), b"{");
     let last = sub.converge_with(4, &machine.source, &machine.second, TRIGGERS).await;
-    assert_eq!(last.outcome, Outcome::Done);
+    assert_eq!(last.outcome, UpdateOutcome::Done);
     sub.stop().await;
     assert_eq!(process.stop(), Some(0));
     machine.stop().await;

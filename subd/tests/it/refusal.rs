@@ -3,7 +3,7 @@
 use api::fault::FaultCode;
 use api::subd::{
     Activity, CacheReport, Cleanup, CleanupRequest, Commit, CommitRequest, FetchFailure,
-    FetchObject, Outcome, Prepare, PrepareRequest,
+    FetchObject, Prepare, PrepareRequest, UpdateOutcome,
 };
 use model::object::{Algorithm, ObjectId};
 use model::plan::{Action, Blocked, Difference, Obstacle, Operation, Plan};
@@ -20,7 +20,7 @@ async fn staged(
     let (sub, source) = (Sub::start().await, Source::start().await);
     let (_, empty) = sub.tree().await;
     let first = first(Edit::of(&empty, &source)).done();
-    assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
     let second = second(Edit::of(&first, &source)).done();
     let (_, plan) = sub.plan(&second).await;
     sub.fetch_for(2, &source, &plan).await;
@@ -41,8 +41,8 @@ async fn code_of_commit(sub: &Sub, update_id: u64) -> Option<FaultCode> {
     result.err().and_then(|error| error.code())
 }
 
-fn rolled_back(outcome: &Outcome) -> &str {
-    let Outcome::RolledBack(why) = outcome else { panic!("{outcome:?}") };
+fn rolled_back(outcome: &UpdateOutcome) -> &str {
+    let UpdateOutcome::RolledBack(why) = outcome else { panic!("{outcome:?}") };
     why
 }
 
@@ -153,7 +153,7 @@ async fn calls_may_be_repeated() {
     assert_eq!(code_of_prepare(&sub, &again).await, None);
     assert_eq!(sub.poll().await.activity, Activity::Prepared { update_id: 2 });
     assert_eq!(code_of_commit(&sub, 3).await, Some(FaultCode::NotFound));
-    assert_eq!(sub.commit(2).await.outcome, Outcome::Done);
+    assert_eq!(sub.commit(2).await.outcome, UpdateOutcome::Done);
     let before = sub.poll().await.version;
     assert_eq!(code_of_commit(&sub, 2).await, None);
     assert_eq!(code_of_prepare(&sub, &again).await, None);
@@ -228,7 +228,7 @@ async fn refuses_plans_that_do_not_fit() {
     std::fs::create_dir(sub.at("/d")).unwrap();
     let staged = sub.prepare(&good).await.map(|reply| reply.last_update.unwrap().outcome);
     match staged {
-        Ok(Outcome::NotPrepared(why)) => {
+        Ok(UpdateOutcome::NotPrepared(why)) => {
             assert_eq!(why, "/d changed since it was scanned: something is there now");
         }
         Err(error) => assert_eq!(error.code(), Some(FaultCode::Stale), "the scan saw it already"),

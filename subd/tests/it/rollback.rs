@@ -1,6 +1,6 @@
 //! Updates that fail in the middle because the machine is not as it was: all else is put back.
 
-use api::subd::Outcome;
+use api::subd::UpdateOutcome;
 use model::tree::Tree;
 use model::tree::text::to_text;
 
@@ -18,7 +18,7 @@ async fn spoilt(spoil: impl FnOnce(&Sub)) -> (Sub, Source, Tree, String) {
         .file("/gone", "gone")
         .file("/mode", "mode")
         .done();
-    assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
     let second = Edit::of(&first, &source)
         .file("/a", "a of the second")
         .file("/d/f", "f of the second")
@@ -32,7 +32,7 @@ async fn spoilt(spoil: impl FnOnce(&Sub)) -> (Sub, Source, Tree, String) {
     sub.prepare(&crate::fixture::request(2, &reply, &second, plan)).await.unwrap();
     spoil(&sub);
     let last = sub.commit(2).await;
-    let Outcome::RolledBack(why) = last.outcome else { panic!("{last:?}") };
+    let UpdateOutcome::RolledBack(why) = last.outcome else { panic!("{last:?}") };
     assert_eq!(std::fs::read(sub.at("/a")).unwrap(), b"a");
     assert!(!sub.at("/new").exists());
     (sub, source, first, why)
@@ -46,7 +46,7 @@ async fn stop(sub: Sub, source: Source) {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_somebody_removed_does_not_keep_the_rest_from_being_put_back() {
     let (sub, source, _, why) = spoilt(|sub| std::fs::remove_file(sub.at("/gone")).unwrap()).await;
-    assert_eq!(why, "/gone changed since it was scanned: it is gone");
+    assert_eq!(why, "/gone changed since it was scanned: it was removed");
     stop(sub, source).await;
     let (sub, source, _, why) = spoilt(|sub| std::fs::remove_dir_all(sub.at("/d")).unwrap()).await;
     assert!(why.contains("/d"), "{why}");

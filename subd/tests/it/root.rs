@@ -61,11 +61,14 @@ fn symlinks_and_dots_lead_nowhere() {
 fn an_error_names_what_and_where() {
     let (_directory, root) = root();
     let top = root.directory(&TreePath::root()).unwrap();
-    let shown = |error: RootError| model::report::report(&error);
+    let shown = |error: RootError| model::display::error_chain(&error);
     let error = root.directory(&path("/a/b")).unwrap_err();
     assert_eq!(shown(error), "cannot open the directory /a/b: ENOENT: No such file or directory");
     let error = top.stat(b"odd\n\xff").unwrap_err();
-    assert_eq!(shown(error), "cannot look at /odd\\n\\xff: ENOENT: No such file or directory");
+    assert_eq!(
+        shown(error),
+        "cannot read the status of /odd\\n\\xff: ENOENT: No such file or directory"
+    );
     let error = top.unlink(b"../x").unwrap_err();
     assert_eq!(shown(error), "cannot remove `../x` in /: it holds a slash");
     let error = Root::open(Path::new("/nonexistent/root")).unwrap_err();
@@ -196,7 +199,7 @@ fn what_is_held_stays_the_same_whatever_takes_its_place() {
     std::os::unix::fs::symlink("/nowhere", at("link")).unwrap();
     let root = Root::open(place.path()).unwrap();
     let top = root.directory(&TreePath::root()).unwrap();
-    let (file, link) = (top.hold(b"f").unwrap(), top.hold(b"link").unwrap());
+    let (file, link) = (top.open_entry(b"f").unwrap(), top.open_entry(b"link").unwrap());
     std::fs::rename(at("f"), at("moved")).unwrap();
     std::fs::write(at("f"), "another").unwrap();
     let another = std::fs::metadata(at("f")).unwrap();
@@ -222,5 +225,5 @@ fn what_is_held_stays_the_same_whatever_takes_its_place() {
     assert_eq!(link.xattrs(Attributes::Basic).unwrap(), []);
     let status = top.stat(b"link").unwrap();
     assert_eq!((status.kind, status.uid, status.mtime), (Kind::Symlink, 5, mtime));
-    assert_eq!(top.hold(b"absent").unwrap_err().errno(), Some(Errno::ENOENT));
+    assert_eq!(top.open_entry(b"absent").unwrap_err().errno(), Some(Errno::ENOENT));
 }

@@ -30,11 +30,12 @@ use model::tree::text::to_text;
 use model::tree::{
     Device, File, Leaf, Metadata, Node, Special, Symlink, Time, Tree, TreeBuilder, Xattrs,
 };
-use subd::limits::{Budgets, Ceilings, Speeds};
+use subd::limits::Budgets;
+use subd::limits::rates::{Ceilings, Speeds};
 use subd::root::Root;
 use subd::{
-    scan::{Pace, Scanner},
-    state::snapshot::Snapshot,
+    scan::{Scanner, pace::Pace},
+    state::Snapshot,
 };
 use tempfile::TempDir;
 

@@ -1,5 +1,7 @@
 //! A subd that takes only signed images, at a server whose objects somebody has exchanged.
 
+use std::path::Path;
+
 use api::fault::{Fault, FaultCode};
 use api::subd::{OfferImage, OfferImageRequest, PollReply, PrepareRequest, SetConfiguration};
 use bytes::Bytes;
@@ -115,11 +117,22 @@ async fn directories_are_what_their_digests_say_or_nothing_is_accepted() {
     assert_eq!(accepted["signed"], 100);
     assert_eq!(std::fs::read(root.join("d/f")).unwrap(), b"f");
 
-    // Over a restart; and one that cannot be read is no reason to forget it.
     sub.stop().await;
-    let sub = Sub::start_on(&root, &flags).await;
+    older_images_are_refused_after_a_restart(&root, &flags, &want, &source).await;
+    source.stop().await;
+}
+
+/// The accepted image is remembered over a restart. If it cannot be read, no image is accepted.
+async fn older_images_are_refused_after_a_restart(
+    root: &Path,
+    flags: &[&str],
+    want: &Tree,
+    source: &Source,
+) {
+    let record = root.join(".subd/state/accepted.json");
+    let sub = Sub::start_on(root, flags).await;
     let again = |signed| {
-        let (client, request) = (sub.client.clone(), offer(2, &want, signed, &[&source]));
+        let (client, request) = (sub.client.clone(), offer(2, want, signed, &[source]));
         async move { client.call::<OfferImage>(&request).await.map_err(fault_of) }
     };
     let older = again(99).await.unwrap_err();
@@ -130,7 +143,6 @@ async fn directories_are_what_their_digests_say_or_nothing_is_accepted() {
     assert_eq!(damaged.code, FaultCode::Untrusted);
     assert!(damaged.message.starts_with("accepted.json in the state directory"), "{damaged}");
     sub.stop().await;
-    source.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use api::subd::{
-    CheckHealthReply, Health, Outcome, Poll, PollReply, PollRequest, PrepareRequest, ScanCounters,
+    CheckHealthReply, Health, Poll, PollReply, PollRequest, PrepareRequest, ScanCounters,
+    UpdateOutcome,
 };
 use model::image::HealthCheck;
 use model::tree::text::to_text;
@@ -86,7 +87,7 @@ async fn waits_for_news_and_shows_a_pause() {
     });
     let paused = subtool(&sub, &["pause", "--for", "2h", "--reason", "disk\nswap"]);
     let until = sub.poll().await.paused.unwrap().until;
-    let until = model::when::moment(until);
+    let until = model::display::utc(until);
     let said = format!("No update is made until {until}. One that had begun is finished.\n");
     assert_eq!(paused, done("", &said));
     // It was asked before or after the pause; if after, the end of it is the news.
@@ -166,7 +167,7 @@ async fn copies_a_file_of_the_machine_and_nothing_else() {
     assert_eq!(get("/large", &to), done("", ""));
     assert_eq!(std::fs::read(&to).unwrap(), content);
     let refused = get("/link", &to);
-    assert_eq!((refused.code, &*refused.err), (1, "error: /link is no regular file\n"));
+    assert_eq!((refused.code, &*refused.err), (1, "error: /link is not a regular file\n"));
     assert_eq!(std::fs::read(&to).unwrap(), content);
     assert_eq!(get("/empty", &to), done("", ""));
     assert_eq!(std::fs::read(&to).unwrap(), b"");
@@ -188,7 +189,7 @@ async fn cleans_the_cache() {
     };
     sub.fetch(1, &[&source], &[object(b"one"), object(b"two")]).await;
     let no_image = subtool(&sub, &["cleanup"]);
-    let said = "error: there is no image that the machine was updated to\n\
+    let said = "error: the machine was never updated to an image\n\
                 hint: subtool cleanup --all removes all objects\n";
     assert_eq!((no_image.code, &*no_image.err), (1, said));
     assert_eq!(subtool(&sub, &["cleanup", "--all"]), done("", "Removed 2 objects, kept 0.\n"));
@@ -209,7 +210,7 @@ async fn update_with_check(sub: &Sub, source: &Source, id: u64, script: &str, wi
     let check = HealthCheck { command, within_seconds: within, undo: false };
     let request = PrepareRequest { health_check: Some(check), ..request(id, &reply, &want, plan) };
     sub.prepare(&request).await.unwrap();
-    assert_eq!(sub.commit(id).await.outcome, Outcome::Done);
+    assert_eq!(sub.commit(id).await.outcome, UpdateOutcome::Done);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -250,7 +251,7 @@ async fn says_what_is_wrong_and_what_to_do() {
     assert!(nobody.err.starts_with("error: cannot connect to 127.0.0.5:1: "), "{nobody:?}");
     assert!(nobody.code == 1 && nobody.err.ends_with(hint), "{nobody:?}");
     let table: [(&[&str], &str); 5] = [
-        (&["poll", "--subd", "x:y"], "error: bad address: `x:y` is not HOST or HOST:PORT"),
+        (&["poll", "--subd", "x:y"], "error: invalid address: `x:y` is not HOST or HOST:PORT"),
         (&["pause", "--for", "2x", "--reason", "x"], "error: invalid value '2x' for '--for"),
         (&["pause", "--reason", "x"], "error: the following required arguments"),
         (&["pause", "--until", "noon", "--reason", "x"], "error: `noon` is no time: expected"),

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use api::subd::{Activity, Health, Outcome, PollReply};
+use api::subd::{Activity, Health, PollReply, UpdateOutcome};
 use model::image::HealthCheck;
 
 use crate::debian::{Booted, PATIENCE, Scenario, free_address, install, tree};
@@ -104,14 +104,14 @@ async fn a_machine_with_systemd_is_updated_with_all_its_services() {
 async fn restarts_and_reloads(scenario: &mut Scenario) {
     // A service that is new: systemd has never heard of it.
     let last = scenario.update(|edit| edit.file(HELLO_UNIT, &unit("1")), HELLO, None).await;
-    assert_eq!((last.outcome, last.trigger_failures), (Outcome::Done, vec![]));
+    assert_eq!((last.outcome, last.trigger_failures), (UpdateOutcome::Done, vec![]));
     assert_eq!(scenario.log("hello"), "start 1\n");
     // Its unit changes: the old one is stopped as it was, the new one started as it is.
     let last = scenario.update(|edit| edit.file(HELLO_UNIT, &unit("2")), HELLO, None).await;
-    assert_eq!((last.outcome, last.trigger_failures), (Outcome::Done, vec![]));
+    assert_eq!((last.outcome, last.trigger_failures), (UpdateOutcome::Done, vec![]));
     assert_eq!(scenario.log("hello"), "start 1\nstop 1\nstart 2\n");
     let last = scenario.update(|edit| edit.file("/etc/hello.conf", "new"), HELLO, None).await;
-    assert_eq!((last.outcome, last.trigger_failures), (Outcome::Done, vec![]));
+    assert_eq!((last.outcome, last.trigger_failures), (UpdateOutcome::Done, vec![]));
     assert_eq!(scenario.log("hello"), "start 1\nstop 1\nstart 2\nreload 2\n");
 }
 
@@ -124,14 +124,14 @@ async fn undoes_what_is_not_healthy(scenario: &mut Scenario) {
         .await;
     let text = "exit status: 1\nit did not pass within 3 s".to_owned();
     assert_eq!(last.health, Some(Health::Failed(text.clone())));
-    assert_eq!((last.outcome, last.trigger_failures), (Outcome::Undone(text), vec![]));
+    assert_eq!((last.outcome, last.trigger_failures), (UpdateOutcome::Undone(text), vec![]));
     assert_eq!(scenario.log("hello"), "stop 2\nstart 3\nstop 3\nstart 2\n");
     let said = scenario.log("health");
     assert!(said.contains("run-") && !said.contains("subd.service"), "{said}");
     let last = scenario
         .update(|edit| edit.file(HELLO_UNIT, &unit("4")), HELLO, Some(health(script, 3)))
         .await;
-    assert_eq!((last.outcome, last.health), (Outcome::Done, Some(Health::Passed)));
+    assert_eq!((last.outcome, last.health), (UpdateOutcome::Done, Some(Health::Passed)));
 }
 
 async fn tells_what_fails_over_its_own_upgrade(scenario: &mut Scenario) {
@@ -151,7 +151,7 @@ async fn tells_what_fails_over_its_own_upgrade(scenario: &mut Scenario) {
     let restarted = |reply: &PollReply| reply.version.instance != before.version.instance;
     let after = scenario.until(restarted).await;
     let last = after.last_update.unwrap();
-    assert_eq!((last.update_id, last.outcome), (id, Outcome::Done));
+    assert_eq!((last.update_id, last.outcome), (id, UpdateOutcome::Done));
     let [failed] = &after.trigger_failures[..] else { panic!("{:?}", after.trigger_failures) };
     assert_eq!((&*failed.service, &*failed.verb), ("broken", "start"));
     assert!(failed.output.contains("Job for broken.service failed"), "{}", failed.output);
@@ -167,7 +167,7 @@ async fn reboots(scenario: &mut Scenario, machine: Booted) -> Booted {
         |reply: &PollReply| reply.last_update.as_ref().is_some_and(|last| last.health.is_some());
     let reply = scenario.until(checked).await;
     let last = reply.last_update.unwrap();
-    assert_eq!((last.outcome, last.health), (Outcome::Done, Some(Health::Passed)));
+    assert_eq!((last.outcome, last.health), (UpdateOutcome::Done, Some(Health::Passed)));
     assert_eq!(scenario.log("booted").trim(), reply.identity.boot_id);
     // The journal was open while it was down: it was looked at before anything else started.
     let show = |property| machine.run(&["systemctl", "show", "-P", property, "subd-recover"]);
@@ -187,7 +187,7 @@ async fn reboots(scenario: &mut Scenario, machine: Booted) -> Booted {
         !last.awaits_boot && reply.activity == Activity::Idle
     };
     let last = scenario.until(complete).await.last_update.unwrap();
-    assert!(matches!(last.outcome, Outcome::Undone(_)), "{last:?}");
+    assert!(matches!(last.outcome, UpdateOutcome::Undone(_)), "{last:?}");
     assert_eq!(fs::read_to_string(scenario.sub.at("/etc/test-kernel")).unwrap(), "1");
     machine
 }

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use api::subd::{LastUpdate, Outcome, PollReply, TriggerFailure};
+use api::subd::{LastUpdate, PollReply, TriggerFailure, UpdateOutcome};
 
 use crate::debian::{Booted, Scenario, configuration, free_address, install, tree};
 use crate::fixture::Edit;
@@ -171,7 +171,7 @@ async fn update(
 ) -> (LastUpdate, Vec<String>) {
     scenario.clear("services");
     let last = scenario.update(edit, &format!("[{}]", triggers.join(",")), None).await;
-    assert_eq!(last.outcome, Outcome::Done);
+    assert_eq!(last.outcome, UpdateOutcome::Done);
     (last, recorded(scenario))
 }
 

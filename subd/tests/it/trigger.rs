@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use api::subd::{Outcome, TriggerFailure};
+use api::subd::{TriggerFailure, UpdateOutcome};
 
 use crate::fixture::{Edit, Source, Sub, request};
 
@@ -53,7 +53,7 @@ impl Machine {
         let want = Edit::of(&have, &self.source).file("/version", version).done();
         let triggers = triggers(services);
         let last = self.sub.converge_with(id, &self.source, &want, &triggers).await;
-        assert_eq!(last.outcome, Outcome::Done);
+        assert_eq!(last.outcome, UpdateOutcome::Done);
         last.trigger_failures
     }
 
@@ -149,7 +149,7 @@ async fn services_run_again_after_an_update_that_was_rolled_back() {
     machine.sub.prepare(&request(2, &reply, &want, plan)).await.unwrap();
     std::fs::write(machine.sub.at("/x"), "mine").unwrap();
     let last = machine.sub.commit(2).await;
-    assert!(matches!(last.outcome, Outcome::RolledBack(_)), "{last:?}");
+    assert!(matches!(last.outcome, UpdateOutcome::RolledBack(_)), "{last:?}");
     assert_eq!(machine.log(), ["a stop one", "b stop one", "a start one", "b start one"]);
     machine.stop().await;
 }

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-use api::subd::{Activity, Outcome};
+use api::subd::{Activity, UpdateOutcome};
 use model::path::TreePath;
 use model::tree::{Device, Leaf, Metadata, Node, Special, Time, Tree, Xattrs};
 
@@ -12,7 +12,7 @@ use crate::fixture::{Edit, Source, Sub, file, path};
 /// Converges to `want`; the sub itself must see it, and an own look too.
 async fn converge(sub: &Sub, id: u64, source: &Source, want: &Tree) {
     let last = sub.converge(id, source, want).await;
-    assert_eq!(last.outcome, Outcome::Done);
+    assert_eq!(last.outcome, UpdateOutcome::Done);
     let reply = sub.poll().await;
     assert!(last.verified_generation.is_some_and(|at| at <= reply.version.generation));
     let (reply, have) = sub.tree().await;

@@ -15,14 +15,14 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::subd::{
-    Activity, GetFiles, GetFilesRequest, Health, LastUpdate, Outcome, Piece, PollReply,
+    Activity, GetFiles, GetFilesRequest, Health, LastUpdate, Piece, PollReply, UpdateOutcome,
 };
 use model::image::HealthCheck;
 
-use crate::debian::{PATIENCE, Scenario, free_address, install, tree};
+use crate::debian::{Scenario, free_address, install, tree};
 use crate::fixture::{Edit, Source, path};
 use crate::systemd::{health, install_units};
 
@@ -93,11 +93,10 @@ impl Machine {
 
     /// Waits until it has said something `times` times.
     async fn says(&self, text: &str, times: usize) {
-        let deadline = Instant::now() + PATIENCE;
-        while self.said(text) < times {
-            assert!(Instant::now() < deadline, "it does not say {text:?}:\n{}", self.console());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        testing::eventually_async(text, async || {
+            if self.said(text) >= times { Ok(()) } else { Err(self.console()) }
+        })
+        .await;
     }
 }
 
@@ -165,7 +164,7 @@ async fn reboots(scenario: &mut Scenario, machine: &Machine) {
     // It goes down by itself and comes up with the new tree, which is healthy.
     let second = boot_with(scenario, "1", health(check, 10)).await;
     let last = second.last_update.unwrap();
-    assert_eq!((last.outcome, last.health), (Outcome::Done, Some(Health::Passed)));
+    assert_eq!((last.outcome, last.health), (UpdateOutcome::Done, Some(Health::Passed)));
     assert_eq!((last.trigger_failures, machine.said(BOOTS)), (vec![], 2));
     let second = second.identity.boot_id;
     assert_ne!(first, second);
@@ -177,7 +176,7 @@ async fn reboots(scenario: &mut Scenario, machine: &Machine) {
     let last = third.last_update.unwrap();
     let why = "exit status: 1\nit did not pass within 10 s".to_owned();
     assert_eq!(last.health, Some(Health::Failed(why.clone())));
-    assert_eq!((last.outcome, last.trigger_failures), (Outcome::Undone(why), vec![]));
+    assert_eq!((last.outcome, last.trigger_failures), (UpdateOutcome::Undone(why), vec![]));
     assert_eq!((third.last_image, machine.said(BOOTS)), (before.last_image, 4));
     let between = content(scenario, "/var/log/booted").await;
     let boots = [first, second, between.trim().to_owned(), third.identity.boot_id];
@@ -223,7 +222,7 @@ async fn does_not_reboot_after_a_failure(scenario: &mut Scenario, machine: &Mach
             None,
         )
         .await;
-    assert_eq!((last.outcome, last.awaits_boot), (Outcome::Done, false));
+    assert_eq!((last.outcome, last.awaits_boot), (UpdateOutcome::Done, false));
     let [failed] = &last.trigger_failures[..] else { panic!("{:?}", last.trigger_failures) };
     assert_eq!((&*failed.service, &*failed.verb), ("broken", "start"));
     assert!(failed.output.contains("Job for broken.service failed"), "{}", failed.output);
@@ -254,7 +253,7 @@ fn with_version<'a>(edit: Edit<'a>, version: &str) -> Edit<'a> {
 /// The power is cut before, during and after the change of the tree.
 async fn comes_up_after_power_cuts(scenario: &mut Scenario, machine: &mut Machine) {
     let last = scenario.update(|edit| with_version(edit, "0"), TRIGGERS, None).await;
-    assert_eq!((last.outcome, last.trigger_failures), (Outcome::Done, vec![]));
+    assert_eq!((last.outcome, last.trigger_failures), (UpdateOutcome::Done, vec![]));
     let moments = [
         ("slow OLD stops", 0),
         ("slow OLD has stopped", 100),
@@ -282,8 +281,8 @@ async fn comes_up_after_power_cuts(scenario: &mut Scenario, machine: &mut Machin
         let last = scenario.until(over).await.last_update.unwrap();
         let found = scenario.sub.tree().await.1.digest();
         match last.outcome {
-            Outcome::Done => running = newer,
-            Outcome::RolledBack(_) => {}
+            UpdateOutcome::Done => running = newer,
+            UpdateOutcome::RolledBack(_) => {}
             outcome => panic!("{outcome:?}"),
         }
         let expected = digests[usize::from(running == cut.to_string())];

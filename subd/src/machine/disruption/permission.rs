@@ -1,19 +1,19 @@
-//! Decides when the machine's disruption command is asked, and what.
+//! Decides when the machine's disruption command is called, and with which argument.
 //!
 //! The command knows whether the machine may be disturbed now, for example because too many others
-//! are. It is called with `check` (tell the permission), `request` (ask for it) or `cancel` (give
-//! it back), and its exit code is the permission: 0 permitted, 1 requested, 2 denied.
+//! are. It is called with `check`, `request` or `cancel`, and its exit code is the permission: 0
+//! permitted, 1 requested, 2 denied.
 //!
 //! # Invariants
 //!
 //! * One call at a time.
-//! * A permission counts only if it was told after the wish was.
+//! * A permission counts only if it was returned after it was requested.
 //! * `request` is never called when nothing is wanted, `cancel` never when something is.
 // tidy: core
 
 use std::time::Duration;
 
-/// What the command is called with.
+/// The argument of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     Check,
@@ -22,7 +22,7 @@ pub enum Question {
 }
 
 impl Question {
-    /// The word, as the command knows it.
+    /// Returns the argument.
     pub fn name(self) -> &'static str {
         match self {
             Self::Check => "check",
@@ -32,19 +32,19 @@ impl Question {
     }
 }
 
-/// What the command answers.
+/// The answer of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
     /// The machine may be disturbed.
     Permitted,
-    /// The wish is known and not granted yet.
+    /// The request is known and not granted yet.
     Requested,
-    /// Nothing is wished, or it is refused.
+    /// Nothing is requested, or the request is refused.
     Denied,
 }
 
 impl Permission {
-    /// What an exit code means; `None` if it is an error.
+    /// Returns the answer of an exit code; `None` if it is an error.
     pub fn of_exit_code(code: i32) -> Option<Self> {
         match code {
             0 => Some(Self::Permitted),
@@ -54,7 +54,7 @@ impl Permission {
         }
     }
 
-    /// How long after it was told a wish is repeated.
+    /// Returns how long after this answer a request is repeated.
     fn repeat_after(self) -> Duration {
         match self {
             Self::Denied => MINUTE,
@@ -62,8 +62,8 @@ impl Permission {
         }
     }
 
-    /// How long after it was told, while nothing is wished, it is given back once more.
-    fn give_back_after(self) -> Duration {
+    /// Returns how long after this answer a cancel is repeated, while nothing is wanted.
+    fn cancel_after(self) -> Duration {
         match self {
             Self::Requested => 15 * MINUTE,
             Self::Permitted | Self::Denied => 31 * MINUTE,
@@ -73,54 +73,53 @@ impl Permission {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The first pause between two checks after a change, and the longest one, while something is
-/// wished.
-const WISHING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// The first and the longest pause between two checks after a change, while permission is wanted.
+const WANTED_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
-/// The same while nothing is wished.
-const IDLE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(5 * 60));
+/// The same while no permission is wanted.
+const IDLE_PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(5 * 60));
 
 /// How long after a failure the command is called again.
-const FAILED: Duration = MINUTE;
+const FAILED_PAUSE: Duration = MINUTE;
 
-/// What is known of the permission, and what comes next. Times are counted from the start of subd.
+/// The known permission, and the next calls. Times are counted from the start of subd.
 #[derive(Clone, Debug)]
 pub struct Disruption {
     permission: Option<Permission>,
     wanted: bool,
-    /// True if a request or cancel that was begun since the last change of mind was answered.
+    /// True if a request or cancel was answered that began after `wanted` last changed.
     answered: bool,
-    /// The call that runs; true if it was begun before the latest change of mind.
+    /// The call that runs; true if it began before `wanted` last changed.
     running: Option<(Question, bool)>,
-    /// When it is checked, and the pause after that.
+    /// The time of the next check, and the pause after it.
     check: (Duration, Duration),
-    /// When the wish is repeated, or given back.
-    act: Duration,
+    /// When the request or the cancel is repeated.
+    next_request_at: Duration,
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Wake,
-    /// Somebody wants to do work of high impact.
+    /// Work of high impact is wanted.
     Want,
-    /// Nobody wants to any more.
+    /// No work of high impact is wanted any more.
     Release,
     /// The call has ended; `None` if the command failed.
     Answer(Option<Permission>),
 }
 
 impl Disruption {
-    /// At the start nothing is wanted, and what was wanted before is not known: it is given back
-    /// only after a while, so that a restart in the middle does not lose it.
+    /// Starts with nothing wanted. What was wanted before a restart is not known: it is cancelled
+    /// only after a while, so that a restart during an update does not lose it.
     pub fn new() -> Self {
         Self {
             permission: None,
             wanted: false,
             answered: false,
             running: None,
-            check: (Duration::ZERO, IDLE.0),
-            act: Permission::Permitted.give_back_after(),
+            check: (Duration::ZERO, IDLE_PAUSES.0),
+            next_request_at: Permission::Permitted.cancel_after(),
         }
     }
 
@@ -129,26 +128,27 @@ impl Disruption {
         self.wanted
     }
 
-    /// The permission that the command has told since the work is wanted; `None` if it has not yet.
+    /// Returns the permission that the command returned since the work is wanted; `None` if it has
+    /// not answered yet.
     pub fn permission(&self) -> Option<Permission> {
         self.permission.filter(|_| self.wanted && self.answered)
     }
 
-    /// Takes note of `event` at `now`; gives the question to ask now, if there is one. While one is
-    /// asked no other is given.
+    /// Handles `event` at `now`. Returns the question to ask now, if there is one. While a question
+    /// is asked no other is returned.
     pub fn step(&mut self, now: Duration, event: Event) -> Option<Question> {
         match event {
             Event::Wake => {}
             Event::Want if self.wanted => {}
-            Event::Want => self.turn(now, true),
+            Event::Want => self.change_wanted(now, true),
             Event::Release if !self.wanted => {}
-            Event::Release => self.turn(now, false),
-            Event::Answer(answer) => self.take(now, answer),
+            Event::Release => self.change_wanted(now, false),
+            Event::Answer(answer) => self.take_answer(now, answer),
         }
         if self.running.is_some() {
             return None;
         }
-        let question = if now >= self.act {
+        let question = if now >= self.next_request_at {
             if self.wanted { Question::Request } else { Question::Cancel }
         } else if now >= self.check.0 {
             Question::Check
@@ -159,27 +159,27 @@ impl Disruption {
         Some(question)
     }
 
-    /// When it wants to be woken next, while no question is asked.
+    /// Returns the time of the next wake-up, while no question is asked.
     pub fn wake_at(&self) -> Duration {
-        self.act.min(self.check.0)
+        self.next_request_at.min(self.check.0)
     }
 
-    fn turn(&mut self, now: Duration, wanted: bool) {
-        (self.wanted, self.answered, self.act) = (wanted, false, now);
+    fn change_wanted(&mut self, now: Duration, wanted: bool) {
+        (self.wanted, self.answered, self.next_request_at) = (wanted, false, now);
         if let Some((_, stale)) = &mut self.running {
             *stale = true;
         }
     }
 
-    fn take(&mut self, now: Duration, answer: Option<Permission>) {
+    fn take_answer(&mut self, now: Duration, answer: Option<Permission>) {
         let Some((question, stale)) = self.running.take() else { return };
-        let (first, longest) = if self.wanted { WISHING } else { IDLE };
+        let (first, longest) = if self.wanted { WANTED_PAUSES } else { IDLE_PAUSES };
         let Some(permission) = answer else {
-            self.check = (now + FAILED, first);
-            // What it said before may not hold any more.
+            self.check = (now + FAILED_PAUSE, first);
+            // The earlier answer may no longer be valid.
             self.permission = None;
             if question != Question::Check && !stale {
-                self.act = now + FAILED;
+                self.next_request_at = now + FAILED_PAUSE;
             }
             return;
         };
@@ -194,10 +194,11 @@ impl Disruption {
         self.answered = self.answered || question != Question::Check;
         if question != Question::Check || changed {
             let after =
-                if self.wanted { permission.repeat_after() } else { permission.give_back_after() };
+                if self.wanted { permission.repeat_after() } else { permission.cancel_after() };
             let next = now + after;
-            // A check may bring the next wish nearer, and never puts it off.
-            self.act = if question == Question::Check { self.act.min(next) } else { next };
+            // A check may make the next call earlier, never later.
+            self.next_request_at =
+                if question == Question::Check { self.next_request_at.min(next) } else { next };
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::subd::Expects;
+use api::subd::ExpectedState;
 use certs::signing_key::SigningKey;
 use model::escape::ByteText;
 use model::image::{ComputedRule, FORMAT, HealthCheck};
@@ -116,7 +116,8 @@ impl World {
     }
 
     fn request(&self, plan: Plan) -> PrepareRequest {
-        let expects = Expects { instance: 1, root: self.have().digest(), scope: self.scan.scope };
+        let expects =
+            ExpectedState { instance: 1, root: self.have().digest(), scope: self.scan.scope };
         PrepareRequest {
             update_id: 7,
             expects,

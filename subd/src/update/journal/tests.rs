@@ -2,11 +2,11 @@
 
 use model::path::TreePath;
 use model::tree::{Metadata, Time};
-use model::trigger::services::{ServiceCall, Verb};
+use model::trigger::services::{ServiceCall, ServiceVerb};
 
 use super::*;
 use crate::root::Root;
-use crate::update::step::{Appearance, Former};
+use crate::update::step::{EntryMetadata, FormerEntry};
 use crate::update::step_plan::SlotPath;
 
 fn path(text: &str) -> TreePath {
@@ -17,10 +17,10 @@ fn path(text: &str) -> TreePath {
 fn journal() -> Journal {
     let mut metadata = Metadata::new(0o4755, 1, 2);
     metadata.xattrs = [(b"user.x".to_vec(), b"\0\xff".to_vec())].into_iter().collect();
-    let former = Appearance { metadata, mtime: Some(Time { seconds: -1, nanoseconds: 5 }) };
-    let wanted = Appearance { metadata: Metadata::new(0o644, 0, 0), mtime: None };
+    let former = EntryMetadata { metadata, mtime: Some(Time { seconds: -1, nanoseconds: 5 }) };
+    let wanted = EntryMetadata { metadata: Metadata::new(0o644, 0, 0), mtime: None };
     let mtime = Time { seconds: 1, nanoseconds: 2 };
-    let was = Former { inode: u64::MAX, directory: false, size_bytes: 3, mtime };
+    let was = FormerEntry { inode: u64::MAX, directory: false, size_bytes: 3, mtime };
     let steps = vec![
         Step::Link {
             carrier: path("/a"),
@@ -32,7 +32,7 @@ fn journal() -> Journal {
             path: path("/e\\n"),
             slot: 1,
             inode: 3,
-            former: Former { directory: true, ..was },
+            former: FormerEntry { directory: true, ..was },
             displaced: vec![path("/e\\n/f\\xff")],
         },
         Step::Vanish { path: path("/v"), slot: 2, former: was },
@@ -40,14 +40,14 @@ fn journal() -> Journal {
     ];
     let call = |verb| ServiceCall { may_fail: true, ..ServiceCall::new("web", verb) };
     let calls = ServiceCalls {
-        before: vec![call(Verb::Stop)],
-        after: vec![call(Verb::Start)],
+        before: vec![call(ServiceVerb::Stop)],
+        after: vec![call(ServiceVerb::Start)],
         own: true,
         reboot: true,
         high_impact: true,
     };
     let object = Algorithm::Sha512.digest(b"x");
-    let head = Head {
+    let head = JournalHead {
         update_id: u64::MAX,
         image: ImageName::new("web/1").unwrap(),
         image_digest: object,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use api::fault::{Fault, FaultCode};
 use api::object_server::GetObjects;
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
 use model::object::{Algorithm, ObjectId};
 use rpc::server::{Content, Page, Router, head_bytes, serve};
@@ -85,12 +85,12 @@ fn batch(shelf: &Shelf, fault: Vice, ids: Vec<ObjectId>) -> Vec<Bytes> {
     let mut all = Vec::new();
     let add = |all: &mut Vec<Bytes>, id: ObjectId, content: &Bytes| {
         let size_bytes = content.len() as u64;
-        all.push(head_bytes(&Head::Object { id, size_bytes }));
+        all.push(head_bytes(&ObjectHead::Object { id, size_bytes }));
         all.extend(chunks(content, 0..content.len()));
     };
     for id in ids {
         match (objects.get(&id), fault) {
-            (None, _) => all.push(head_bytes(&Head::Absent(id))),
+            (None, _) => all.push(head_bytes(&ObjectHead::Absent(id))),
             (Some(content), Vice::Longer(more)) => {
                 let longer = vec![7; content.len() + usize::try_from(more).unwrap()];
                 add(&mut all, id, &longer.into());
@@ -106,7 +106,7 @@ fn batch(shelf: &Shelf, fault: Vice, ids: Vec<ObjectId>) -> Vec<Bytes> {
             (Some(content), _) => add(&mut all, id, content),
         }
     }
-    all.push(head_bytes(&Head::End));
+    all.push(head_bytes(&ObjectHead::End));
     all
 }
 

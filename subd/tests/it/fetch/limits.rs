@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use api::subd::{Limits, SetConfiguration, SetConfigurationRequest, Share};
+use api::subd::{Limits, ResourceUse, SetConfiguration, SetConfigurationRequest};
 use rpc::client::{Client, Peer};
 
 use super::reuse::{Loop, run};
@@ -124,7 +124,7 @@ async fn writing_is_held_to_its_share_which_changes_in_the_middle() {
     let load = sub.poll().await.load;
     assert_eq!(load.write.limit, 2 * MIB as u64);
     assert!(load.write.used > 0, "{load:?}");
-    assert_eq!(load.network, Share::default(), "what comes from this machine is not counted");
+    assert_eq!(load.network, ResourceUse::default(), "what comes from this machine is not counted");
     // A twentieth of that: what is left of an object would take more than a minute.
     let next = content(9, 8 * MIB);
     host.add(&next);
@@ -200,12 +200,7 @@ async fn a_network_of_unknown_speed_is_measured_once() {
         |text: String| text.contains("network_speed") && !text.contains("\"network_speed\": null");
     let kept = || std::fs::read_to_string(&state).is_ok_and(is_told);
     // It is written when the fetch has been told of.
-    let waiting = async {
-        while !kept() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(crate::fixture::PATIENCE, waiting).await.unwrap();
+    testing::eventually_async("the speed is saved", async || kept()).await;
     drop(process);
     let (_process, sub) = start();
     assert_eq!(sub.poll().await.load.network.limit, limit);

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::subd::Outcome;
+use api::subd::UpdateOutcome;
 use model::scope::ScanSettings;
 use model::tree::text::to_text;
-use model::tree::{Metadata, Times, Tree};
+use model::tree::{Metadata, TimePrecision, Tree};
 use subd::root::Root;
 use subd::state::directories::Directories;
 
@@ -48,7 +48,7 @@ impl Drop for Disk {
 }
 
 /// Changes of every kind, there and back; gives the last tree.
-async fn story(at: &Path) -> (Tree, Times) {
+async fn story(at: &Path) -> (Tree, TimePrecision) {
     let (sub, source) = (Sub::start_on(at, &[]).await, Source::start().await);
     let (reply, empty) = sub.tree().await;
     let first = Edit::of(&empty, &source)
@@ -61,7 +61,7 @@ async fn story(at: &Path) -> (Tree, Times) {
         .symlink("/link", "d/f")
         .file("/becomes", "a directory")
         .done();
-    assert_eq!(sub.converge(1, &source, &first).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(1, &source, &first).await.outcome, UpdateOutcome::Done);
     assert_eq!(sub.plan(&first).await.1.operations, []);
     let second = Edit::of(&first, &source)
         .file("/d/f", "two")
@@ -74,12 +74,12 @@ async fn story(at: &Path) -> (Tree, Times) {
         .file("/becomes/f", "f")
         .remove("/setuid")
         .done();
-    assert_eq!(sub.converge(2, &source, &second).await.outcome, Outcome::Done);
-    assert_eq!(sub.converge(3, &source, &first).await.outcome, Outcome::Done);
+    assert_eq!(sub.converge(2, &source, &second).await.outcome, UpdateOutcome::Done);
+    assert_eq!(sub.converge(3, &source, &first).await.outcome, UpdateOutcome::Done);
     let (_, plan) = sub.plan(&first).await;
     assert_eq!((plan.operations, plan.blocked), (Vec::new(), Vec::new()));
     let found = sub.rescanned().await;
-    if reply.scan.as_ref().unwrap().times == Times::default() {
+    if reply.scan.as_ref().unwrap().times == TimePrecision::default() {
         assert_eq!(to_text(&found), to_text(&first));
     }
     source.stop().await;
@@ -140,7 +140,7 @@ fn times_that_the_file_system_rounds_do_not_make_an_endless_update() {
         let disk = Disk::new("ext4", "mkfs.ext4 -q -I 128", 16);
         let (_, times) = story(disk.path()).await;
         let (first_seconds, last_seconds) = (-(1 << 31), (1 << 31) - 1);
-        let expected = Times { granularity_ns: 1_000_000_000, first_seconds, last_seconds };
+        let expected = TimePrecision { granularity_ns: 1_000_000_000, first_seconds, last_seconds };
         assert_eq!(times, expected);
     });
 }

@@ -5,10 +5,9 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{ChildStderr, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use api::fault::FaultCode;
-use api::subd::{Alarm, Outcome};
+use api::subd::{Alarm, UpdateOutcome};
 use model::filter::Patterns;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -16,24 +15,20 @@ use rpc::client::{Client, Peer};
 use subd::machine::probe::Probe;
 use subd::root::Root;
 use subd::state::directories::Directories;
-use subd::state::persisted_state::PersistedState;
-use subd::state::report_state::{Measured, ReportState};
+use subd::state::persisted_state::StateDirectory;
+use subd::state::{Measured, ReportState};
 
 use super::{in_own_mounts, mount_tmpfs, refusal, removal, unmount};
-use crate::fixture::{Edit, PATIENCE, Source, Sub};
+use crate::fixture::{Edit, Source, Sub};
 
 fn remount(at: &Path, flags: MsFlags) {
     let none: Option<&str> = None;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match mount(none, at, none, MsFlags::MS_REMOUNT | flags, none) {
-            // subd is just writing down what it remembers.
-            Err(Errno::EBUSY) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            other => return other.unwrap(),
-        }
-    }
+    // It is busy while subd saves its state.
+    testing::eventually("the file-system is mounted again", || {
+        let remounted = mount(none, at, none, MsFlags::MS_REMOUNT | flags, none);
+        (remounted != Err(Errno::EBUSY)).then_some(remounted)
+    })
+    .unwrap();
 }
 
 #[test]
@@ -48,7 +43,7 @@ fn a_root_that_becomes_read_only_is_reported_and_left_alone_until_it_is_writable
         let source = Source::start().await;
         let (_, empty) = sub.tree().await;
         let want = Edit::of(&empty, &source).file("/f", "f").done();
-        assert_eq!(sub.converge(1, &source, &want).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(1, &source, &want).await.outcome, UpdateOutcome::Done);
         // The file-system itself, and the mount that the machine sees alone.
         for flags in [MsFlags::empty(), MsFlags::MS_BIND] {
             remount(place.path(), flags | MsFlags::MS_RDONLY);
@@ -59,7 +54,7 @@ fn a_root_that_becomes_read_only_is_reported_and_left_alone_until_it_is_writable
             remount(place.path(), flags);
             sub.poll_until(|reply| reply.alarms.is_empty()).await;
         }
-        assert_eq!(sub.converge(3, &source, &empty).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(3, &source, &empty).await.outcome, UpdateOutcome::Done);
         source.stop().await;
         sub.stop().await;
         unmount(place.path());
@@ -105,7 +100,7 @@ fn a_subd_that_starts_on_a_read_only_root_starts_over_when_it_can_be_written() {
         remount(place.path(), MsFlags::empty());
         let sub = Sub::elsewhere(place.path(), next_client(&mut stderr));
         let want = Edit::of(&empty, &source).file("/f", "f").done();
-        assert_eq!(sub.converge(1, &source, &want).await.outcome, Outcome::Done);
+        assert_eq!(sub.converge(1, &source, &want).await.outcome, UpdateOutcome::Done);
         assert_eq!(sub.poll().await.alarms, []);
         sub.stop().await;
         child.kill().unwrap();
@@ -123,8 +118,9 @@ fn a_trial_that_cannot_be_written_is_an_alarm_until_it_can() {
         let root = Arc::new(Root::open(place.path()).unwrap());
         Directories::open(&root).unwrap();
         let exclusions = Patterns::new::<&str>([]).unwrap();
-        let report_state =
-            ReportState::new(1, Default::default(), exclusions, PersistedState::default(), []);
+        let state = StateDirectory::lock(Directories::state(&root, None).unwrap()).unwrap();
+        let saved = state.load().unwrap();
+        let report_state = ReportState::new(1, Default::default(), exclusions, saved, []);
         let report_state = Arc::new(report_state);
         let probe = Probe { root, report_state: Arc::clone(&report_state) };
         let alarms = || report_state.reply(None, Measured::default()).alarms;

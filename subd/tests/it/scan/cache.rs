@@ -17,16 +17,11 @@ fn warm_and_cold() -> Disk {
 }
 
 async fn ended(scanner: &Scanner, content: u64, media: u64) {
-    let ended = async {
-        loop {
-            let counters = scanner.counters();
-            if counters.content_passes >= content && counters.media_passes >= media {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(30), ended).await.expect("it takes too long");
+    testing::eventually_async("the passes have ended", async || {
+        let counters = scanner.counters();
+        counters.content_passes >= content && counters.media_passes >= media
+    })
+    .await;
 }
 
 #[tokio::test]

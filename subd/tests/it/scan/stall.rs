@@ -6,7 +6,7 @@ use nix::sys::fanotify::Response;
 use nix::sys::fanotify::{
     EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags,
 };
-use subd::scan::stall::StallDetector;
+use subd::scan::pace::StallDetector;
 
 use super::*;
 
@@ -52,12 +52,10 @@ async fn a_file_that_hangs_is_named_until_the_scanner_moves_again() {
 
     let mut watch = StallDetector::default();
     let mut until = async |stalled: Option<&str>| {
-        let waiting = async {
-            while fixture.scanner.stalled(&mut watch).as_deref() != stalled {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), waiting).await.expect("it takes too long");
+        testing::eventually_async("the stall is noticed", async || {
+            fixture.scanner.stalled(&mut watch).as_deref() == stalled
+        })
+        .await;
     };
     until(Some("the metadata pass is at /d/hangs")).await;
     hang.release();

@@ -334,9 +334,7 @@ impl Range {
             now.content_passes >= before.content_passes + u64::from(content)
                 && now.media_passes >= before.media_passes + u64::from(media)
         };
-        while !ended() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        testing::eventually_async("the passes have ended", async || ended()).await;
         self.scanner.rescan_now().await.unwrap()
     }
 

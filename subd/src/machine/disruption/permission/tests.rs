@@ -28,7 +28,7 @@ impl Story {
         }
     }
 
-    /// Lets time pass until `until`, in seconds; gives the questions that are no checks.
+    /// Lets time pass until `until`, in seconds; returns the questions that are no checks.
     fn run(&mut self, until: u64) -> Vec<(u64, &'static str)> {
         loop {
             let wake = self.core.wake_at();

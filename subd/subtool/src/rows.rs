@@ -1,56 +1,55 @@
-//! What a machine reports, in words.
+//! The rows that subtool prints of what a machine reports: names and values.
 // tidy: core
 
 use api::subd::{
     Activity, Alarm, CacheReport, Configuration, FetchFailure, Health, LastFetch, LastUpdate,
-    Limits, Outcome, PollReply, Share,
+    Limits, PollReply, ResourceUse, UpdateOutcome,
 };
+use model::display::{ago, counted, safe_text, size, utc};
 use model::object::ObjectId;
 use model::scope::{Attributes, Coverage};
-use model::when::{ago, moment};
-use model::words::{counted, plain, size};
 
 /// The longest value, in bytes. Most come from the machine.
 const VALUE_BYTES_MAX: usize = 1_000;
 
 /// Names and values.
-pub type Facts = Vec<(&'static str, String)>;
+pub type Rows = Vec<(&'static str, String)>;
 
-/// What `reply` tells, in the order in which it is read.
-pub fn of_poll(reply: &PollReply) -> Facts {
+/// Returns the rows of a poll.
+pub fn poll_rows(reply: &PollReply) -> Rows {
     let none = || "none".to_owned();
     let identity = &reply.identity;
-    let mut facts = vec![
+    let mut rows = vec![
         ("calls itself", identity.hostname.clone()),
         ("activity", activity(&reply.activity)),
         ("updates", reply.paused.as_ref().map_or_else(|| "allowed".to_owned(), paused)),
         ("last image", reply.last_image.as_ref().map_or_else(none, ToString::to_string)),
     ];
-    facts.extend(reply.alarms.iter().map(|alarm| ("ALARM", self::alarm(alarm))));
+    rows.extend(reply.alarms.iter().map(|alarm| ("ALARM", self::alarm(alarm))));
     if let Some(update) = &reply.last_update {
-        facts.push(("last update", updated(update, reply)));
-        facts.extend(update.health.as_ref().map(|health| ("health check", self::health(health))));
+        rows.push(("last update", updated(update, reply)));
+        rows.extend(update.health.as_ref().map(|health| ("health check", health_text(health))));
     }
     for failure in &reply.trigger_failures {
         let end = failure.output.trim_end().lines().last().unwrap_or_default();
-        facts.push(("failed trigger", format!("{} {}: {end}", failure.verb, failure.service)));
+        rows.push(("failed trigger", format!("{} {}: {end}", failure.verb, failure.service)));
     }
     if let Some(fetch) = &reply.last_fetch {
-        facts.push(("last fetch", fetched(fetch)));
+        rows.push(("last fetch", fetched(fetch)));
     }
     match &reply.scan {
-        None => facts.push(("tree", "the first scan is not complete".to_owned())),
+        None => rows.push(("tree", "the first scan is not complete".to_owned())),
         Some(scan) => {
             let entries = counted(scan.totals.entries, "path");
-            facts.push(("tree", scan.root.to_string()));
-            facts.push(("holds", format!("{entries}, {}", size(scan.totals.bytes))));
+            rows.push(("tree", scan.root.to_string()));
+            rows.push(("holds", format!("{entries}, {}", size(scan.totals.bytes))));
             for (path, why) in &scan.unreadable {
-                facts.push(("unreadable", format!("{path}: {why}")));
+                rows.push(("unreadable", format!("{path}: {why}")));
             }
         }
     }
-    facts.extend([
-        ("cached objects", cached(reply).len().to_string()),
+    rows.extend([
+        ("cached objects", cached_objects(reply).len().to_string()),
         ("passes", passes(reply)),
         ("free space", space(reply)),
         ("load", load(reply)),
@@ -58,16 +57,16 @@ pub fn of_poll(reply: &PollReply) -> Facts {
         ("machine id", identity.machine_id.clone()),
         ("boot id", identity.boot_id.clone()),
         ("subd", identity.subd_version.clone()),
-        ("its clock", moment(reply.clock)),
+        ("its clock", utc(reply.clock)),
     ]);
-    for (_, value) in &mut facts {
-        *value = plain(value, VALUE_BYTES_MAX);
+    for (_, value) in &mut rows {
+        *value = safe_text(value, VALUE_BYTES_MAX);
     }
-    facts
+    rows
 }
 
-/// What the machine was told, in words.
-pub fn of_configuration(configuration: &Configuration) -> Facts {
+/// Returns the rows of the configuration that was set over the network.
+pub fn configuration_rows(configuration: &Configuration) -> Rows {
     let Configuration { scan, limits } = configuration;
     let Limits { cpu_percent, scan_percent, write_percent, network_percent } = limits;
     let coverage = match &scan.coverage {
@@ -81,26 +80,26 @@ pub fn of_configuration(configuration: &Configuration) -> Facts {
         Attributes::Basic => "without labels",
         Attributes::Labels => "with labels",
     };
-    let mut facts = vec![
+    let mut rows = vec![
         ("digest", scan.algorithm.name().to_owned()),
         ("scans", coverage),
         ("attributes", attributes.to_owned()),
     ];
     if let Coverage::Full(filter) = &scan.coverage {
-        let line = |line: &String| ("keeps", plain(line, VALUE_BYTES_MAX));
-        facts.extend(filter.lines().iter().map(line));
+        let line = |line: &String| ("keeps", safe_text(line, VALUE_BYTES_MAX));
+        rows.extend(filter.lines().iter().map(line));
     }
     let limit = |percent: &Option<u8>| match percent {
         None => "the machine's own".to_owned(),
         Some(percent) => format!("{percent} %, or the machine's own if that is lower"),
     };
-    facts.extend([
+    rows.extend([
         ("cpu limit", limit(cpu_percent)),
         ("scan limit", limit(scan_percent)),
         ("write limit", limit(write_percent)),
         ("network limit", limit(network_percent)),
     ]);
-    facts
+    rows
 }
 
 fn activity(activity: &Activity) -> String {
@@ -116,13 +115,13 @@ fn activity(activity: &Activity) -> String {
 }
 
 fn paused(paused: &api::subd::Paused) -> String {
-    format!("PAUSED until {}: {}", moment(paused.until), paused.reason)
+    format!("PAUSED until {}: {}", utc(paused.until), paused.reason)
 }
 
 fn alarm(alarm: &Alarm) -> String {
     match alarm {
         Alarm::ReadOnly => "the root is mounted read-only: nothing can be repaired".to_owned(),
-        Alarm::WriteFailed(why) => format!("a trial file cannot be written: {why}"),
+        Alarm::WriteFailed(why) => format!("a test file cannot be written: {why}"),
         Alarm::ScannerStalled(what) => format!("the scanner has stalled: {what}"),
         Alarm::JournalStuck(why) => format!("the journal of an update cannot be closed: {why}"),
     }
@@ -130,13 +129,15 @@ fn alarm(alarm: &Alarm) -> String {
 
 fn updated(update: &LastUpdate, reply: &PollReply) -> String {
     let outcome = match &update.outcome {
-        Outcome::Done if update.awaits_boot => "done, waits for a reboot".to_owned(),
-        Outcome::Done if update.verified_generation.is_none() => "done, not verified".to_owned(),
-        Outcome::Done => "done".to_owned(),
-        Outcome::NotPrepared(why) => format!("not staged: {why}"),
-        Outcome::RolledBack(why) => format!("put back: {why}"),
-        Outcome::Stuck(why) => format!("STUCK: {why}"),
-        Outcome::Undone(why) => format!("put back, as the health check failed: {why}"),
+        UpdateOutcome::Done if update.awaits_boot => "done, waits for a reboot".to_owned(),
+        UpdateOutcome::Done if update.verified_generation.is_none() => {
+            "done, not verified".to_owned()
+        }
+        UpdateOutcome::Done => "done".to_owned(),
+        UpdateOutcome::NotPrepared(why) => format!("not staged: {why}"),
+        UpdateOutcome::RolledBack(why) => format!("undone: {why}"),
+        UpdateOutcome::Stuck(why) => format!("STUCK: {why}"),
+        UpdateOutcome::Undone(why) => format!("undone, because the health check failed: {why}"),
     };
     format!(
         "to {}: {outcome}; {} within {}.{:03} ms, {}",
@@ -148,8 +149,8 @@ fn updated(update: &LastUpdate, reply: &PollReply) -> String {
     )
 }
 
-/// How a health check ended.
-pub fn health(health: &Health) -> String {
+/// Describes the result of a health check.
+pub fn health_text(health: &Health) -> String {
     match health {
         Health::Passed => "passed".to_owned(),
         Health::Failed(why) => format!("failed: {why}"),
@@ -205,7 +206,7 @@ fn load(reply: &PollReply) -> String {
         format!("{}.{:02} % of a core", hundredths / 100, hundredths % 100)
     };
     let rate = |bytes: u64| format!("{}/s", size(bytes));
-    let part = |share: &Share, shown: &dyn Fn(u64) -> String| match share.limit {
+    let part = |share: &ResourceUse, shown: &dyn Fn(u64) -> String| match share.limit {
         0 => shown(share.used),
         limit => format!("{} (at most {})", shown(share.used), shown(limit)),
     };
@@ -219,8 +220,8 @@ fn load(reply: &PollReply) -> String {
     )
 }
 
-/// The objects that the machine has, if the report tells of all.
-pub fn cached(reply: &PollReply) -> &[ObjectId] {
+/// Returns the cached objects of the machine, if the report lists all.
+pub fn cached_objects(reply: &PollReply) -> &[ObjectId] {
     match &reply.cache {
         Some(CacheReport::Full(objects)) => objects,
         _ => &[],

@@ -1,73 +1,69 @@
-//! What one fetch has received, from which sources, and the complaints about them.
+//! The record of one fetch: what was received from which sources, and the complaints about them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use api::subd::Complaint;
+use model::lock::locked;
 use model::object::ObjectId;
 
-/// The most complaints that are told; further ones are only logged.
+/// The most complaints that are reported. Further ones are only logged.
 const COMPLAINTS_MAX: usize = 16;
 
 /// The longest text of a complaint, in characters.
 const TEXT_CHARACTERS_MAX: usize = 500;
 
-/// A stretch of an object that came from one source.
+/// A part of an object that came from one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Origin {
-    /// Who sent it; `None` for what came in an earlier fetch.
+pub(super) struct Segment {
+    /// The source; `None` for what came in an earlier fetch.
     pub source: Option<Arc<str>>,
     /// Where it ends, in bytes.
     pub end: u64,
-    /// The digest of the object as it came, up to there.
+    /// The digest of the object up to there.
     pub digest: ObjectId,
 }
 
-/// What has arrived so far.
+/// What was received so far.
 #[derive(Default)]
-pub(super) struct Ledger {
+pub(super) struct FetchRecord {
     pub objects: AtomicU64,
-    /// Bytes that arrived and were kept.
+    /// Bytes that were received and kept.
     pub bytes: AtomicU64,
-    /// Objects that were on the machine.
+    /// Objects that were copied from files of the machine.
     pub reused: AtomicU64,
     arrived: Mutex<Vec<ObjectId>>,
     complaints: Mutex<Vec<Complaint>>,
-    origins: Mutex<BTreeMap<ObjectId, Vec<Origin>>>,
-    suspects: Mutex<BTreeMap<ObjectId, Vec<Origin>>>,
+    segments: Mutex<BTreeMap<ObjectId, Vec<Segment>>>,
+    suspects: Mutex<BTreeMap<ObjectId, Vec<Segment>>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is one insertion or removal, so a panic cannot leave it half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Ledger {
-    /// Notes that `id` is in the cache.
+impl FetchRecord {
+    /// Records that `id` is in the cache.
     pub fn arrive(&self, id: ObjectId) {
-        lock(&self.origins).remove(&id);
-        lock(&self.arrived).push(id);
+        locked(&self.segments).remove(&id);
+        locked(&self.arrived).push(id);
     }
 
-    /// Takes the objects that arrived since it was asked last.
+    /// Takes the objects that arrived since the last call.
     pub fn take_arrived(&self) -> Vec<ObjectId> {
-        std::mem::take(&mut *lock(&self.arrived))
+        std::mem::take(&mut *locked(&self.arrived))
     }
 
-    /// Objects and bytes that arrived.
+    /// Returns the numbers of objects and bytes that were received.
     pub fn amount(&self) -> (u64, u64) {
         (self.objects.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 
-    /// Notes that bytes which had arrived were not kept.
+    /// Records that received bytes were not kept.
     pub fn lose(&self, bytes: u64) {
         let less = |sum: u64| Some(sum.saturating_sub(bytes));
-        // It always gives a value, so it always succeeds.
+        // The closure always returns a value, so this always succeeds.
         let _previous = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Notes what is wrong with `source`, once.
+    /// Records a complaint about `source`, once.
     pub fn complain(&self, source: &str, lies: bool, text: &str) {
         let text: String = text.chars().take(TEXT_CHARACTERS_MAX).collect();
         if lies {
@@ -76,7 +72,7 @@ impl Ledger {
             tracing::warn!(source, text, "a source failed");
         }
         let complaint = Complaint { source: source.to_owned(), lies, text };
-        let mut complaints = lock(&self.complaints);
+        let mut complaints = locked(&self.complaints);
         if complaints.contains(&complaint) {
             return;
         }
@@ -92,40 +88,41 @@ impl Ledger {
 
     /// True if `source` sent wrong content.
     pub fn is_liar(&self, source: &str) -> bool {
-        lock(&self.complaints).iter().any(|known| known.lies && known.source == source)
+        locked(&self.complaints).iter().any(|known| known.lies && known.source == source)
     }
 
-    /// All complaints, in their order.
+    /// Returns all complaints in their order.
     pub fn complaints(&self) -> Vec<Complaint> {
-        lock(&self.complaints).clone()
+        locked(&self.complaints).clone()
     }
 
-    /// Takes what is known of where the partial of `id` came from.
-    pub fn take_origins(&self, id: &ObjectId) -> Vec<Origin> {
-        lock(&self.origins).remove(id).unwrap_or_default()
+    /// Takes the segments of the partial of `id`.
+    pub fn take_segments(&self, id: &ObjectId) -> Vec<Segment> {
+        locked(&self.segments).remove(id).unwrap_or_default()
     }
 
-    /// Notes where the partial of `id` came from.
-    pub fn put_origins(&self, id: ObjectId, origins: Vec<Origin>) {
-        lock(&self.origins).insert(id, origins);
+    /// Records the segments of the partial of `id`.
+    pub fn put_segments(&self, id: ObjectId, segments: Vec<Segment>) {
+        locked(&self.segments).insert(id, segments);
     }
 
-    /// Notes that the stretches of `id` do not make up the object: some are wrong.
-    pub fn suspect(&self, id: ObjectId, origins: Vec<Origin>) {
-        lock(&self.suspects).insert(id, origins);
+    /// Records that the segments of `id` do not make up the object: some are wrong.
+    pub fn suspect(&self, id: ObjectId, segments: Vec<Segment>) {
+        locked(&self.suspects).insert(id, segments);
     }
 
-    /// The stretches of `id` of which some were wrong.
-    pub fn suspects(&self, id: &ObjectId) -> Vec<Origin> {
-        lock(&self.suspects).get(id).cloned().unwrap_or_default()
+    /// Returns the segments of `id` of which some were wrong.
+    pub fn suspects(&self, id: &ObjectId) -> Vec<Segment> {
+        locked(&self.suspects).get(id).cloned().unwrap_or_default()
     }
 
-    /// The object `id` has come, and had the digests `right` where its suspect stretches end: the
-    /// first that differs is wrong.
+    /// Finds the wrong segment: the object `id` was received and has the digests `right` where its
+    /// suspect segments end. The first segment whose digest differs is wrong.
     pub fn convict(&self, id: &ObjectId, right: &[ObjectId]) {
-        let Some(suspects) = lock(&self.suspects).remove(id) else { return };
-        let wrong = suspects.iter().zip(right).find(|(suspect, right)| suspect.digest != **right);
-        if let Some((Origin { source: Some(source), end, .. }, _)) = wrong {
+        let Some(suspects) = locked(&self.suspects).remove(id) else { return };
+        let wrong_segment =
+            suspects.iter().zip(right).find(|(suspect, right)| suspect.digest != **right);
+        if let Some((Segment { source: Some(source), end, .. }, _)) = wrong_segment {
             let text = format!("what it sent of object {id}, up to byte {end}, was wrong");
             self.complain(source, true, &text);
         }
@@ -140,26 +137,26 @@ mod tests {
 
     #[test]
     fn complaints_are_bounded_and_lies_go_first() {
-        let ledger = Ledger::default();
+        let record = FetchRecord::default();
         for number in 0..40 {
-            ledger.complain(&format!("host{number}"), false, &"x".repeat(2_000));
-            ledger.complain("liar", true, "wrong");
+            record.complain(&format!("host{number}"), false, &"x".repeat(2_000));
+            record.complain("liar", true, "wrong");
         }
-        assert!(ledger.is_liar("liar") && !ledger.is_liar("host1"));
+        assert!(record.is_liar("liar") && !record.is_liar("host1"));
         for number in 0..40 {
-            ledger.complain(&format!("liar{number}"), true, "wrong");
+            record.complain(&format!("liar{number}"), true, "wrong");
         }
-        let complaints = ledger.complaints();
+        let complaints = record.complaints();
         assert_eq!(complaints.len(), COMPLAINTS_MAX);
         assert!(complaints.iter().all(|complaint| complaint.lies), "{complaints:?}");
-        assert!(ledger.is_liar("liar"));
+        assert!(record.is_liar("liar"));
     }
 
     #[test]
     fn the_first_wrong_stretch_is_to_blame() {
         let digest = |text: &str| Algorithm::Blake3.digest(text.as_bytes());
         let id = digest("abcdef");
-        let origin = |source: Option<&str>, end, text: &str| Origin {
+        let segment = |source: Option<&str>, end, text: &str| Segment {
             source: source.map(Arc::from),
             end,
             digest: digest(text),
@@ -172,13 +169,13 @@ mod tests {
             ([None, Some("b"), Some("c")], ["xx", "xxcd", "xxcdef"], None),
         ];
         for (sources, texts, liar) in table {
-            let ledger = Ledger::default();
+            let record = FetchRecord::default();
             let ends = [2, 4, 6];
-            let origins = (0..3).map(|at| origin(sources[at], ends[at], texts[at])).collect();
-            ledger.suspect(id, origins);
-            ledger.convict(&id, &right);
+            let segments = (0..3).map(|at| segment(sources[at], ends[at], texts[at])).collect();
+            record.suspect(id, segments);
+            record.convict(&id, &right);
             let named: Vec<String> =
-                ledger.complaints().into_iter().map(|complaint| complaint.source).collect();
+                record.complaints().into_iter().map(|complaint| complaint.source).collect();
             assert_eq!(named.first().map(String::as_str), liar, "{texts:?}");
         }
     }

@@ -1,9 +1,9 @@
-//! What `lstat` tells of an entry.
+//! What `lstat` returns for an entry, and memory for reads around the page cache (`O_DIRECT`).
 
 use model::tree::{Device, Time};
 use nix::sys::stat::{FileStat, SFlag, major, minor};
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Directory,
@@ -14,7 +14,7 @@ pub enum Kind {
     Other,
 }
 
-/// An entry as it was at one moment. Symlinks are not followed.
+/// The status of an entry. Symlinks are not followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     pub kind: Kind,
@@ -24,24 +24,20 @@ pub struct Status {
     pub gid: u32,
     /// Length, in bytes.
     pub size_bytes: u64,
-    /// When its content was changed, by whoever set it.
+    /// The time of modification, which anybody may set.
     pub mtime: Time,
-    /// When anything of it was changed; only the kernel sets it.
+    /// The time of change, which only the kernel sets.
     pub ctime: Time,
     /// The number of the inode.
     pub inode: u64,
-    /// The file-system. Overlays show another one for files than for directories.
+    /// The file-system. Overlays report another one for files than for directories.
     pub filesystem: u64,
-    /// How many names it has.
+    /// The number of its names.
     pub links: u64,
 }
 
 impl Status {
-    /// Looks at an open file.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel said.
+    /// Reads the status of an open file.
     pub fn of(file: &std::fs::File) -> Result<Self, nix::errno::Errno> {
         nix::sys::stat::fstat(file).map(|status| Self::new(&status))
     }
@@ -76,4 +72,29 @@ impl Status {
 fn time(seconds: i64, nanoseconds: i64) -> Time {
     // The kernel keeps nanoseconds below a thousand million.
     Time { seconds, nanoseconds: u32::try_from(nanoseconds).unwrap_or(0) }
+}
+
+/// The alignment of such reads in the file and in memory, in bytes. No device in use requires more.
+pub const ALIGNMENT: usize = 4_096;
+
+/// A buffer that is aligned to [`ALIGNMENT`].
+#[derive(Debug)]
+pub struct AlignedBuffer {
+    memory: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl AlignedBuffer {
+    /// Allocates `length` bytes.
+    pub fn new(length: usize) -> Self {
+        let memory = vec![0; length + ALIGNMENT];
+        // The vector never grows, so its address stays the same.
+        let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Self { memory, start, length }
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..self.length]
+    }
 }

@@ -1,18 +1,18 @@
-//! Protects what the kernel uses: refuses updates of a read-only root, never moves mount points or
-//! swap files, and clears and restores file flags only where a script says so.
+//! Refuses updates that would move what the kernel uses, which are mount points and swap files, and
+//! updates of a read-only root.
 
 use std::collections::BTreeMap;
 
 use api::fault::{Fault, FaultCode};
+use model::display::error_chain;
 use model::path::TreePath;
 use model::plan::{Action, Occupant, Plan};
-use model::report::report;
 
-use super::activate::{Activation, StepError, changed, is_gone};
-use super::step::Former;
-use crate::root::{Locks, Root, RootError};
+use crate::root::{Root, RootError};
+use crate::update::activate::{Activation, StepError, changed};
+use crate::update::step::FormerEntry;
 
-/// Refuses a plan that cannot be carried out on this machine as it is now. `reported` is what the
+/// Refuses a plan that cannot be carried out on this machine now. `reported` has the paths that the
 /// last scan reported as used by the kernel.
 ///
 /// # Errors
@@ -24,12 +24,12 @@ pub(super) fn admit(
     reported: &[(TreePath, Occupant)],
     plan: &Plan,
 ) -> Result<(), Fault> {
-    let internal = |error: RootError| Fault::new(FaultCode::Internal, report(&error));
+    let internal = |error: RootError| Fault::new(FaultCode::Internal, error_chain(&error));
     if root.is_read_only().map_err(internal)? {
         let text = "the root is mounted read-only: nothing can be changed";
         return Err(Fault::new(FaultCode::Unavailable, text));
     }
-    let occupied = root.occupied().map_err(internal)?;
+    let occupied = root.used_paths().map_err(internal)?;
     let Some((path, used, occupant)) = moved(plan, &occupied) else { return Ok(()) };
     let known = reported.iter().any(|(reported, _)| *reported == used);
     let (code, then) = match known {
@@ -40,8 +40,8 @@ pub(super) fn admit(
     Err(Fault::new(code, format!("{path} must not be moved: {why} ({used}){then}")))
 }
 
-/// The first path that the plan replaces or removes although it is or holds an occupied one, with
-/// that.
+/// Returns the first path that the plan replaces or removes although it is or holds a used path,
+/// and that used path.
 fn moved(
     plan: &Plan,
     occupied: &BTreeMap<TreePath, Occupant>,
@@ -56,7 +56,7 @@ fn moved(
     })
 }
 
-/// What is occupied at or below `path`.
+/// Returns the first used path at or below `path`.
 fn held<'map>(
     path: &TreePath,
     occupied: &'map BTreeMap<TreePath, Occupant>,
@@ -66,58 +66,26 @@ fn held<'map>(
 }
 
 impl Activation<'_> {
-    /// Fails if `path` has a directory that holds what the kernel uses.
-    pub(super) fn expect_free(&self, path: &TreePath, former: &Former) -> Result<(), StepError> {
+    /// Fails if `path` is a directory that holds a path that the kernel uses.
+    pub(super) fn expect_free(
+        &self,
+        path: &TreePath,
+        former: &FormerEntry,
+    ) -> Result<(), StepError> {
         if former.directory { self.expect_unoccupied(path, path) } else { Ok(()) }
     }
 
-    /// Fails for `path` if the kernel uses what is at or below the path `at` now. The kernel itself
-    /// keeps a mount point from being moved, but not the directories above it.
+    /// Fails for `path` if the kernel now uses a path at or below `at`. The kernel itself keeps a
+    /// mount point from being moved, but not the directories above it.
     pub(super) fn expect_unoccupied(
         &self,
         path: &TreePath,
         at: &TreePath,
     ) -> Result<(), StepError> {
-        match held(at, &self.root.occupied()?) {
+        match held(at, &self.root.used_paths()?) {
             None => Ok(()),
             Some((_, occupant)) => Err(changed(path, &occupant.obstacle().to_string())),
         }
-    }
-
-    /// Gives what is at `path` the flags `locks`; fails if it is another inode than `inode`.
-    pub(super) fn set_locks(
-        &self,
-        path: &TreePath,
-        inode: u64,
-        locks: Locks,
-    ) -> Result<(), StepError> {
-        match self.try_set_locks(path, inode, locks)? {
-            true => Ok(()),
-            false => Err(changed(path, "another inode is there")),
-        }
-    }
-
-    /// As [`Activation::set_locks`]; does nothing if something else is there by now, or nothing.
-    pub(super) fn put_locks_back(
-        &self,
-        path: &TreePath,
-        inode: u64,
-        locks: Locks,
-    ) -> Result<(), StepError> {
-        match self.try_set_locks(path, inode, locks) {
-            Err(error) if is_gone(&error) => Ok(()),
-            other => Ok(other.map(|_| ())?),
-        }
-    }
-
-    /// True if the inode was there.
-    fn try_set_locks(&self, path: &TreePath, inode: u64, locks: Locks) -> Result<bool, RootError> {
-        if !path.is_root() {
-            let (parent, name) = self.root.parent(path)?;
-            return parent.set_locks(name, inode, locks);
-        }
-        let top = self.root.directory(path)?;
-        top.set_own_locks(locks).map(|()| true)
     }
 }
 

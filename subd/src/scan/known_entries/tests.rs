@@ -22,9 +22,9 @@ fn status(ctime_ms: i64) -> Status {
     }
 }
 
-fn memory(stamp: Stamp) -> LeafMemory {
+fn memory(stamp: Stamp) -> KnownLeaf {
     let content = Content::File(Algorithm::Blake3.digest(b"abc"));
-    LeafMemory { stamp, content, xattrs: Xattrs::none() }
+    KnownLeaf { stamp, content, xattrs: Xattrs::none() }
 }
 
 #[test]
@@ -35,14 +35,15 @@ fn a_reading_soon_after_a_change_settles_nothing() {
         (1_000, 1_020, false), (1_000, 1_021, true), (-5, 1, false), (0, 86_400_000, true),
     ];
     for (started, ctime, settled) in table {
-        let stamp = Stamp::new(&status(ctime), time(started), Attributes::Basic, Times::default());
+        let stamp =
+            Stamp::new(&status(ctime), time(started), Attributes::Basic, TimePrecision::default());
         assert_eq!(stamp.holds(&status(ctime)), settled, "started {started}, changed {ctime}");
     }
 }
 
 #[test]
 fn the_coarser_the_times_the_longer_a_reading_settles_nothing() {
-    let times = Times { granularity_ns: 1_000_000_000, ..Times::default() };
+    let times = TimePrecision { granularity_ns: 1_000_000_000, ..TimePrecision::default() };
     let table = [(5_000, 5_000, false), (5_999, 5_000, false), (6_020, 5_000, false)];
     for (started, ctime, settled) in table.into_iter().chain([(6_021, 5_000, true)]) {
         let stamp = Stamp::new(&status(ctime), time(started), Attributes::Basic, times);
@@ -52,7 +53,8 @@ fn the_coarser_the_times_the_longer_a_reading_settles_nothing() {
 
 #[test]
 fn any_moved_field_forgets_the_content() {
-    let memory = memory(Stamp::new(&status(0), time(1_000), Attributes::Basic, Times::default()));
+    let memory =
+        memory(Stamp::new(&status(0), time(1_000), Attributes::Basic, TimePrecision::default()));
     let same = status(0);
     let object = Algorithm::Blake3.digest(b"abc");
     assert_eq!(memory.content_of(&same, Algorithm::Blake3), Some(&Content::File(object)));
@@ -81,8 +83,12 @@ fn an_unsettled_stamp_holds_nothing() {
 #[test]
 fn an_equal_directory_is_shared_and_another_is_not() {
     let entry = |mode| {
-        let memory =
-            memory(Stamp::new(&status(0), time(1_000), Attributes::Basic, Times::default()));
+        let memory = memory(Stamp::new(
+            &status(0),
+            time(1_000),
+            Attributes::Basic,
+            TimePrecision::default(),
+        ));
         let leaf = leaf_of(&Status { mode, ..status(0) }, &memory);
         vec![Entry { name: model::tree::Name::new(b"f").unwrap(), child: Child::Leaf(leaf) }]
     };

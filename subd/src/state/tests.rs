@@ -2,15 +2,21 @@
 
 use api::subd::Configuration;
 use model::object::Algorithm;
-use model::scope::ScanSettings;
-use model::tree::{Metadata, Tree};
+use model::path::TreePath;
+use model::tree::Metadata;
 
 use super::*;
+use crate::root::Root;
+use crate::state::persisted_state::StateDirectory;
 
-fn report_state(cached: &[u32]) -> ReportState {
+/// A state, and the directory that it is saved in.
+fn report_state(cached: &[u32]) -> (ReportState, tempfile::TempDir) {
+    let place = tempfile::tempdir().unwrap();
+    let directory = Root::open(place.path()).unwrap().directory(&TreePath::root()).unwrap();
+    let saved = StateDirectory::lock(directory).unwrap().load().unwrap();
     let exclusions = Patterns::new::<&str>([]).unwrap();
     let cached = cached.iter().map(|number| id(*number));
-    ReportState::new(7, Identity::default(), exclusions, PersistedState::default(), cached)
+    (ReportState::new(7, SubIdentity::default(), exclusions, saved, cached), place)
 }
 
 fn id(number: u32) -> ObjectId {
@@ -35,7 +41,7 @@ fn snapshot(revision: u64, settings: &ScanSettings, mode: Option<u32>) -> Arc<Sn
 }
 
 fn configure(report_state: &ReportState, settings: &ScanSettings) {
-    report_state.change_saved(|persisted| persisted.configuration = by(settings));
+    report_state.persist(|persisted| persisted.configuration = by(settings)).unwrap();
 }
 
 fn numbers(report_state: &ReportState) -> (u64, u64, bool) {
@@ -44,8 +50,8 @@ fn numbers(report_state: &ReportState) -> (u64, u64, bool) {
 
 #[test]
 fn the_generation_tells_of_tree_and_cache_and_of_nothing_else() {
-    let report_state = report_state(&[1]);
-    let take = |snapshot| report_state.take_snapshot(snapshot, Identity::default());
+    let (report_state, _place) = report_state(&[1]);
+    let take = |snapshot| report_state.take_snapshot(snapshot, SubIdentity::default());
     let settings = ScanSettings::default();
     assert_eq!(numbers(&report_state), (1, 1, false));
     take(snapshot(1, &settings, None));
@@ -69,8 +75,8 @@ fn the_generation_tells_of_tree_and_cache_and_of_nothing_else() {
 
 #[test]
 fn other_settings_make_the_scan_invalid_until_there_is_a_new_one() {
-    let report_state = report_state(&[]);
-    let take = |snapshot| report_state.take_snapshot(snapshot, Identity::default());
+    let (report_state, _place) = report_state(&[]);
+    let take = |snapshot| report_state.take_snapshot(snapshot, SubIdentity::default());
     let (first, second) = (
         ScanSettings::default(),
         ScanSettings { algorithm: Algorithm::Sha512, ..ScanSettings::default() },
@@ -91,18 +97,18 @@ fn other_settings_make_the_scan_invalid_until_there_is_a_new_one() {
 
 #[test]
 fn a_reply_has_what_the_caller_does_not_know() {
-    let report_state = report_state(&[1]);
+    let (report_state, _place) = report_state(&[1]);
     report_state
-        .take_snapshot(snapshot(1, &ScanSettings::default(), Some(0o755)), Identity::default());
+        .take_snapshot(snapshot(1, &ScanSettings::default(), Some(0o755)), SubIdentity::default());
     let reply = |have| report_state.reply(have, Measured::default());
     let full = reply(None);
     assert_eq!(full.cache, Some(CacheReport::Full(vec![id(1)])));
     assert!(full.scan.is_some() && full.scanned);
     let same = reply(Some(full.version));
     assert_eq!((same.scan, same.cache, same.scanned), (None, None, true));
-    let other_instance = Version { instance: 8, ..full.version };
+    let other_instance = SubVersion { instance: 8, ..full.version };
     assert_eq!(reply(Some(other_instance)).cache, full.cache);
-    let future = Version { generation: 99, ..full.version };
+    let future = SubVersion { generation: 99, ..full.version };
     assert_eq!(reply(Some(future)).cache, full.cache);
     report_state.set_cache(|| vec![id(2), id(3)]);
     let changes = CacheReport::Changes { added: vec![id(2), id(3)], removed: vec![id(1)] };
@@ -111,7 +117,7 @@ fn a_reply_has_what_the_caller_does_not_know() {
 
 #[test]
 fn there_is_one_alarm_of_each_kind_and_only_a_change_is_news() {
-    let report_state = report_state(&[]);
+    let (report_state, _place) = report_state(&[]);
     let alarms = || report_state.reply(None, Measured::default()).alarms;
     let failed = |text: &str| Alarm::WriteFailed(text.to_owned());
     report_state.clear(|_| true);
@@ -143,7 +149,7 @@ fn failures_of_triggers_stay_until_a_good_update() {
         ..LastUpdate::new(1, image.clone(), outcome)
     };
     let last = |outcome, trigger_failures| update(1, outcome, trigger_failures);
-    use api::subd::Outcome::{Done, RolledBack};
+    use api::subd::UpdateOutcome::{Done, RolledBack};
     let triggers = Triggers::default();
     let mut persisted = PersistedState::default();
     note_update(

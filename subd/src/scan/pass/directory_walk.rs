@@ -1,4 +1,4 @@
-//! A directory in the middle of its walk.
+//! A directory that is being walked.
 
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -8,37 +8,37 @@ use model::path::TreePath;
 use model::tree::{Entry, Xattrs};
 
 use crate::root::{Directory, Root, Status};
-use crate::scan::memory::{DirectoryMemory, Memory, Stamp};
+use crate::scan::known_entries::{KnownDirectory, KnownEntry, Stamp};
 
-/// A directory some of whose entries are read.
-pub struct Frame {
+/// A directory of whose entries some are read.
+pub struct DirectoryWalk {
     /// Its name in its parent.
     pub name: Box<[u8]>,
     pub path: TreePath,
     /// How many directories are above it.
     pub depth: usize,
-    /// The open directory; `None` while the walk is far below.
+    /// `None` while the walk is far below.
     pub directory: Option<Directory>,
-    /// What it was when it was opened.
+    /// Its status when it was opened.
     pub status: Status,
     pub stamp: Stamp,
     pub xattrs: Xattrs,
-    /// What the last complete pass made of it.
+    /// The directory of the last complete pass.
     pub built: Option<Arc<model::tree::Directory>>,
     /// The names still to be read, sorted.
     pub names: IntoIter<Box<[u8]>>,
-    /// What the last pass left about entries from here on, sorted by name.
-    before: Peekable<IntoIter<(Box<[u8]>, Memory)>>,
+    /// What the last pass left of the entries from here on, sorted by name.
+    before: Peekable<IntoIter<(Box<[u8]>, KnownEntry)>>,
     /// The entries that were recorded, sorted by name.
     pub entries: Vec<Entry>,
-    /// What to leave to the next pass about them, sorted by name.
-    pub after: Vec<(Box<[u8]>, Memory)>,
-    /// True if it holds something that is not recorded.
+    /// What is left for the next pass, sorted by name.
+    pub after: Vec<(Box<[u8]>, KnownEntry)>,
+    /// True if it has content that is not recorded.
     pub kept: bool,
 }
 
-impl Frame {
-    /// Starts on a directory with its attributes and its sorted names.
+impl DirectoryWalk {
+    /// Starts with the attributes and the sorted names of the directory.
     pub fn new(
         directory: Directory,
         status: Status,
@@ -46,7 +46,7 @@ impl Frame {
         name: Box<[u8]>,
         depth: usize,
         (xattrs, names): (Xattrs, Vec<Box<[u8]>>),
-        former: Option<DirectoryMemory>,
+        former: Option<KnownDirectory>,
     ) -> Self {
         let (built, before) = match former {
             Some(former) => (former.built, former.entries),
@@ -69,17 +69,17 @@ impl Frame {
         }
     }
 
-    /// Takes what the last pass left about `name`; names are asked for in order.
-    pub fn recall(&mut self, name: &[u8]) -> Option<Memory> {
+    /// Takes what the last pass left of `name`. Names are requested in order.
+    pub fn recall(&mut self, name: &[u8]) -> Option<KnownEntry> {
         while self.before.next_if(|(former, _)| &former[..] < name).is_some() {}
         self.before.next_if(|(former, _)| &former[..] == name).map(|(_, memory)| memory)
     }
 
-    /// Opens the directory again if it was closed meanwhile; it must be the same.
+    /// Opens the directory again if it was closed. It must be the same.
     ///
     /// # Errors
     ///
-    /// Says why it cannot be gone on with.
+    /// The text says why the walk cannot continue.
     pub fn reopen(&mut self, root: &Root) -> Result<(), String> {
         if self.directory.is_some() {
             return Ok(());
@@ -97,28 +97,28 @@ impl Frame {
                 Ok(())
             }
             Ok(_) => Err("it was replaced while it was scanned".to_owned()),
-            Err(error) => Err(model::report::report(&error)),
+            Err(error) => Err(model::display::error_chain(&error)),
         }
     }
 }
 
-/// What a walk that ends early leaves: of each open directory what it read, and for the rest what
-/// was known before.
-pub fn collapse(mut stack: Vec<Frame>) -> Option<DirectoryMemory> {
-    let mut below: Option<(Box<[u8]>, DirectoryMemory)> = None;
-    while let Some(frame) = stack.pop() {
-        let mut entries = frame.after;
+/// Returns what a walk that ends early leaves: what it has read of each open directory, and for the
+/// rest what was known before.
+pub fn collapse(mut stack: Vec<DirectoryWalk>) -> Option<KnownDirectory> {
+    let mut below: Option<(Box<[u8]>, KnownDirectory)> = None;
+    while let Some(directory_walk) = stack.pop() {
+        let mut entries = directory_walk.after;
         if let Some((name, memory)) = below {
-            entries.push((name, Memory::Directory(Box::new(memory))));
+            entries.push((name, KnownEntry::Directory(Box::new(memory))));
         }
-        entries.extend(frame.before);
-        let memory = DirectoryMemory {
-            stamp: frame.stamp,
-            xattrs: frame.xattrs,
-            built: frame.built,
+        entries.extend(directory_walk.before);
+        let memory = KnownDirectory {
+            stamp: directory_walk.stamp,
+            xattrs: directory_walk.xattrs,
+            built: directory_walk.built,
             entries,
         };
-        below = Some((frame.name, memory));
+        below = Some((directory_walk.name, memory));
     }
     below.map(|(_, memory)| memory)
 }

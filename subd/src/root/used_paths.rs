@@ -1,10 +1,10 @@
 //! Finds the paths of a root that the kernel uses: mount points and active swap files.
 //!
-//! What `/proc/thread-self/mountinfo` and `/proc/swaps` hold is in the words of the process: paths
-//! as it sees them. A path of the root is found in two ways: by its place below the root as the
-//! process sees it, and, because a file-system can be mounted in several places (bind mounts,
-//! subvolumes), by its place in the file-system. Rather one path too many is named than one too
-//! few: a path that is named wrongly is left alone, and reported.
+//! `/proc/thread-self/mountinfo` and `/proc/swaps` hold paths as the process sees them. A path of
+//! the root is found in two ways: by its path below the root as the process sees it, and, because a
+//! file-system can be mounted in several places (bind mounts, subvolumes), by its path in the
+//! file-system. One path too many is better than one too few: a path that is found wrongly is left
+//! alone, and reported.
 // tidy: core
 
 use std::collections::BTreeMap;
@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use model::path::TreePath;
 use model::plan::Occupant;
 
-/// Where the root is.
+/// The location of the root.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// The number of the mount that it is on, as everybody sees it.
+pub struct RootLocation<'a> {
+    /// The number of its mount, as all processes see it.
     pub mount: u64,
     /// Its path as the process sees it.
     pub path: &'a [u8],
@@ -32,9 +32,13 @@ struct Mount {
     point: Vec<u8>,
 }
 
-/// The paths below `place` that the kernel uses, whatever else is known of them. Lines that cannot
-/// be understood are left out. The root itself is never named.
-pub fn occupied(place: Place<'_>, mountinfo: &[u8], swaps: &[u8]) -> BTreeMap<TreePath, Occupant> {
+/// Returns the paths below `place` that the kernel uses. Lines that cannot be parsed are ignored.
+/// The root itself is never returned.
+pub fn used_paths(
+    place: RootLocation<'_>,
+    mountinfo: &[u8],
+    swaps: &[u8],
+) -> BTreeMap<TreePath, Occupant> {
     let mounts: Vec<Mount> = mountinfo.split(|&byte| byte == b'\n').filter_map(mount).collect();
     let mut found = BTreeMap::new();
     for path in swaps.split(|&byte| byte == b'\n').skip(1).filter_map(swap_file) {
@@ -52,9 +56,9 @@ pub fn occupied(place: Place<'_>, mountinfo: &[u8], swaps: &[u8]) -> BTreeMap<Tr
     found
 }
 
-/// The path in the root of what has the path `seen` on the mount `number`; `None` if it is not in
-/// the root.
-fn inside(place: Place<'_>, mounts: &[Mount], number: u64, seen: &[u8]) -> Option<TreePath> {
+/// Returns the path in the root of what has the path `seen` on the mount `number`; `None` if it is
+/// not in the root.
+fn inside(place: RootLocation<'_>, mounts: &[Mount], number: u64, seen: &[u8]) -> Option<TreePath> {
     if number == place.mount {
         return tree_path(below(seen, place.path)?);
     }
@@ -68,7 +72,8 @@ fn inside(place: Place<'_>, mounts: &[Mount], number: u64, seen: &[u8]) -> Optio
     tree_path(below(&path, &root)?)
 }
 
-/// What is left of `path` below `directory`, without a leading slash; `None` if it is elsewhere.
+/// Returns the rest of `path` below `directory`, without a leading slash; `None` if it is
+/// elsewhere.
 fn below<'path>(path: &'path [u8], directory: &[u8]) -> Option<&'path [u8]> {
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);
     let rest = path.strip_prefix(directory)?;
@@ -87,30 +92,32 @@ fn tree_path(rest: &[u8]) -> Option<TreePath> {
 }
 
 fn mount(line: &[u8]) -> Option<Mount> {
-    let mut words = line.split(|&byte| byte == b' ');
-    let number = decimal(words.next()?)?;
-    let parent = decimal(words.next()?)?;
-    let device = words.next()?.to_vec();
-    let root = unescaped(words.next()?);
-    let point = unescaped(words.next()?);
+    let mut fields = line.split(|&byte| byte == b' ');
+    let number = decimal(fields.next()?)?;
+    let parent = decimal(fields.next()?)?;
+    let device = fields.next()?.to_vec();
+    let root = unescaped(fields.next()?);
+    let point = unescaped(fields.next()?);
     Some(Mount { number, parent, device, root, point })
 }
 
-/// The path of a line of `/proc/swaps`; `None` for a device, or a file without a name.
+/// Returns the path of a line of `/proc/swaps`; `None` for a device, or a deleted file.
 fn swap_file(line: &[u8]) -> Option<Vec<u8>> {
-    let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
-    let (path, kind) = (unescaped(words.next()?), words.next()?);
+    let mut fields =
+        line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|field| !field.is_empty());
+    let (path, kind) = (unescaped(fields.next()?), fields.next()?);
     (kind == b"file" && !path.ends_with(b" (deleted)")).then_some(path)
 }
 
-fn decimal(word: &[u8]) -> Option<u64> {
-    std::str::from_utf8(word).ok()?.parse().ok()
+fn decimal(field: &[u8]) -> Option<u64> {
+    std::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// The kernel writes white space and backslashes in names as a backslash and three octal digits.
-fn unescaped(word: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(word.len());
-    let mut rest = word;
+/// Undoes escapes: the kernel writes white space and backslashes in names as a backslash and three
+/// octal digits.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {
         let escape = |digits: &[u8]| {
             let digits = std::str::from_utf8(digits).ok()?;
@@ -136,9 +143,9 @@ mod tests {
     use super::*;
 
     fn check(mount: u64, path: &str, mountinfo: &str, swaps: &str, expected: &[(&str, Occupant)]) {
-        let place = Place { mount, path: path.as_bytes() };
+        let place = RootLocation { mount, path: path.as_bytes() };
         let swaps = format!("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n{swaps}");
-        let found = occupied(place, mountinfo.as_bytes(), swaps.as_bytes());
+        let found = used_paths(place, mountinfo.as_bytes(), swaps.as_bytes());
         let found: Vec<(String, Occupant)> =
             found.into_iter().map(|(path, occupant)| (path.to_string(), occupant)).collect();
         let expected: Vec<(String, Occupant)> =
@@ -250,14 +257,14 @@ nonsense
 
     #[test]
     fn undoes_escapes_and_leaves_what_is_none() {
-        for (word, plain) in [
+        for (field, plain) in [
             ("a\\040b", "a b"),
             ("\\134\\011", "\\\t"),
             ("\\", "\\"),
             ("\\9", "\\9"),
             ("\\+12", "\\+12"),
         ] {
-            assert_eq!(unescaped(word.as_bytes()), plain.as_bytes(), "{word}");
+            assert_eq!(unescaped(field.as_bytes()), plain.as_bytes(), "{field}");
         }
     }
 }

@@ -1,0 +1,244 @@
+//! Reads one entry of a directory: file, symlink, device, fifo or directory.
+
+use model::escape::ByteText;
+use model::path::{DEPTH_MAX, TreePath};
+use model::tree::{Leaf, Xattrs};
+use nix::errno::Errno;
+use system::clock::wall;
+
+use crate::limits::cpu_time;
+use crate::root::{Directory, Kind, RootError, Status};
+use crate::scan::known_entries::{Content, KnownEntry, KnownLeaf, Stamp, leaf_of};
+use crate::scan::pass::directory_walk::DirectoryWalk;
+use crate::scan::pass::{Interrupted, Walk};
+use crate::scan::reading::Reading;
+
+/// The result of reading an entry once.
+#[expect(clippy::large_enum_variant, reason = "one at a time; a box is an allocation an entry")]
+pub(super) enum EntryRead {
+    Leaf(Leaf, Option<KnownLeaf>),
+    Directory(DirectoryWalk),
+    /// It was removed or changed its kind: read it again.
+    Changed,
+    Foreign,
+    Unreadable(String),
+    /// Not an error of the entry: the pass must end.
+    Shortage(RootError),
+}
+
+impl Walk<'_> {
+    /// Reads an entry once; `None` if it does not exist. `left` more tries may follow.
+    pub(super) fn read_entry(
+        &mut self,
+        directory_walk: &DirectoryWalk,
+        path: &TreePath,
+        name: &[u8],
+        former: &mut Option<KnownEntry>,
+        left: usize,
+    ) -> Result<Option<EntryRead>, Interrupted> {
+        let Some(directory) = &directory_walk.directory else {
+            return Ok(Some(EntryRead::Changed));
+        };
+        let status = match directory.stat(name) {
+            Ok(status) => status,
+            Err(error) if error.is_absent() => return Ok(None),
+            Err(error) => return Ok(Some(failure(&error))),
+        };
+        let seen = match status.kind {
+            Kind::File => {
+                let former = former.take().and_then(KnownEntry::into_leaf);
+                self.read_file_entry(directory, path, name, status, former, left)?
+            }
+            Kind::Symlink | Kind::Special(_) => {
+                if matches!(status.kind, Kind::Special(_)) {
+                    self.links.special(&status, path);
+                }
+                let former = former.take().and_then(KnownEntry::into_leaf);
+                self.read_small_entry(directory, path, name, status, former)
+            }
+            Kind::Directory => self.open_directory(directory_walk, directory, name, former.take()),
+            Kind::Other => EntryRead::Unreadable("a socket cannot be part of an image".to_owned()),
+        };
+        Ok(Some(seen))
+    }
+
+    fn read_file_entry(
+        &mut self,
+        directory: &Directory,
+        path: &TreePath,
+        name: &[u8],
+        status: Status,
+        former: Option<KnownLeaf>,
+        left: usize,
+    ) -> Result<EntryRead, Interrupted> {
+        if status.links > 1
+            && let Some(carrier) = self.links.meet(&status)
+        {
+            return Ok(EntryRead::Leaf(Leaf::HardLink(carrier.clone()), None));
+        }
+        let settings = self.task.coverage.settings();
+        let attributes = settings.attributes;
+        let must_read = self.task.reread_paths.contains(path);
+        let known = former
+            .filter(|known| !must_read && known.content_of(&status, settings.algorithm).is_some());
+        let (known, status) = match known {
+            Some(known) if known.stamp.holds_attributes(&status, attributes) => (known, status),
+            Some(known) => {
+                let stamp = Stamp::new(&status, wall(), attributes, self.task.root.times());
+                match directory.xattrs(name, attributes) {
+                    Ok(xattrs) => {
+                        let xattrs = Xattrs::from_iter(xattrs);
+                        (KnownLeaf { stamp, xattrs, ..known }, status)
+                    }
+                    Err(error) => return Ok(failure(&error)),
+                }
+            }
+            None => match self.read_content(directory, path, name, &status, left)? {
+                Ok(read) => read,
+                Err(seen) => return Ok(seen),
+            },
+        };
+        self.links.carry(&status, path);
+        Ok(EntryRead::Leaf(leaf_of(&status, &known), Some(known)))
+    }
+
+    /// Reads a file. Returns what is known of it, and its status with the size that was read.
+    fn read_content(
+        &mut self,
+        directory: &Directory,
+        path: &TreePath,
+        name: &[u8],
+        expected: &Status,
+        left: usize,
+    ) -> Result<Result<(KnownLeaf, Status), EntryRead>, Interrupted> {
+        let settings = self.task.coverage.settings();
+        let start = cpu_time();
+        self.task.progress.at(path);
+        let mut reading = match Reading::start(directory, name, settings.algorithm) {
+            Ok(reading) => reading,
+            Err(error) => return Ok(Err(failure(&error))),
+        };
+        if self.task.medium.has(path, reading.status())
+            && let Err(errno) = reading.go_around_cache()
+        {
+            return Ok(Err(EntryRead::Unreadable(errno.desc().to_owned())));
+        }
+        loop {
+            if self.interrupted() {
+                return Err(Interrupted);
+            }
+            match reading.step(self.buffer) {
+                Ok(0) => break,
+                Ok(length) => {
+                    self.task.counters.add_hashed(length);
+                    (self.task.throttle)();
+                }
+                Err(error) => return Ok(Err(EntryRead::Unreadable(error.to_string()))),
+            }
+        }
+        self.hashing += cpu_time().saturating_sub(start);
+        let was = match reading.finish(directory, name, Some(settings.attributes)) {
+            Ok(was) => was,
+            Err(error) => return Ok(Err(failure(&error))),
+        };
+        if was.status.inode != expected.inode || (!was.stable && left > 0) {
+            return Ok(Err(EntryRead::Changed));
+        }
+        let stamp = if was.stable {
+            Stamp::new(&was.status, was.started, settings.attributes, self.task.root.times())
+        } else {
+            Stamp::unsettled(&was.status, settings.attributes)
+        };
+        let content = Content::File(was.object);
+        let known = KnownLeaf { stamp, content, xattrs: was.xattrs };
+        Ok(Ok((known, was.status)))
+    }
+
+    /// Reads a symlink, device or fifo.
+    fn read_small_entry(
+        &self,
+        directory: &Directory,
+        path: &TreePath,
+        name: &[u8],
+        status: Status,
+        former: Option<KnownLeaf>,
+    ) -> EntryRead {
+        let settings = self.task.coverage.settings();
+        if let Some(known) = former
+            && !self.task.reread_paths.contains(path)
+            && known.content_of(&status, settings.algorithm).is_some()
+            && known.stamp.holds_attributes(&status, settings.attributes)
+        {
+            return EntryRead::Leaf(leaf_of(&status, &known), Some(known));
+        }
+        let stamp = Stamp::new(&status, wall(), settings.attributes, self.task.root.times());
+        let content = match status.kind {
+            Kind::Special(device) => match directory.is_mount_point(name) {
+                Ok(false) => Content::Special(device),
+                Ok(true) => return EntryRead::Foreign,
+                Err(error) => return failure(&error),
+            },
+            _ => match directory.read_link(name) {
+                Ok(target) => Content::Symlink(ByteText(target)),
+                Err(error) => return failure(&error),
+            },
+        };
+        match directory.xattrs(name, settings.attributes) {
+            Ok(xattrs) => {
+                let known = KnownLeaf { stamp, content, xattrs: Xattrs::from_iter(xattrs) };
+                EntryRead::Leaf(leaf_of(&status, &known), Some(known))
+            }
+            Err(error) => failure(&error),
+        }
+    }
+
+    /// Opens a directory below `directory_walk`.
+    fn open_directory(
+        &self,
+        directory_walk: &DirectoryWalk,
+        directory: &Directory,
+        name: &[u8],
+        former: Option<KnownEntry>,
+    ) -> EntryRead {
+        let depth = directory_walk.depth + 1;
+        if depth >= DEPTH_MAX {
+            return EntryRead::Unreadable(format!("it is deeper than {DEPTH_MAX} directories"));
+        }
+        let opened = directory.open_child(name).and_then(|below| {
+            let status = below.status()?;
+            Ok((below, status))
+        });
+        let (below, status) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return failure(&error),
+        };
+        if status.filesystem != self.filesystem {
+            return EntryRead::Foreign;
+        }
+        let former = former.and_then(KnownEntry::into_directory);
+        match self.start_directory(below, status, Box::from(name), depth, former) {
+            Ok(directory_walk) => EntryRead::Directory(directory_walk),
+            Err((error, _)) => failure(&error),
+        }
+    }
+}
+
+/// Returns what an error means for the entry that was read.
+fn failure(error: &RootError) -> EntryRead {
+    match error.errno() {
+        Some(Errno::EXDEV) => EntryRead::Foreign,
+        Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => EntryRead::Shortage(error.clone()),
+        // It existed before, or was of another kind.
+        Some(
+            Errno::ENOENT
+            | Errno::ELOOP
+            | Errno::ENOTDIR
+            | Errno::EINVAL
+            | Errno::ESTALE
+            | Errno::ENXIO,
+        ) => EntryRead::Changed,
+        Some(errno) => EntryRead::Unreadable(errno.desc().to_owned()),
+        None if matches!(error, RootError::NotRegular { .. }) => EntryRead::Changed,
+        None => EntryRead::Unreadable(error.to_string()),
+    }
+}

@@ -1,0 +1,82 @@
+//! The file `accepted.json` in the state directory: which signed image was accepted last.
+//!
+//! It is written when an update has succeeded, before its journal is removed. It is a file of its
+//! own, because nothing that a dominator sends gets into it but the name and the digest of an image
+//! that was signed. If it cannot be read, no update is accepted.
+//!
+//! Its presence says that the machine accepts only signed images. So it is created as soon as subd
+//! starts with trusted keys, with `null` in it until an image is accepted; and in `/.subd/state`
+//! even if the state is elsewhere. A subd that is then started without keys accepts nothing.
+
+use std::sync::Arc;
+
+use system::durable::{Durable, DurableError, PrettyJson};
+
+use crate::root::{Directory, RootError};
+use crate::state::persisted_state::{PersistError, StateDirectory, StateFile};
+use crate::trust::verification::AcceptedImage;
+
+const NAME: &str = "accepted.json";
+
+/// The largest file that is read, in bytes.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// The file cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "accepted.json in the state directory, which says which image was accepted last, cannot be \
+     read: remove it to have that forgotten"
+)]
+pub struct UnreadableError {
+    #[from]
+    source: DurableError,
+}
+
+fn file(directory: &Arc<Directory>) -> StateFile {
+    StateFile { directory: Arc::clone(directory), name: NAME, bytes_max: BYTES_MAX }
+}
+
+fn write(directory: &Arc<Directory>, accepted: Option<AcceptedImage>) -> Result<(), PersistError> {
+    let saved = Durable::new(file(directory), PrettyJson, accepted);
+    saved.doubt();
+    Ok(saved.save()?)
+}
+
+fn exists(directory: &Directory) -> Result<bool, RootError> {
+    match directory.open_file(NAME.as_bytes()) {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_absent() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads which image was accepted last; `None` if there was none. It is read each time, because an
+/// operator may remove the file.
+pub fn load(state: &StateDirectory) -> Result<Option<AcceptedImage>, UnreadableError> {
+    let saved: Durable<Option<AcceptedImage>, _, _> =
+        Durable::load_or_default_as(file(state.directory()), PrettyJson)?;
+    Ok(Option::clone(&saved.get()))
+}
+
+/// Writes which image was accepted last, durably.
+pub fn store(state: &StateDirectory, accepted: &AcceptedImage) -> Result<(), PersistError> {
+    write(state.directory(), Some(accepted.clone()))
+}
+
+/// True unless it is certain that this machine was never told to accept only signed images, or that
+/// an operator has ended that. Looks into both directories: where the state is may have been in the
+/// configuration file that was removed.
+pub fn takes_only_signed(state: &StateDirectory) -> bool {
+    state.directories().any(|directory| exists(directory).unwrap_or(true))
+}
+
+/// Records that this machine accepts only signed images, durably. The image that was accepted last
+/// stays recorded.
+pub fn store_only_signed(state: &StateDirectory) -> Result<(), PersistError> {
+    for directory in state.directories() {
+        if !exists(directory)? {
+            write(directory, None)?;
+        }
+    }
+    Ok(())
+}
